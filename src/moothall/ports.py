@@ -1,6 +1,7 @@
-"""What the inner rooms need of the outside, each Protocol with as few methods as its users call.
+"""Ports: protocols for everything that inner packages need from outside, with only the methods that
+are used.
 
-Adapters in bus, model, workspace and fleet implement these; `wiring` alone knows which.
+Adapters in `events`, `llm`, `workspace` and other packages implement them; `app` connects them.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from moothall.errors import Permanent
 
 
 class Receipt:
-    """Gives a posted event's seq once it is durable, or raises what `Log.publish` raises. `flush`
-    sends what is held back.
+    """An awaitable that gives a posted event's seq once it is durable, or raises what `Log.publish`
+    raises. `flush` sends events that are still waiting for their batch.
     """
 
     __slots__ = ("_answer", "_flush")
@@ -38,31 +39,33 @@ class Receipt:
         self._flush = flush
 
     def __await__(self) -> Generator[Any, None, int]:
-        """Send at once what is still held back, and wait."""
+        """Send waiting events at once, and wait for the seq."""
         self._flush()
         return self._answer.__await__()
 
     def done(self) -> bool:
-        """Whether it is durable, or could not be made so."""
+        """Whether the event is durable, or failed to be stored."""
         return self._answer.done()
 
 
 class Log(Protocol):
-    """The facts, in one order. Topics named together are all of one stream; none: the whole log."""
+    """The log: all events in one order. Topics of one call must belong to the same stream; without
+    topics, the whole log is read.
+    """
 
     async def publish(self, event: Event) -> int:
         """Return the event's seq once it is durable. A repeat (same id) changes nothing."""
         ...
 
     async def post(self, event: Event) -> Receipt:
-        """Send, at once or soon with others. Waits where too much is on its way. What is said of
-        one thing is recorded in that order, and nothing while what was said before is not.
+        """Send an event at once or in a batch soon. Waits if too many events are in flight. Events
+        about one id are recorded in order, and none before the previous one is durable.
         """
         ...
 
     async def create(self, event: Event, after_seq: int = 0) -> int:
-        """Publish what must be the next event of its topic after that of `after_seq`, the first one
-        for 0. Raises `AlreadyExists`.
+        """Publish the next event of a topic after the one with `after_seq`, or its first event for
+        0. Raises `AlreadyExists` if there is another event.
         """
         ...
 
@@ -73,53 +76,51 @@ class Log(Protocol):
     def replay(
         self, topics: Sequence[Topic] = (), after_seq: int = 0
     ) -> AsyncGenerator[Recorded, None]:
-        """Yield what is recorded now and end."""
+        """Yield the events recorded now, then end."""
         ...
 
     def follow(
         self, topics: Sequence[Topic] = (), after_seq: int = 0
     ) -> AsyncGenerator[Recorded, None]:
-        """Yield what is recorded, then what comes, until closed."""
+        """Yield recorded events, then new ones, until closed."""
         ...
 
     async def list_ids(self, channel: Channel) -> Sequence[str]:
-        """Return the ids of what a channel tells of."""
+        """Return the ids that have events on a channel."""
         ...
 
     async def forget(self, topic: Topic) -> None:
-        """Remove all records of one thing."""
+        """Remove all records of one id."""
         ...
 
 
 Publish = Callable[[Event], Awaitable[int]]
-"""`Log.publish`, of those who do nothing else with the log."""
+"""`Log.publish`, for users that need nothing else of the log."""
 ReadFile = Callable[[Base, str, int], Awaitable[str]]
-"""`Repositories.read`, of those who do nothing else with a repository."""
+"""`Repositories.read`, for users that need nothing else of a repository."""
 MergeCommits = Callable[[Base, Sequence[str]], Awaitable[Patch]]
-"""Returns what commits come to together on a base. Raises `MergeConflict`, `PatchRefused`,
-`RepositoryError`.
-"""
+"""Merges commits on a base. Raises `MergeConflict`, `PatchRefused`, `RepositoryError`."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
 Handler = Callable[[Recorded], Awaitable[None]]
 Answerer = Callable[[Mapping[str, Any]], Awaitable[tuple[Mapping[str, Any], bytes]]]
-"""Answers a request: a JSON object, and bytes beside it that fit into a message. Where it raises a
-`MoothallError` or `OSError`, nobody hears anything.
+"""Answers a request with a JSON object, followed by bytes that fit into a message. If it raises a
+`MoothallError` or `OSError`, no answer is sent.
 """
 Glance = Callable[[Recorded], bool | asyncio.Future[None]]
-"""Sees a message before its handler does; True where nothing is left to be done, a future where
-that is so once it is done.
+"""Sees a message before its handler. Returns True if the message needs no handling, or a future
+after which it needs none.
 """
 
 
 class Bucket(Protocol):
-    """Documents under keys, the newest of each, that many processes follow."""
+    """Key-value documents, the newest under each key, that many processes follow."""
 
     async def put(self, key: str, document: Mapping[str, Any]) -> None:
-        """Store, replacing."""
+        """Store a document, replacing an older one."""
         ...
 
     async def create(self, key: str, document: Mapping[str, Any]) -> None:
-        """Store what must be the first under its key. Raises `AlreadyExists`."""
+        """Store the first document under a key. Raises `AlreadyExists`."""
         ...
 
     async def get(self, key: str) -> Mapping[str, Any] | None:
@@ -127,32 +128,32 @@ class Bucket(Protocol):
         ...
 
     async def get_with_revision(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
-        """Return the document and its revision; None and 0 where there is none."""
+        """Return the document and its revision, or None and 0."""
         ...
 
     async def replace(self, key: str, document: Mapping[str, Any], revision: int) -> None:
-        """Store what stands in for a revision, 0 for none. Raises `AlreadyExists` where another was
+        """Replace a revision; 0 means no document. Raises `AlreadyExists` if another write was
         faster.
         """
         ...
 
     async def entries(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return all that is there now."""
+        """Return all documents by key."""
         ...
 
     def follow(self) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
-        """Yield (key, document) of all that is there, then of what changes, until closed."""
+        """Yield (key, document) for all documents, then for each change, until closed."""
         ...
 
 
 class Bus(Log, Protocol):
-    """The log, and what goes over the same connection: work, plain messages, documents and buckets
-    of them.
+    """The log, and everything else on the same connection: work, signals, requests, documents and
+    buckets.
     """
 
     async def enqueue(self, topic: Topic, event: Event, *, fresh: bool = False) -> None:
-        """Put an event on the work queue; returns once durable. `fresh`: nobody can have begun it
-        before its first delivery, whose `extra` says so.
+        """Put an event on the work queue; return once it is durable. `fresh`: no host can have
+        begun it before its first delivery, which `extra` of that delivery reports.
         """
         ...
 
@@ -164,55 +165,55 @@ class Bus(Log, Protocol):
         concurrency: int | Capacity = 1,
         glance: Glance | None = None,
     ) -> None:
-        """Pull messages of a durable consumer named in the registry, until cancelled. The handler
-        persists, then returns: that is the ack. `Temporary` → nak with a growing delay; anything
-        undecodable or `Permanent` → dead letter, then term. While a handler runs the message is
-        kept alive by in-progress notices.
+        """Pull messages of a registered durable consumer until cancelled. The handler persists its
+        results, then returns, which acks the message. `Temporary` naks it with a growing delay.
+        `Permanent` errors and undecodable messages become dead letters and are terminated. Progress
+        notices keep the message alive while its handler runs.
 
-        Consumers may share a `Capacity`, which limits what they handle at a time in all. They leave
-        further messages to others.
+        Consumers may share a `Capacity`, which limits how many messages they handle at a time in
+        total. They leave further messages to other processes.
 
-        `glance` is called with one message after the other, in the order of their delivery, and
-        spares most of them the handler. It persists nothing and raises nothing. `extra` holds
-        `deliveries`, from 1, and `place`: a number that grows by one with each delivery of this
-        consumer to anybody, so that a gap tells of messages that went elsewhere.
+        `glance` is called with each message in order of delivery, and spares most of them the
+        handler. It must neither persist nor raise anything. `extra` holds `deliveries`, from 1, and
+        `place`: a number that grows by one with each delivery of this consumer to any process, so
+        that a gap means that messages went to another process.
         """
         ...
 
     async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:
-        """Send a plain message that is not stored: a hint that may be lost, repeated in the log
-        where it matters.
+        """Send a message that is not stored. It is a hint that may be lost; the log repeats it if
+        it matters.
         """
         ...
 
     def signals(self, topic: Topic) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Yield what is sent until closed."""
+        """Yield signals until closed."""
         ...
 
     async def ask(
-        self, topic: Topic, asked: Mapping[str, Any], seconds: float
+        self, topic: Topic, request: Mapping[str, Any], seconds: float
     ) -> tuple[Mapping[str, Any], bytes]:
-        """Return the answer to a request that is stored nowhere. Raises `BusUnavailable` where
+        """Send a request, which is not stored, and return the answer. Raises `BusUnavailable` if
         nobody answers within `seconds`.
         """
         ...
 
     def ask_all(
-        self, topic: Topic, asked: Mapping[str, Any], seconds: float
+        self, topic: Topic, request: Mapping[str, Any], seconds: float
     ) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Yield the answers of all who answer for a topic, until none has come for `seconds`.
-        Raises `BusUnavailable`.
+        """Yield all answers to a request, until none has arrived for `seconds`. Raises
+        `BusUnavailable`.
         """
         ...
 
     async def answer(self, topic: Topic, answerer: Answerer, *, shared: bool = False) -> None:
-        """Answer what is asked, requests side by side, until cancelled. `shared`: of several that
-        answer, one is asked.
+        """Answer requests concurrently until cancelled. `shared`: only one of several processes
+        gets each request.
         """
         ...
 
     async def put(self, key: str, document: Mapping[str, Any]) -> None:
-        """Store a document that clients poll, replacing."""
+        """Store a document for polling clients, replacing an older one."""
         ...
 
     async def get(self, key: str) -> Mapping[str, Any] | None:
@@ -236,13 +237,13 @@ class ChatModel(Protocol):
     """An OpenAI-compatible chat server."""
 
     async def reply_mode(self) -> ReplyMode:
-        """Return how the model is asked for tool calls: tools, json or blocks, as a probe or the
-        operator says.
+        """Return how the model is asked for tool calls (tools, json or blocks), as probed or
+        configured.
         """
         ...
 
     async def describe(self) -> ModelDescription:
-        """Return the model's name, reply mode and window, as far as the server tells them. Raises
+        """Return the model's name, reply mode and window, as far as the server reports them. Raises
         what `reply_mode` raises.
         """
         ...
@@ -254,27 +255,28 @@ class ChatModel(Protocol):
         *,
         owns_work: Callable[[], bool] | None = None,
     ) -> ChatReply:
-        """Return the complete reply; `on_text` receives each new piece of text. `owns_work` is
-        called before each attempt; if it returns False, the call is cancelled.
+        """Return the complete answer; `on_text` is called with each partial reply.
 
-        Raises `ModelUnavailable` if all retries failed, `ContextOverflow` if the conversation is
-        too long, `ModelReplyInvalid` for a response that is not a reply, and `DeadlineExceeded`.
+        `owns_work` is called before each attempt; if it returns False, nothing is sent, and the
+        call ends as cancelled. Raises `ModelUnavailable` after the last retry, `ContextOverflow` if
+        the conversation is too long, `ModelReplyInvalid` for an invalid reply, and
+        `DeadlineExceeded`.
         """
         ...
 
 
 CountTokens = Callable[[str], Awaitable[int]]
-"""Returns how many tokens the model that is asked makes of a text."""
+"""Returns the number of tokens of a text for the model in use."""
 
 
-Hear = Callable[[Sequence[str]], Awaitable[Sequence[str] | None]]
-"""Is told the lines that a program has printed since it was last asked, and returns those that the
-program reads next; None: it is to end. Raises nothing.
+HandleLines = Callable[[Sequence[str]], Awaitable[Sequence[str] | None]]
+"""Receives the lines that a program has printed since the last call, and returns the lines that it
+reads next, or None to end it. Raises nothing.
 """
 
 
 class Workspace(Protocol):
-    """An isolated checkout where tools act."""
+    """An isolated checkout in which tools run."""
 
     @property
     def id(self) -> str:
@@ -282,9 +284,8 @@ class Workspace(Protocol):
         ...
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Run a tool whose arguments are already validated. A limit that was hit is a status, not
-        an error.
-        Raises `WorkspaceFailed` when the executor is gone.
+        """Run a tool whose arguments are already validated. An exceeded limit is a status, not an
+        error. Raises `WorkspaceFailed` if the executor is gone.
         """
         ...
 
@@ -297,48 +298,54 @@ class Workspace(Protocol):
         *,
         alone: bool = False,
     ) -> CheckRun:
-        """Run a check of the profile, narrowed to test files or to cases of an earlier run where
-        its runner can be narrowed. `alone`: while no other command runs on its machine. What a
-        check leaves in files is gone when it ends.
+        """Run a check of the profile, limited to test files or to cases of an earlier run if its
+        runner supports that. `alone`: wait until no other command runs on the machine. Changes that
+        the check makes to files are discarded.
         """
         ...
 
     async def patch(self, message: str) -> Patch:
-        """Commit all changes so far to the trusted clone and return them. Raises `PatchRefused`."""
+        """Commit all changes to the trusted clone and return them. Raises `PatchRefused`."""
         ...
 
     async def run_code(self, block: CodeBlock, ask: Ask) -> BlockRun:
-        """Run a block in CPython, where it can read the workspace's files. What it writes there
-        itself is gone when it ends: it changes the workspace by tools alone. Raises what `ask`
+        """Run a block in CPython with read access to the workspace's files. Its own writes are
+        discarded when it ends; it changes the workspace only through tools. Raises what `ask`
         raises.
         """
         ...
 
     async def converse(
-        self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool
+        self,
+        argv: Sequence[str],
+        handle_lines: HandleLines,
+        *,
+        seconds: float,
+        max_bytes: int,
+        keep_changes: bool,
     ) -> str:
-        """Run a program among the workspace's files, and carry lines between it and `hear`. Return
-        why it ended, where it did by itself or had to be stopped, after `seconds` or `most` bytes
-        too; else nothing. What it writes to files stays only where `keeps` says so.
+        """Run a program in the workspace, and pass lines between it and `handle_lines`.
+
+        Stop it after `seconds` or `max_bytes` of output. Return the reason if it ended by itself or
+        was stopped, otherwise ''. Its changes to files are kept only with `keep_changes`.
         """
         ...
 
 
 RunCode = Callable[[CodeBlock, Workspace, Ask], Awaitable[BlockRun]]
-"""Runs a block of Python that a model wrote, to its end or to the first limit; however it ends, it
-is said in what is returned. `ask` is called for one question after the other. Raises what it
-raises.
+"""Runs a block of Python that a model wrote, to its end or to the first limit. The result says how
+it ended. `ask` is called for one question at a time. Raises what `ask` raises.
 """
 
 
 Toolkit = Callable[[ToolCall, Workspace, str], Awaitable[ToolResult]]
-"""Runs a tool of a category that no workspace runs itself, for a tenant, until `call.deadline`. Its
-arguments are already validated; what fails is a status, not an error.
+"""Runs a tool that no workspace runs itself, for a tenant, until `call.deadline`. Its arguments are
+already validated. A failure is a status, not an error.
 """
 
 
 class Workspaces(Protocol):
-    """Opens workspaces. All are gone, with processes and mounts, when their context ends."""
+    """Opens workspaces. A workspace's processes and mounts are removed when its context ends."""
 
     def open(
         self,
@@ -351,19 +358,18 @@ class Workspaces(Protocol):
         files: Mapping[str, str] = NOTHING,
         append: Mapping[str, str] = NOTHING,
     ) -> AbstractAsyncContextManager[Workspace]:
-        """A fresh workspace on `prepared`, with `patch` (a git diff against the base) applied, and
-        then of
-        the diff `extra` only the test files, then the texts `files` by path, and at the end
-        of files those of `append`. `judged`: test files, and what configures their runners, are as
-        they were on the
-        base, and not there where it has none; new tests come by `extra` alone. Raises
-        `PatchRefused`.
+        """Open a new workspace on `prepared`.
+
+        The changes are applied in this order: `patch` (a git diff against the base), the test files
+        of the diff `extra`, the texts `files` by path, and the texts `append` at the end of files.
+        `judged`: test files and the configuration of test runners are as on the base, or absent if
+        they are absent there; new tests come only from `extra`. Raises `PatchRefused`.
         """
         ...
 
 
 class Repositories(Protocol):
-    """The trusted side's clones."""
+    """The clones on the trusted side."""
 
     async def read(self, base: Base, path: str, limit: int = 65536) -> str:
         """Return a text file of the base commit, at most `limit` characters. Raises `NotFound`."""
@@ -376,44 +382,43 @@ class Repositories(Protocol):
     async def prepare(
         self, base: Base, on_progress: Callable[[str], None] | None = None
     ) -> Prepared:
-        """Set up once per lock file, check out once per commit, run the checks once on the
-        untouched base. Tests that the profile hides are not in it, and are returned beside it.
+        """Prepare a base: set up once per lock file, check out once per commit, and run the checks
+        once on the unchanged base. Tests that the profile hides are left out and returned
+        separately.
         """
         ...
 
     async def check_delivery(self, repository: str, base_sha: str, branch: str) -> None:
-        """Raise `RepositoryError` if a winner would be delivered as that branch and could not."""
+        """Raise `RepositoryError` if a winner could not be delivered as that branch."""
         ...
 
     async def diff(self, base: Base, commit_sha: str) -> str:
-        """Return what a commit has changed. Raises `PatchRefused` where the clone does not have
-        it.
-        """
+        """Return the changes of a commit. Raises `PatchRefused` if the clone does not have it."""
         ...
 
     async def deliver(
         self, base: Base, diff: str, branch: str, message: str, merged: Sequence[str] = ()
     ) -> str:
-        """Commit `diff` on the base and the commits that are merged in it (same input, same sha),
-        make the branch where the repository's push policy allows and return the commit's sha. The
-        checked-out tree stays untouched.
+        """Commit `diff` on the base and the commits merged in it, create the branch if the
+        repository's push policy allows it, and return the commit's sha. The same input gives the
+        same sha. The checked-out tree is not changed.
         """
         ...
 
 
-Land = Callable[[RepositoryRef, str, str, str, str], Awaitable[MergeResult]]
-"""Does with an approved commit of a repository, which lies on a branch, what the repository's
-policy says: commit, branch, message, tenant.
+DeliverCommit = Callable[[RepositoryRef, str, str, str, str], Awaitable[MergeResult]]
+"""Delivers an approved commit according to the repository's policy. Arguments: repository, commit,
+branch, message, tenant.
 """
 
 
 class Deliberations(Protocol):
-    """The deliberation service: what the CLI and the gRPC services call."""
+    """The deliberation service, called by the CLI and the gRPC services."""
 
     async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
-        """Check, fill in defaults, pin the base commit, record and enqueue. The same task_id with
-        the same
-        request is the same deliberation; with another one, `AlreadyExists`.
+        """Check a request, fill in defaults, pin the base commit, then record and enqueue it. The
+        same task_id with the same request is the same deliberation. Raises `AlreadyExists` for the
+        same task_id with another request.
         """
         ...
 
@@ -429,39 +434,40 @@ class Deliberations(Protocol):
         ...
 
     async def result(self, task_id: str, who: Principal) -> Outcome:
-        """Return how it stands now (PENDING, IN_PROGRESS or an end). `NotFound` also across
-        tenants.
+        """Return the current outcome: PENDING, IN_PROGRESS or a final status. Raises `NotFound`,
+        also for another tenant's task.
         """
         ...
 
     async def wait(self, task_id: str, who: Principal) -> Outcome:
-        """Return the end, however long it takes (the deliberation's own deadline bounds it)."""
+        """Wait for the final outcome; the deliberation's deadline limits the wait."""
         ...
 
     def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:
-        """Yield the events after a seq or `Recorded.position` in log order, each once.
-
-        End after the decision.
+        """Yield the events after a seq or `Recorded.position` in log order, each once. Ends after
+        the decision.
         """
         ...
 
     def watch_text(self, task_id: str, who: Principal) -> AsyncGenerator[Writing, None]:
-        """Yield what seats are writing until closed. `NotFound` also across tenants."""
+        """Yield the partial replies of seats until closed. Raises `NotFound`, also for another
+        tenant's task.
+        """
         ...
 
     async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
-        """Stop it; its model calls, tools and workspaces stop within a second."""
+        """Cancel a deliberation; its model calls, tools and workspaces stop within a second."""
         ...
 
     async def pause(self, task_id: str, who: Principal, *, paused: bool = True) -> bool:
-        """Let it wait from the next turn on, or go on where it was; return whether that changes
-        anything. Its deadline moves by as long as it waits. Raises `InvalidRequest` where it has
-        ended, `NotFound` also across tenants.
+        """Pause a deliberation before the next turn, or resume it; return whether its state
+        changed. The deadline moves by the length of the pause. Raises `InvalidRequest` if it has
+        ended, and `NotFound`, also for another tenant's task.
         """
         ...
 
     async def steer(self, task_id: str, message: str, who: Principal, *, key: str) -> None:
-        """Say something to its seats, which hear it at their next turn; `key` names the request.
-        Raises `InvalidRequest`, also once it has ended.
+        """Send a message to the seats, which receive it at their next turn. `key` identifies the
+        request. Raises `InvalidRequest`, also if the deliberation has ended.
         """
         ...

@@ -53,7 +53,7 @@ async def test_the_services_have_the_whole_bus(app: App) -> None:
 
 
 async def turned_away(settings: BusSettings) -> None:
-    with pytest.raises(ConfigurationError, match="turned us away"):
+    with pytest.raises(ConfigurationError, match="refused the connection"):
         async with connection(settings, str(settings.url), on_lost=lambda: None):
             pytest.fail("the connection was accepted")
 
@@ -112,8 +112,8 @@ async def test_whoever_the_account_itself_signed_is_revoked(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (None, "No such file or directory; name the accounts.conf"),
-        ("port: 4222\n", "is not the accounts.conf that"),
+        (None, "No such file or directory; give the current accounts.conf"),
+        ("port: 4222\n", "is not an accounts.conf written by"),
     ],
 )
 def test_what_is_renewed_must_be_an_accounts_conf_of_ours(
@@ -129,7 +129,7 @@ def test_what_is_renewed_must_be_an_accounts_conf_of_ours(
 
 
 async def test_nobody_comes_in_without_credentials(app: App) -> None:
-    with pytest.raises(ConfigurationError, match=r"turned us away .*bus\.credentials"):
+    with pytest.raises(ConfigurationError, match=r"refused the connection .*bus\.credentials"):
         async with connection(BusSettings(), app.url, on_lost=lambda: None):
             pytest.fail("the connection was accepted")
 
@@ -139,7 +139,7 @@ async def test_a_link_hears_and_answers_its_own_host(app: App) -> None:
         open_core_messages(app.services, app.url) as host,
         open_core_messages(app.link("job-1"), app.url) as link,
     ):
-        requests, answered = link.hear("job-1-in"), host.hear("job-1-out")
+        requests, answered = link.listen("job-1-in"), host.listen("job-1-out")
         first, second = (
             asyncio.ensure_future(anext(requests)),
             asyncio.ensure_future(anext(answered)),
@@ -207,12 +207,12 @@ async def test_credentials_end(app: App) -> None:
 
 
 def test_keys_are_private_and_never_written_over(tmp_path: Path) -> None:
-    files = accounts.make(tmp_path / "keys")
+    files = accounts.create_account_files(tmp_path / "keys")
     assert {path.stat().st_mode & 0o777 for path in files.values()} == {0o600}
     before = {path: path.read_bytes() for path in files.values()}
     result = CliRunner().invoke(main, ["bus", "keys", str(tmp_path / "keys")])
     assert result.exit_code == 2
-    assert "File exists; name a folder that holds no keys yet" in result.output
+    assert "File exists; choose a folder without keys" in result.output
     assert {path: path.read_bytes() for path in files.values()} == before
 
 
@@ -226,7 +226,7 @@ async def test_keys_that_are_none_are_said_at_the_start(tmp_path: Path) -> None:
         }
     )
     with pytest.raises(
-        ConfigurationError, match=r"jobs\.link_keys is not what `moothall bus keys` wrote"
+        ConfigurationError, match=r"jobs\.link_keys is not the content of a links\.json"
     ):
         async with open_workspace_services(settings):
             pytest.fail("the server started")

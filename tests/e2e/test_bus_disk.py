@@ -80,7 +80,7 @@ async def test_a_full_disk_is_told_loses_nothing_and_is_over_when_there_is_room(
     async with embedded_server(SETTINGS, small_disk / "bus") as url, open_bus(SETTINGS, url) as bus:
         acked = [number for number in range(5) if await bus.publish(event(number))]
         ballast = fill(small_disk)
-        with pytest.raises(BusUnavailable, match="is there room on its disk"):
+        with pytest.raises(BusUnavailable, match="is there space on its disk"):
             await publish_for_ever(bus, acked)
         assert await turns(bus) == acked, (
             "acknowledged messages are readable while the disk is full"

@@ -80,7 +80,7 @@ async def test_roles_work_through_different_servers_and_the_log_outlives_the_key
     three: Three, tmp_path: Path
 ) -> None:
     old, new = tmp_path / "keys", tmp_path / "new-keys"
-    accounts.make(old)
+    accounts.create_account_files(old)
     for number in range(3):
         await three.start(number, old)
     turn = new_event(EventType.SEAT_TURN, "t", {"task_id": "t", "turn": 1}, ordinal=1)
@@ -123,7 +123,7 @@ async def test_roles_work_through_different_servers_and_the_log_outlives_the_key
             request.id,
             turn.id,
         ]
-    accounts.make(new, old / "accounts.conf")
+    accounts.create_account_files(new, old / "accounts.conf")
     for number in range(3):  # like a StatefulSet
         await three.stop(number)
         await three.start(number, new)
@@ -141,6 +141,6 @@ async def test_roles_work_through_different_servers_and_the_log_outlives_the_key
         )
     for number in range(3):
         stale = three.of(old, "services", number)
-        with pytest.raises(ConfigurationError, match="turned us away"):
+        with pytest.raises(ConfigurationError, match="refused the connection"):
             async with connection(stale, str(stale.url), on_lost=lambda: None):
                 pytest.fail("the connection was accepted")

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 async def app(tmp_path: Path) -> AsyncIterator[App]:
-    accounts.make(tmp_path / "keys")
+    accounts.create_account_files(tmp_path / "keys")
     async with served(tmp_path, tmp_path / "keys") as app:
         yield app
 
@@ -266,7 +266,7 @@ async def test_a_consumer_carries_nothing_into_the_log(app: App, decider: JetStr
 
 
 def test_every_stored_subject_is_somebodys_to_send() -> None:
-    publishable = {channel for user in USERS.values() for channel in user.sends}
+    publishable = {channel for user in USERS.values() for channel in user.publishes}
     stored = {
         channel
         for channel in Channel
@@ -277,4 +277,6 @@ def test_every_stored_subject_is_somebodys_to_send() -> None:
         )
     }
     assert stored <= publishable
-    assert set(registry.DURABLES) == {durable for user in USERS.values() for durable in user.takes}
+    assert set(registry.DURABLES) == {
+        durable for user in USERS.values() for durable in user.consumes
+    }

@@ -21,14 +21,14 @@ from moothall.domain.code import CodeBlock
 from moothall.domain.tool import ToolResult
 from moothall.events.nats.server import embedded_server
 from moothall.llm.local import local_model_server
-from moothall.network.proxy import listener
+from moothall.network.proxy import receive_listener
 from moothall.processes import start_process
 from moothall.sandbox.bubblewrap import SandboxSpec, interpreter, interpreter_binds
 from moothall.sandbox.spawn import run_sandbox
 from moothall.sandbox_runtime import chromium as chromium_start
 from moothall.settings import load_settings
 from moothall.testing.model import ScriptedModel
-from moothall.toolkits.mcp.links import LinkEnd, in_sandbox
+from moothall.toolkits.mcp.links import LinkEnd, sandbox_link
 from moothall.toolkits.mcp.settings import McpServerSettings
 from support.descriptors import COUNT, Leak, leak, open_again, under_uvloop
 from support.local import Local, in_pods, local, python
@@ -117,10 +117,10 @@ def test_an_mcp_server_has_none(tmp_path: Path) -> None:
             server = McpServerSettings(
                 command=("/bin/sh", "-c", "ls /proc/self/fd | tr '\\n' ' ' >&2")
             )
-            async with in_sandbox(server, SandboxSettings(), 10_000, ended):
-                await asyncio.wait_for(ended.is_over.wait(), 60)
-            listed = str(ended.why).rpartition("it ended:")[2].split()
-            assert 3 <= len(listed) <= 5, ended.why
+            async with sandbox_link(server, SandboxSettings(), 10_000, ended):
+                await asyncio.wait_for(ended.ended.wait(), 60)
+            listed = str(ended.end_reason).rpartition("it ended:")[2].split()
+            assert 3 <= len(listed) <= 5, ended.end_reason
 
     under_uvloop(main)
 
@@ -152,7 +152,7 @@ def test_what_starts_a_browser_has_none_and_its_port_is_no_childs(tmp_path: Path
             with ours:
                 async with run_sandbox(spec) as inside:
                     theirs.close()
-                    listening = await asyncio.wait_for(listener(ours), 60)
+                    listening = await asyncio.wait_for(receive_listener(ours), 60)
                     with listening:
                         assert not listening.get_inheritable(), (
                             "received descriptors are close-on-exec too"

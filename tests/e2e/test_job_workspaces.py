@@ -261,7 +261,7 @@ async def test_a_pod_that_never_comes_says_why_and_leaves_nothing(
 
 async def test_the_doctor_opens_a_workspace_and_says_what_keeps_one_away(app: Local) -> None:
     assert app.pods is not None
-    make = app.workspaces.pool._make
+    make = app.workspaces.pool._create
     assert (await _workspace(app.settings, make)).ok
     assert len(app.pods.labelled) == 1
     app.pods.refusal = "the image 'work:1' of hands cannot be pulled: not found"
@@ -326,7 +326,7 @@ async def test_set_up_comes_back_and_its_only_way_out_is_the_proxy(app: Local) -
     seen = prepared.runs["see"].output
     assert all(word in seen for word in ("made", "left", "js", "Read-only")), seen
     with pytest.raises(
-        RepositoryError, match=r"it asked for 10\.1\.2\.3:80, which set-ups may not reach"
+        RepositoryError, match=r"it requested 10\.1\.2\.3:80, which set-ups may not reach"
     ):
         await app.preparer.prepare(app.base(setup=(python(ask),)))
 
@@ -371,7 +371,7 @@ async def test_hosts_on_different_disks_set_a_lock_file_up_once_and_no_seat_chan
         sum(line.startswith("setting up") for line in host_messages) for host_messages in messages
     ]
     assert sorted(set_up) == [0, 0, 1]
-    assert ["another host has set it up" in host_messages for host_messages in messages] == [
-        not times for times in set_up
-    ]
+    assert [
+        "using the environment of another host" in host_messages for host_messages in messages
+    ] == [not times for times in set_up]
     assert set_up[2] == 0

@@ -28,7 +28,7 @@ async def test_inverted_bytes_in_a_block_are_told_and_the_deliberation_is_marked
     assert result.code == 0, result.err
     assert (await command("rm", "gone")).code == 0
     check = await command("log", "check")  # a deliberate removal is not a loss
-    assert (check.code, "the log is whole" in check.out) == (0, True), check.out
+    assert (check.code, "the log is complete" in check.out) == (0, True), check.out
     block = next((tmp_path / "data").rglob("streams/EVENTS/msgs/1.blk"))
     stored = bytearray(block.read_bytes())
     for event_type in (b"moothall.seat.started", b"moothall.seat.finished"):
@@ -39,7 +39,7 @@ async def test_inverted_bytes_in_a_block_are_told_and_the_deliberation_is_marked
     assert server.stderr is not None
     output = ""
     async with asyncio.timeout(120):
-        while "the log is NOT whole" not in output:
+        while "the log is NOT complete" not in output:
             line = (await server.stderr.readline()).decode()
             assert line, f"serve ended: {output}"
             output += line

@@ -112,7 +112,7 @@ async def cluster(
     model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Cluster]:
     folder = tmp_path_factory.mktemp("roles")
-    accounts.make(folder / "keys")
+    accounts.create_account_files(folder / "keys")
     async with AsyncExitStack() as stack:
         app = await stack.enter_async_context(served(folder, folder / "keys"))
         base = make_command(folder, model.base_url)

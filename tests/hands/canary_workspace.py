@@ -31,7 +31,7 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import PatchRefused, WorkspaceFailed
-from moothall.sandbox.spawn import drop_uid
+from moothall.sandbox.spawn import sandbox_uid
 from moothall.telemetry import get_logger
 from moothall.tool_sessions.persistent_workspace import PersistentWorkspace
 from moothall.toolkits.web.family import HttpSettings
@@ -128,7 +128,7 @@ def canaries(folder: Path) -> Iterator[Canaries]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         # Owned by the same user as the sandbox: user permissions do not protect it.
-        uid = drop_uid(SandboxSettings())
+        uid = sandbox_uid(SandboxSettings())
         environment = {"PATH": "/usr/bin:/bin", "CANARY_OF_THE_OPERATOR": SECRET}
         neighbour = subprocess.Popen(
             ["sleep", "3600"],

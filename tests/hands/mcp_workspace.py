@@ -20,7 +20,7 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.tool import Grant, ToolCall, ToolResult
 from moothall.settings import load_settings
 from moothall.toolkits.mcp.family import McpFamily
-from moothall.toolkits.mcp.spec import keep, read_offers
+from moothall.toolkits.mcp.spec import read_offers, write_accepted_tools
 from moothall.tools.spec import Rate
 from moothall.workspace.local import LocalWorkspace
 from support.gate import Facts, in_seconds
@@ -88,11 +88,11 @@ async def open_mcp_workspace(
     settings: Settings, folder: Path, **guard: Any
 ) -> AsyncIterator[McpWorkspace]:
     """Accept the tools that the servers offer, and open a workspace."""
-    mcp_settings = FAMILY.own(settings)
+    mcp_settings = FAMILY.own_settings(settings)
     for name in mcp_settings.servers:
         offers = read_offers(name, mcp_settings, await FAMILY.tools(settings).offers(name))
         assert not offers.refused
-        keep(settings, mcp_settings, name, offers.tools)
+        write_accepted_tools(settings, mcp_settings, name, offers.tools)
     catalogue = {spec.name: replace(spec, own_rate=Rate(0, 0)) for spec in FAMILY.specs(settings)}
     async with (
         local(folder, toolchains=settings.sandbox.toolchains) as app,

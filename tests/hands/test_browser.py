@@ -302,7 +302,9 @@ async def test_limits(site: Site, tmp_path: Path) -> None:
         True,
     ), missing
     wrong = await browse(site, "/form", {"do": "click", "selector": "##"})
-    assert (wrong.status, "is no CSS selector" in wrong.error) == (ToolStatus.INVALID, True), wrong
+    assert (wrong.status, "is not a CSS selector" in wrong.error) == (ToolStatus.INVALID, True), (
+        wrong
+    )
     big = await browse(site, "/big", {"do": "text"}, transfer_bytes=100_000)
     assert (big.status, "transfer_bytes" in big.error) == (ToolStatus.ERROR, True), big
     cut = await browse(site, "/big", {"do": "text"}, text_chars=1000)
@@ -336,7 +338,7 @@ async def test_what_a_page_redefines_does_not_deceive(site: Site) -> None:
     ("action", "wrong"),
     [
         ({"do": "click"}, "click needs selector"),
-        ({"do": "open", "url": "http://a.b", "text": "x"}, "open takes no text"),
+        ({"do": "open", "url": "http://a.b", "text": "x"}, "open does not accept text"),
         ({"do": "jump"}, "Input should be"),
     ],
 )

@@ -46,26 +46,30 @@ async def test_a_program_hears_and_says_lines_and_its_files_stay_where_that_is_w
             caller = Caller(3)
             assert (
                 await workspace.converse(
-                    python(ECHO), caller, seconds=30, most=100_000, keeps=keeps
+                    python(ECHO), caller, seconds=30, max_bytes=100_000, keep_changes=keeps
                 )
                 == ""
             )
             assert caller.heard == ["heard line 0 ö", "heard line 1 ö", "heard line 2 ö"]
             assert (await workspace.patch("said")).paths == (("said.txt",) if keeps else ())
         ended = await workspace.converse(
-            python(ENDS), Caller(10), seconds=30, most=100_000, keeps=True
+            python(ENDS), Caller(10), seconds=30, max_bytes=100_000, keep_changes=True
         )
         assert ended == "it ended with exit code 4; it said: enough"
         flooded = await workspace.converse(
-            python(FLOOD), Caller(10**9), seconds=30, most=50_000, keeps=True
+            python(FLOOD), Caller(10**9), seconds=30, max_bytes=50_000, keep_changes=True
         )
         assert flooded.startswith("it sent more than 50000 bytes")
         missing = await workspace.converse(
-            ("no-such-program",), Caller(1), seconds=30, most=1000, keeps=True
+            ("no-such-program",), Caller(1), seconds=30, max_bytes=1000, keep_changes=True
         )
         assert missing == "no-such-program cannot be run: No such file or directory"
         silent = await workspace.converse(
-            python("import time; time.sleep(99)"), Caller(1), seconds=1, most=1000, keeps=True
+            python("import time; time.sleep(99)"),
+            Caller(1),
+            seconds=1,
+            max_bytes=1000,
+            keep_changes=True,
         )
         assert silent == "it was stopped: timeout"
         assert (await app.call(workspace, "files.read", path="said.txt")).output["total_lines"] == 3

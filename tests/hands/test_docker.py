@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
-from moothall.toolkits.docker.engine import engine_at
+from moothall.toolkits.docker.engine import open_engine
 from moothall.toolkits.docker.family import DockerSettings
 from moothall.toolkits.docker.spec import SPECS
 from moothall.toolkits.docker.toolkit import DockerTools
@@ -105,7 +105,7 @@ async def docker_workspace(host: str, root: Path) -> AsyncIterator[DockerWorkspa
     assert built.output["image"].startswith("sha256:")
     yield docker_workspace
     await docker_workspace.tools.close_workspace(docker_workspace.id)
-    async with engine_at(host) as session:
+    async with open_engine(host) as session:
         assert await session.call("GET", "/containers/json", query={"all": "1"}) == []
         assert await session.call("GET", "/images/json") == []
 
@@ -168,7 +168,7 @@ async def test_every_container_is_bounded(docker_workspace: DockerWorkspace) -> 
     assert "wrote" in output
     assert "mount: permission denied" in output
     assert "docker.sock" not in output
-    async with engine_at(docker_workspace.settings.host or "") as session:
+    async with open_engine(docker_workspace.settings.host or "") as session:
         started = await docker_workspace.run("/bin/busybox", "sleep", "1000", detach=True)
         inspected = await session.call("GET", f"/containers/{started.output['container']}/json")
     host = inspected["HostConfig"]
@@ -282,7 +282,7 @@ async def test_what_expired_is_removed_whoever_made_it(
         while (await short.ask("ps")).output["containers"]:
             await asyncio.sleep(0.5)
             await docker_workspace.tools.sweep()
-    async with engine_at(host) as session:
+    async with open_engine(host) as session:
         assert [
             tag
             for image in await session.call("GET", "/images/json")
@@ -344,7 +344,7 @@ async def test_a_build_fetches_nothing_and_runs_nothing(host: str, root: Path, t
         result = await docker_workspace.ask("build", tag="app")
         assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}, result
         assert _Count.count == 0
-        async with engine_at(host) as session:
+        async with open_engine(host) as session:
             assert await session.call("GET", "/images/json") == []
     finally:
         server.shutdown()

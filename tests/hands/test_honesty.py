@@ -24,11 +24,11 @@ START = """
 import asyncio, sys
 from moothall.settings import load_settings
 from moothall.telemetry import metrics
-from moothall.sandbox.probe import check_walls
+from moothall.sandbox.probe import check_layers
 from moothall.errors import MoothallError
 settings = load_settings(data_dir=sys.argv[1])
 try:
-    layers = asyncio.run(check_walls(settings.sandbox, print))
+    layers = asyncio.run(check_layers(settings.sandbox, print))
 except MoothallError as error:
     sys.exit(f"REFUSED {error.code} {error.message}")
 for (name,), value in metrics.SANDBOX_LAYER.values.items():

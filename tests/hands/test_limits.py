@@ -136,7 +136,7 @@ async def test_a_limit_stops_with_its_own_status_beside_a_working_neighbour(
         path.read_text(encoding="utf-8") for path in log_folder(tmp_path / "data").glob("hog.*.log")
     ]
     first, line, last, *_ = log.splitlines()
-    assert first.endswith(f"memory and processes are held by {cgroups.describe()}")
+    assert first.endswith(f"memory and processes are limited by {cgroups.describe()}")
     assert f" status={status} " in line
     assert f"max_rss_bytes={stopped.usage.max_rss_bytes}" in line
     assert " status=success exit_code=0 " in last

@@ -77,7 +77,7 @@ async def test_what_a_server_remembers_is_there_until_its_workspace_ends(
         await asyncio.sleep(0.5)
         error = await remembered("notes", "e")
         assert "the MCP server notes has ended since its last call: it ended" in error
-        assert "what it remembered is gone, and the next call starts it anew" in error
+        assert "its state is lost, and the next call starts it anew" in error
         assert await remembered("notes", "f") == ["f"]
         died = await mcp.call("mcp.notes.dies")
         assert "the disk of notes is gone" in died.error
@@ -114,7 +114,7 @@ async def test_where_there_is_no_room_the_one_unused_for_the_longest_ends(
         for name in servers:
             assert (await mcp.call(f"mcp.{name}.counts", word=name)).status is ToolStatus.SUCCESS
         assert (
-            "another one needed its place (mcp.kept)"
+            "it was replaced by another one (mcp.kept)"
             in (await mcp.call("mcp.first.counts", word="x")).error
         )
         second = await mcp.call("mcp.second.counts", word="y")

@@ -141,7 +141,7 @@ async def test_one_that_fails_hangs_or_dies_is_said_in_words(
     )
     async with open_mcp_workspace(soon, tmp_path / "again") as mcp:
         late = await mcp.call("mcp.notes.honest")
-        assert (late.status, "no whole answer within 4 seconds" in late.error) == (
+        assert (late.status, "no complete answer within 4 seconds" in late.error) == (
             ToolStatus.TIMEOUT,
             True,
         )
@@ -154,9 +154,9 @@ async def test_one_that_fails_hangs_or_dies_is_said_in_words(
 HOSTILE = {
     "flood": "it sent more than 200000 bytes",
     "long": "it sent more than 200000 bytes",
-    "shapeless": "it answered what is no answer of the protocol",
-    "turncoat": "describes this tool otherwise than when it was taken",
-    "gone": "has no such tool any more",
+    "shapeless": "its answer does not follow the protocol",
+    "turncoat": "has changed the description of this tool since it was accepted",
+    "gone": "no longer has this tool",
 }
 
 

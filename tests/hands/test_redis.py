@@ -202,7 +202,10 @@ async def test_redis_that_does_not_answer_or_lets_nobody_in(redis_url: str) -> N
         command="GET",
         args=["a"],
     )
-    assert (wrong.status, "lets nobody in" in wrong.error) == (ToolStatus.ERROR, True), wrong
+    assert (wrong.status, "refuses this user and password" in wrong.error) == (
+        ToolStatus.ERROR,
+        True,
+    ), wrong
     unreachable = await ask(
         "db.redis",
         reds(f"redis://:{PASSWORD}@127.0.0.1:{servers.free_port()}/0"),

@@ -243,7 +243,9 @@ async def test_it_is_compiled_once_and_what_is_no_module_stops_the_start(tmp_pat
     async with _app(tmp_path):
         assert {file.name: file.stat().st_mtime_ns for file in module_folder.iterdir()} == compiled
     (tmp_path / "tools" / "echo.wasm").write_bytes(b"\0asm nonsense")
-    with pytest.raises(ConfigurationError, match=r"echo\.wasm is no WebAssembly module"):
+    with pytest.raises(
+        ConfigurationError, match=r"echo\.wasm is not a runnable WebAssembly module"
+    ):
         async with _app(tmp_path):
             pass
     with pytest.raises(ConfigurationError, match=r"wasm\.module_bytes"):

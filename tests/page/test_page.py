@@ -41,18 +41,16 @@ async def test_a_story_from_sign_in_to_the_commit(
         await wait_for_state(user, "test", "Accept test")
         await user.page.get_by_role("link", name="ranking, checks and diff").click()
         shown = await user.text()
-        assert "Passed the gates" in shown
+        assert "Passed the acceptance checks" in shown
         assert "hello_world" in shown
         was = user.page.locator(".line.was").first
         await expect(was).to_be_visible()  # old and new values are side by side
         await user.page.set_viewport_size({"width": 390, "height": 844})
         await expect(was).to_be_hidden()
         await user.page.set_viewport_size({"width": 1440, "height": 900})
-        await user.page.get_by_role("link", name="Say something of line 4 of src/utils.py").click()
-        await user.page.get_by_label("What is to be different in this line").fill(
-            "Say it in French."
-        )
-        await user.press("Say it")
+        await user.page.get_by_role("link", name="Comment on line 4 of src/utils.py").click()
+        await user.page.get_by_label("Requested change to this line").fill("Say it in French.")
+        await user.press("Comment")
         assert "Say it in French." in await user.text()
         await user.page.goto(story)
         await user.press("Reject")
@@ -65,15 +63,15 @@ async def test_a_story_from_sign_in_to_the_commit(
         assert branch in git(repo, "branch", "--format=%(refname:short)").splitlines()
         assert "def bonjour" in commits(repo, branch)
         assert "def hello_world" in commits(repo, branch)
-        await user.page.get_by_role("link", name="Where do its lines come from?").click()
+        await user.page.get_by_role("link", name="Origin of its lines").click()
         await user.page.get_by_role("link", name="src/utils.py").click()
         for line, origin_text in ((4, "Add hello_world"), (9, "sent back")):
-            await user.page.get_by_role("link", name=f"Where line {line} comes from").click()
+            await user.page.get_by_role("link", name=f"Origin of line {line}").click()
             origin = user.page.get_by_role("region", name=f"Line {line} of src/utils.py")
             await expect(origin).to_contain_text("Greet the world")
             await expect(origin).to_contain_text(origin_text)
             await expect(origin).to_contain_text("local approved")
-        await user.page.get_by_role("link", name="Walk the graph from this commit").click()
+        await user.page.get_by_role("link", name="Show this commit in the graph").click()
         await user.page.get_by_role("link", name="Proposal").first.click()
         await expect(user.page.get_by_role("heading", name="Proposal")).to_be_visible()
         assert user.wrong == []
@@ -131,10 +129,12 @@ async def test_two_browsers_see_each_others_changes_by_themselves_and_what_one_w
                 other.page.locator("section", has_text="Draft").get_by_text("Greet the world")
             ).to_be_visible()
             await other.page.goto(story)
-            await other.page.get_by_label("Say something").fill("not sent yet")
+            await other.page.get_by_label("Comment", exact=True).fill("not sent yet")
             await user.press("Submit")
             await expect(other.page.locator("strong.state")).to_have_text("Design")
-            assert await other.page.get_by_label("Say something").input_value() == "not sent yet"
+            assert (
+                await other.page.get_by_label("Comment", exact=True).input_value() == "not sent yet"
+            )
             assert await other.page.locator("#offline").is_hidden()
         await expect(other.page.locator("#offline")).to_be_visible()
         async with served(command) as again:
@@ -162,13 +162,13 @@ async def test_a_council_is_watched_told_something_and_cancelled(
         await user.press("Submit")
         story = user.page.url
         await wait_for_state(user, "design", "Accept design")
-        await user.page.get_by_role("link", name="Change these tasks").click()
+        await user.page.get_by_role("link", name="Edit tasks").click()
         await check_appearance(user, "plan")
         await user.page.get_by_label("What is to be done").nth(1).fill("Test it twice")
         await user.page.get_by_label("Builds on tasks").nth(1).fill("1, 7")
         await user.press("Save")
         await expect(user.page.get_by_role("alert")).to_contain_text(
-            "builds on '7', which there is not"
+            "builds on '7', which does not exist"
         )
         assert "400" in user.wrong.pop()  # the browser's message about the refusal
         await user.page.get_by_label("Builds on tasks").nth(1).fill("1")
@@ -178,29 +178,27 @@ async def test_a_council_is_watched_told_something_and_cancelled(
         await user.press("Accept design")
         await wait_for_state(user, "build")
         await expect(user.page.get_by_text("At work", exact=True)).to_be_visible(timeout=60_000)
-        await expect(
-            user.page.get_by_role("img", name="Which task builds on which")
-        ).to_be_visible()
+        await expect(user.page.get_by_role("img", name="Dependencies of the tasks")).to_be_visible()
         await check_appearance(user, "story-building")
         await user.page.get_by_role("link", name="evidence of").first.click()
         await other.page.goto(user.page.url)
         for page in (user.page, other.page):
             await expect(page.get_by_text("waits for the model")).to_have_count(3, timeout=60_000)
-            await expect(page.get_by_text("What it is writing")).to_have_count(3)
+            await expect(page.get_by_text("Partial reply")).to_have_count(3)
             await expect(page.get_by_text("I would write <script>").first).to_be_visible(
                 timeout=20_000
             )
             assert BIDI not in await page.inner_text("main")
-        await other.page.get_by_label("Tell the seats something").fill("Say it in French.")
-        await other.press("Tell them")
-        await expect(user.page.get_by_text("nobody has heard it yet")).to_be_visible()
+        await other.page.get_by_label("Message to the seats").fill("Say it in French.")
+        await other.press("Send")
+        await expect(user.page.get_by_text("not received yet")).to_be_visible()
         await check_appearance(user, "council-running")
         await other.page.get_by_text("Cancel this deliberation").click()
-        await other.press("Cancel it for good")
+        await other.press("Cancel permanently")
         for page in (user.page, other.page):
             await expect(page.locator("strong.state")).to_have_text("Cancelled", timeout=30_000)
         await user.page.goto(story)
-        await expect(user.page.get_by_text("What next: read its evidence")).to_have_count(
+        await expect(user.page.get_by_text("Next: read its evidence")).to_have_count(
             2, timeout=30_000
         )
         await check_appearance(user, "story-failed")
@@ -219,9 +217,7 @@ async def test_a_name_and_a_password_sign_in_and_a_restart_signs_nobody_out(
             await user.page.get_by_label("Name").fill("alice")
             await user.page.get_by_label("Password").fill("no horse battery")
             await user.page.keyboard.press("Enter")
-            await expect(user.page.get_by_role("alert")).to_have_text(
-                "Nobody has this name and this password."
-            )
+            await expect(user.page.get_by_role("alert")).to_have_text("Wrong name or password.")
             await check_appearance(user, "sign-in-refused")
             await user.page.get_by_label("Name").fill("alice")
             await user.page.get_by_label("Password").fill("correct horse battery")
@@ -240,7 +236,7 @@ async def ask(user: Reader, question: str) -> None:
     await user.page.get_by_label("Question or task").fill(question)
     await user.page.get_by_label("Repository").fill("project")
     await user.press("Ask")
-    await user.page.get_by_role("button", name="Ask on").wait_for(timeout=120_000)
+    await user.page.get_by_role("button", name="Ask", exact=True).wait_for(timeout=120_000)
 
 
 async def test_one_agent_is_asked_and_goes_on_with_the_keyboard(
@@ -251,14 +247,14 @@ async def test_one_agent_is_asked_and_goes_on_with_the_keyboard(
         await ask(user, f"Add hello_world {HOSTILE}")
         first = user.page.url
         assert "+def hello_world" in await user.text()
-        await user.page.get_by_label("The next question").focus()
+        await user.page.get_by_label("Next question").focus()
         await user.page.keyboard.type("Say it in French too: bonjour")
         await user.page.keyboard.press("Tab")
         await user.page.keyboard.press("Enter")
         await user.page.wait_for_url(lambda url: url != first)
-        await user.page.get_by_role("button", name="Ask on").wait_for(timeout=120_000)
+        await user.page.get_by_role("button", name="Ask", exact=True).wait_for(timeout=120_000)
         shown = await user.text()
-        assert "Asked before" in shown
+        assert "Earlier questions" in shown
         assert "Say it in French too" in shown
         assert await user.page.title() != "owned"
         assert await user.violations() == []
@@ -280,10 +276,8 @@ async def _views(app: Served, user: Reader) -> dict[str, str]:
     council = await user.page.get_by_role("link", name="ranking, checks and diff").get_attribute(
         "href"
     )
-    lines = await user.page.get_by_role("link", name="Where do its lines come from?").get_attribute(
-        "href"
-    )
-    origins = await user.page.get_by_role("link", name="What the graph knows of it").get_attribute(
+    lines = await user.page.get_by_role("link", name="Origin of its lines").get_attribute("href")
+    origins = await user.page.get_by_role("link", name="Show in the graph").get_attribute(
         "href"
     )
     task = await user.page.get_by_role("link", name="evidence of").first.get_attribute("href")

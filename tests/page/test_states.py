@@ -34,9 +34,7 @@ async def test_cards_are_moved_by_hand_and_by_keyboard_and_stay_where_they_may_n
         reader(chromium, "narrow") as other,
     ):
         await user.sign_in(app.link)
-        await expect(
-            user.page.get_by_role("heading", name="Nothing is on the board yet")
-        ).to_be_visible()
+        await expect(user.page.get_by_role("heading", name="The board is empty")).to_be_visible()
         await check_appearance(user, "board-blank")
         await user.page.get_by_role("link", name="Write the first story").click()
         await write_story(user, "Greet the world", "Greet.", ())
@@ -52,7 +50,7 @@ async def test_cards_are_moved_by_hand_and_by_keyboard_and_stay_where_they_may_n
         await expect(column(user, "draft").get_by_text("Greet the world")).to_be_visible()
         await expect(user.page.locator("#told")).to_be_hidden()
         await card.drag_to(column(user, "design"))
-        await expect(user.page.locator("#told")).to_contain_text("It stays where it is:")
+        await expect(user.page.locator("#told")).to_contain_text("The story cannot be moved:")
         await check_appearance(user, "board-blocked")
         await other.page.keyboard.press("Tab")
         for _ in range(20):
@@ -126,7 +124,7 @@ async def test_the_coach_reads_along_and_nothing_is_lost_to_a_server_that_is_awa
             assert user.wrong == []
             await check_appearance(user, "new-story-scored")
         await expect(user.page.locator("#offline")).to_contain_text(
-            "The server does not answer since"
+            "The server has not answered since"
         )
         await check_appearance(user, "offline")
         await user.page.get_by_role("button", name="Create").click()
@@ -178,7 +176,7 @@ async def test_a_provider_on_another_site_signs_a_browser_in(
             await expect(user.page.get_by_role("button", name="Sign out ann")).to_be_visible()
             await user.press("Sign out")
             await check_appearance(user, "signed-out")
-            await user.page.get_by_role("link", name="Sign out at localhost, too").click()
+            await user.page.get_by_role("link", name="Also sign out at localhost").click()
             await expect(user.page.get_by_text("You are signed out.")).to_be_visible()
             await user.open("/")
             await expect(

@@ -133,7 +133,7 @@ async def serving_agents(
             raise Temporary("the model server is away")
 
         checkup = HealthCheck(
-            probes or {"model": Probe(away, needed=False)}, keep_seconds=0, patience_seconds=0.2
+            probes or {"model": Probe(away, needed=False)}, cache_seconds=0, patience_seconds=0.2
         )
         async with serving(
             deliberations,

@@ -25,7 +25,7 @@ from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.repository import Patch
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import WorkspaceFailed
-from moothall.ports import Hear
+from moothall.ports import HandleLines
 
 
 def in_seconds(seconds: float) -> datetime:
@@ -93,10 +93,16 @@ class Room:
         return BlockRun(ToolStatus.ERROR, error="no CPython is here")
 
     async def converse(
-        self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool
+        self,
+        argv: Sequence[str],
+        handle_lines: HandleLines,
+        *,
+        seconds: float,
+        max_bytes: int,
+        keep_changes: bool,
     ) -> str:
         """Not supported."""
-        del argv, hear, seconds, most, keeps
+        del argv, handle_lines, seconds, max_bytes, keep_changes
         return "no program is here"
 
     async def patch(self, message: str) -> Patch:

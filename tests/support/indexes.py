@@ -132,7 +132,7 @@ def serving(folder: Path) -> Iterator[Index]:
             pass  # a client that does not trust the certificate closes the connection
 
     server = Server(("127.0.0.1", 0), Handler)
-    context: ssl.SSLContext = authority.inside("localhost")
+    context: ssl.SSLContext = authority.server_context("localhost")
     server.socket = context.wrap_socket(
         server.socket, server_side=True, do_handshake_on_connect=False
     )

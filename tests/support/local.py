@@ -138,7 +138,7 @@ async def _local(
                 Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mp-"))), settings
             )
         workspaces = await stack.enter_async_context(
-            LocalWorkspaces(settings, lambda _: clone, make_executor=make)
+            LocalWorkspaces(settings, lambda _: clone, create_executor=make)
         )
         yield Local(
             settings, workspaces, Preparer(settings, lambda _: clone, workspaces), clone, sha, pods

@@ -15,14 +15,14 @@ from typing import Any
 
 from moothall.config import Settings
 from moothall.sandbox.bubblewrap import SandboxSpec, interpreter_binds
-from moothall.sandbox.spawn import Sandboxed, drop_uid, spawn
+from moothall.sandbox.spawn import Sandboxed, sandbox_uid, spawn
 from moothall.workspace.bundle import INSIDE, bundle
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
 from moothall.workspace.kubernetes.cluster import Cluster
 from moothall.workspace.kubernetes.job_executor import CodeExecutor, JobExecutor, Pods
 from moothall.workspace.kubernetes.link import LINK, Folders, PodLink
 from moothall.workspace.kubernetes.multiplexer import Transport
-from moothall.workspace.pool import MakeExecutor
+from moothall.workspace.pool import CreateExecutor
 
 
 class Queues:
@@ -36,7 +36,7 @@ class Queues:
         for queue in self._heard[name]:
             queue.put_nowait(data)
 
-    async def hear(self, name: str) -> AsyncGenerator[bytes, None]:
+    async def listen(self, name: str) -> AsyncGenerator[bytes, None]:
         """Yield received messages."""
         queue = asyncio.Queue[bytes]()
         self._heard[name].append(queue)
@@ -62,7 +62,7 @@ class _OwnedLink(PodLink):
 
 
 def _owner() -> tuple[int, int]:
-    uid = drop_uid(Settings().sandbox)
+    uid = sandbox_uid(Settings().sandbox)
     return (uid, uid) if uid is not None else (-1, -1)
 
 
@@ -182,10 +182,10 @@ class NearbyPods(Cluster):
         return tuple(self._running)
 
 
-def nearby(folder: Path, settings: Settings) -> tuple[MakeExecutor, NearbyPods]:
+def nearby(folder: Path, settings: Settings) -> tuple[CreateExecutor, NearbyPods]:
     """Return the executors in nearby pods, and the pods."""
     queues = Queues()
-    carrier = Transport(queues.send, queues.hear)
+    carrier = Transport(queues.send, queues.listen)
     cluster = NearbyPods(folder, settings, carrier)
     pods = Pods(cluster, carrier, lambda _: {})
 

@@ -95,7 +95,7 @@ class App:
                     planner,
                     self.lands,
                     architects=self.architects,
-                    alone=self.alone,
+                    lock_step=self.alone,
                 ).run()
             )
             try:
@@ -117,7 +117,7 @@ class App:
         """Wait until the story is in a state with these facts."""
 
         async def there() -> bool:
-            stand = (await self.card()).stand
+            stand = (await self.card()).position
             return stand.state == state and stand.facts >= set(facts)
 
         await self.until(there)

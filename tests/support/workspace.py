@@ -25,7 +25,7 @@ from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared, Profile
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import NotFound, PatchRefused, WorkspaceFailed
-from moothall.ports import NOTHING, Hear
+from moothall.ports import NOTHING, HandleLines
 from moothall.sandbox_runtime import cases, checks, files, texts
 from moothall.sandbox_runtime.paths import ToolFailure
 from moothall.sandbox_runtime.plugins import FOLDER as REPORTERS
@@ -342,10 +342,16 @@ class TempWorkspace:
         return BlockRun(ToolStatus.SUCCESS, value=json.loads(value), printed=printed[1:])
 
     async def converse(
-        self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool
+        self,
+        argv: Sequence[str],
+        handle_lines: HandleLines,
+        *,
+        seconds: float,
+        max_bytes: int,
+        keep_changes: bool,
     ) -> str:
         """Not supported: there is no sandbox."""
-        del argv, hear, seconds, most, keeps
+        del argv, handle_lines, seconds, max_bytes, keep_changes
         return "no program is here"
 
     async def patch(self, message: str) -> Patch:

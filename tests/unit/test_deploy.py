@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from moothall.cli.deliberate import deliberate
-from moothall.events.nats.accounts import make
+from moothall.events.nats.accounts import create_account_files
 from moothall.settings import load_settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy/k8s"
@@ -119,7 +119,7 @@ def test_every_key_of_the_configuration_is_a_setting(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = configured(folder)
-    keys = make(tmp_path / "keys")
+    keys = create_account_files(tmp_path / "keys")
     (bus,) = [
         volume["secret"]
         for volume in one("Deployment", "moothall")["spec"]["template"]["spec"]["volumes"]

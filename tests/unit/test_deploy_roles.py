@@ -12,7 +12,7 @@ import pytest
 from moothall.api.http.server import http_server
 from moothall.app.bus import ROLES, embedded_parts, parse_roles
 from moothall.config import GrpcSettings, Settings
-from moothall.events.nats.accounts import make
+from moothall.events.nats.accounts import create_account_files
 from moothall.events.nats.permissions import USERS
 from moothall.pb.context.v1 import context_pb2
 from moothall.pb.kernel.v1 import kernel_pb2
@@ -52,7 +52,7 @@ def overlay() -> Objects:
 
 @pytest.fixture
 def settings(overlay: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    files = {"bus.creds": make(tmp_path / "keys")["services.creds"]}
+    files = {"bus.creds": create_account_files(tmp_path / "keys")["services.creds"]}
     for name, value in overlay["ConfigMap", "moothall", "moothall"]["data"].items():
         monkeypatch.setenv(name, str(files.get(Path(value).name, value)))
     monkeypatch.setenv("MOOTHALL_GRPC__TOKEN", "t" * 32)

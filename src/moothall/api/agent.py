@@ -143,9 +143,9 @@ class AgentService(pb_grpc.AgentServiceServicer):
         """List the tools that match the filters."""
         if request.max_results < 0:
             raise InvalidRequest(
-                f"max_results is {request.max_results}; give how many at most, or 0 for all"
+                f"max_results is {request.max_results}; give a maximum, or 0 for all"
             )
-        filters = protobuf.from_message(Filters, request, most=request.max_results)
+        filters = protobuf.from_message(Filters, request, limit=request.max_results)
         return pb.DiscoverToolsResponse(
             tools=[
                 _capability(spec) for spec in discover(self._tasks.list_tools(caller()), filters)
@@ -159,9 +159,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
         for spec in self._tasks.list_tools(caller()):
             if spec.id == request.tool_id:
                 return pb.GetToolCapabilityResponse(tool=_capability(spec))
-        raise NotFound(
-            f"there is no tool {request.tool_id[:80]!r}; DiscoverTools lists those that there are"
-        )
+        raise NotFound(f"there is no tool {request.tool_id[:80]!r}; DiscoverTools lists all tools")
 
     def _metrics(self, report: Report) -> common.ExecutionMetrics:
         return common.ExecutionMetrics(
@@ -206,7 +204,7 @@ def _query(request: pb.ExecuteTaskRequest) -> Query:
         )
     if not 0 <= budget < MAX_INT32:
         raise InvalidRequest(
-            f"token_budget is {budget:g}; give the tokens that may be used, or 0 for the default"
+            f"token_budget is {budget:g}; give a number of tokens, or 0 for the default"
         )
     return Query(
         **numbers,

@@ -41,7 +41,7 @@ def token_usage(usage: Usage, llm: LlmSettings, served: str) -> common.TokenUsag
         message.model, message.tier, message.provider = (
             llm.model or served,
             _TIERS[llm.tier],
-            provider_of(llm),
+            provider_name(llm),
         )
     return message
 
@@ -67,21 +67,21 @@ def read_usage(output: struct_pb2.Value) -> common.TokenUsage:
     """
     metrics = dict(output.struct_value.fields)
     return common.TokenUsage(
-        prompt_tokens=_first_count(metrics, _INPUT),
-        completion_tokens=_first_count(metrics, _OUTPUT),
-        total_tokens=_first_count(metrics, ("total_tokens",)),
+        prompt_tokens=_first_positive(metrics, _INPUT),
+        completion_tokens=_first_positive(metrics, _OUTPUT),
+        total_tokens=_first_positive(metrics, ("total_tokens",)),
         cost_usd=max(0.0, _number(metrics.get("cost_usd"))),
         model=_text(metrics.get("model")),
         provider=_text(metrics.get("provider")),
     )
 
 
-def provider_of(llm: LlmSettings) -> str:
+def provider_name(llm: LlmSettings) -> str:
     """Return the name of a model's provider: `llm.provider`, else a name for the kind of server."""
     return llm.provider or ("openai-compatible" if llm.base_url else "llama.cpp")
 
 
-def _first_count(metrics: Mapping[str, struct_pb2.Value], names: tuple[str, ...]) -> int:
+def _first_positive(metrics: Mapping[str, struct_pb2.Value], names: tuple[str, ...]) -> int:
     """Return the first of these fields that is a count above 0; 0 if none is."""
     numbers = (_number(metrics.get(name)) for name in names)
     return next((int(number) for number in numbers if 1 <= number <= MAX_INT32), 0)

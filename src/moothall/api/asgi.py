@@ -49,10 +49,10 @@ class ServerLimits:
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
     """The address to listen on. `port` None means `default`; if that is taken, nothing is served.
-    `what` and `section` name the service and its settings in messages.
+    `service` and `section` name the service and its settings in messages.
     """
 
-    what: str
+    service: str
     section: str
     host: str
     port: int | None
@@ -167,7 +167,7 @@ async def serve_asgi(
         try:
             await app(scope, receive, send)
         except Exception:
-            log.exception("an answer failed by a bug", path=scope["path"])
+            log.exception("an answer failed because of a bug", path=scope["path"])
             raise
 
     config = Config(
@@ -222,9 +222,8 @@ async def _listen(
             backlog=_BACKLOG,
         )
     except OSError as error:
-        problem = (
-            f"{address.what} cannot be served on {address.host}:{port}: {error.strerror or error}"
-        )
+        reason = error.strerror or error
+        problem = f"{address.service} cannot be served on {address.host}:{port}: {reason}"
         setting = f"{address.section}.port"
         if address.port is not None:
             raise ConfigurationError(

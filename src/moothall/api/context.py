@@ -79,8 +79,8 @@ class Context(pb_grpc.ContextServiceServicer):
         """Return the briefings of several roles, from a stored bundle if there is one."""
         if request.ttl_seconds and not request.persist_bundle:
             raise InvalidRequest(
-                "ttl_seconds says how long a bundle is kept: set persist_bundle too, or leave it "
-                "out"
+                "ttl_seconds applies only to stored bundles: set persist_bundle too, or leave "
+                "ttl_seconds out"
             )
         roles = tuple(dict.fromkeys(map(read_role, request.roles)))
         if not roles:

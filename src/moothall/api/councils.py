@@ -13,8 +13,8 @@ from moothall.errors import InvalidRequest
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 
 _ENDPOINT_MESSAGE = (
-    "registered; its seat is asked at its endpoint where an operator allows that "
-    "(agents.endpoints), and else filled on this service's hosts"
+    "registered; its seat runs at its endpoint if an operator allows that (agents.endpoints), "
+    "otherwise on this service's hosts"
 )
 
 
@@ -81,8 +81,8 @@ class CouncilCalls:
         council = await self._dependencies.councils.delete(request.role, caller())
         return pb.DeleteCouncilResponse(
             success=True,
-            message=f"deleted; requests to {council.role} are refused until CreateCouncil makes "
-            "another one",
+            message=f"deleted; requests to {council.role} are refused until CreateCouncil creates "
+            "another council",
             agents_removed=len(council.agents),
         )
 
@@ -98,7 +98,7 @@ class CouncilCalls:
         message = (
             _ENDPOINT_MESSAGE
             if agent.endpoint
-            else "registered; it takes a seat on this service's hosts, with its model"
+            else "registered; its seat runs on this service's hosts, with its model"
         )
         return pb.RegisterAgentResponse(success=True, message=message, council_id=council.id)
 

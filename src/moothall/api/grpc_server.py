@@ -24,7 +24,7 @@ from moothall import config, errors, telemetry
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import IdentityInterceptor, is_loopback
 from moothall.api.protos import services_of
-from moothall.api.status import OPEN_SERVICES, RETRY_SECONDS, abort, code_of
+from moothall.api.status import OPEN_SERVICES, RETRY_SECONDS, abort, grpc_code
 from moothall.domain.identity import Principal
 from moothall.errors import ConfigurationError
 
@@ -129,8 +129,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             finally:
                 self._calls.discard(call)
             message = (
-                "this server is stopping; what was asked for goes on: ask again with the same id, "
-                "another one answers"
+                "this server is stopping, but the work continues: send the request again with the "
+                "same id, and another server answers"
             )
             return await abort(
                 context, grpc.StatusCode.UNAVAILABLE, "STOPPING", message, RETRY_SECONDS
@@ -234,14 +234,14 @@ async def _translate_errors(context: Any, method: str) -> AsyncIterator[None]:
         retry_after = (
             (error.retry_after or RETRY_SECONDS) if isinstance(error, errors.Temporary) else None
         )
-        await abort(context, code_of(error), error.code, error.message, retry_after)
+        await abort(context, grpc_code(error), error.code, error.message, retry_after)
     except Exception:  # grpc would send the bug's own text to the caller
-        log.exception("a call failed by a bug", method=method)
+        log.exception("a call failed because of a bug", method=method)
         await abort(
             context,
             grpc.StatusCode.INTERNAL,
             "INTERNAL",
-            "internal error; the server's log says more",
+            "internal error; see the server's log",
         )
 
 
@@ -275,7 +275,7 @@ async def grpc_server(
     taken.
     """
     if not tokens or not all(tokens):
-        raise ConfigurationError("the gRPC server needs a token that is not empty: set grpc.token")
+        raise ConfigurationError("the gRPC server needs a non-empty token: set grpc.token")
     credentials = await asyncio.to_thread(_credentials, settings)
     calls = CallInterceptor()
     server = grpc.aio.server(
@@ -340,8 +340,8 @@ def _credentials(settings: config.GrpcSettings) -> grpc.ServerCredentials | None
     if settings.tls_cert is None and settings.tls_key is None:
         if settings.tls_client_ca is not None:
             raise ConfigurationError(
-                "grpc.tls_client_ca needs grpc.tls_cert and grpc.tls_key: without TLS no client is "
-                "asked"
+                "grpc.tls_client_ca needs grpc.tls_cert and grpc.tls_key: without TLS, clients "
+                "have no certificates"
             )
         if not is_loopback(settings.host):
             raise ConfigurationError(

@@ -25,7 +25,7 @@ class Probe:
 
 
 class HealthCheck:
-    """The health of all parts. A result is cached for `keep_seconds`; a part that does not answer
+    """The health of all parts. A result is cached for `cache_seconds`; a part that does not answer
     within `patience_seconds` is down.
     """
 
@@ -34,22 +34,22 @@ class HealthCheck:
         probes: Mapping[str, Probe],
         *,
         patience_seconds: float = 3.0,
-        keep_seconds: float = 1.0,
+        cache_seconds: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._probes = probes
         self._patience = patience_seconds
-        self._keep = keep_seconds
+        self._cache_seconds = cache_seconds
         self._clock = clock
-        self._since = clock()
+        self._started_at = clock()
         self._health: Health | None = None
-        self._checked_at = -keep_seconds
+        self._checked_at = -cache_seconds
         self._lock = asyncio.Lock()
 
     async def check(self) -> Health:
         """Return the health of all parts."""
         async with self._lock:
-            if self._health is None or self._clock() - self._checked_at >= self._keep:
+            if self._health is None or self._clock() - self._checked_at >= self._cache_seconds:
                 parts = await asyncio.gather(
                     *(self._check_part(name, probe) for name, probe in self._probes.items())
                 )
@@ -57,7 +57,7 @@ class HealthCheck:
                     _combine(parts),
                     tuple(parts),
                     moothall.__version__,
-                    int(self._clock() - self._since),
+                    int(self._clock() - self._started_at),
                 )
                 self._checked_at = self._clock()
             return self._health

@@ -50,7 +50,7 @@ def call_as(principal: Principal | None) -> None:
     _caller.set(principal)
 
 
-def check_address(what: str, url: str) -> None:
+def check_address(setting: str, url: str) -> None:
     """Raise `ConfigurationError` for a URL without encryption. http:// is allowed on loopback."""
     address = urlsplit(url)
     if not address.hostname or (
@@ -58,7 +58,7 @@ def check_address(what: str, url: str) -> None:
         and not (address.scheme == "http" and is_loopback(address.hostname))
     ):
         raise ConfigurationError(
-            f"{what} {url[:200]!r} is not an https:// address; http:// is allowed only for this "
+            f"{setting} {url[:200]!r} is not an https:// address; http:// is allowed only for this "
             "machine"
         )
 
@@ -127,15 +127,15 @@ def _principals(path: Path) -> dict[str, Principal]:
         token_file = _Tokens.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigurationError(
-            f"the file of tokens {path} cannot be read: {error.strerror}"
+            f"the token file {path} cannot be read: {error.strerror}"
         ) from error
     except ValidationError as error:
-        raise ConfigurationError(f"the file of tokens {path} is wrong: {wrong(error)}") from None
+        raise ConfigurationError(f"the token file {path} is invalid: {wrong(error)}") from None
     except (ValueError, RecursionError):
-        raise ConfigurationError(f"the file of tokens {path} is not TOML") from None
+        raise ConfigurationError(f"the token file {path} is not TOML") from None
     if is_open(file_stat, os.geteuid()):
         raise ConfigurationError(
-            f"the file of tokens {path} can be read by others; run: chmod 600 {path} (of a Secret: "
+            f"the token file {path} can be read by others; run: chmod 600 {path} (for a Secret: "
             "defaultMode 0440)"
         )
     principals = {
@@ -145,7 +145,7 @@ def _principals(path: Path) -> dict[str, Principal]:
         for item in token_file.principals
     }
     if len(principals) != len(token_file.principals):
-        raise ConfigurationError(f"the file of tokens {path} contains a token twice")
+        raise ConfigurationError(f"the token file {path} contains a token twice")
     return principals
 
 

@@ -13,7 +13,7 @@ from google.protobuf import json_format, struct_pb2, timestamp_pb2
 
 from moothall.api import protobuf
 from moothall.api.identity import caller
-from moothall.api.tools import call_of
+from moothall.api.tools import external_call
 from moothall.domain.budget import Budget
 from moothall.domain.event import Recorded
 from moothall.domain.ids import check_id, key_of
@@ -82,7 +82,7 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
                 f"{_EXECUTION_ID_CHARS}"
             )
         task_id = check_id(request.task_id, "task_id")
-        call = call_of(
+        call = external_call(
             request.execution_id, request.tool, protobuf.struct_data(request.arguments, "arguments")
         )
         result = await self._tool_sessions.call(caller(), task_id, request.capability_token, call)
@@ -107,7 +107,7 @@ def _repository(workspace: str, ref: str) -> RepositoryRef | None:
     """Return the repository to work on; None if the call names none."""
     if not workspace:
         if ref:
-            raise InvalidRequest("ref names a commit of a workspace, and none is given")
+            raise InvalidRequest("ref needs a workspace, and none is given")
         return None
     return RepositoryRef.from_name(workspace, ref)
 

@@ -38,25 +38,25 @@ class MetricsService:
     """The methods for status and metrics; metrics are those of the caller's tenant."""
 
     _dependencies: ApiDependencies
-    _since: float
+    _started_at: float
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
         """Return the health with reasons, the uptime and totals."""
         health = await self._dependencies.health_check.check()
-        down = health.status is Condition.DOWN
+        is_down = health.status is Condition.DOWN
         totals = (
             await self._dependencies.statistics.get_totals(caller())
-            if request.include_stats and not down
+            if request.include_stats and not is_down
             else None
         )
         return pb.GetStatusResponse(
-            status="unhealthy" if down else health.status.value,
+            status="unhealthy" if is_down else health.status.value,
             reasons=[
                 f"{part.name}: {part.detail}"
                 for part in health.parts
                 if part.status is not Condition.HEALTHY
             ],
-            uptime_seconds=int(time.monotonic() - self._since),
+            uptime_seconds=int(time.monotonic() - self._started_at),
             stats=None
             if totals is None
             else pb.OrchestratorStats(
@@ -131,14 +131,14 @@ class OrchestratorService(
     def __init__(self, dependencies: ApiDependencies) -> None:
         self._dependencies = dependencies
         self._deliberations = dependencies.deliberations
-        self._since = time.monotonic()
+        self._started_at = time.monotonic()
 
     async def Deliberate(
         self, request: pb.DeliberateRequest, context: Any
     ) -> pb.DeliberateResponse:
         """Submit and wait. The deliberation is cancelled if the call ends early."""
         return protobuf.deliberate_response(
-            await self._submit_and_wait(_with_id(protobuf.request_of(request)), caller())
+            await self._submit_and_wait(_with_id(protobuf.read_request(request)), caller())
         )
 
     async def _submit_and_wait(
@@ -159,7 +159,7 @@ class OrchestratorService(
         self, request: pb.DeliberateRequest, context: Any
     ) -> pb.SubmitDeliberationResponse:
         """Submit a deliberation and return at once."""
-        deliberation = await self._deliberations.submit(protobuf.request_of(request), caller())
+        deliberation = await self._deliberations.submit(protobuf.read_request(request), caller())
         return pb.SubmitDeliberationResponse(
             task_id=deliberation.task_id,
             status=protobuf.status_message(DeliberationStatus.PENDING),
@@ -184,7 +184,7 @@ class OrchestratorService(
     ) -> AsyncIterator[pb.DeliberationUpdate]:
         """Submit a deliberation and stream its updates; it continues if the caller disconnects."""
         who = caller()
-        deliberation = await self._deliberations.submit(protobuf.request_of(request), who)
+        deliberation = await self._deliberations.submit(protobuf.read_request(request), who)
         async for update in self._updates(deliberation.task_id, 0, who):
             yield update
 

@@ -91,7 +91,7 @@ class StoryCalls:
         self, request: pb.GetTaskContextRequest, context: Any
     ) -> pb.GetTaskContextResponse:
         """Return the briefing about a task and its story."""
-        story_id = _story_of(request.story_id, request.case_id)
+        story_id = _check_story_id(request.story_id, request.case_id)
         briefing = await self._dependencies.briefings.brief(
             _briefing(request.options, request.task_id, story_id, request.role, request.phase),
             caller(),
@@ -115,10 +115,10 @@ def orchestration(request: pb.OrchestrateRequest) -> DeliberationRequest:
         task_id=check_id(request.task_id, "task_id") if request.task_id else new_task_id(),
         constraints=protobuf.from_message(Constraints, request.constraints),
         rounds=options.deliberation_rounds or None,
-        repository=protobuf.repository_of(request.repository),
+        repository=protobuf.read_repository(request.repository),
         peer_review=options.enable_peer_review or options.enable_architect_selection,
         reviewer="architect" if options.enable_architect_selection else "",
-        story_id=_story_of(request.story_id, request.case_id),
+        story_id=_check_story_id(request.story_id, request.case_id),
         plan_id=request.plan_id,
         origin="orchestrate",
     )
@@ -127,7 +127,7 @@ def orchestration(request: pb.OrchestrateRequest) -> DeliberationRequest:
     )
 
 
-def _story_of(story_id: str, case_id: str) -> str:
+def _check_story_id(story_id: str, case_id: str) -> str:
     """Return the story id. A case is its story: callers give one of the two ids, or both with the
     same value.
     """

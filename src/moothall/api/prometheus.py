@@ -70,10 +70,7 @@ async def serve_metrics(
             async with asyncio.timeout(measure_seconds):
                 await measure()
         except TimeoutError:
-            log.info(
-                "bus or model servers did not say in time how they stand; their last figures are "
-                "shown"
-            )
+            log.info("bus or model servers did not report in time; their last metrics are served")
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         page = encode(cast("CollectorRegistry", _Families(snapshots())))
         return Response(page, headers={"Content-Type": content_type})

@@ -103,7 +103,7 @@ def from_message(kind: type[D], message: Message, **overrides: Any) -> D:
 # ---- from callers
 
 
-def request_of(message: pb.DeliberateRequest) -> DeliberationRequest:
+def read_request(message: pb.DeliberateRequest) -> DeliberationRequest:
     """Convert a request. Unset fields stay unset; the deliberation service checks them and fills in
     defaults.
     """
@@ -113,7 +113,7 @@ def request_of(message: pb.DeliberateRequest) -> DeliberationRequest:
         description=message.task_description,
         constraints=from_message(Constraints, message.constraints),
         rounds=message.rounds if message.HasField("rounds") else None,
-        repository=repository_of(message.repository),
+        repository=read_repository(message.repository),
         budget=from_message(Budget, message.budget),
         fork=from_message(Fork, message.fork) if message.HasField("fork") else None,
     )
@@ -124,20 +124,20 @@ def request_message(request: DeliberationRequest) -> pb.DeliberateRequest:
     return to_message(pb.DeliberateRequest, request, task_description=request.description)
 
 
-def repository_of(message: common_pb2.Repository) -> RepositoryRef | None:
+def read_repository(message: common_pb2.Repository) -> RepositoryRef | None:
     """Return the repository of a message; None if the message is empty."""
     repository = from_message(RepositoryRef, message)
     return repository if repository != RepositoryRef() else None
 
 
-def struct_data(message: struct_pb2.Struct, what: str) -> dict[str, Any]:
+def struct_data(message: struct_pb2.Struct, field: str) -> dict[str, Any]:
     """Convert a Struct to JSON data. A Struct has only doubles, so whole numbers become integers
-    again. Raises `InvalidRequest`; `what` names the field in it.
+    again. Raises `InvalidRequest`; `field` names the field in it.
     """
     try:
         data: dict[str, Any] = json_format.MessageToDict(message)
     except (json_format.Error, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{what}: no JSON object: {error}") from error
+        raise InvalidRequest(f"{field}: no JSON object: {error}") from error
     return {name: whole_numbers(value) for name, value in data.items()}
 
 
@@ -149,7 +149,7 @@ def status_message(status: DeliberationStatus) -> pb.DeliberationStatus.ValueTyp
     return pb.DeliberationStatus.Value(f"DELIBERATION_STATUS_{status.value}")
 
 
-def status_of(status: pb.DeliberationStatus.ValueType) -> DeliberationStatus:
+def read_status(status: pb.DeliberationStatus.ValueType) -> DeliberationStatus:
     """Return the domain status of the wire's enum value."""
     return DeliberationStatus(
         pb.DeliberationStatus.Name(status).removeprefix("DELIBERATION_STATUS_")
@@ -158,15 +158,15 @@ def status_of(status: pb.DeliberationStatus.ValueType) -> DeliberationStatus:
 
 def deliberate_response(outcome: Outcome) -> pb.DeliberateResponse:
     """Return the response for a caller that waited."""
-    return to_message(pb.DeliberateResponse, outcome, **_fields_of(outcome))
+    return to_message(pb.DeliberateResponse, outcome, **_outcome_fields(outcome))
 
 
 def result_response(outcome: Outcome) -> pb.GetDeliberationResultResponse:
     """Return the response for a caller that polls."""
-    return to_message(pb.GetDeliberationResultResponse, outcome, **_fields_of(outcome))
+    return to_message(pb.GetDeliberationResultResponse, outcome, **_outcome_fields(outcome))
 
 
-def _fields_of(outcome: Outcome) -> dict[str, Any]:
+def _outcome_fields(outcome: Outcome) -> dict[str, Any]:
     return {
         "results": result_messages(outcome.results),
         "metadata": _metadata(outcome),
@@ -202,9 +202,9 @@ def result_messages(results: Sequence[Result]) -> list[pb.DeliberationResult]:
 
     def earlier(result: Result) -> list[str]:
         return [
-            other.content
-            for other in oldest_first
-            if other.seat == result.seat and other.revision < result.revision
+            candidate.content
+            for candidate in oldest_first
+            if candidate.seat == result.seat and candidate.revision < result.revision
         ]
 
     return [

@@ -171,7 +171,7 @@ class RemoteKernel:
         del who
         if task_id in self._deliberation_ids:
             cancel_request = council_pb.CancelDeliberationRequest(task_id=task_id, reason=reason)
-            return protobuf.status_of(
+            return protobuf.read_status(
                 (await self._call("CancelDeliberation", cancel_request, self._councils)).status
             )
         response = await self._call(
@@ -213,7 +213,7 @@ def _translate_errors() -> Iterator[None]:
         code, message = error.code(), str(error.details() or "")[:1000]
         if code in TEMPORARY_CODES:
             raise errors.Temporary(
-                f"the server cannot be reached or has too much to do: {message}"
+                f"the server cannot be reached or is overloaded: {message}"
             ) from error
         error_type = _ERROR_TYPES.get(code, errors.Permanent)
         translated = error_type(message or f"the server answered {code.name}")
@@ -285,8 +285,8 @@ async def open_local_channel(
     token = next(tokens, None)
     if token is None:
         raise ConfigurationError(
-            f"no token of the gRPC server stands for tenant {LOCAL.tenant}: a command cannot call "
-            "it"
+            f"no token of the gRPC server belongs to the tenant {LOCAL.tenant}, so a command "
+            "cannot call it"
         )
     cert = settings.tls_cert
     target = (
@@ -301,4 +301,4 @@ async def open_local_channel(
             yield channel, (("authorization", f"Bearer {token}"),)
     except grpc.aio.AioRpcError as error:
         error_type = Temporary if error.code() in TEMPORARY_CODES else Permanent
-        raise error_type(f"the process that serves says: {error.details()}") from error
+        raise error_type(f"the server answered: {error.details()}") from error

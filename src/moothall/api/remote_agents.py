@@ -102,20 +102,20 @@ class RemoteAgent:
         `ModelUnavailable` if none answers, and `BudgetExceeded`, `DeadlineExceeded` or
         `ModelReplyInvalid` depending on the agent's status.
         """
-        tried: list[_Replica] = []
-        reason = "none stands"
+        tried_replicas: list[_Replica] = []
+        reason = "none is healthy"
         for attempt in range(len(self._replicas)):
             if attempt:
                 await asyncio.sleep(
                     delay_before(attempt, request.call_id, self._retry_pause_seconds)
                 )
-            if (chosen := await self._choose_replica(tried)) is None:
+            if (chosen := await self._choose_replica(tried_replicas)) is None:
                 break
             replica, call = chosen
             if owns_work is not None and not owns_work():
                 call.end(failed=None)
                 raise asyncio.CancelledError
-            tried.append(replica)
+            tried_replicas.append(replica)
             try:
                 return await self._execute_task(replica, call, request, on_text)
             except grpc.aio.AioRpcError as error:
@@ -124,14 +124,14 @@ class RemoteAgent:
                 )
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise DeadlineExceeded(
-                        f"the agent at {self._endpoint} was not done in time"
+                        f"the agent at {self._endpoint} did not finish in time"
                     ) from error
                 if error.code() not in TEMPORARY_CODES:
                     raise ModelReplyInvalid(
                         f"the agent at {self._endpoint} refused: {reason}"
                     ) from error
                 log.warning(
-                    "a remote agent is gone; asking another of its replicas",
+                    "a remote agent is unreachable; trying another replica",
                     endpoint=self._endpoint,
                     reason=reason,
                 )
@@ -146,7 +146,7 @@ class RemoteAgent:
         candidates = [replica for replica in self._replicas if replica not in excluded]
         healthy = await asyncio.gather(*(self._is_healthy(replica) for replica in candidates))
         healthy_replicas = [
-            replica for replica, stand in zip(candidates, healthy, strict=True) if stand
+            replica for replica, is_healthy in zip(candidates, healthy, strict=True) if is_healthy
         ]
         for replica in sorted(
             healthy_replicas, key=lambda replica: replica.free_share, reverse=True
@@ -198,7 +198,7 @@ class RemoteAgent:
         remaining_seconds = (request.deadline - datetime.now(UTC)).total_seconds()
         if remaining_seconds <= 0:
             call.end(failed=None)
-            raise DeadlineExceeded("the seat's time is over")
+            raise DeadlineExceeded("the seat has no time left")
         task_request = pb.ExecuteTaskRequest(
             query=request.messages[-1].content,
             mode=common.EXECUTION_MODE_STANDARD,
@@ -249,7 +249,7 @@ async def _read_stream(
         max_chars -= len(update.delta) + len(update.message)
         if max_chars < 0:
             raise ModelReplyInvalid(
-                "the remote agent sends more than it may (agents.endpoint_chars)"
+                "the answer of the remote agent is too long (agents.endpoint_chars)"
             )
         if update.delta and on_text is not None:
             on_text(update.delta)
@@ -269,7 +269,7 @@ async def _read_stream(
 
 def _reply(response: pb.ExecuteTaskResponse, endpoint: str, duration_ms: int) -> ChatReply:
     """Convert an agent's response to a reply. Raises the error of its status."""
-    message = f"the agent at {endpoint} says: {response.error_message[:500] or 'nothing'}"
+    message = f"the agent at {endpoint} failed: {response.error_message[:500] or 'no reason'}"
     match response.status:
         case common.STATUS_CODE_OK:
             token_usage = response.metrics.token_usage

@@ -25,7 +25,7 @@ class Scoring(pb_grpc.WorkspaceServiceServicer):
         report = request.report
         if report.job_id and request.job_id and report.job_id != request.job_id:
             raise InvalidRequest(
-                f"job_id is {request.job_id[:80]!r}, and the report is of {report.job_id[:80]!r}"
+                f"job_id is {request.job_id[:80]!r}, but the report has {report.job_id[:80]!r}"
             )
         parts = {
             name: json_format.MessageToDict(getattr(report, name), preserving_proto_field_name=True)

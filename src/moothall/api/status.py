@@ -56,10 +56,10 @@ _HTTP_STATUSES: Mapping[grpc.StatusCode, int] = {
 
 def http_status_of(error: errors.MoothallError) -> int:
     """Return the HTTP status of an error."""
-    return _HTTP_STATUSES.get(code_of(error), 500)
+    return _HTTP_STATUSES.get(grpc_code(error), 500)
 
 
-def code_of(error: errors.MoothallError) -> grpc.StatusCode:
+def grpc_code(error: errors.MoothallError) -> grpc.StatusCode:
     """Return the gRPC code of an error: that of its nearest known base class."""
     return next(_GRPC_CODES[kind] for kind in type(error).__mro__ if kind in _GRPC_CODES)
 

@@ -18,7 +18,7 @@ from moothall.pb.planning.v1 import planning_pb2_grpc as pb_grpc
 from moothall.stories.coach import StoryDraft
 from moothall.stories.comments import Spot, remark
 from moothall.stories.lifecycle import Blocked
-from moothall.stories.plan_document import outline_of, outlines_of
+from moothall.stories.plan_document import read_outline, to_outlines
 from moothall.stories.planner import plan_of
 from moothall.stories.story_state import PASSED, StoryState
 
@@ -50,7 +50,7 @@ class Planning(pb_grpc.PlanningServiceServicer):
             budget=protobuf.from_message(Budget, request.budget),
         )
         return pb.CreateStoryResponse(
-            story_id=card.story.id, state=card.stand.state, dor_score=card.stand.points
+            story_id=card.story.id, state=card.position.state, dor_score=card.position.points
         )
 
     async def ListStories(
@@ -81,27 +81,30 @@ class Planning(pb_grpc.PlanningServiceServicer):
         return await self.move(request)
 
     async def move(
-        self, request: pb.TransitionRequest, seen: int | None = None
+        self, request: pb.TransitionRequest, seen_seq: int | None = None
     ) -> pb.TransitionResponse:
-        """Move a story, or return what is missing for the move. With `seen`, move only if nothing
-        happened after that seq.
+        """Move a story, or return what is missing for the move. With `seen_seq`, move only if
+        nothing happened after that seq.
         """
         who = caller()
         if request.actor and request.actor != who.name:
             raise Refused(
-                f"actor is {request.actor[:80]!r}, and the token is {who.name}'s: nobody moves a "
-                "story in another's name"
+                f"actor is {request.actor[:80]!r}, but the token belongs to {who.name}: a story "
+                "cannot be moved in another user's name"
             )
         try:
             card = await self._board.move(
-                request.story_id, request.event, who, comment=request.comment, seen=seen
+                request.story_id, request.event, who, comment=request.comment, seen_seq=seen_seq
             )
         except Blocked as blocked:
             card = await self._board.card(request.story_id, who)
             return pb.TransitionResponse(
-                story_id=card.story.id, state=card.stand.state, blocked=True, reason=blocked.message
+                story_id=card.story.id,
+                state=card.position.state,
+                blocked=True,
+                reason=blocked.message,
             )
-        return pb.TransitionResponse(story_id=card.story.id, state=card.stand.state)
+        return pb.TransitionResponse(story_id=card.story.id, state=card.position.state)
 
     async def Comment(self, request: pb.CommentRequest, context: Any) -> pb.CommentResponse:
         """Comment on a story, or on a line of its result."""
@@ -114,8 +117,10 @@ class Planning(pb_grpc.PlanningServiceServicer):
         if not request.HasField("on"):
             await self._board.comment(request.story_id, request.comment, who, key=key)
             return
-        on = request.on
-        place = Spot(on.path, on.line, on.removed, on.task_id, on.rank)
+        position = request.on
+        place = Spot(
+            position.path, position.line, position.removed, position.task_id, position.rank
+        )
         await remark(
             self._board,
             self._deliberations,
@@ -133,7 +138,7 @@ class Planning(pb_grpc.PlanningServiceServicer):
             return pb.GetPlanResponse()
         plan = plan_of(card.plan)
         tasks = [
-            pb.PlanTask(**outline.model_dump()) for outline in outlines_of(plan.tasks, card.story)
+            pb.PlanTask(**outline.model_dump()) for outline in to_outlines(plan.tasks, card.story)
         ]
         return pb.GetPlanResponse(json=_plan(card), plan_id=plan.plan_id, tasks=tasks)
 
@@ -142,7 +147,7 @@ class Planning(pb_grpc.PlanningServiceServicer):
     ) -> pb.ChangePlanResponse:
         """Replace the tasks of a story."""
         outlines = [
-            outline_of(
+            read_outline(
                 {
                     "id": task.id,
                     "role": task.role,
@@ -176,12 +181,12 @@ class Planning(pb_grpc.PlanningServiceServicer):
 
 
 def _story(card: StoryState) -> pb.Story:
-    story, stand = card.story, card.stand
+    story, position = card.story, card.position
     return pb.Story(
         story_id=story.id,
         title=story.title,
-        state=stand.state,
-        dor_score=stand.points,
+        state=position.state,
+        dor_score=position.points,
         brief=story.brief,
     )
 

@@ -29,7 +29,7 @@ from moothall.workflows.runner import Workflows
 _MAX_DURATION = timedelta(hours=1)
 
 
-def call_of(
+def external_call(
     request_id: str, tool: str, arguments: dict[str, Any], deadline: datetime | None = None
 ) -> ToolCall:
     """Return the tool call of an external caller. Without a deadline, `_MAX_DURATION` applies; the
@@ -121,7 +121,7 @@ class ToolService(pb_grpc.ToolServiceServicer):
         self, request: pb.OpenWorkspaceRequest, context: Any
     ) -> pb.OpenWorkspaceResponse:
         """Open a workspace and return its capability token."""
-        repository = protobuf.repository_of(request.repository)
+        repository = protobuf.read_repository(request.repository)
         opened = await self._tools.open(
             repository, request.role, request.ttl_seconds, request.persona
         )
@@ -140,7 +140,7 @@ class ToolService(pb_grpc.ToolServiceServicer):
 
     async def CallTool(self, request: pb.CallToolRequest, context: Any) -> pb.CallToolResponse:
         """Run one tool. It stops when the call is cancelled."""
-        call = call_of(
+        call = external_call(
             request.request_id,
             request.tool,
             protobuf.struct_data(request.arguments, "arguments"),

@@ -67,7 +67,7 @@ class Webhooks:
         self._bus = bus
         self._url = settings.url or ""
         self._secret = settings.secret.get_secret_value().encode() if settings.secret else b""
-        self._tries = settings.tries
+        self._max_attempts = settings.tries
         self._session = session
         self._sleep = sleep
 
@@ -92,7 +92,7 @@ class Webhooks:
                             await self._deliver(recorded)
                             await bucket.put(key, {"seq": recorded.seq})
             except Temporary as error:
-                log.warning("webhooks wait for the bus", reason=error.message)
+                log.warning("webhooks are waiting for the bus", reason=error.message)
                 await self._sleep(_RETRY_PAUSE_SECONDS)
 
     async def _deliver(self, recorded: Recorded) -> None:
@@ -108,7 +108,7 @@ class Webhooks:
             "X-Moothall-Delivery": recorded.event.id,
             "X-Moothall-Signature-256": f"sha256={signature}",
         }
-        for attempt in range(self._tries):
+        for attempt in range(self._max_attempts):
             if attempt:
                 await self._sleep(
                     min(_RETRY_PAUSE_SECONDS * 2 ** (attempt - 1), _MAX_PAUSE_SECONDS)
@@ -117,14 +117,17 @@ class Webhooks:
             if not failure:
                 return
             log.info(
-                "a webhook was not taken",
+                "a webhook was not accepted",
                 delivery=recorded.event.id,
                 tried=attempt + 1,
                 reason=failure,
             )
         subject = recorded.event.data.get("task_id") or recorded.event.data.get("story_id")
         log.warning(
-            "a webhook is left out", delivery=recorded.event.id, about=subject, tried=self._tries
+            "a webhook is skipped",
+            delivery=recorded.event.id,
+            about=subject,
+            tried=self._max_attempts,
         )
 
     async def _send(self, body: bytes, headers: Mapping[str, str]) -> str:

@@ -250,7 +250,7 @@ def _story_executor(settings: Settings, inputs: ApiInputs, planner: Planner) -> 
         planner,
         trusted_repositories(settings).land,
         architects=architects,
-        alone=functools.partial(alone, settings, inputs.bus),
+        lock_step=functools.partial(alone, settings, inputs.bus),
     )
 
 
@@ -288,7 +288,7 @@ async def _serve_http(
     users = UserAccounts(settings.data_dir)
     provider = Provider(settings.oidc) if settings.oidc.issuer else None
     async with http_server(
-        settings.web, dependencies, tokens, configured=configured, people=users, provider=provider
+        settings.web, dependencies, tokens, configured=configured, accounts=users, provider=provider
     ) as served:
         yield served
 

@@ -155,7 +155,7 @@ async def watch_log(
     while True:
         try:
             report = await check_log_end(data_dir, bus)
-            if not report.whole and str(report) != reported:
+            if not report.is_complete and str(report) != reported:
                 reported = str(report)
                 report_progress(reported)
                 log.error(
@@ -177,7 +177,7 @@ async def check_log_end(data_dir: Path, bus: Bus) -> LogReport:
     path = data_dir / "log-end.json"
     report = await check_log(bus, await asyncio.to_thread(_read_last_seq, path))
     await asyncio.to_thread(
-        write_private, path, json.dumps({"last_seq": max(report.last, report.before)})
+        write_private, path, json.dumps({"last_seq": max(report.last, report.expected_last)})
     )
     return report
 

@@ -266,7 +266,7 @@ async def _may_write(settings: Settings, bus: Bus, stack: AsyncExitStack) -> boo
     """
     if settings.bus.url is None or settings.graph.url is None:
         return True
-    return await stack.enter_async_context(lease_of(settings.serve, bus, "graph").take())
+    return await stack.enter_async_context(lease_of(settings.serve, bus, "graph").try_acquire())
 
 
 @asynccontextmanager

@@ -37,7 +37,7 @@ from moothall.domain.secrets import scrub
 from moothall.errors import ConfigurationError, FleetUnavailable, MoothallError
 from moothall.llm.replicas import open_models
 from moothall.ports import ChatModel
-from moothall.sandbox.probe import check_walls
+from moothall.sandbox.probe import check_layers
 from moothall.telemetry import aggregation, configure_logs, log_apart, metrics, record
 from moothall.workers import in_process
 from moothall.workers.host import Host
@@ -69,7 +69,7 @@ async def host_main(
     configure_logs(settings.log, _log_file(settings.data_dir, name), secrets)
     # On this machine the server has checked the sandbox.
     if settings.ray.address is not None and settings.workspace.kind == "local":
-        await check_walls(settings.sandbox)
+        await check_layers(settings.sandbox)
 
     def settle_and_report() -> None:
         settle()

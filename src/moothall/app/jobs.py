@@ -18,7 +18,7 @@ from moothall.domain.status import Finding
 from moothall.errors import ConfigurationError
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
 from moothall.workspace.kubernetes.multiplexer import Transport
-from moothall.workspace.pool import MakeExecutor
+from moothall.workspace.pool import CreateExecutor
 
 _MISSING = "workspace.kind is kubernetes: pip install 'moothall[kubernetes]'"
 
@@ -54,13 +54,13 @@ def deployment_id(settings: Settings) -> str:
     )
     if settings.jobs.link_keys is None:
         return digest(*servers)[:16]
-    from moothall.events.nats.accounts import account_of
+    from moothall.events.nats.accounts import read_account
 
-    return digest(*servers, account_of(settings.jobs.link_keys.get_secret_value()))[:16]
+    return digest(*servers, read_account(settings.jobs.link_keys.get_secret_value()))[:16]
 
 
 @asynccontextmanager
-async def open_jobs(settings: Settings) -> AsyncIterator[MakeExecutor]:
+async def open_jobs(settings: Settings) -> AsyncIterator[CreateExecutor]:
     """Yield a function that creates workspaces in a cluster. Raises `ConfigurationError` if Jobs
     cannot be created there.
     """
@@ -78,7 +78,7 @@ async def open_jobs(settings: Settings) -> AsyncIterator[MakeExecutor]:
         open_core_messages(settings.bus, settings.bus.url or "") as connection,
         Cluster(settings.jobs, host, app) as cluster,
     ):
-        transport = Transport(connection.send, connection.hear)
+        transport = Transport(connection.send, connection.listen)
         pods = Pods(cluster, transport, lambda name: _link_environment(settings, name))
 
         def create_executor(

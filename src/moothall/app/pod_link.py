@@ -38,7 +38,7 @@ async def serve(folders: Folders) -> None:
     )
     async with open_core_messages(settings.bus, settings.bus.url) as connection:
         serving = asyncio.ensure_future(
-            link.run(Transport(connection.send, connection.hear), order["name"])
+            link.run(Transport(connection.send, connection.listen), order["name"])
         )
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
         await asyncio.wait({serving})

@@ -134,7 +134,7 @@ async def check_parts(
     continues.
     """
     from moothall.llm.startup_check import reach_all
-    from moothall.sandbox.probe import check_walls
+    from moothall.sandbox.probe import check_layers
 
     async def check_model() -> None:
         try:
@@ -153,7 +153,7 @@ async def check_parts(
         layers: tuple[Layer, ...] = ()
         if settings.workspace.kind == "local" and roles & {"hosts", "tools"}:
             with say_if_slow(report_progress, "the sandbox to be tried"):
-                layers = await check_walls(settings.sandbox, report_progress)
+                layers = await check_layers(settings.sandbox, report_progress)
         if model_check is not None:
             with say_if_slow(report_progress, "the model server to answer"):
                 await model_check

@@ -49,7 +49,7 @@ _Kind = TypeVar("_Kind", bound=RepositoryService)
 
 
 def _create_service(settings: Settings, prepare: Prepare, kind: type[_Kind]) -> _Kind:
-    http = WebFamily().own(settings)
+    http = WebFamily().own_settings(settings)
     destinations = Destinations.read(http.allow, only=http.only_allowed)
     return kind(
         settings.data_dir, settings.workspace, prepare, secrets=environment(), pin=destinations.pin

@@ -39,7 +39,7 @@ from moothall.repositories.blame import LineOrigin, find_line_origin, read_messa
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.profile import CONFIG_FILE, Commands, parse_config_file
 from moothall.repositories.project_config import commands_of, to_toml, write_config_file
-from moothall.sandbox.probe import check_walls
+from moothall.sandbox.probe import check_layers
 from moothall.workspace.layout import uses_environment
 from moothall.workspace.toolchains import choose
 
@@ -288,7 +288,7 @@ async def _prepare(
     settings: Settings, ref: RepositoryRef, report_progress: Callable[[str], None]
 ) -> Prepared:
     if settings.workspace.kind == "local":
-        await check_walls(settings.sandbox)
+        await check_layers(settings.sandbox)
     # Only one executor is needed, so none is started in advance.
     workspace = settings.workspace.model_copy(update={"warm": 0})
     async with open_workspace_services(

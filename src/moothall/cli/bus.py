@@ -33,7 +33,7 @@ def keys(folder: Path, renew: Path | None) -> None:
     """Create an account for the server on a NATS of your own, and the files for servers, services
     and hosts, in FOLDER.
     """
-    from moothall.events.nats.accounts import FILES, make
+    from moothall.events.nats.accounts import FILES, create_account_files
 
-    for name, path in make(folder, renew).items():
+    for name, path in create_account_files(folder, renew).items():
         click.echo(plain(f"{path}  {FILES[name]}"))

@@ -29,7 +29,7 @@ from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.toolkits.families import FAMILIES
 from moothall.workspace.executor_client import ExecutorSetup
-from moothall.workspace.pool import ExecutorPool, MakeExecutor
+from moothall.workspace.pool import CreateExecutor, ExecutorPool
 from moothall.workspace.runner import LocalRunner
 
 if TYPE_CHECKING:
@@ -182,11 +182,11 @@ async def _jobs(settings: Settings) -> AsyncIterator[Finding]:
         yield finding
 
 
-async def _workspace(settings: Settings, make: MakeExecutor) -> Finding:
+async def _workspace(settings: Settings, make: CreateExecutor) -> Finding:
     start_time = time.monotonic()
     try:
         async with (
-            ExecutorPool(settings, make_executor=make) as pool,
+            ExecutorPool(settings, create_executor=make) as pool,
             pool.start(ExecutorSetup("doctor", ())),
         ):
             seconds = time.monotonic() - start_time
@@ -226,7 +226,7 @@ async def _walls(sandbox: SandboxSettings) -> AsyncIterator[Finding]:
         )
 
 
-async def _python(settings: Settings, make: MakeExecutor | None = None) -> Finding:
+async def _python(settings: Settings, make: CreateExecutor | None = None) -> Finding:
     """Run a code block, as a seat would."""
     if not settings.runner.enabled:
         return Finding("python blocks", ok=True, detail="off (runner.enabled)")
@@ -379,7 +379,7 @@ async def _add_metrics(model: OpenAIModel, part: str, detail: str) -> Finding:
     return Finding(part, ok=True, detail=detail)
 
 
-async def _try_block(settings: Settings, make: MakeExecutor | None) -> str:
+async def _try_block(settings: Settings, make: CreateExecutor | None) -> str:
     """Run a code block that calls a tool, and return a description of the runner. Raises
     `ConfigurationError`, `WorkspaceFailed` with the reason.
     """
@@ -397,7 +397,7 @@ async def _try_block(settings: Settings, make: MakeExecutor | None) -> str:
         "local",
         full=False,
     )
-    async with ExecutorPool(settings, make_executor=make) as pool:
+    async with ExecutorPool(settings, create_executor=make) as pool:
         result = await LocalRunner(settings, pool).run_in_monty(block, answer_call)
     if result.value != "ab":
         raise WorkspaceFailed(result.error or f"a block of Python gave {result.value!r}")

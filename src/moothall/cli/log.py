@@ -85,7 +85,7 @@ async def check(settings: Settings) -> int:
         click.echo(
             f"{plain(task_id)} may lack {len(missing)}: seq {', '.join(map(str, missing[:8]))}"
         )
-    return 0 if report.whole else EXIT_NONE
+    return 0 if report.is_complete else EXIT_NONE
 
 
 @log.command(epilog=example("moothall log prune --keep 100000"))

@@ -109,7 +109,7 @@ async def new(
             budget=story_budget,
         )
     click.echo(card.story.id)
-    say(f"in {card.stand.state}, {card.stand.points} points of the coach")
+    say(f"in {card.position.state}, {card.position.points} points of the coach")
     for finding in score(draft).findings:
         say(f"- {finding.message}")
 
@@ -126,17 +126,17 @@ story.add_command(add)
 async def list_(settings: Settings, *, as_json: bool) -> None:
     """List the board, state by state."""
     from moothall.app.tasks import open_stories
-    from moothall.stories.story_state import by_state
+    from moothall.stories.story_state import group_by_state
 
     async with open_stories(settings, say) as stories:
         cards = await stories.board.cards(LOCAL)
     if as_json:
         print_json([_row(card) for card in cards])
         return
-    for state, column in by_state(cards).items():
+    for state, column in group_by_state(cards).items():
         for card in column:
             click.echo(
-                f"{card.story.id}  {state:<8}  {card.stand.points:>3}  "
+                f"{card.story.id}  {state:<8}  {card.position.points:>3}  "
                 f"{plain(card.story.title, 80)}"
             )
     if not cards:
@@ -149,8 +149,8 @@ def _row(card: StoryState) -> dict[str, object]:
         "version": 1,
         "story_id": card.story.id,
         "title": card.story.title,
-        "state": card.stand.state,
-        "points": card.stand.points,
+        "state": card.position.state,
+        "points": card.position.points,
         "branch": check.get("branch", ""),
         "commit_sha": check.get("commit_sha", ""),
     }
@@ -170,7 +170,7 @@ async def show(settings: Settings, *, story_id: str, as_json: bool) -> None:
         history = await stories.board.history(story_id, LOCAL)
         account = await stories.accounts.of(card.story.id, LOCAL.tenant, card.story.budget)
         task_rounds = rounds(
-            history, await stories.tasks.views(task_ids(history)), card.stand.state
+            history, await stories.tasks.views(task_ids(history)), card.position.state
         )
     if as_json:
         budget = {
@@ -189,13 +189,13 @@ async def show(settings: Settings, *, story_id: str, as_json: bool) -> None:
         click.echo(line)
     for step in task_rounds[-1].steps if task_rounds else ():
         click.echo(_step(step))
-    click.echo(f"\nin {card.stand.state}" + ("" if stories.served else f"; {_IDLE_NOTE}"))
+    click.echo(f"\nin {card.position.state}" + ("" if stories.served else f"; {_IDLE_NOTE}"))
 
 
 def _step(step: RoundTask) -> str:
     """Return a line for a task of the last round, and a line for the next step."""
     after = f", builds on {', '.join(map(str, step.after))}" if step.after else ""
-    state_text = plain(f"{step.stand}: {step.why}" if step.why else step.stand, 1000)
+    state_text = plain(f"{step.status}: {step.why}" if step.why else step.status, 1000)
     line = f"{step.number}. {step.task_id} ({plain(step.role, 40)}{after}): {state_text}"
     return f"{line}\n   next: {step.next}" if step.next else line
 
@@ -266,16 +266,16 @@ async def _move(settings: Settings, story_id: str, comment: str, *, back: bool) 
 
     async with open_stories(settings, say) as stories:
         card = await stories.board.card(story_id, LOCAL)
-        transition = lifecycle().next_transition(card.stand.state, back=back)
+        transition = lifecycle().next_transition(card.position.state, back=back)
         if transition is None:
             say(
-                f"{story_id} is in {card.stand.state}: nobody can "
+                f"{story_id} is in {card.position.state}: nobody can "
                 f"{'send it back' if back else 'move it on'} there{_waits(card, stories)}"
             )
             return 2
         card = await stories.board.move(story_id, transition.event, LOCAL, comment=comment)
-    click.echo(card.stand.state)
-    if not stories.served and card.stand.state in {"design", "build", "test"}:
+    click.echo(card.position.state)
+    if not stories.served and card.position.state in {"design", "build", "test"}:
         say(_IDLE_NOTE)
     return 0
 
@@ -283,7 +283,7 @@ async def _move(settings: Settings, story_id: str, comment: str, *, back: bool) 
 def _waits(card: StoryState, stories: Stories) -> str:
     from moothall.stories.story_state import COMPLETED
 
-    if card.stand.state != "build":
+    if card.position.state != "build":
         return ""
     if card.ended is not None and card.ended.data.get("status") != COMPLETED:
         return "; its tasks have ended: `moothall story show` says how, and what is next"
@@ -364,7 +364,7 @@ async def plan(settings: Settings, *, story_id: str, change: TextIO | None) -> i
     the story's that it fulfils) and `after` (ids of the tasks that it builds on).
     """
     from moothall.app.tasks import open_stories
-    from moothall.stories.plan_document import outlines_of, read_outlines
+    from moothall.stories.plan_document import read_outlines, to_outlines
     from moothall.stories.planner import plan_of
 
     async with open_stories(settings, say) as stories:
@@ -373,10 +373,10 @@ async def plan(settings: Settings, *, story_id: str, change: TextIO | None) -> i
         else:
             card = await stories.board.card(story_id, LOCAL)
     if card.plan is None:
-        say(f"no tasks are derived for {story_id} yet: it is in {card.stand.state}")
+        say(f"no tasks are derived for {story_id} yet: it is in {card.position.state}")
         return 2
     current_plan = plan_of(card.plan)
-    tasks = [outline.model_dump() for outline in outlines_of(current_plan.tasks, card.story)]
+    tasks = [outline.model_dump() for outline in to_outlines(current_plan.tasks, card.story)]
     print_json(
         {"version": 1, "story_id": story_id, "plan_id": current_plan.plan_id, "tasks": tasks}
     )

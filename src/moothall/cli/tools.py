@@ -317,15 +317,15 @@ async def take(settings: Settings, *, server: str, look: bool) -> None:
     restarted.
     """
     from moothall.toolkits.mcp.family import McpFamily
-    from moothall.toolkits.mcp.spec import keep, read_offers, taken_tools
+    from moothall.toolkits.mcp.spec import accepted_tools, read_offers, write_accepted_tools
 
     family = McpFamily()
-    mcp_settings = family.own(settings)
+    mcp_settings = family.own_settings(settings)
     offers = await family.tools(settings).offers(server)
     offered = read_offers(server, mcp_settings, offers)
     earlier_digests = {
         tool.spec.name: tool.offer.digest
-        for tool in taken_tools(settings, mcp_settings)
+        for tool in accepted_tools(settings, mcp_settings)
         if tool.server == server
     }
     for tool in offered.tools:
@@ -348,6 +348,6 @@ async def take(settings: Settings, *, server: str, look: bool) -> None:
     if not look:
         say(
             f"{len(offered.tools)} tools taken: "
-            f"{keep(settings, mcp_settings, server, offered.tools)}"
+            f"{write_accepted_tools(settings, mcp_settings, server, offered.tools)}"
         )
         say("a role has those that the table of roles grants it (docs/tools.md, MCP servers)")

@@ -324,7 +324,7 @@ def own_settings(settings: Settings, folder: Path) -> Settings:
     """Return settings with the evaluation's data directory, under which tools of seats reach no
     network.
     """
-    shut = WebFamily().own(settings).model_copy(update={"allow": (), "only_allowed": True})
+    shut = WebFamily().own_settings(settings).model_copy(update={"allow": (), "only_allowed": True})
     return settings.model_copy(update={"data_dir": folder / DATA, WebFamily.section: shut})
 
 

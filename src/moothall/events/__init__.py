@@ -1,3 +1,3 @@
-"""What every bus keeps to: events and their bytes, streams and subjects, deliveries, dead letters.
-`nats` is the real one.
+"""Rules shared by every bus: encoding, streams and subjects, deliveries, dead letters. `nats` is
+the implementation for production.
 """

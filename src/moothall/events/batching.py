@@ -51,14 +51,14 @@ class BatchingWriter:
     event loop. At most `limit` events are not yet durable at any time.
 
     Messages about one thing are sent in order, each when the one before is durable, and none after
-    one that the bus did not take. A batch that is sent more than `still` seconds late comes from a
+    one that the bus did not accept. A batch that is more than `max_late_seconds` late comes from a
     process that was suspended. Another process may have taken over its work, so it is not sent.
     """
 
     send: Send
     packer: EnvelopeCodec
     seconds: float
-    still: float
+    max_late_seconds: float
     limit: int
     _open: dict[str, _Batch] = field(default_factory=dict)
     """By the last token of the subject, which names what it is about: events of one task keep their
@@ -77,15 +77,15 @@ class BatchingWriter:
         while self._count >= self.limit:
             self._room.clear()
             await self._room.wait()
-        about = registry.about(subject)
-        batch = self._open.get(about)
+        topic_id = registry.about(subject)
+        batch = self._open.get(topic_id)
         if batch is not None and (
             batch.subject != subject or batch.size + len(written) > MAX_BYTES
         ):
             self._close(batch)
             batch = None
         if batch is None:
-            batch = self._open[about] = _Batch(subject, loop.time() + self.seconds)
+            batch = self._open[topic_id] = _Batch(subject, loop.time() + self.seconds)
             batch.timer = loop.call_at(batch.due, self._close, batch)
         answer: asyncio.Future[int] = loop.create_future()
         batch.events.append(event)
@@ -102,10 +102,10 @@ class BatchingWriter:
         """Return once everything posted about the same thing as `subject` is durable or given up,
         so that what is sent now comes after it.
         """
-        about = registry.about(subject)
-        if (batch := self._open.get(about)) is not None:
+        topic_id = registry.about(subject)
+        if (batch := self._open.get(topic_id)) is not None:
             self._close(batch)
-        while (sending := self._sending.get(about)) is not None:
+        while (sending := self._sending.get(topic_id)) is not None:
             await asyncio.wait({sending})
 
     async def close(self) -> None:
@@ -114,43 +114,45 @@ class BatchingWriter:
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
-                for about in (*self._open, *self._sending):
-                    await self.settle(about)
+                for topic_id in (*self._open, *self._sending):
+                    await self.settle(topic_id)
 
     def _close(self, batch: _Batch) -> None:
-        about = registry.about(batch.subject)
-        if self._open.get(about) is not batch:
+        topic_id = registry.about(batch.subject)
+        if self._open.get(topic_id) is not batch:
             return
-        del self._open[about]
+        del self._open[topic_id]
         batch.late = asyncio.get_running_loop().time() - batch.due
         if batch.timer is not None:
             batch.timer.cancel()
         sending = asyncio.get_running_loop().create_task(
-            self._send(batch, self._sending.get(about)), name="batch"
+            self._send(batch, self._sending.get(topic_id)), name="batch"
         )
-        self._sending[about] = sending
-        sending.add_done_callback(lambda task: self._finish(about, batch, task))
+        self._sending[topic_id] = sending
+        sending.add_done_callback(lambda task: self._finish(topic_id, batch, task))
 
-    def _finish(self, about: str, batch: _Batch, task: asyncio.Task[MoothallError | None]) -> None:
-        if self._sending.get(about) is task:
-            del self._sending[about]
+    def _finish(
+        self, topic_id: str, batch: _Batch, task: asyncio.Task[MoothallError | None]
+    ) -> None:
+        if self._sending.get(topic_id) is task:
+            del self._sending[topic_id]
         if task.cancelled() or task.exception() is not None:
             _fail_batch(
                 batch,
                 BusUnavailable(
-                    f"the bus was closed before it had taken a message on {batch.subject}"
+                    f"the bus was closed before it accepted a message on {batch.subject}"
                 ),
             )
         self._count -= len(batch.events)
         self._room.set()
 
     async def _send(
-        self, batch: _Batch, before: asyncio.Task[MoothallError | None] | None
+        self, batch: _Batch, previous: asyncio.Task[MoothallError | None] | None
     ) -> MoothallError | None:
         try:
-            if before is not None:
-                await asyncio.wait({before})
-                if not before.cancelled() and (error := before.result()) is not None:
+            if previous is not None:
+                await asyncio.wait({previous})
+                if not previous.cancelled() and (error := previous.result()) is not None:
                     _fail_batch(batch, error)
                     return error
             seq = await self._record(batch)
@@ -163,9 +165,10 @@ class BatchingWriter:
         return None
 
     async def _record(self, batch: _Batch) -> int:
-        if batch.late > self.still:
+        if batch.late > self.max_late_seconds:
             raise BusUnavailable(
-                f"this process stood still for {batch.late:.1f} s over a message on {batch.subject}"
+                f"this process was suspended for {batch.late:.1f} s before it sent a message on "
+                f"{batch.subject}"
             )
         data = encode_batch(batch.written)
         if not self.packer.is_plain(data):
@@ -183,15 +186,17 @@ def message_id(events: Sequence[Event]) -> str:
 
 
 def to_records(
-    seq: int, found: Sequence[Event | P], extra: Mapping[str, str]
+    seq: int, events: Sequence[Event | P], extra: Mapping[str, str]
 ) -> list[Recorded | P]:
     """Return the events of message `seq` with their positions; errors stay as they are."""
-    last = max((place for place, event in enumerate(found) if isinstance(event, Event)), default=-1)
+    last_index = max(
+        (index for index, event in enumerate(events) if isinstance(event, Event)), default=-1
+    )
     return [
-        Recorded(seq if place == last else seq - 1, event, extra, seq, place)
+        Recorded(seq if index == last_index else seq - 1, event, extra, seq, index)
         if isinstance(event, Event)
         else event
-        for place, event in enumerate(found)
+        for index, event in enumerate(events)
     ]
 
 

@@ -1,4 +1,4 @@
-"""The only registry of key-value buckets; the set-up of a bus is made from it."""
+"""The only registry of key-value buckets. The setup of a bus creates them from it."""
 
 from __future__ import annotations
 
@@ -24,58 +24,59 @@ class BucketSpec:
         return ".".join(check_token(part, "key") for part in key.split("."))
 
 
-DOCUMENTS = BucketSpec("deliberations", "how each deliberation stands: what clients poll")
+DOCUMENTS = BucketSpec("deliberations", "the status document of each deliberation, for polling")
 BUCKETS: Mapping[str, BucketSpec] = {
     spec.name: spec
     for spec in (
         DOCUMENTS,
         BucketSpec(
-            "tools", "<tenant>.<tool>: whether an operator let a tenant have a tool, who and why"
+            "tools",
+            "<tenant>.<tool>: whether an operator allowed a tool for a tenant, by whom and why",
         ),
         BucketSpec(
             "parked",
-            "<tenant>.<id>: denied requests that an operator may allow, and what was said",
+            "<tenant>.<id>: denied requests that an operator may allow, and the decisions",
             max_age=7 * DAY,
         ),
         BucketSpec(
             "budgets",
-            "<tenant>.<story_id>: a story's budget, and what each of its deliberations has drawn "
-            "and spent of it",
+            "<tenant>.<story_id>: a story's budget, with the amounts that each of its "
+            "deliberations has reserved and spent",
         ),
-        BucketSpec("webhooks", "how far the server at each URL has been told of decisions"),
+        BucketSpec("webhooks", "the seq of the last decision delivered to each URL"),
         BucketSpec("spent", "ids of approvals that were used", max_age=7 * DAY),
         BucketSpec(
             "rates",
-            "<tenant>.<tool>: when its last calls were made, by whatever process",
+            "<tenant>.<tool>: the times of its last calls, from all processes",
             max_age=DAY,
         ),
         BucketSpec(
             "workflows",
-            "<tenant>.<workspace>.<id>: whether a workflow is under way, and how its workspace is "
-            "opened again",
+            "<tenant>.<workspace>.<id>: whether a workflow is running, and how to reopen its "
+            "workspace",
             max_age=7 * DAY,
         ),
         BucketSpec(
             "sessions",
-            "<tenant>.<digest>: what is known of a session of the agent service",
+            "<tenant>.<digest>: the state of a session of the agent service",
             max_age=7 * DAY,
         ),
         BucketSpec(
             "bundles",
-            "<tenant>.<digest>: packs of a story that a caller had kept, and until when",
+            "<tenant>.<digest>: contexts of a story that a caller stored, and their expiry",
             max_age=7 * DAY,
         ),
         BucketSpec(
             "leases",
-            "<what>: which process does what one alone may do at a time; renewed while it lives",
+            "<name>: the process that holds a lease; renewed while the process lives",
             max_age=DAY,
         ),
         BucketSpec(
-            "hidden", "<tenant>.<digest>: tests of callers that no seat sees", max_age=30 * DAY
+            "hidden", "<tenant>.<digest>: callers' tests, hidden from all seats", max_age=30 * DAY
         ),
         BucketSpec(
             "revoked",
-            "ids of capability tokens, and workspaces, whose tokens are called off",
+            "ids of revoked capability tokens, and of workspaces whose tokens are revoked",
             max_age=7 * DAY,
         ),
     )

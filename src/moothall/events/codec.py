@@ -1,5 +1,5 @@
 """Converts events to bytes and back: CloudEvents 1.0 in structured JSON. Data of older versions is
-brought up to date.
+upgraded.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan
 
 
 class _Envelope(BaseModel):
-    """A message from outside. Unknown fields are ignored, so that the format can be extended."""
+    """An incoming message. Unknown fields are ignored, so that the format can be extended."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -61,16 +61,16 @@ class _Envelope(BaseModel):
 
 
 def dump_json(value: object) -> bytes:
-    """Return compact UTF-8 JSON. Half of a surrogate pair, which is no character, becomes '?'.
+    """Return compact UTF-8 JSON. A lone surrogate becomes '?'.
 
-    Raises `InvalidRequest` for what JSON cannot express (NaN, other objects, endless nesting).
+    Raises `InvalidRequest` for values without a JSON form (NaN, other objects, endless nesting).
     """
     try:
         raw = orjson.dumps(value, option=_STRICT)
     except orjson.JSONEncodeError:
-        # what orjson refuses may be valid all the same, such as half of a surrogate pair
+        # orjson refuses some valid input, such as a lone surrogate
         return _dump_slowly(value)
-    # orjson writes NaN as null, so if there is a null, the encoder that refuses NaN is used.
+    # orjson writes NaN as null. If there is a null, use the encoder that refuses NaN.
     return _dump_slowly(value) if b"null" in raw else raw
 
 
@@ -95,9 +95,7 @@ def load_json(raw: bytes) -> Any:
 
 
 def _load_slowly(raw: bytes) -> Any:
-    """Read what orjson refuses but may be valid, such as half of a surrogate pair, as `dump_json`
-    writes it. Infinity is never valid.
-    """
+    """Read valid JSON that orjson refuses, such as a lone surrogate. Infinity is never valid."""
     try:
         return orjson.loads(
             _dump_slowly(json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant))
@@ -137,8 +135,8 @@ def encode(event: Event, data: bytes | None = None) -> bytes:
 def _read_version(dataschema: str, kind: EventType) -> int:
     if not dataschema:
         return 1
-    owner, _, rest = dataschema.partition(":")
-    name, _, version = rest.rpartition(":")
+    owner, _, name_and_version = dataschema.partition(":")
+    name, _, version = name_and_version.rpartition(":")
     if (
         owner != "moothall"
         or name != kind.value
@@ -165,13 +163,13 @@ def upcast(
     """
     if version > current:
         raise InvalidRequest(
-            f"{kind.value} version {version} is newer than this program, which knows {current}: "
-            "upgrade it"
+            f"{kind.value} version {version} is newer than version {current} of this program: "
+            "upgrade the program"
         )
     for step in range(version, current):
         upcaster = upcasters.get((kind, step))
         if upcaster is None:
-            raise InvalidRequest(f"{kind.value} version {step} cannot be brought to {step + 1}")
+            raise InvalidRequest(f"{kind.value} version {step} cannot be upgraded to {step + 1}")
         data = upcaster(data)
     return data
 

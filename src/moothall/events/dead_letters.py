@@ -1,6 +1,4 @@
-"""Dead letters: messages that could not be handled, kept with the reason so that they can be
-inspected and sent again.
-"""
+"""Dead letters: messages that failed for good, stored with the reason for inspection and replay."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ _MAX_REASON_CHARS = 2000
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that was given up: where it was, the reason, and its unchanged bytes."""
+    """A message that failed for good: its origin, the reason, and its unchanged bytes."""
 
     seq: int
     subject: str
@@ -36,7 +34,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class LetterOrigin:
-    """Where a message was when it was given up."""
+    """The stream, subject and consumer of a message that failed for good."""
 
     stream: str
     consumer: str
@@ -106,9 +104,9 @@ async def replay(store: RawStore, seq: int) -> int:
         if raw.seq != seq:
             break
         letter = _parse_letter(raw)
-        again = await store.put_raw(
+        new_seq = await store.put_raw(
             letter.subject, letter.data, message_id=f"replay:{seq}:{raw.time.isoformat()}"
         )
         await store.delete_raw(DEAD.name, seq)
-        return again
+        return new_seq
     raise NotFound(f"there is no dead letter {seq}")

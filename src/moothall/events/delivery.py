@@ -67,9 +67,7 @@ async def judge(
     delivering.
     """
     if deliveries > settings.max_deliver:
-        return Bury(
-            "UNANSWERED", f"delivered {settings.max_deliver} times, and nobody lived to answer"
-        )
+        return Bury("UNANSWERED", f"delivered {settings.max_deliver} times without an answer")
     try:
         failures: list[Permanent] = []
         for recorded in await unpack():

@@ -1,5 +1,5 @@
-"""What happens to every event and document on its way to the bus and back: secrets are removed,
-large values are stored apart, and the rest is encoded.
+"""Encodes events and documents for the bus and decodes them: secrets are removed, and large values
+are stored separately.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OFF_LOOP_BYTES = 64_000
 @dataclass(frozen=True, slots=True)
 class EnvelopeCodec:
     """Converts events and documents to wire bytes and back. `limit` is in bytes; `secrets` are the
-    operator's own values.
+    operator's secret values.
     """
 
     put: blobs.Put
@@ -44,7 +44,7 @@ class EnvelopeCodec:
                 else:
                     data = cast("Mapping[str, Any]", scrub_all(data, self.secrets))
             except RecursionError as error:
-                raise InvalidRequest("data is nested too deeply") from error
+                raise InvalidRequest("the data is nested too deeply") from error
             raw = codec.dump_json(data)
         if len(raw) <= self.limit and b'"$' not in raw:
             return raw

@@ -1,6 +1,4 @@
-"""The only registry of addresses and of event types: where each travels, and what its data
-holds.
-"""
+"""The only registry of addresses and event types: the subject and the data fields of each."""
 
 from __future__ import annotations
 
@@ -32,12 +30,12 @@ ADDRESSES: Mapping[Channel, str] = {
     Channel.GRAPH: "graph.questions.{graph}",
     Channel.REPOSITORIES: "repository.requests.{holder}",
 }
-"""Where the messages of each channel travel."""
+"""The subject template of each channel."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventSpec:
-    """Where a type of event travels and what its data holds."""
+    """An event type: its channel and the description of each data field."""
 
     type: EventType
     channel: Channel
@@ -46,7 +44,7 @@ class EventSpec:
 
     @property
     def subject(self) -> str:
-        """Where it travels; what stands in braces is filled in from the data."""
+        """The subject template; names in braces are filled in from the data."""
         return ADDRESSES[self.channel]
 
 
@@ -56,16 +54,18 @@ _STORY = {"story_id": "the story", "title": "title", "brief": "what the product 
 _TOOL = {
     "request_id": "unique within a tenant",
     "tool": "name in the catalogue",
-    "workspace": "the workspace it acts in",
+    "workspace": "the workspace of the call",
     "task_id": "the deliberation",
-    "seat": "who asked",
+    "seat": "the seat that made the call",
 }
-_FLOW = {"workflow_id": "unique within the workspace", "workspace": "the workspace it acts in"}
+_FLOW = {"workflow_id": "unique within the workspace", "workspace": "the workspace it runs in"}
 _ROLE = {"tenant": "from the event", "role": "kind of work"}
 
 
-def _spec(kind: EventType, channel: Channel, known: Mapping[str, str], **more: str) -> EventSpec:
-    return EventSpec(kind, channel, {**known, **more})
+def _spec(
+    kind: EventType, channel: Channel, shared_fields: Mapping[str, str], **fields: str
+) -> EventSpec:
+    return EventSpec(kind, channel, {**shared_fields, **fields})
 
 
 _E, _C = EventType, Channel
@@ -80,7 +80,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             repository="where to work",
             rigor_level="L0..L3",
             actor="who",
-            budget="tokens, calls, money for all its deliberations; where its author gave one",
+            budget="tokens, calls and money for all its deliberations; only if the author set one",
         ),
         _spec(
             _E.STORY_CHANGED,
@@ -95,55 +95,55 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             _E.STORY_TRANSITIONED,
             _C.STORIES,
             _STORY,
-            from_state="before",
-            to_state="after",
-            event="what led there",
+            from_state="the previous state",
+            to_state="the new state",
+            event="the lifecycle event that caused the transition",
             actor="who",
         ),
         _spec(
             _E.STORY_CHECKED,
             _C.STORIES,
             {"story_id": "the story"},
-            moved="the move to test for which it was checked",
-            task_id="the deliberation that brought the winners together",
+            moved="the transition to test that caused this check",
+            task_id="the deliberation that merged the winners",
             status="passed, or failed",
-            branch="where the whole lies",
+            branch="the branch of the merged result",
             commit_sha="its commit",
-            why="why it failed",
+            why="the reason for a failure",
         ),
         _spec(
             _E.STORY_DELIVERED,
             _C.STORIES,
             {"story_id": "the story"},
-            moved="the move to done with which it was approved",
-            status="left, pushed or merged, as the repository's policy says; failed where it does "
-            "not go together with the base any more",
-            branch="where it lies",
-            commit_sha="its commit there",
-            start="where it failed: the commit on which it is changed",
-            why="why it was left, or failed",
+            moved="the transition to done with which it was approved",
+            status="left, pushed or merged, according to the repository's policy; failed if it no "
+            "longer merges with the base",
+            branch="the branch it is on",
+            commit_sha="its commit on that branch",
+            start="after a failure: the commit on which the rework starts",
+            why="the reason if it was left or failed",
         ),
         _spec(
             _E.STORY_COMMENTED,
             _C.STORIES,
             _STORY,
-            comment="the words",
+            comment="the text",
             actor="who",
-            task_id="of a line of a diff: the deliberation that it is of",
-            path="its file",
-            line="its number there",
-            quoted="the line, with its sign",
+            task_id="for a comment on a diff line: the deliberation of the diff",
+            path="the file of the diff line",
+            line="the line number in that file",
+            quoted="the diff line with its sign",
         ),
         _spec(
             _E.STORY_NOTED,
             _C.STORIES,
             {"story_id": "the story"},
-            version="of the story's notes, from 1: it grows by one with each of these events",
+            version="the version of the story's notes, from 1; each of these events adds one",
             changes="operation, entity_type, entity_id, payload (JSON), reason",
-            role="whose view it is",
-            task_id="the deliberation that it comes from, if any",
+            role="the role whose view changed",
+            task_id="the deliberation it comes from, if any",
             actor="who",
-            at="the caller's own time, RFC 3339; or empty",
+            at="the caller's timestamp, RFC 3339; or empty",
         ),
         _spec(
             _E.PLAN_DERIVED,
@@ -151,10 +151,10 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             {"story_id": "the story"},
             plan_id="the plan",
             tasks="its tasks, in order",
-            publish="whether councils get them",
+            publish="whether the tasks are sent to councils",
             by="architects, roles, repair or people",
-            why="why not by architects, where those were asked",
-            design="the deliberation of the architects whose tasks people changed",
+            why="the reason if architects were asked but did not derive them",
+            design="the deliberation of the architects whose tasks were edited",
         ),
         _spec(
             _E.DELIBERATION_REQUESTED,
@@ -176,8 +176,9 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             _C.RESULTS,
             _TASK,
             seats="the seats, in order",
-            models="of each model: profile, model, api, reply, window, window_source, reply_tokens",
-            limits="turns of a seat; tokens, calls and seconds of all",
+            models="for each model: profile, model, api, reply, window, window_source, "
+            "reply_tokens",
+            limits="turns of each seat; tokens, calls and seconds of the deliberation",
         ),
         _spec(
             _E.DELIBERATION_DECIDED,
@@ -185,12 +186,12 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             _TASK,
             status="how it ended",
             winner_id="the winning seat, or empty",
-            proven="whether a test that the author didn't write shows it",
+            proven="whether a test that the author did not write proves it",
             evidence_level="proven, reproduced, self_tested, unproven",
-            undecided="whether no test or review put the winner before another answer",
+            undecided="whether no test or review ranked the winner above another answer",
             results="rank, score, reasons, checks, evidence, diff or its reference",
             final_state="committed, no_winner, failed, timeout, cancelled, answered, already_done",
-            branch="where the winner lies",
+            branch="the winner's branch",
             commit_sha="the winner's commit",
             usage="tokens, calls, money",
             duration_ms="from request to decision",
@@ -200,29 +201,29 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             _E.DELIBERATION_STEERED,
             _C.WORDS,
             _TASK,
-            message="what the seats hear at their next turn",
-            by="who says it",
+            message="the text that the seats receive at their next turn",
+            by="the author",
         ),
         _spec(
             _E.DELIBERATION_PAUSED,
             _C.WORDS,
             _TASK,
-            number="of its pauses and resumptions, from 0: an even one",
+            number="the count of pauses and resumptions so far, from 0; always even",
             by="who",
         ),
         _spec(
             _E.DELIBERATION_RESUMED,
             _C.WORDS,
             _TASK,
-            number="as of deliberation.paused: an odd one",
+            number="as in deliberation.paused; always odd",
             by="who",
         ),
         _spec(
             _E.DELIBERATION_DAMAGED,
             _C.RESULTS,
             _TASK,
-            missing="seqs of lost records, of which some may be its own; the first hundred",
-            count="how many they are",
+            missing="the first hundred seqs of lost records that may belong to it",
+            count="the number of lost records",
         ),
         _spec(
             _E.SEAT_STARTED,
@@ -230,7 +231,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             _SEAT,
             role="kind of work",
             agent_id="the agent",
-            approach="what it will try",
+            approach="the approach it will try",
         ),
         _spec(
             _E.SEAT_TURN,
@@ -240,12 +241,12 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             round="from 0",
             turn="from 1, through all attempts",
             attempt="from 1",
-            attempts="how many there may be",
-            stuck="how the seat went in circles, which ends the attempt; or empty",
+            attempts="the maximum number of attempts",
+            stuck="the repetition that ended the attempt; or empty",
             operations="tool calls with status",
             calls="id, tool, arguments, status, output, error, duration_ms of the tool calls, if "
             "the request has records_calls",
-            thought="the model's words",
+            thought="the model's text beside the tool calls",
             usage="tokens, calls, money",
             tools="cpu_ms, max_rss_bytes of the seat's tools and checks so far",
             checks="check name to verdict",
@@ -261,8 +262,8 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             _E.SEAT_REVIEWED,
             _C.RESULTS,
             _SEAT,
-            candidate="what was judged",
-            fingerprint="of what was judged",
+            candidate="id of the reviewed proposal or revision",
+            fingerprint="fingerprint of the reviewed proposal",
             review="score, met, unmet, comment",
         ),
         _spec(
@@ -286,16 +287,16 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             call_id="deterministic id of the call",
             phase="plan, propose, critique, revise, verify, derive, coach",
             prompt_sha256="of the prompt's bytes",
-            model="name that the server gave",
+            model="the name reported by the server",
             sampling="temperature, seed, max_tokens",
             usage="tokens, calls, money",
             answer="the whole answer or its reference",
             finish_reason="stop, length, …",
-            digits="of a review's score, numbers that might have stood there and how likely each "
-            "was; left out where the server does not tell",
+            digits="for a review's score: the possible numbers and the probability of each; "
+            "omitted if the server does not report them",
             earlier_digits="the same for the numbers before it: scores by criterion",
-            told="ids of the deliberation.steered events that the prompt tells of; left out where "
-            "it tells of none",
+            told="ids of the deliberation.steered events that the prompt includes; omitted if "
+            "there are none",
             duration_ms="wall time",
         ),
         _spec(
@@ -303,13 +304,13 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             _C.CALLS,
             {
                 "request_id": "unique within the workspace",
-                "workspace": "the workspace it is for",
+                "workspace": "the workspace of the call",
                 "tool": "name in the catalogue",
             },
             arguments="an object",
             capability_token="bound to this request",  # noqa: S106 - what it is, not one
-            deadline="UTC instant; may be left out",
-            context="story_id, task_id, seat, role, session_id, persona_id; may be left out",
+            deadline="UTC instant; optional",
+            context="story_id, task_id, seat, role, session_id, persona_id; optional",
         ),
         _spec(
             _E.TOOL_STARTED, _C.TOOLS, _TOOL, arguments_digest="sha256 of the canonical arguments"
@@ -320,21 +321,21 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             _TOOL,
             status="success, error, invalid, blocked, …",
             output="the tool's answer",
-            error="a sentence, if it failed",
+            error="the error message, if it failed",
             duration_ms="wall time",
             usage="cpu_ms, max_rss_bytes",
             audit_id="its audit record",
-            cached="it stood from an earlier call",
+            cached="whether the output was reused from an earlier call",
         ),
         _spec(
             _E.WORKFLOW_STARTED,
             _C.TOOLS,
             _FLOW,
             name="its name",
-            plan="its document, as it was sent",
-            digest="of the document",
-            commit_sha="the workspace's files as they were",
-            steps="how many there are",
+            plan="the workflow document as submitted",
+            digest="the digest of the document",
+            commit_sha="a commit of the workspace's files at the start",
+            steps="the number of steps",
         ),
         _spec(
             _E.WORKFLOW_STEP,
@@ -344,41 +345,41 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             state="started, parked, retrying, succeeded, failed, unknown, skipped",
             compensation="whether it is the step's compensation",
             attempt="from 1",
-            result="of the attempt that ended: as a tool.finished",
-            error="why it is no success",
-            commit_sha="the workspace's files as they are now, where the step may have changed "
+            result="the result of the finished attempt, with the fields of tool.finished",
+            error="the reason, if it did not succeed",
+            commit_sha="a commit of the workspace's files after the step, if it may have changed "
             "them",
-            done="steps that are over",
-            steps="how many there are",
+            done="the number of finished steps",
+            steps="the number of steps",
         ),
         _spec(
             _E.WORKFLOW_FINISHED,
             _C.TOOLS,
             _FLOW,
             state="succeeded, partial, failed, compensated, cancelled",
-            error="why it is no success",
-            done="steps that are over",
-            steps="how many there are",
+            error="the reason, if it did not succeed",
+            done="the number of finished steps",
+            steps="the number of steps",
         ),
         _spec(
             _E.CHECK_FINISHED,
             _C.RESULTS,
             _SEAT,
-            candidate="what was checked",
-            fingerprint="of the proposal that was checked: two hosts at once may make two of one "
-            "name",
+            candidate="id of the checked proposal",
+            fingerprint="fingerprint of the checked proposal; two hosts that run at once may "
+            "create two proposals with the same id",
             evidence="check, verdict, counts, output",
-            assessment="applies, required, regressions, proven, behaviour; with the check "
+            assessment="applies, required, regressions, proven, behaviour; only with the check "
             "`applies`",
-            cross_author="whose tests, with the check `cross`",
-            cross_fingerprint="of the proposal that these tests are taken from",
+            cross_author="the author of the tests; only with the check `cross`",
+            cross_fingerprint="fingerprint of the proposal that these tests come from",
         ),
         _spec(
             _E.EVIDENCE_REPORTED,
             _C.RESULTS,
             _TASK,
-            report="agent, message, candidate, cases, diff, missing, usage: what an agent beside "
-            "the seats found",
+            report="agent, message, candidate, cases, diff, missing, usage: the findings of an "
+            "agent that is not a seat",
         ),
         _spec(
             _E.DECISION_MADE,
@@ -393,12 +394,12 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             _C.PROGRESS,
             {"agent_id": "the agent"},
             workstream="part of the work",
-            progress="0..1; of one agent it never falls",
-            current_task="what it is at",
+            progress="0..1; never decreases for an agent",
+            current_task="the current activity",
             metrics="turns, tool_calls, tokens, cost_usd, checks, checks_passed, cpu_ms, "
             "max_rss_bytes",
-            agent="its name in its file",
-            seat="whose step it is",
+            agent="the agent's name in its agent file",
+            seat="the seat that took the step",
         ),
         _spec(
             _E.GUARD_ALERTED,
@@ -407,42 +408,42 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
                 "tenant": "from the event",
                 "kind": "denials or escapes (attempts to escape a sandbox)",
             },
-            count="how many of them",
-            seconds="within how long",
-            principal="who asked",
-            task_id="the deliberation, or the workspace of a external caller",
-            seat="the seat of the last one",
-            workspace="the workspace of the last one",
-            tool="what the last one asked for",
-            reason="why it was refused",
-            request_id="its request",
+            count="the number of denials or escapes",
+            seconds="the length of the time window",
+            principal="the caller",
+            task_id="the deliberation, or the workspace of an external caller",
+            seat="the seat of the last denial or escape",
+            workspace="the workspace of the last denial or escape",
+            tool="the tool of the last denial or escape",
+            reason="the reason for the last denial",
+            request_id="the request id of the last denial or escape",
         ),
         _spec(
             _E.AUDIT_RECORDED,
             _C.AUDIT,
             {"tenant": "from the event"},
             record="the chained record",
-            writer="whose chain of the tenant's it is in",
-            mac="what signs it as the head of its chain",
-            records="those of the chain before it that were not told yet, in order",
+            writer="the writer of the chain; a tenant has one chain for each writer",
+            mac="the signature of the record as the head of its chain",
+            records="earlier records of the chain that were not published yet, in order",
         ),
         _spec(
             _E.PLAN_FINISHED,
             _C.STORIES,
             {"story_id": "the story"},
             plan_id="the plan",
-            derivation_id="the plan.derived event that it ends",
+            derivation_id="id of the plan.derived event that started it",
             status="completed, or failed",
-            tasks="task id to how it ended; SKIPPED where a dependency did not complete",
-            why="task id to what went wrong, of those that ended in an error",
-            commits="what it came to: of each task whose work no other builds on",
+            tasks="final status by task id; SKIPPED if a dependency did not complete",
+            why="error by task id, for failed tasks",
+            commits="the resulting commits: one for each task that no other task builds on",
         ),
         _spec(
             _E.COUNCIL_CREATED,
             _C.COUNCILS,
             _ROLE,
-            agents="its agents, in the order of their seats",
-            config="its defaults",
+            agents="the council's agents, in seat order",
+            config="the council's defaults",
         ),
         _spec(_E.COUNCIL_DELETED, _C.COUNCILS, _ROLE),
         _spec(

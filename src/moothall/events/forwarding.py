@@ -12,7 +12,7 @@ from moothall.events.envelope import EnvelopeCodec
 from moothall.events.raw_store import NO_HEADERS
 
 
-class Put(Protocol):
+class PutRaw(Protocol):
     """`RawStore.put_raw`."""
 
     async def __call__(
@@ -32,7 +32,7 @@ def check_subjects(items: Sequence[Event | Permanent], subject: str) -> list[Eve
     not on its own subject.
     """
     return [
-        _off_subject(item, subject)
+        _wrong_subject_error(item, subject)
         if isinstance(item, Event) and not _is_well_placed(item, subject, len(items))
         else item
         for item in items
@@ -40,7 +40,11 @@ def check_subjects(items: Sequence[Event | Permanent], subject: str) -> list[Eve
 
 
 async def forward(
-    items: Sequence[Event | Permanent], subject: str, seq: int, packer: EnvelopeCodec, put: Put
+    items: Sequence[Event | Permanent],
+    subject: str,
+    seq: int,
+    packer: EnvelopeCodec,
+    put_raw: PutRaw,
 ) -> list[Event | Permanent]:
     """Return the events of the log message `seq` for a consumer.
 
@@ -48,20 +52,20 @@ async def forward(
     one message is stored on its own subject as a separate message and left out here: the consumer
     gets it from there. Any other event that is not on its own subject becomes an `InvalidRequest`.
     """
-    kept: list[Event | Permanent] = []
+    accepted: list[Event | Permanent] = []
     for index, item in enumerate(items):
         if not isinstance(item, Event) or _is_well_placed(item, subject, len(items)):
-            kept.append(item)
+            accepted.append(item)
         elif registry.is_accepted(item, subject):
             # A separate message id: the bus may know the event's id from the original message.
-            await put(
+            await put_raw(
                 registry.subject_of(item),
                 await packer.pack(item),
                 message_id=f"forwarded:{seq}:{index}",
             )
         else:
-            kept.append(_off_subject(item, subject))
-    return kept
+            accepted.append(_wrong_subject_error(item, subject))
+    return accepted
 
 
 def _is_well_placed(event: Event, subject: str, count: int) -> bool:
@@ -72,7 +76,7 @@ def _is_well_placed(event: Event, subject: str, count: int) -> bool:
     return registry.fits(event, subject) and (count == 1 or not registry.is_of_story(event))
 
 
-def _off_subject(event: Event, subject: str) -> InvalidRequest:
+def _wrong_subject_error(event: Event, subject: str) -> InvalidRequest:
     try:
         return InvalidRequest(
             f"{event.type} does not travel on {subject}; its subject is "

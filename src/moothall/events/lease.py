@@ -64,29 +64,30 @@ class Lease:
         """Renew the lease, or take it if it is free or its holder is gone. Raises
         `BusUnavailable`.
         """
-        found, revision = await self._bucket.get_with_revision(self._name)
+        document, revision = await self._bucket.get_with_revision(self._name)
         if revision != self._seen_revision:
             self._seen_revision, self._seen_at = revision, self._clock()
-        holder = found.get("holder") if found else ""
+        holder = document.get("holder") if document else ""
         if holder not in {"", self._holder} and self._clock() - self._seen_at < self._seconds:
             return
-        sent = self._clock()
+        sent_at = self._clock()
         try:
             await self._bucket.replace(self._name, {"holder": self._holder}, revision)
         except AlreadyExists:
-            # another process was faster, or this is the echo of our own write; the next step tells
+            # another process was faster, or our own write was repeated; the next step shows which
             return
         if not self.held:
-            tell = log.info if holder else log.debug  # taken over from a lost holder, or free
-            tell("took the lease", name=self._name, holder=self._holder, before=holder)
-        self._held_until = sent + self._seconds * _HOLDER_FRACTION
+            # `info` if it was taken over from a lost holder
+            log_at_level = log.info if holder else log.debug
+            log_at_level("acquired the lease", name=self._name, holder=self._holder, before=holder)
+        self._held_until = sent_at + self._seconds * _HOLDER_FRACTION
 
     async def release(self) -> None:
         """Free the lease at once. The work that was done under it must have ended."""
         if self._held_until:
             self._held_until = 0.0
-            found, revision = await self._bucket.get_with_revision(self._name)
-            if found and found.get("holder") == self._holder:
+            document, revision = await self._bucket.get_with_revision(self._name)
+            if document and document.get("holder") == self._holder:
                 await self._bucket.replace(self._name, {"holder": ""}, revision)
 
     async def lead(self, work: Work) -> None:
@@ -101,9 +102,9 @@ class Lease:
                 log.warning("lost the lease", name=self._name, holder=self._holder)
 
     @asynccontextmanager
-    async def take(self) -> AsyncIterator[bool]:
-        """Try to take the lease for the duration of the block; yields False if another process has
-        it.
+    async def try_acquire(self) -> AsyncIterator[bool]:
+        """Try to acquire the lease for the duration of the block; yield False if another process
+        holds it.
         """
         await self.step()
         async with self._keep_renewed():
@@ -126,7 +127,7 @@ class Lease:
                 async with asyncio.timeout(self._seconds):
                     await self.release()
             except (MoothallError, TimeoutError) as error:
-                log.info("the lease runs out by itself", name=self._name, reason=str(error))
+                log.info("the lease could not be released", name=self._name, reason=str(error))
 
     async def _renew_forever(self) -> None:
         while True:
@@ -145,5 +146,5 @@ class Lease:
             await self._acquired.wait()
 
     async def _wait_until_expired(self) -> None:
-        while (left := self._held_until - self._clock()) > 0:  # noqa: ASYNC110 - time is all that is waited for
-            await asyncio.sleep(left)
+        while (seconds := self._held_until - self._clock()) > 0:  # noqa: ASYNC110 - time is all that is waited for
+            await asyncio.sleep(seconds)

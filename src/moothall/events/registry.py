@@ -39,8 +39,8 @@ class StreamSpec:
 
 @dataclass(frozen=True, slots=True)
 class DurableSpec:
-    """A durable pull consumer. `prefetch` messages are held beyond those that are being handled. It
-    is 0 for work, since work that a busy host holds is not available to an idle one.
+    """A durable pull consumer. `prefetch` is the number of messages held beyond those being
+    handled. It is 0 for work: work that a busy host holds is not available to an idle one.
     """
 
     name: str
@@ -50,11 +50,11 @@ class DurableSpec:
     prefetch: int = 0
 
 
-def check_token(value: object, what: str) -> str:
-    """Return `value` if it may be one token of a subject; `what` names it in the error."""
+def check_token(value: object, name: str) -> str:
+    """Return `value` if it can be one token of a subject; `name` is used in the error."""
     if not isinstance(value, str) or not _TOKEN.fullmatch(value):
         raise InvalidRequest(
-            f"{what} {str(value)[:80]!r} cannot be part of a subject: letters, digits, '_' and "
+            f"{name} {str(value)[:80]!r} cannot be part of a subject: letters, digits, '_' and "
             "'-', 1 to 128 characters"
         )
     return value
@@ -64,8 +64,8 @@ def subject(topic: Topic) -> str:
     """Return the subject of a topic; a pattern if the topic names no single thing. Raises
     `InvalidRequest`.
     """
-    before, _, name = ADDRESSES[topic.channel].partition("{")
-    return before + (check_token(topic.about, name.rstrip("}")) if topic.about is not None else "*")
+    prefix, _, name = ADDRESSES[topic.channel].partition("{")
+    return prefix + (check_token(topic.about, name.rstrip("}")) if topic.about is not None else "*")
 
 
 def subjects(topics: Sequence[Topic]) -> tuple[str, ...]:
@@ -101,21 +101,21 @@ WORK = StreamSpec(
     "WORK",
     subjects((Channel.WORK.all, Channel.CALLS.all)),
     "workqueue",
-    "Work to be taken by exactly one taker, until acked or a day old.",
+    "Work for exactly one consumer, stored until acked or a day old.",
     max_age=DAY,
 )
 AUDIT = StreamSpec(
     "AUDIT",
     _all_subjects(Channel.AUDIT),
     "limits",
-    "Who did what: a hash chain for each tenant and writer.",
+    "The audit log: a hash chain for each tenant and writer.",
 )
-DEAD = StreamSpec("DEAD", ("dead.>",), "limits", "What could not be handled, with the reason.")
+DEAD = StreamSpec("DEAD", ("dead.>",), "limits", "Messages that failed for good, with the reason.")
 COUNCILS = StreamSpec(
     "COUNCILS",
     subjects((Channel.COUNCILS.all,)),
     "limits",
-    "Who sits for which role, by tenant. Apart from the log, so that pruning forgets no council.",
+    "The councils of each tenant. Separate from the log, so that pruning forgets no council.",
 )
 STREAMS = (EVENTS, WORK, AUDIT, DEAD, COUNCILS)
 
@@ -126,27 +126,27 @@ DURABLES: Mapping[str, DurableSpec] = {
             "collector",
             EVENTS.name,
             ("agent.results.>", "agent.responses.>", "agent.words.>"),
-            "folds what happens in a deliberation into its outcome",
+            "builds the outcome of each deliberation from its events",
             prefetch=128,
         ),
         DurableSpec(
             "planning",
             EVENTS.name,
             _all_subjects(Channel.STORIES),
-            "checks what happens to stories, and derives the tasks of those in planning",
+            "checks the events of stories, and derives the tasks of stories in planning",
         ),
         DurableSpec(
             "tools",
             WORK.name,
             subjects((Channel.CALLS.all,)),
-            "the tool service answers callers on the bus from it",
+            "tool calls of callers on the bus, answered by the tool service",
         ),
         *(
             DurableSpec(
                 f"host-{role}",
                 WORK.name,
                 subjects((Channel.WORK.of(role),)),
-                f"hosts take {role} deliberations from it",
+                f"{role} deliberations, run by hosts",
             )
             for role in ROLES
         ),
@@ -164,64 +164,70 @@ class SignalSpec:
 
     @property
     def subject(self) -> str:
-        """Its address; the names in braces are filled in."""
+        """The subject template; names in braces are filled in."""
         return ADDRESSES[self.channel]
 
 
 SIGNALS = (
-    SignalSpec(Channel.CANCEL, "Stop a deliberation now.", {"task_id": "which", "reason": "why"}),
+    SignalSpec(
+        Channel.CANCEL,
+        "Stop a deliberation now.",
+        {"task_id": "the deliberation", "reason": "why it is stopped"},
+    ),
     SignalSpec(
         Channel.STEER,
-        "Something was said to a deliberation, or it is to wait or to go on; the log has it.",
-        {"task_id": "which"},
+        "A deliberation was steered, paused or resumed; the log has the event.",
+        {"task_id": "the deliberation"},
     ),
     SignalSpec(
         Channel.GROWING,
-        "What a seat is writing, twice a second at most; its answer is in the log once it is "
-        "whole.",
+        "The partial reply of a seat, at most twice a second; the log has the complete answer.",
         {
-            "task_id": "which",
-            "seat": "who",
-            "text": "the end of it, without secrets; empty: it is written",
+            "task_id": "the deliberation",
+            "seat": "the seat",
+            "text": "the end of the partial reply, without secrets; empty once it is complete",
         },
     ),
     SignalSpec(
         Channel.TAKEN,
-        "A host took up work that was delivered before: whoever had it has lost it.",
-        {"task_id": "which", "host": "who has it now", "deliveries": "how often it was delivered"},
+        "A host started work that was delivered before; its previous host has lost it.",
+        {
+            "task_id": "the deliberation",
+            "host": "the host that has it now",
+            "deliveries": "the number of deliveries",
+        },
     ),
     SignalSpec(
         Channel.LINK,
-        "Bytes between a host and the pod of one of its workspaces, in a format of their own; no "
-        "JSON.",
+        "Bytes between a host and the pod of one of its workspaces, in a binary format.",
     ),
     SignalSpec(
         Channel.FIGURES,
-        "A host's figures, all of them, every few seconds.",
-        {"process": "who", "figures": "by name: rows of labels and value"},
+        "All metrics of a host, every few seconds.",
+        {"process": "the host", "figures": "by metric name: rows of labels and value"},
     ),
     SignalSpec(
-        Channel.HOSTS, "Every host answers with how it is: a line of JSON.", {"ask": "state"}
+        Channel.HOSTS, "Every host answers with its state as a line of JSON.", {"ask": "state"}
     ),
     SignalSpec(
         Channel.GRAPH,
-        "A process without the embedded graph asks the one that writes it; the answer is a line of "
-        "JSON.",
+        "A process without the embedded graph queries the process that writes it; the answer is a "
+        "line of JSON.",
         {
-            "question": "its name",
-            "parameters": "by name",
-            "position": "true: how far it is written",
+            "question": "the question's name",
+            "parameters": "its parameters by name",
+            "position": "true: return the seq up to which the graph is written",
         },
     ),
     SignalSpec(
         Channel.REPOSITORIES,
-        "A host that shares no disk with the repositories asks for a commit, a part of a bundle or "
-        "a push; the answer is a line of JSON, and bytes after it.",
+        "A host that shares no disk with the repositories requests a commit, a part of a bundle or "
+        "a push; the answer is a line of JSON, followed by bytes.",
         {
             "ask": "base, commits, push or part",
-            "repository": "by its id",
-            "tenant": "whose it is",
-            "haves": "commits that need not be sent",
+            "repository": "the repository's id",
+            "tenant": "the owner of the repository",
+            "haves": "commits that the host already has",
         },
     ),
 )
@@ -321,7 +327,7 @@ def covers(pattern: str, narrower: str) -> bool:
 def stream_of(subject: str) -> StreamSpec:
     """Return the stream that stores a subject or pattern. Raises `InvalidRequest` if none does."""
     for stream in STREAMS:
-        if any(covers(kept, subject) or covers(subject, kept) for kept in stream.subjects):
+        if any(covers(stored, subject) or covers(subject, stored) for stored in stream.subjects):
             return stream
     raise InvalidRequest(
         f"no stream stores {subject[:120]!r}; the subjects are "
@@ -346,25 +352,25 @@ def sources(topics: Sequence[Topic]) -> tuple[str, tuple[str, ...]]:
     """Return the stream that stores topics, and their subjects; without topics, the whole log.
     Raises `InvalidRequest` if there is no single stream.
     """
-    found = subjects(topics) or EVENTS.subjects
-    return common_stream(found), found
+    stored_subjects = subjects(topics) or EVENTS.subjects
+    return common_stream(stored_subjects), stored_subjects
 
 
 def literal(topic: Topic) -> str:
     """Return the subject of a single thing. Raises `InvalidRequest` for a topic of many."""
     if topic.about is None:
-        raise InvalidRequest(f"what is sent on {topic.channel} must name one thing")
+        raise InvalidRequest(f"a topic on {topic.channel} must have an id")
     return subject(topic)
 
 
 def work_subject(topic: Topic) -> str:
     """Return the subject of work of one kind. Raises `InvalidRequest` if it is not work."""
-    found = literal(topic)
-    if stream_of(found) is not WORK:
+    address = literal(topic)
+    if stream_of(address) is not WORK:
         raise InvalidRequest(
-            f"{found} is not work; the subjects of work are {', '.join(WORK.subjects)}"
+            f"{address} is not work; the subjects of work are {', '.join(WORK.subjects)}"
         )
-    return found
+    return address
 
 
 def about(subject: str) -> str:

@@ -1,9 +1,8 @@
-"""Whose name is said where: the operator's credentials of package indexes, which stay outside the
-wall.
+"""The operator's credentials for package indexes, which never enter a sandbox.
 
-A tunnel to a host that they hold at ends in the proxy, so that they can be added to what is
-encrypted: with certificates of an authority that lives as long as one set-up, is trusted by that
-set-up alone and whose keys never leave this process.
+A tunnel to a host with a credential ends in the proxy, which adds the credential to the encrypted
+request. The proxy's certificates come from an authority that is created for one set-up and trusted
+only by it; its keys never leave this process.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from yarl import URL
 
 from moothall.errors import ConfigurationError
 
-_LIFE = dt.timedelta(days=2)
-_SYSTEM = (
+_VALIDITY = dt.timedelta(days=2)
+_SYSTEM_BUNDLES = (
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/ca-bundle.pem",
@@ -36,36 +35,37 @@ _SYSTEM = (
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """`authorization` is said to what lies below `url`."""
+    """An `Authorization` header value for requests below `url`."""
 
     url: URL
     authorization: str
 
-    def holds_for(self, url: URL) -> bool:
-        """Whether a URL lies below its own. One that goes up again, in any spelling, does not."""
+    def covers(self, url: URL) -> bool:
+        """Whether a request is below `url`. A path with `..` never is, in any spelling."""
         steps = url.path.replace("\\", "/").split("/")
-        below = self.url.path.rstrip("/") + "/"
+        prefix = self.url.path.rstrip("/") + "/"
         return (
             self.url.origin() == url.origin()
             and ".." not in steps
-            and f"{url.path}/".startswith(below)
+            and f"{url.path}/".startswith(prefix)
         )
 
 
 class Credentials:
     """The operator's credentials, and the certificates that the proxy needs to add them.
 
-    `bundle` is what the walled side is to trust, as PEM: what this machine does, `certificates`,
-    and our authority. Raises `ConfigurationError` where a file of certificates cannot be read.
+    `bundle` is the PEM bundle for the sandbox: the certificates that this machine trusts,
+    `certificates`, and our authority. Raises `ConfigurationError` if a certificate file cannot be
+    read.
     """
 
     def __init__(self, entries: Iterable[Credential], certificates: Iterable[Path]) -> None:
         self._entries = sorted(entries, key=lambda entry: -len(entry.url.path))
-        self.outside = ssl.create_default_context()
-        pem = [text for path in _SYSTEM if (text := _read(Path(path)))][:1]
+        self.upstream_context = ssl.create_default_context()
+        pem = [text for path in _SYSTEM_BUNDLES if (text := _read(Path(path)))][:1]
         for path in certificates:
             try:
-                self.outside.load_verify_locations(path)
+                self.upstream_context.load_verify_locations(path)
             except (OSError, ssl.SSLError) as error:
                 raise ConfigurationError(
                     f"the certificates in {path} cannot be read: {error}"
@@ -76,7 +76,7 @@ class Credentials:
         authority = (
             self._certificate(self._name, self._key)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_use(signs=True), critical=True)
+            .add_extension(_key_usage(signs=True), critical=True)
             .add_extension(
                 x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False
             )
@@ -85,25 +85,25 @@ class Credentials:
         self._contexts: dict[str, ssl.SSLContext] = {}
         self.bundle = "\n".join((*pem, authority.public_bytes(Encoding.PEM).decode()))
 
-    def hold_at(self, url: URL) -> bool:
-        """Whether there is one for something at a URL's host and port."""
+    def has_credential_for(self, url: URL) -> bool:
+        """Whether there is a credential for a URL's host and port."""
         return any(entry.url.origin() == url.origin() for entry in self._entries)
 
     def authorization(self, url: URL) -> str:
-        """Return what to say when `url` is read, of the credential that is nearest to it; '' for
-        nothing.
-        """
-        return next((entry.authorization for entry in self._entries if entry.holds_for(url)), "")
+        """Return the header value of the most specific credential for `url`, or ''."""
+        return next((entry.authorization for entry in self._entries if entry.covers(url)), "")
 
-    def inside(self, host: str) -> ssl.SSLContext:
-        """Return what the proxy shows the walled side as `host`."""
+    def server_context(self, host: str) -> ssl.SSLContext:
+        """Return the TLS context with which the proxy acts as `host` towards the sandbox."""
         if host not in self._contexts:
             key = ec.generate_private_key(ec.SECP256R1())
             certificate = (
                 self._certificate(x509.Name([]), key)
-                .add_extension(x509.SubjectAlternativeName([_alternative(host)]), critical=True)
+                .add_extension(
+                    x509.SubjectAlternativeName([_alternative_name(host)]), critical=True
+                )
                 .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-                .add_extension(_use(signs=False), critical=True)
+                .add_extension(_key_usage(signs=False), critical=True)
                 .add_extension(
                     x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
                 )
@@ -117,7 +117,7 @@ class Credentials:
             context.set_alpn_protocols(["http/1.1"])
             with (
                 tempfile.NamedTemporaryFile() as file
-            ):  # mode 0600; the library takes no other than a file
+            ):  # mode 0600; the ssl module accepts only a file
                 file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
                 file.write(certificate.public_bytes(Encoding.PEM))
                 file.flush()
@@ -135,19 +135,19 @@ class Credentials:
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _LIFE / 2)
-            .not_valid_after(now + _LIFE)
+            .not_valid_before(now - _VALIDITY / 2)
+            .not_valid_after(now + _VALIDITY)
         )
 
 
-def _alternative(host: str) -> x509.GeneralName:
+def _alternative_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
 
 
-def _use(*, signs: bool) -> x509.KeyUsage:
+def _key_usage(*, signs: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=not signs,
         content_commitment=False,

@@ -1,9 +1,9 @@
-"""Which addresses a tool, or a repository's set-up, may reach: public ones, and what the operator
-allows.
+"""Addresses that a tool, or a repository's set-up, may reach: public ones, and those that the
+operator allows.
 
-A name is resolved once, and the address that is connected to is the one that was judged: the
-judgement is made where the socket is opened, so that neither a second answer of the name server nor
-an address written in another way gets around it.
+A name is resolved once, and the address that was checked is the one that is connected to. The check
+happens where the socket is opened, so neither a second DNS answer nor another spelling of an
+address can bypass it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _PORTS = {"http": 80, "https": 443}
-_INSIDE = tuple(
+_NOT_PUBLIC = tuple(
     ipaddress.ip_network(text) for text in ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24")
 )
-"""Not private by the library's tables, or not by those of every Python: a cloud's own services, and
-protocol assignments.
+"""Addresses that some Python versions do not treat as private: cloud services, and protocol
+assignments.
 """
 
 _UNICAST = ipaddress.ip_network("2000::/3")
-"""All of IPv6 that is given out on the internet."""
+"""The IPv6 addresses that are assigned on the internet."""
 
-_WRAPPING = tuple(ipaddress.ip_network(text) for text in ("2002::/16", "2001::/32"))
-"""Networks in it whose addresses stand for IPv4 ones: 6to4 and Teredo."""
+_EMBEDS_IPV4 = tuple(ipaddress.ip_network(text) for text in ("2002::/16", "2001::/32"))
+"""Networks in it whose addresses embed IPv4 addresses: 6to4 and Teredo."""
 
 
 class Unreachable(OSError):
@@ -42,8 +42,8 @@ class Unreachable(OSError):
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is anybody's on the internet: not of this machine, this network, this link
-    or a cloud's insides.
+    """Whether an address is public: not of this machine, this network, this link or a cloud's
+    internal services.
     """
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
@@ -51,20 +51,20 @@ def is_public(address: Address) -> bool:
         return (
             address in _UNICAST
             and address.is_global
-            and not any(address in network for network in _WRAPPING)
+            and not any(address in network for network in _EMBEDS_IPV4)
         )
     return (
         address.is_global
         and not address.is_multicast
-        and not any(address in network for network in _INSIDE)
+        and not any(address in network for network in _NOT_PUBLIC)
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Destinations:
-    """What the operator says: `hosts` (`name` or `name:port`) and `networks` may be reached
-    whatever they are;
-    `only`: nothing else may; `setting` is where they say it.
+    """Destinations that the operator allows: `hosts` (`name` or `name:port`) and `networks`.
+
+    only: nothing else may be reached. setting: the name of the setting, for errors.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -76,7 +76,7 @@ class Destinations:
     def read(
         cls, allowed: Sequence[str], *, only: bool, setting: str = "http.allow"
     ) -> Destinations:
-        """Read the setting. Raises `ConfigurationError` naming the entry that is wrong."""
+        """Parse the setting. Raises `ConfigurationError` that names the invalid entry."""
         hosts, networks = set(), []
         for entry in (text.strip().lower() for text in allowed):
             try:
@@ -93,14 +93,12 @@ class Destinations:
         return cls(frozenset(hosts), tuple(networks), only, setting)
 
     def is_named(self, url: URL) -> bool:
-        """Whether the operator named this host: then its address is not judged."""
+        """Whether the operator named this host; its address is then not checked."""
         host = (url.host or "").lower().rstrip(".")
         return host in self.hosts or f"{host}:{url.port or _PORTS.get(url.scheme)}" in self.hosts
 
     def check(self, text: str) -> URL:
-        """Return the URL if it is one that a tool may call. Raises `InvalidRequest` and
-        `Refused`.
-        """
+        """Return the URL if a tool may call it. Raises `InvalidRequest` and `Refused`."""
         try:
             url = URL(text)
             port = url.port
@@ -113,9 +111,7 @@ class Destinations:
                 f"{text[:120]!r} is not an http:// or https:// URL such as https://example.org/page"
             )
         if url.user or url.password:
-            raise Refused(
-                "a URL with a user or password in it is not called; send a header instead"
-            )
+            raise Refused("a URL with a user or password may not be called; send a header instead")
         if self.only and not self.is_named(url) and not self.networks:
             raise Refused(
                 f"{url.host} is not among the hosts that the operator allows ({self.setting})"
@@ -134,35 +130,35 @@ class Destinations:
         return not self.only and is_public(address)
 
     async def pin(self, text: str) -> str:
-        """Return `host:port:address` of a URL, with the address that may be connected to. Raises
+        """Resolve a URL's host, and return `host:port:address` with an allowed address. Raises
         `InvalidRequest`, `Refused`.
         """
         url = self.check(text)
         host, port = url.host or "", url.port or 0
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(
+            addresses = await asyncio.get_running_loop().getaddrinfo(
                 host, port, type=socket.SOCK_STREAM
             )
         except (OSError, UnicodeError):
-            found = []  # said as below: whether a name is known inside is nothing for who asks
-        for *_, where in found:
-            address = ipaddress.ip_address(str(where[0]).partition("%")[0])
+            addresses = []  # same error as below: do not reveal whether an internal name exists
+        for *_, socket_address in addresses:
+            address = ipaddress.ip_address(str(socket_address[0]).partition("%")[0])
             if self.is_named(url) or self.may_reach(address):
-                shown = (
+                address_text = (
                     f"[{address}]" if isinstance(address, ipaddress.IPv6Address) else str(address)
                 )
-                return f"{host}:{port}:{shown}"
+                return f"{host}:{port}:{address_text}"
         raise Refused(
             f"{host} has no address, or no public one, and the operator does not allow it "
             f"({self.setting})"
         )
 
-    def open_socket(self, about: tuple[Any, ...]) -> socket.socket:
-        """Make the socket for what a name was resolved to: (family, type, protocol, name, address).
+    def open_socket(self, address_info: tuple[Any, ...]) -> socket.socket:
+        """Create the socket for a result of getaddrinfo: (family, type, protocol, name, address).
         Raises `Unreachable`.
         """
-        family, kind, protocol, _, where = about
-        address = ipaddress.ip_address(str(where[0]).partition("%")[0])
+        family, kind, protocol, _, socket_address = address_info
+        address = ipaddress.ip_address(str(socket_address[0]).partition("%")[0])
         if not self.may_reach(address):
             raise Unreachable(
                 f"{address} is not a public address, and the operator does not allow it "

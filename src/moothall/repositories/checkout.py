@@ -16,7 +16,7 @@ from moothall.config import WorkspaceSections
 from moothall.domain.repository import Base
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.patch_rules import invalid_path_reason
-from moothall.sandbox.spawn import drop_uid, own
+from moothall.sandbox.spawn import sandbox_uid, set_owner
 
 _POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n(?:ext-.*\n)*oid sha256:([0-9a-f]{64})\nsize "
@@ -54,7 +54,7 @@ async def check_out(
                 f"{missing} of {len(pointers)} LFS files are pointers only: their content is not "
                 f"in {base.origin} (git lfs pull)"
             )
-    await asyncio.to_thread(change_owner, dest, drop_uid(settings.sandbox))
+    await asyncio.to_thread(change_owner, dest, sandbox_uid(settings.sandbox))
 
 
 async def _write(clone: TrustedClone, sha: str, dest: Path, report_progress: Progress) -> None:
@@ -163,7 +163,7 @@ def change_owner(path: Path, uid: int | None) -> None:
     """Give a tree that we have just written to a uid, without following links."""
     if uid is None:
         return
-    own(path, uid)
+    set_owner(path, uid)
     for folder, folders, names in os.walk(path):
         for name in (*folders, *names):
-            own(Path(folder, name), uid)
+            set_owner(Path(folder, name), uid)

@@ -1,3 +1,3 @@
-"""Running code that a model wrote: namespaces, seccomp, Landlock, cgroups and rlimits, each
-probed.
+"""The sandbox for code that a model wrote: namespaces, seccomp, Landlock, cgroups and rlimits, each
+of which is probed.
 """

@@ -92,10 +92,10 @@ def package_bind() -> tuple[Path, str]:
 
 def bubblewrap() -> str:
     """Return the path of bubblewrap; raises `SandboxUnavailable`."""
-    found = shutil.which("bwrap")
-    if not found:
+    path = shutil.which("bwrap")
+    if not path:
         raise SandboxUnavailable(f"bubblewrap: not found on PATH; {MEND_BUBBLEWRAP}")
-    return found
+    return path
 
 
 def _system_arguments() -> list[str]:

@@ -36,13 +36,13 @@ class Cgroup:
         """Return how many processes the kernel killed in it because it ran out of memory."""
         for name in ("memory.events", "memory.oom_control"):
             with contextlib.suppress(OSError):
-                found = re.search(
+                match = re.search(
                     r"^oom_kill (\d+)$",
                     (self.memory / name).read_text(encoding="ascii"),
                     re.MULTILINE,
                 )
-                if found:
-                    return int(found[1])
+                if match:
+                    return int(match[1])
         return 0
 
     def kill(self) -> None:
@@ -97,8 +97,10 @@ def _find_v1(paths: Mapping[str, str], controller: str, required_file: str) -> P
 def _find_v2(paths: Mapping[str, str]) -> Path | None:
     if "" not in paths or not (_ROOT / "cgroup.controllers").exists():
         return None
-    own = _ROOT / paths[""].lstrip("/")
-    candidates = tuple(folder for folder in (own, own.parent) if folder.is_relative_to(_ROOT))
+    own_group = _ROOT / paths[""].lstrip("/")
+    candidates = tuple(
+        folder for folder in (own_group, own_group.parent) if folder.is_relative_to(_ROOT)
+    )
     for folder in candidates:
         # refused where the folder has processes: then the parent is tried
         with contextlib.suppress(OSError):
@@ -112,8 +114,8 @@ def cores() -> int:
     """
     paths = _read_own_paths()
     limit = float(len(os.sched_getaffinity(0)))
-    for own, mount in ((paths.get("", "/"), _ROOT), (paths.get("cpu", "/"), _ROOT / "cpu")):
-        folder = mount / own.lstrip("/")
+    for own_path, mount in ((paths.get("", "/"), _ROOT), (paths.get("cpu", "/"), _ROOT / "cpu")):
+        folder = mount / own_path.lstrip("/")
         for ancestor in (folder, *folder.parents):
             if ancestor.is_relative_to(mount):
                 limit = min(limit, quota(ancestor))
@@ -153,14 +155,11 @@ def describe() -> str:
     """Return what limits memory and processes on this machine, in words for operators."""
     folders = parents()
     if folders is None:
-        return (
-            "rlimits, and a process tree that is looked at many times a second: no cgroup is "
-            "writable"
-        )
+        return "rlimits, and by polling the process tree many times a second: no cgroup is writable"
     return "cgroup v2" if folders[0] == folders[1] else "cgroup v1"
 
 
-def make(name: str, memory_bytes: int, processes: int) -> Cgroup | None:
+def create_cgroup(name: str, memory_bytes: int, processes: int) -> Cgroup | None:
     """Create a cgroup with these limits, or return None if none can be created."""
     folders = parents()
     if folders is None:

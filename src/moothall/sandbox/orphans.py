@@ -37,13 +37,13 @@ def kill_sandboxes(prefix: str) -> int:
     """Kill the sandboxes whose name begins with `prefix`, with all their processes; return how many
     processes were found.
     """
-    wanted, found = os.fsencode(process_title(prefix)), 0
+    title, count = os.fsencode(process_title(prefix)), 0
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # the process has ended, or is not ours
-            if (folder / "cmdline").read_bytes().startswith(wanted):
+            if (folder / "cmdline").read_bytes().startswith(title):
                 os.kill(int(folder.name), signal.SIGKILL)
-                found += 1
-    return found
+                count += 1
+    return count
 
 
 def remove_groups(pattern: str, parents: Iterable[Path]) -> bool:

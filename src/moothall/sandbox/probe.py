@@ -24,7 +24,7 @@ from moothall.sandbox.bubblewrap import (
     package_bind,
 )
 from moothall.sandbox.seccomp import MEND as MEND_SECCOMP
-from moothall.sandbox.spawn import drop_uid, run_sandbox
+from moothall.sandbox.spawn import run_sandbox, sandbox_uid
 from moothall.sandbox_runtime.confinement import BOOT
 from moothall.telemetry import get_logger, metrics
 
@@ -70,8 +70,8 @@ _FILE_BYTES = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One protection layer: `detail` is what happened when it was tried, `mend` how to get it if it
-    is missing.
+    """One protection layer: `detail` is the result of the attempt, `mend` how to add a missing
+    layer.
     """
 
     name: str
@@ -100,11 +100,11 @@ async def probe(
         except SandboxUnavailable:
             fixes = {_NO_ANSWER: "try again once it has less to do", "namespace": _FIX_NAMESPACES}
             mend = next(
-                (mend for word, mend in fixes.items() if word in error.message), MEND_BUBBLEWRAP
+                (mend for phrase, mend in fixes.items() if phrase in error.message), MEND_BUBBLEWRAP
             )
-            first = Layer("bubblewrap", ok=False, detail=error.message, mend=mend)
+            failed_layer = Layer("bubblewrap", ok=False, detail=error.message, mend=mend)
             return (
-                first,
+                failed_layer,
                 *(
                     _missing_layer(name, "not tried: the sandbox does not start")
                     for name, _ in LAYERS[1:]
@@ -112,10 +112,10 @@ async def probe(
             )
         results["seccomp"] = (False, error.message)
     details = {
-        "memory": f"held by {cgroups.describe()}",
-        "processes": f"held by {cgroups.describe()}, and by an rlimit of the user namespace",
+        "memory": f"limited by {cgroups.describe()}",
+        "processes": f"limited by {cgroups.describe()}, and by an rlimit of the user namespace",
     }
-    return tuple(_to_layer(name, results, details.get(name, "")) for name, _ in LAYERS)
+    return tuple(_read_layer(name, results, details.get(name, "")) for name, _ in LAYERS)
 
 
 def require(layers: Sequence[Layer], allow_degraded: Sequence[str] = ()) -> None:
@@ -138,14 +138,14 @@ def _missing_layer(name: str, detail: str) -> Layer:
     return Layer(name, ok=False, detail=detail, mend=_FIXES[name])
 
 
-def _to_layer(name: str, results: dict[str, Any], detail: str) -> Layer:
+def _read_layer(name: str, results: dict[str, Any], detail: str) -> Layer:
     if name == "bubblewrap":
         return Layer(name, ok=True, detail="starts")
-    held, said = results.get(name, (False, "the attempt did not come to its end"))
+    is_present, detail_text = results.get(name, (False, "the attempt did not finish"))
     return (
-        Layer(name, ok=True, detail=f"{said}; {detail}" if detail else said)
-        if held is True
-        else _missing_layer(name, str(said))
+        Layer(name, ok=True, detail=f"{detail_text}; {detail}" if detail else detail_text)
+        if is_present is True
+        else _missing_layer(name, str(detail_text))
     )
 
 
@@ -155,8 +155,8 @@ async def _attempt(limits: SandboxSettings, folder: Path | None, seconds: float)
         prefix="moothall-probe-", dir=folder, ignore_cleanup_errors=True
     ) as name:
         root = Path(name)
-        overlay = await asyncio.to_thread(_make_folders, root, drop_uid(limits))
-        ours, theirs = socket.socketpair()
+        overlay = await asyncio.to_thread(_make_folders, root, sandbox_uid(limits))
+        local, remote = socket.socketpair()
         callers: list[object] = []
 
         def note_caller(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -165,7 +165,7 @@ async def _attempt(limits: SandboxSettings, folder: Path | None, seconds: float)
 
         listener = await asyncio.start_server(note_caller, "127.0.0.1", 0)
         async with listener:
-            with ours, theirs:
+            with local, remote:
                 order = {
                     "host_file": str(root / "secret"),
                     "port": listener.sockets[0].getsockname()[1],
@@ -185,27 +185,27 @@ async def _attempt(limits: SandboxSettings, folder: Path | None, seconds: float)
                         "-S",
                         "-c",
                         _BOOT,
-                        str(theirs.fileno()),
+                        str(remote.fileno()),
                         json.dumps(order),
                     ),
                     limits=limits,
                     ro=(*interpreter_binds(), package_bind()),
                     overlay=overlay,
-                    fds=(theirs.fileno(),),
+                    fds=(remote.fileno(),),
                 )
-                async with run_sandbox(spec) as inside:
-                    theirs.close()
-                    result = await _read_result(ours, seconds)
+                async with run_sandbox(spec) as sandboxed:
+                    remote.close()
+                    result = await _read_result(local, seconds)
                     if not result:
-                        inside.kill()
-                        await inside.process.wait()
+                        sandboxed.kill()
+                        await sandboxed.process.wait()
                         cause = (
                             f"{_NO_ANSWER} {seconds:g} s; the machine may be too busy"
                             if result is None
-                            else "no word of why"
+                            else "no reason was reported"
                         )
                         raise SandboxUnavailable(
-                            f"the sandbox does not start: {inside.log_tail() or cause}"
+                            f"the sandbox does not start: {sandboxed.log_tail() or cause}"
                         )
         results: dict[str, Any] = json.loads(result)
         if callers:
@@ -236,10 +236,10 @@ def _unlock_work_folder(root: Path) -> None:
 def _check_overlay(overlay: Overlay) -> tuple[bool, str]:
     changed = overlay.upper / "base"
     if not changed.exists():
-        return False, "a change did not arrive in the upper folder"
+        return False, "a change is missing from the upper folder"
     if (overlay.lower[0] / "base").read_text(encoding="utf-8") != "as it was":
         return False, "the shared checkout was changed"
-    return True, "a change went to the upper folder, the checkout below is as it was"
+    return True, "a change went to the upper folder, and the checkout below is unchanged"
 
 
 async def _read_result(end: socket.socket, seconds: float) -> bytes | None:
@@ -257,8 +257,8 @@ async def _read_result(end: socket.socket, seconds: float) -> bytes | None:
     return result
 
 
-async def check_walls(
-    sandbox: SandboxSettings, tell: Callable[[str], None] | None = None
+async def check_layers(
+    sandbox: SandboxSettings, report_progress: Callable[[str], None] | None = None
 ) -> tuple[Layer, ...]:
     """Probe every layer of the sandbox and return them; raise `SandboxUnavailable` for one that is
     missing.
@@ -271,16 +271,16 @@ async def check_walls(
     for layer in layers:
         metrics.SANDBOX_LAYER.set(float(layer.ok), layer.name)
     log.info(
-        "the sandbox is tried",
+        "the sandbox was probed",
         layers=len(layers),
         missing=missing,
         memory_and_processes=cgroups.describe(),
     )
     if missing:
         log.warning("the sandbox is degraded, as allowed", missing=missing)
-    if tell is not None:
-        tell(
-            f"sandbox: {len(layers) - len(missing)} of {len(layers)} layers hold"
+    if report_progress is not None:
+        report_progress(
+            f"sandbox: {len(layers) - len(missing)} of {len(layers)} layers are present"
             + (f"; missing: {', '.join(missing)}" if missing else "")
         )
     return layers

@@ -85,7 +85,7 @@ class SandboxLog:
         """Add our own lines to the log."""
         self.tail()
         self._tail = b""
-        self._put((b"" if self._at_line_start else b"\n") + text.encode(errors="replace"))
+        self._append((b"" if self._at_line_start else b"\n") + text.encode(errors="replace"))
         self._at_line_start = text.endswith("\n")
 
     def close(self) -> None:
@@ -138,9 +138,9 @@ class SandboxLog:
         if not self._bytes_left:
             text += b"\n| ... the log keeps %d bytes of output\n" % _MAX_OUTPUT_BYTES
             self._at_line_start = True
-        self._put(text)
+        self._append(text)
 
-    def _put(self, text: bytes) -> None:
+    def _append(self, text: bytes) -> None:
         if self._file:
             with suppress(OSError):  # a full disk must not end the sandbox
                 self._file.write(text)
@@ -156,12 +156,12 @@ class SandboxLog:
             self._read_fd = -1
 
 
-def drop_uid(limits: SandboxSettings) -> int | None:
+def sandbox_uid(limits: SandboxSettings) -> int | None:
     """Return the uid that owns what a sandbox writes: None means this process's own."""
     return limits.uid if os.getuid() == 0 else None
 
 
-def own(path: Path, uid: int | None) -> None:
+def set_owner(path: Path, uid: int | None) -> None:
     """Give `path` to the uid under which sandboxes run."""
     if uid is not None:
         os.chown(path, uid, uid, follow_symlinks=False)
@@ -240,9 +240,9 @@ def _memory_fd(name: str, content: bytes) -> int:
     return descriptor
 
 
-def _make_cgroup(spec: SandboxSpec) -> cgroups.Cgroup | None:
+def _create_cgroup(spec: SandboxSpec) -> cgroups.Cgroup | None:
     try:
-        return cgroups.make(
+        return cgroups.create_cgroup(
             spec.name,
             spec.limits.memory_bytes + _SPARE_MEMORY,
             spec.limits.processes + _SPARE_PROCESSES,
@@ -272,11 +272,11 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
             accounts[name] = _memory_fd(name, content.encode())
             descriptors.append(accounts[name])
         stage, argv = command(spec, seccomp=filter_fd, accounts=accounts)
-        cgroup = _make_cgroup(spec)
+        cgroup = _create_cgroup(spec)
         overlay = spec.overlay
         request = {
             "parent": os.getpid(),
-            "uid": drop_uid(spec.limits),
+            "uid": sandbox_uid(spec.limits),
             "cgroups": cgroup.entrances if cgroup else (),
             "stage": stage,
             "overlay": {

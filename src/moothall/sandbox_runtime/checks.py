@@ -86,7 +86,7 @@ def _is_command(argv: Sequence[str], program: str, *commands: str) -> bool:
     return bool(argv) and _program(argv[0]) == program and argv[1:2] != () and argv[1] in commands
 
 
-def tells_cases(argv: Sequence[str]) -> bool:
+def reports_cases(argv: Sequence[str]) -> bool:
     """Return whether a command always reports its cases, so that a run without cases tested
     nothing.
     """
@@ -98,11 +98,11 @@ def tells_cases(argv: Sequence[str]) -> bool:
     )
 
 
-def may_tell_cases(argv: Sequence[str]) -> bool:
+def may_report_cases(argv: Sequence[str]) -> bool:
     """Return whether a command may report its cases as they end, so that a hanging case is known. A
     script, or make, is one case.
     """
-    return tells_cases(argv) or (bool(argv) and _program(argv[0]) in _NODE_PROGRAMS)
+    return reports_cases(argv) or (bool(argv) and _program(argv[0]) in _NODE_PROGRAMS)
 
 
 def _program(word: str) -> str:
@@ -358,7 +358,7 @@ def verdict(argv: Sequence[str], exit_code: int, cases: Mapping[str, str]) -> st
 def _verdict_of_exit_code(argv: Sequence[str], exit_code: int) -> str:
     if exit_code in _NOT_EXECUTABLE_CODES:
         return ERRORED
-    if not tells_cases(argv):
+    if not reports_cases(argv):
         return PASSED if exit_code == 0 else FAILED
     if exit_code in {0, _PYTEST_NO_TESTS}:
         return MISSING

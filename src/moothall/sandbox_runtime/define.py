@@ -12,7 +12,7 @@ from moothall.sandbox_runtime.definition_target import DefinitionTarget
 from moothall.sandbox_runtime.insertion import (
     first_shifted,
     free_spot,
-    spot_of,
+    replacement_spot,
     with_indent,
     with_tabs,
 )
@@ -56,7 +56,7 @@ def define(text: str, language: str, name: str, content: str) -> Definition:
     target = DefinitionTarget(language, name, new_definition, existing)
     old = target.find_existing()
     start, until, before, after, indent = (
-        spot_of(data, old, target) if old else free_spot(data, root, target)
+        replacement_spot(data, old, target) if old else free_spot(data, root, target)
     )
     end = b"\r\n" if 2 * data.count(b"\r\n") > data.count(b"\n") else b"\n"
     refusal = ""

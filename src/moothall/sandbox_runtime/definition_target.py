@@ -22,7 +22,7 @@ _HOW_TO_CHOOSE = (
 )
 
 
-def parts_of(name: str) -> tuple[tuple[str, ...], str]:
+def split_qualified_name(name: str) -> tuple[tuple[str, ...], str]:
     """Return a name's parts and trait: `a.B.c`, `T::m`, `(*T).M` and `<T as Trait>::m`. Raises
     `ToolFailure`.
     """
@@ -51,7 +51,7 @@ class DefinitionTarget:
         self, language: str, name: str, content: bytes, existing: Sequence[Definition]
     ) -> None:
         self.language = language
-        self.parts, self.trait = parts_of(name)
+        self.parts, self.trait = split_qualified_name(name)
         self.existing = existing
         self.content = content
         self.new_definition, self.offset_shift = self._find_in_content()

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 
 from moothall.sandbox_runtime.paths import ToolFailure, clean_for_writing
-from moothall.sandbox_runtime.text_encodings import line_end, with_ends
-from moothall.sandbox_runtime.texts import TextLimits, read_encoded, rows_of, write_text
+from moothall.sandbox_runtime.text_encodings import convert_line_ends, line_end
+from moothall.sandbox_runtime.texts import TextLimits, read_encoded, split_rows, write_text
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
@@ -47,14 +47,19 @@ def replace(path: str, text: str, old: str, new: str, count: int = 1) -> tuple[s
             "invalid",
         )
     for variant in dict.fromkeys(
-        (old, with_ends(old, line_end(text)), with_ends(old, "\n"), with_ends(old, "\r\n"))
+        (
+            old,
+            convert_line_ends(old, line_end(text)),
+            convert_line_ends(old, "\n"),
+            convert_line_ends(old, "\r\n"),
+        )
     ):
         if occurrences := text.count(variant):
             if count and occurrences != count:
                 lines = [text.count("\n", 0, offset) + 1 for offset in _find_offsets(text, variant)]
                 raise ToolFailure(_wrong_count(path, lines, occurrences, count))
             return _replace_exactly(text, variant, new), occurrences
-    rows, old_rows = rows_of(text), _trim(old)
+    rows, old_rows = split_rows(text), _trim(old)
     if not any(row.strip() for row in old_rows):
         raise ToolFailure(f"old is only spaces, and not found in {path!r}")
     matches = _match_ignoring_indentation(rows, old_rows)
@@ -76,7 +81,7 @@ def _replace_exactly(text: str, old: str, new: str) -> str:
     pieces = [parts[0]]
     offset = len(parts[0])
     for part in parts[1:]:
-        pieces += [with_ends(new, _line_end_at(text, offset) or default_end), part]
+        pieces += [convert_line_ends(new, _line_end_at(text, offset) or default_end), part]
         offset += len(old) + len(part)
     return "".join(pieces)
 

@@ -25,14 +25,14 @@ from moothall.sandbox_runtime.paths import (
     open_beneath,
     open_parent,
 )
-from moothall.sandbox_runtime.text_encodings import UTF_8, Encoding, line_end, with_ends
+from moothall.sandbox_runtime.text_encodings import UTF_8, Encoding, convert_line_ends, line_end
 from moothall.sandbox_runtime.texts import (
     TextLimits,
     cut_text,
     read_bytes,
     read_encoded,
     read_text,
-    rows_of,
+    split_rows,
     write_bytes,
     write_text,
 )
@@ -65,7 +65,7 @@ def read(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
         text, encoding = read_encoded(root, path, limits)
     except IsFolder as failure_error:
         raise IsFolder(path, _list_folder(root, path, limits)) from failure_error
-    rows = rows_of(text)
+    rows = split_rows(text)
     start, line_count = args.get("start", 1), args.get("lines", 2000)
     if start > max(1, len(rows)):
         raise ToolFailure(
@@ -125,7 +125,7 @@ def write(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
         before, encoding = read_encoded(root, path, limits)
     except ToolFailure:
         before, encoding = "", UTF_8  # absent, or not a text
-    content = with_ends(content, line_end(before))
+    content = convert_line_ends(content, line_end(before))
     return {"path": path, "bytes": write_text(root, path, content, limits, encoding=encoding)}
 
 
@@ -135,17 +135,17 @@ def append(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     """
     path = clean_for_writing(args["path"])
     content = args["content"]
-    before, encoding = _text_before(root, path, limits)
+    before, encoding = _existing_text(root, path, limits)
     if before and not before.endswith(("\n", "\r")) and not content.startswith(("\n", "\r")):
         content = "\n" + content
-    content = with_ends(content, line_end(before))
+    content = convert_line_ends(content, line_end(before))
     return {
         "path": path,
         "bytes": write_text(root, path, content, limits, encoding=encoding, append=True),
     }
 
 
-def _text_before(root: int, path: str, limits: TextLimits) -> tuple[str, Encoding]:
+def _existing_text(root: int, path: str, limits: TextLimits) -> tuple[str, Encoding]:
     """Return a file's text and encoding; '' and UTF-8 if there is no file yet."""
     try:
         return read_encoded(root, path, limits)
@@ -218,7 +218,7 @@ def define(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
             f"{path!r} is of no language that files.define knows ({' '.join(ENDINGS)}); use "
             "files.edit or files.write"
         )
-    before, encoding = _text_before(root, path, limits)
+    before, encoding = _existing_text(root, path, limits)
     definition = definer.define(before, language, args["name"], args["content"])
     write_text(root, path, definition.text, limits, encoding=encoding)
     return {
@@ -277,7 +277,7 @@ def search(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
             text = read_text(root, file_path, limits)
         except ToolFailure:
             continue  # binary, too large or gone
-        for number, line in enumerate(rows_of(text), 1):
+        for number, line in enumerate(split_rows(text), 1):
             row = line.rstrip("\r\n")
             if pattern.search(row):
                 size += len(file_path) + min(len(row), MAX_LINE) + 32
@@ -356,7 +356,7 @@ def info(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
         result["target"] = target
     if type_name == "file":
         try:
-            result["lines"] = len(rows_of(read_text(root, path, limits)))
+            result["lines"] = len(split_rows(read_text(root, path, limits)))
         except ToolFailure:
             result["lines"] = None
     return result
@@ -368,8 +368,8 @@ def diff(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
 
     path, other = clean(args["path"]), clean(args["other"])
     rows = difflib.unified_diff(
-        rows_of(read_text(root, path, limits)),
-        rows_of(read_text(root, other, limits)),
+        split_rows(read_text(root, path, limits)),
+        split_rows(read_text(root, other, limits)),
         path,
         other,
     )

@@ -42,7 +42,7 @@ indentation of its lines.
 """
 
 
-def spot_of(data: bytes, old: Definition, target: DefinitionTarget) -> Spot:
+def replacement_spot(data: bytes, old: Definition, target: DefinitionTarget) -> Spot:
     """Return the span of an existing definition. Its decorators, `export` and attributes are kept
     if the content has none.
     """

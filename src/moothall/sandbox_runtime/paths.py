@@ -59,7 +59,8 @@ def clean(path: str) -> str:
     """Return a relative path without '.', '//' or a trailing '/'; '' is the workspace itself."""
     if "\0" in path or len(path.encode("utf-8", "surrogatepass")) > MAX_PATH:
         raise ToolFailure(
-            f"{path[:80]!r} is no path: at most {MAX_PATH} bytes and no NUL", "invalid"
+            f"{path[:80]!r} is not a valid path: use at most {MAX_PATH} bytes and no NUL",
+            "invalid",
         )
     if path.startswith("/"):
         raise ToolFailure(

@@ -123,7 +123,7 @@ def survey(
     ranked = _rank(list(sources.values()), set(seeds), set(args["words"]))
     return {
         "spans": spans,
-        "homes": _find_homes(sources.values(), args["names"]),
+        "homes": _find_defining_files(sources.values(), args["names"]),
         "example": _example(sources, seeds, [source for source, _ in ranked], spans),
         "map": _draw_map(ranked, int(args["map_chars"])),
         "parsed": len(sources),
@@ -241,7 +241,7 @@ def _span_around(source: _Source, line: int) -> dict[str, Any] | None:
     }
 
 
-def _find_homes(sources: Iterable[_Source], names: Sequence[str]) -> list[str]:
+def _find_defining_files(sources: Iterable[_Source], names: Sequence[str]) -> list[str]:
     """Return the defining files of the names that only one file defines."""
     places: dict[str, list[str]] = defaultdict(list)
     for source in sources:

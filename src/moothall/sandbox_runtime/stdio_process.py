@@ -32,7 +32,7 @@ class OutputLimitExceeded(Exception):
     """The program printed more than allowed."""
 
 
-def lines_of(descriptor: int, max_bytes: int) -> Iterator[list[str]]:
+def read_lines(descriptor: int, max_bytes: int) -> Iterator[list[str]]:
     """Yield new lines as soon as there are any, until the end. Raises `OutputLimitExceeded` after
     `max_bytes` bytes.
     """
@@ -63,7 +63,7 @@ def main() -> None:
         return
     assert child.stdin  # noqa: S101 - pipes, see above
     assert child.stdout  # noqa: S101 - as above
-    output_lines = lines_of(child.stdout.fileno(), int(order["most"]))
+    output_lines = read_lines(child.stdout.fileno(), int(order["most"]))
     lines: list[str] = []
     try:
         while not (response := socket.call("lines", {"lines": lines})).get("end"):

@@ -157,6 +157,6 @@ def line_end(text: str) -> str:
     return best if ends[best] else ""
 
 
-def with_ends(text: str, end: str) -> str:
+def convert_line_ends(text: str, end: str) -> str:
     """Return the text with `end` at the end of each line; unchanged if `end` is empty."""
     return text.replace("\r\n", "\n").replace("\n", end) if end else text

@@ -59,7 +59,7 @@ def _read_all(descriptor: int, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def rows_of(text: str) -> list[str]:
+def split_rows(text: str) -> list[str]:
     """Return the lines, each with its end. Only a newline ends a line, as in editors, compilers and
     pytest.
     """

@@ -106,7 +106,7 @@ class ToolProxy:
             content, total = str(part["content"]), int(part["total_lines"])
             expected = min(lines, total - start + 1)
             is_last = start + expected > total
-            if total and not _whole(
+            if total and not _is_whole_file(
                 content,
                 expected,
                 is_complete=not part.get("truncated") if is_last else content.endswith("\n"),
@@ -147,8 +147,8 @@ def _python_name(name: str) -> str:
     return "".join(char if char.isalnum() else "_" for char in name)
 
 
-def _whole(content: str, rows: int, *, is_complete: bool) -> bool:
-    """Return whether a result has so many lines and nothing was left out."""
+def _is_whole_file(content: str, rows: int, *, is_complete: bool) -> bool:
+    """Return whether a result has `rows` lines and was not truncated."""
     return (
         is_complete
         and _CUT_MARK not in content
@@ -163,7 +163,7 @@ def plain(value: Any, depth: int = _MAX_DEPTH) -> Any:
     if isinstance(value, int):
         return value if abs(value) < 1 << 63 else _show(value)
     if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else repr(value)  # noqa: PLR0124 - NaN is no JSON
+        return value if value == value and abs(value) != float("inf") else repr(value)  # noqa: PLR0124 - JSON has no NaN
     if depth and isinstance(value, dict):
         return {
             key if isinstance(key, str) else _show(key): plain(item, depth - 1)

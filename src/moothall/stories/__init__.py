@@ -1,3 +1,3 @@
-"""From a story to ordered tasks, and handing them out. Knows ports and domain, no client
-library.
+"""Stories: their states, their tasks, and the execution of due steps. Knows ports and domain, but
+no client library.
 """

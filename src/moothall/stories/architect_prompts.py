@@ -16,7 +16,7 @@ from moothall.domain.ids import ROLES
 from moothall.domain.plan import AtomicTask, Story
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import InvalidRequest
-from moothall.stories.plan_document import Outline, tasks_of
+from moothall.stories.plan_document import Outline, create_tasks
 
 _ANSWER_FORMAT = (
     'Reply with one JSON document alone: {"tasks": [{"id": "a", "role": "dev", "description": '
@@ -40,10 +40,10 @@ def design_task(plan_id: str) -> str:
 
 
 def design_request(
-    story: Story, task_id: str, plan_id: str, *, seats: int, most: int, comment: str = ""
+    story: Story, task_id: str, plan_id: str, *, seats: int, max_tasks: int, comment: str = ""
 ) -> DeliberationRequest:
-    """Return the request to architects to divide a story into at most `most` tasks. `comment` is
-    what was said when the story moved to design.
+    """Return the request to architects to divide a story into at most `max_tasks` tasks. `comment`
+    is the comment with which the story moved to design.
     """
     criteria = "\n".join(f"{number}. {line}" for number, line in enumerate(story.ac, 1)) or "(none)"
     comment_text = f"Said when it came to you: {comment}" if comment else ""
@@ -52,7 +52,7 @@ def design_request(
     )
     return DeliberationRequest(
         description=f"Divide this story into tasks.\n\n{story_text}\n\n"
-        f"{_ANSWER_FORMAT % (', '.join(ROLES), most)}",
+        f"{_ANSWER_FORMAT % (', '.join(ROLES), max_tasks)}",
         role="architect",
         task_id=task_id,
         num_agents=seats,
@@ -65,7 +65,7 @@ def design_request(
 
 
 def read_tasks(
-    answer_text: str, story: Story, plan_id: str, *, tenant: str, most: int, chars: int
+    answer_text: str, story: Story, plan_id: str, *, tenant: str, max_tasks: int, chars: int
 ) -> tuple[AtomicTask, ...]:
     """Return the tasks of an answer, each after those it builds on. Raises `InvalidRequest` naming
     what is wrong with it.
@@ -73,8 +73,10 @@ def read_tasks(
     try:
         answer = _Answer.model_validate(_document(answer_text))
     except ValidationError as error:
-        raise InvalidRequest(f"the answer is no list of tasks: {wrong(error)}") from error
-    return tasks_of(answer.tasks, story, plan_id, tenant=tenant, most=most, chars=chars)
+        raise InvalidRequest(f"the answer is not a list of tasks: {wrong(error)}") from error
+    return create_tasks(
+        answer.tasks, story, plan_id, tenant=tenant, max_tasks=max_tasks, chars=chars
+    )
 
 
 def _document(text: str) -> Any:

@@ -75,7 +75,7 @@ class Board:
         rigor = rigor.strip().upper() or DEFAULT_RIGOR
         if rigor not in lifecycle().ready:
             raise InvalidRequest(
-                f"rigor_level is {rigor[:40]!r}; it is one of {', '.join(lifecycle().ready)}"
+                f"rigor_level is {rigor[:40]!r}; allowed are {', '.join(lifecycle().ready)}"
             )
         data = {
             "story_id": f"story-{digest(who.tenant, key)[:16]}",
@@ -110,8 +110,8 @@ class Board:
         """Return the moves of a story that counted, oldest first."""
         card, moves = StoryState(Story(check_id(story_id, "story_id"))), []
         async for recorded in self._bus.replay((Channel.STORIES.of(key_of(story_id, who.tenant)),)):
-            before, card = card.moved, fold(card, recorded, who.tenant)
-            if card.entered is not None and card.moved != before:
+            last_moved, card = card.moved, fold(card, recorded, who.tenant)
+            if card.entered is not None and card.moved != last_moved:
                 moves.append(card.entered)
         return moves
 
@@ -131,16 +131,16 @@ class Board:
         async with self._read_lock:
             if self._reads_ended <= begun:  # no read that began since has succeeded
                 self._reads_begun += 1
-                await self._catch_up()
+                await self._read_new_events()
                 self._reads_ended = self._reads_begun
-        own = {
+        visible = {
             story_id: card
             for (tenant, story_id), card in self._cards.items()
             if tenant == who.tenant and card.created
         }
-        return [card for _, card in sorted(own.items())]
+        return [card for _, card in sorted(visible.items())]
 
-    async def _catch_up(self) -> None:
+    async def _read_new_events(self) -> None:
         """Read new events. Start anew if the first event of the log is another than before: the log
         was pruned or replaced.
         """
@@ -160,9 +160,15 @@ class Board:
         ]
 
     async def comment(
-        self, story_id: str, text: str, who: Principal, *, key: str, on: LineComment | None = None
+        self,
+        story_id: str,
+        text: str,
+        who: Principal,
+        *,
+        key: str,
+        line_comment: LineComment | None = None,
     ) -> None:
-        """Comment on a story, or on a line of what was built for it (`on`, whose own text is
+        """Comment on a story, or on a line of its result (`line_comment`, whose own text is
         ignored). `key` identifies the request. Raises `NotFound`, `InvalidRequest`.
         """
         if not text.strip():
@@ -170,12 +176,12 @@ class Board:
         _check_comment(text)
         await self.card(story_id, who)
         data: dict[str, object] = {"story_id": story_id, "comment": text, "actor": who.name}
-        if on is not None:
+        if line_comment is not None:
             data |= {
-                "task_id": on.task_id,
-                "path": on.path[:_PATH],
-                "line": on.line,
-                "quoted": on.quoted[:_QUOTED],
+                "task_id": line_comment.task_id,
+                "path": line_comment.path[:_PATH],
+                "line": line_comment.line,
+                "quoted": line_comment.quoted[:_QUOTED],
             }
         await self._bus.publish(
             write(
@@ -245,28 +251,28 @@ class Board:
         *,
         comment: str = "",
         system: bool = False,
-        seen: int | None = None,
+        seen_seq: int | None = None,
     ) -> StoryState:
         """Move a story. `system` is true if the server itself moves it because of recorded facts.
-        With `seen`, move it only if no event came after this seq.
+        With `seen_seq`, move it only if no event came after this seq.
 
         Raises `NotFound`, what `decide` raises, and `ConcurrentUpdate` if another move came first.
         """
         _check_comment(comment)
         card = await self.settle(await self.card(story_id, who))
-        before = card.stand.state
+        old_state = card.position.state
         roles = {SYSTEM} if system else who.roles
         while True:
-            if seen is not None and card.seq != seen:
+            if seen_seq is not None and card.seq != seen_seq:
                 raise ConcurrentUpdate(
-                    f"story {story_id} is in {card.stand.state} now, at {card.seq}: you saw it at "
-                    f"{seen}"
+                    f"story {story_id} is in {card.position.state} now, at seq {card.seq}; you saw "
+                    f"it at {seen_seq}"
                 )
-            after = decide(card.stand, event, roles)
+            new_position = decide(card.position, event, roles)
             data = {
                 "story_id": story_id,
-                "from_state": card.stand.state,
-                "to_state": after.state,
+                "from_state": card.position.state,
+                "to_state": new_position.state,
                 "event": event,
                 "actor": who.name,
                 "roles": sorted(roles),
@@ -285,12 +291,12 @@ class Board:
                 card = await self.card(story_id, who)
                 if card.moved == transition.id:  # ours: the ack was lost
                     return card
-                if card.stand.state != before:
+                if card.position.state != old_state:
                     raise ConcurrentUpdate(
-                        f"story {story_id} is in {card.stand.state} now: another move came first"
+                        f"story {story_id} is in {card.position.state} now: another move came first"
                     ) from None
             else:
-                return await self.settle(enter(replace(card, seq=seq), after, transition))
+                return await self.settle(enter(replace(card, seq=seq), new_position, transition))
 
     async def check_move(self, story_id: str, event: Event) -> None:
         """Raise what `decide` raises if a recorded move of a story on the board did not count.
@@ -307,7 +313,7 @@ class Board:
         if card.created:
             roles = event.data.get("roles")
             decide(
-                card.stand,
+                card.position,
                 str(event.data.get("event")),
                 [str(role) for role in roles] if isinstance(roles, list) else (),
             )

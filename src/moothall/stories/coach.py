@@ -113,9 +113,9 @@ def join_steps(lines: Iterable[str]) -> Iterator[str]:
         yield criterion
 
 
-def _begins_criterion(word: str, before: str) -> bool:
+def _begins_criterion(step_word: str, earlier_text: str) -> bool:
     """Return True if a step begins a new criterion: a When after a Then."""
-    return word.lower() == "when" and _THEN.search(before) is not None
+    return step_word.lower() == "when" and _THEN.search(earlier_text) is not None
 
 
 def score(draft: StoryDraft) -> Score:
@@ -228,7 +228,9 @@ def _criteria(ac: Sequence[str]) -> Iterator[Shortcoming]:
     if plain:
         weight = max(1, round(15 * len(plain) / len(ac)))
         yield Shortcoming(
-            "GHERKIN", f"write {_quote(plain[0])} as given …, when …, then …{_more(plain)}", weight
+            "GHERKIN",
+            f"write {_quote(plain[0])} as given …, when …, then …{_count_more(plain)}",
+            weight,
         )
     vague = [(line, match[0]) for line in ac if (match := _VAGUE.search(line)) is not None]
     if vague:
@@ -236,7 +238,7 @@ def _criteria(ac: Sequence[str]) -> Iterator[Shortcoming]:
         yield Shortcoming(
             "TESTABLE",
             f"{_quote(word)} cannot be tested in {_quote(line)}: say what is seen, a value or a "
-            f"number{_more(vague)}",
+            f"number{_count_more(vague)}",
             weight,
         )
 
@@ -251,7 +253,7 @@ def is_gherkin(criterion: str) -> bool:
     return bool(criterion[position:].strip(" .:,"))
 
 
-def _more(items: Sequence[object]) -> str:
+def _count_more(items: Sequence[object]) -> str:
     return f" ({len(items) - 1} more like it)" if len(items) > 1 else ""
 
 

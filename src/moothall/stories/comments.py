@@ -91,7 +91,7 @@ async def remark_on(
 ) -> None:
     """Comment on a line in a diff of this outcome. Raises `NotFound`, `InvalidRequest`."""
     on = LineComment(outcome.task_id, line.path, line.number, line.text, "")
-    await board.comment(outcome.story_id, text, who, key=key, on=on)
+    await board.comment(outcome.story_id, text, who, key=key, line_comment=on)
 
 
 def _check_task(card: StoryState) -> str:

@@ -36,27 +36,28 @@ def derive(
     strategy: Strategy,
     *,
     tenant: str,
-    most: int,
+    max_tasks: int,
     chars: int,
 ) -> tuple[AtomicTask, ...]:
     """Return the tasks in the order in which they are done: a task depends on earlier ones only.
 
-    `most` limits their number, `chars` the length of a description. Raises `InvalidRequest` for an
-    unknown role, a cycle in the order of roles, and too many tasks.
+    `max_tasks` limits their number, `chars` the length of a description. Raises `InvalidRequest`
+    for an unknown role, a cycle in the order of roles, and too many tasks.
     """
     check_id(story.id, "case_id")
     check_id(plan_id, "plan_id")
     if strategy.per_role < 0:
         raise InvalidRequest(
-            f"max_tasks_per_role is {strategy.per_role}; it is a whole number from 0 (one) up"
+            f"max_tasks_per_role is {strategy.per_role}; allowed are whole numbers from 0 (one)"
         )
     tasks: list[AtomicTask] = []
     predecessors: tuple[str, ...] = ()
     for role in sort_roles(roles, strategy.order):
         criteria_groups = _groups(story.ac, strategy.per_role or 1)
-        if len(tasks) + len(criteria_groups) > most:
+        if len(tasks) + len(criteria_groups) > max_tasks:
             raise InvalidRequest(
-                f"the plan has more than {most} tasks (limits.plan_tasks); lower max_tasks_per_role"
+                f"the plan has more than {max_tasks} tasks (limits.plan_tasks); lower "
+                "max_tasks_per_role"
             )
         role_task_ids: list[str] = []
         for number, criteria in enumerate(criteria_groups, 1):
@@ -131,9 +132,7 @@ def sort_roles(roles: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
     for index, role in enumerate(ordered):
         if role in ordered[:index]:
             circle = " → ".join(ordered[ordered.index(role) : index + 1])
-            raise InvalidRequest(
-                f"dependency_order goes round in a circle: {circle}; name each role once"
-            )
+            raise InvalidRequest(f"dependency_order has a cycle: {circle}; name each role once")
         if role not in all_roles:
             raise InvalidRequest(
                 f"dependency_order names {role}, which is not among the roles "
@@ -142,32 +141,32 @@ def sort_roles(roles: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
     return (*ordered, *(role for role in ORDER if role in all_roles and role not in ordered))
 
 
-def check_plan(tasks: Iterable[AtomicTask], most: int) -> None:
-    """Raise `InvalidRequest` unless there are at most `most` tasks, each with its own id and
+def check_plan(tasks: Iterable[AtomicTask], max_tasks: int) -> None:
+    """Raise `InvalidRequest` unless there are at most `max_tasks` tasks, each with its own id and
     depending on earlier tasks only.
     """
-    known: set[str] = set()
+    task_ids: set[str] = set()
     for task in tasks:
         check_id(task.task_id, "task_id")
         read_role(task.role)
-        if task.task_id in known:
+        if task.task_id in task_ids:
             raise InvalidRequest(f"task {task.task_id} is in the plan twice")
-        missing = [name[:80] for name in task.dependencies if name not in known]
+        missing = [name[:80] for name in task.dependencies if name not in task_ids]
         if missing:
             raise InvalidRequest(
-                f"task {task.task_id} depends on {', '.join(missing)}, which is no earlier task of "
-                "the plan"
+                f"task {task.task_id} depends on {', '.join(missing)}, which is not an earlier "
+                "task of the plan"
             )
-        known.add(task.task_id)
-        if len(known) > most:
-            raise InvalidRequest(f"the plan has more than {most} tasks (limits.plan_tasks)")
+        task_ids.add(task.task_id)
+        if len(task_ids) > max_tasks:
+            raise InvalidRequest(f"the plan has more than {max_tasks} tasks (limits.plan_tasks)")
 
 
-def _groups(criteria: Sequence[str], most: int) -> list[tuple[str, ...]]:
-    """Divide the criteria into at most `most` groups of nearly equal size. Without criteria, return
-    one empty group.
+def _groups(criteria: Sequence[str], max_groups: int) -> list[tuple[str, ...]]:
+    """Divide the criteria into at most `max_groups` groups of nearly equal size. Without criteria,
+    return one empty group.
     """
-    count = max(1, min(most, len(criteria)))
+    count = max(1, min(max_groups, len(criteria)))
     size, remainder = divmod(len(criteria), count)
     groups, start = [], 0
     for number in range(count):

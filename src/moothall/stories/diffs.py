@@ -20,27 +20,27 @@ class DiffLine:
     """A line of a diff with its sign.
 
     `number` is the line's number in the file after the change; for a removed line, its number
-    before. `before` is the old number of an unchanged line. A `place` has no number: it says where
-    the lines after it are.
+    before. `old_number` is the old number of an unchanged line. A `place` has no number: it says
+    where the lines after it are.
     """
 
     kind: Kind
     text: str
     path: str = ""
     number: int = 0
-    before: int = 0
+    old_number: int = 0
 
 
-def read_diff(diff: str, most: int = MAX_LINES) -> Sequence[DiffLine]:
-    """Return the lines of a git diff, at most `most`, by default what a browser shows well. Inside
-    a hunk, lines that look like headers are lines of a file.
+def read_diff(diff: str, max_lines: int = MAX_LINES) -> Sequence[DiffLine]:
+    """Return the lines of a git diff, at most `max_lines`, by default what a browser shows well.
+    Inside a hunk, lines that look like headers are lines of a file.
     """
     lines = diff.split("\n")
     if lines[-1] == "":
         lines.pop()
     diff_lines: list[DiffLine] = []
     path, old, new, old_end, new_end = "", 0, 0, 0, 0
-    for text in lines[:most]:
+    for text in lines[:max_lines]:
         kind: Kind = {"+": "added", "-": "removed", " ": "same"}.get(text[:1], "place")  # type: ignore[assignment]
         if (
             (kind == "added" and new < new_end)
@@ -64,7 +64,7 @@ def read_diff(diff: str, most: int = MAX_LINES) -> Sequence[DiffLine]:
         elif text.startswith(("--- ", "+++ ")) and text[4:] != "/dev/null":
             path = text[4:].partition("/")[2]
         diff_lines.append(DiffLine("place", text, path))
-    omitted = len(lines) - most
+    omitted = len(lines) - max_lines
     return (
         [*diff_lines, DiffLine("place", f"… {omitted} more lines; `moothall` shows them all")]
         if omitted > 0

@@ -26,7 +26,7 @@ from moothall.domain.plan import AtomicTask, Plan, Story
 from moothall.domain.task import Constraints, RepositoryRef
 from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, MoothallError, Skipped, Temporary
-from moothall.ports import Bus, Deliberations, Land
+from moothall.ports import Bus, Deliberations, DeliverCommit
 from moothall.stories.architect_prompts import design_request, design_task, read_tasks
 from moothall.stories.board import Board
 from moothall.stories.derive import check_plan, repair_task
@@ -73,9 +73,9 @@ class _End:
 class StoryExecutor:
     """The executor of due steps of stories, until cancelled.
 
-    `land_` applies the merge policy of a repository to an approved commit. `architects` is the
-    number of architects who divide a story into tasks; with 0, tasks are derived by roles. `alone`
-    returns a lock that keeps other processes from the step of a given name; they wait.
+    `deliver_commit` applies the merge policy of a repository to an approved commit. `architects` is
+    the number of architects who divide a story into tasks; with 0, tasks are derived by roles.
+    `lock_step` returns a lock that keeps other processes from the step of a given name; they wait.
     """
 
     def __init__(
@@ -84,18 +84,18 @@ class StoryExecutor:
         deliberations: Deliberations,
         limits: LimitSettings,
         planner: Planner,
-        land_: Land,
+        deliver_commit: DeliverCommit,
         *,
         architects: int = 0,
-        alone: Callable[[str], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
+        lock_step: Callable[[str], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self._bus = bus
         self._deliberations = deliberations
         self._limits = limits
         self._planner = planner
-        self._land = land_
+        self._deliver_commit = deliver_commit
         self._architects = architects
-        self._lock = alone
+        self._lock = lock_step
         self._board = Board(bus)
         self._plan_slots = asyncio.Semaphore(limits.plans)
         self._started: set[str] = set()
@@ -162,12 +162,16 @@ class StoryExecutor:
     async def _advance(self, card: StoryState, group: asyncio.TaskGroup) -> None:
         """Start what is due for a story in its current state."""
         await self._board.settle(card)
-        state, facts, who = card.stand.state, card.stand.facts, Principal(_PLANNER, _tenant(card))
+        state, facts, who = (
+            card.position.state,
+            card.position.facts,
+            Principal(_PLANNER, _tenant(card)),
+        )
         if step := _due_step(card):
             self._start_once(card.moved, lambda: self._execute_step(step, card, who), group)
         elif state == "build" and "built" in facts:
             await self._board.move(card.story.id, "build", who, system=True)
-        elif state == "build" and card.worn:
+        elif state == "build" and card.ended_before:
             plan_id = _new_plan_id(card)
             tasks = (_repair_plan_task(card, plan_id, self._limits),)
             await self._planner.record_plan(
@@ -187,11 +191,11 @@ class StoryExecutor:
             self._started.add(key)
             group.create_task(_retry_through_outages(work, key), name=key)
 
-    async def _execute_step(self, step: str, seen: StoryState, who: Principal) -> None:
+    async def _execute_step(self, step: str, seen_card: StoryState, who: Principal) -> None:
         """Execute a step of a story, unless another process did it meanwhile."""
-        async with self._lock(f"story.{seen.moved}"):
-            card = await self._board.card(seen.story.id, who)
-            if card.moved == seen.moved and _due_step(card) == step:
+        async with self._lock(f"story.{seen_card.moved}"):
+            card = await self._board.card(seen_card.story.id, who)
+            if card.moved == seen_card.moved and _due_step(card) == step:
                 run_step = {"design": self._design, "check": self._check, "deliver": self._deliver}[
                     step
                 ]
@@ -210,13 +214,13 @@ class StoryExecutor:
             plan = replace(
                 plan,
                 tasks=self._planner.tasks(
-                    card.story, plan_id, lifecycle().roles[card.stand.rigor], who.tenant
+                    card.story, plan_id, lifecycle().roles[card.position.rigor], who.tenant
                 ),
             )
         entered_id = card.moved
         while (
             card.moved == entered_id
-            and "planned" not in card.stand.facts
+            and "planned" not in card.position.facts
             and not await self._planner.record_plan(card, plan, who)
         ):
             card = await self._board.card(card.story.id, who)
@@ -225,14 +229,14 @@ class StoryExecutor:
         """Return the plan with the tasks from a council of architects, or with the reason why it
         has none.
         """
-        most, story = self._limits.plan_tasks, card.story
+        max_tasks, story = self._limits.plan_tasks, card.story
         comment = str(card.entered.data.get("comment") or "") if card.entered else ""
         request = design_request(
             story,
             design_task(plan.plan_id),
             plan.plan_id,
             seats=self._architects,
-            most=most,
+            max_tasks=max_tasks,
             comment=comment,
         )
         outcome = await run_deliberation(self._deliberations, request, who)
@@ -247,11 +251,11 @@ class StoryExecutor:
                 story,
                 plan.plan_id,
                 tenant=who.tenant,
-                most=most,
+                max_tasks=max_tasks,
                 chars=self._limits.task_chars,
             )
         except InvalidRequest as error:
-            return replace(plan, why=f"the architects' answer cannot be taken: {error.message}")
+            return replace(plan, why=f"the architects' answer is invalid: {error.message}")
         return replace(plan, tasks=tasks, by="architects")
 
     def _start_plan(self, derived: Event, group: asyncio.TaskGroup) -> None:
@@ -290,24 +294,24 @@ class StoryExecutor:
                     running[task.task_id] = group.create_task(
                         self._run_task(task, predecessors, who), name=task.task_id
                     )
-        ends = {name: running_task.result() for name, running_task in running.items()}
-        depended_on = {name for task in plan.tasks for name in task.dependencies}
+        results = {name: running_task.result() for name, running_task in running.items()}
+        dependencies = {name for task in plan.tasks for name in task.dependencies}
         data = {
             "story_id": plan.story_id,
             "plan_id": plan.plan_id,
             "derivation_id": derived.id,
-            "status": COMPLETED if all(end.won for end in ends.values()) else "failed",
-            "tasks": {name: end.status for name, end in ends.items()},
+            "status": COMPLETED if all(end.won for end in results.values()) else "failed",
+            "tasks": {name: end.status for name, end in results.items()},
             "why": {
                 name: end.outcome.error_message
-                for name, end in ends.items()
+                for name, end in results.items()
                 if end.outcome and end.outcome.error_message
             },
             "commits": list(
                 dict.fromkeys(
                     sha
-                    for name, end in ends.items()
-                    if name not in depended_on
+                    for name, end in results.items()
+                    if name not in dependencies
                     for sha in end.commits
                 )
             ),
@@ -324,22 +328,22 @@ class StoryExecutor:
         """Run a task and return how it ended. Return SKIPPED if a task that it depends on has no
         winner.
         """
-        ends = [await predecessor for predecessor in predecessors]
-        if not all(end.won for end in ends):
+        results = [await predecessor for predecessor in predecessors]
+        if not all(end.won for end in results):
             missing = next(
-                name for name, end in zip(task.dependencies, ends, strict=True) if not end.won
+                name for name, end in zip(task.dependencies, results, strict=True) if not end.won
             )
             reason = Skipped(f"not started: {missing}, whose work it builds on, has no winner")
             await refuse(self._deliberations, task_request(task, self._limits), reason, who)
             return _End(SKIPPED)
-        commits = tuple(dict.fromkeys(sha for end in ends for sha in end.commits))
+        commits = tuple(dict.fromkeys(sha for end in results for sha in end.commits))
         if task.repository is not None and len(commits) > 1:
             merged = await merge_commits(
                 self._deliberations, f"{task.task_id}-base", commits, _integration_target(task), who
             )
             if not merged.commit_sha:
                 reason = Skipped(
-                    "not started: the work that it builds on does not go together: "
+                    "not started: the work that it builds on cannot be merged: "
                     f"{failure_reason(merged)[:2000]}"
                 )
                 await refuse(self._deliberations, task_request(task, self._limits), reason, who)
@@ -347,7 +351,9 @@ class StoryExecutor:
             commits = (merged.commit_sha,)
         outcome = await run_deliberation(
             self._deliberations,
-            task_request(task, self._limits, commits, [end.outcome for end in ends if end.outcome]),
+            task_request(
+                task, self._limits, commits, [end.outcome for end in results if end.outcome]
+            ),
             who,
         )
         status = outcome.status.value
@@ -401,7 +407,7 @@ class StoryExecutor:
         history = await self._board.history(card.story.id, who)
         if (
             delivery_event := await land(
-                self._deliberations, self._land, card, history, self._limits.task_chars
+                self._deliberations, self._deliver_commit, card, history, self._limits.task_chars
             )
         ) is not None:
             await self._bus.publish(delivery_event)
@@ -416,11 +422,11 @@ async def _retry_through_outages(
             await work()
         except Temporary as error:
             log.warning(
-                "work on a story was cut short; trying again", id=work_id, reason=error.message
+                "work on a story was interrupted; trying again", id=work_id, reason=error.message
             )
             await asyncio.sleep(error.retry_after or _AGAIN_SECONDS)
         except MoothallError as error:
-            log.warning("work on a story led to nothing", id=work_id, reason=error.message)
+            log.warning("work on a story failed", id=work_id, reason=error.message)
             return
         else:
             return
@@ -430,7 +436,7 @@ def _due_step(card: StoryState) -> str:
     """Return the long-running step that is due for a story in its current state, or an empty
     string.
     """
-    state, facts = card.stand.state, card.stand.facts
+    state, facts = card.position.state, card.position.facts
     if state == "design" and "planned" not in facts:
         return "design"
     if (
@@ -465,11 +471,11 @@ def _repair_plan_task(card: StoryState, plan_id: str, limits: LimitSettings) -> 
     starts from the existing result and says why.
     """
 
-    def repair_from(why: str, start: str) -> AtomicTask:
+    def repair_from(reason: str, start: str) -> AtomicTask:
         return repair_task(
             card.story,
             plan_id,
-            why,
+            reason,
             start,
             tenant=_tenant(card),
             chars=limits.task_chars,

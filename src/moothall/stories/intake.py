@@ -49,7 +49,7 @@ def check_event(event: Event) -> str:
     ):
         raise InvalidRequest("the story has neither a title nor a brief")
     if event.type is EventType.STORY_TRANSITIONED and not str(data.get("to_state") or "").strip():
-        raise InvalidRequest("to_state is empty; say where the story moved, for example planning")
+        raise InvalidRequest("to_state is empty; give the new state, for example planning")
     return story_id
 
 
@@ -69,7 +69,7 @@ def _check_fields(data: Mapping[str, object]) -> None:
         raise InvalidRequest("repository is neither a text nor an object with id, url and ref")
     if rigor and str(rigor) not in lifecycle().ready:  # it may be of any type
         raise InvalidRequest(
-            f"rigor_level is {str(rigor)[:40]!r}; it is one of {', '.join(lifecycle().ready)}"
+            f"rigor_level is {str(rigor)[:40]!r}; allowed are {', '.join(lifecycle().ready)}"
         )
     if not isinstance(data.get("metadata", {}), Mapping):
         raise InvalidRequest("metadata is not an object")

@@ -47,7 +47,9 @@ async def run_deliberation(
             await asyncio.sleep(error.retry_after or _RETRY_SECONDS)
         except Permanent as error:
             log.warning(
-                "a council could not be asked", task_id=request.task_id, reason=error.message
+                "a deliberation could not be submitted",
+                task_id=request.task_id,
+                reason=error.message,
             )
             await refuse(deliberations, request, error, who)
             return Outcome(
@@ -143,8 +145,8 @@ def merge_request(
 def _conflict_request(
     task_id: str, merged: str, commit: str, step: Outcome, target: IntegrationTarget
 ) -> DeliberationRequest:
-    """Return the request to a council to add what `commit` does to the work in `held`. The conflict
-    is its evidence.
+    """Return the request to a council to add the changes of `commit` to the work in `merged`. The
+    conflict is its evidence.
     """
     conflict = next(
         seat.error_message for seat in step.seats if seat.error_code == MergeConflict.code

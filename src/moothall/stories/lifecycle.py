@@ -23,14 +23,14 @@ SYSTEM = "system"
 DEFAULT_RIGOR = "L1"
 Role = Literal["po", "qa", "architect", "operator", "system"]
 Need = Literal["ready", "planned", "built", "checked", "failed"]
-_BACK = ("reject", "shelve")
+_SEND_BACK_PREFIXES = ("reject", "shelve")
 _Name = Annotated[str, Field(pattern="^[a-z][a-z_]{0,31}$")]
 _MISSING_MESSAGES: Mapping[Need, str] = {
     "ready": "the story coach gives it {points} points, and {rigor} needs {ready}",
     "planned": "its tasks are not derived yet",
     "built": "its tasks are not all done with a winner",
-    "checked": "its branch is not checked as a whole on a clean checkout, or the check was red",
-    "failed": "it goes together with the base that it was approved for",
+    "checked": "its branch is not checked as a whole on a clean checkout, or the check failed",
+    "failed": "it still merges with the base that it was approved for",
 }
 
 
@@ -40,11 +40,11 @@ class Blocked(Permanent):
     code = "BLOCKED"
 
 
-class _Read(BaseModel):
+class _FrozenModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Transition(_Read):
+class Transition(_FrozenModel):
     """A row of the table: an event that leads from one state to another."""
 
     event: _Name
@@ -54,7 +54,7 @@ class Transition(_Read):
     needs: tuple[Need, ...] = ()
 
 
-class Lifecycle(_Read):
+class Lifecycle(_FrozenModel):
     """The table of states and transitions."""
 
     start: _Name
@@ -91,7 +91,9 @@ class Lifecycle(_Read):
         Return None otherwise.
         """
         by_people = [item for item in self.transitions_from(state) if SYSTEM not in item.by]
-        return next((item for item in by_people if item.event.startswith(_BACK) == back), None)
+        return next(
+            (item for item in by_people if item.event.startswith(_SEND_BACK_PREFIXES) == back), None
+        )
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -138,17 +140,17 @@ def decide(position: StoryPosition, event: str, roles: Collection[str]) -> Story
     transition = next((item for item in transitions if item.event == event), None)
     if transition is None:
         possible = (
-            "nothing: it has ended"
+            "none: the story has ended"
             if position.state in table.end
             else ", ".join(item.event for item in transitions)
         )
         raise InvalidRequest(
-            f"{event[:40]!r} does not happen to a story in {position.state}; possible "
+            f"{event[:40]!r} is not possible for a story in {position.state}; possible "
             f"are {possible}"
         )
     if not set(transition.by) & set(roles):
         raise Refused(f"{event} needs one of the roles {', '.join(transition.by)}")
-    missing = [need for need in transition.needs if not _holds(need, position, table)]
+    missing = [need for need in transition.needs if not _is_met(need, position, table)]
     if missing:
         ready = table.ready.get(position.rigor, 100)
         raise Blocked(
@@ -162,7 +164,7 @@ def decide(position: StoryPosition, event: str, roles: Collection[str]) -> Story
     return replace(position, state=transition.target, facts=frozenset())
 
 
-def _holds(need: Need, position: StoryPosition, table: Lifecycle) -> bool:
+def _is_met(need: Need, position: StoryPosition, table: Lifecycle) -> bool:
     if need == "ready":
         return position.points >= table.ready.get(position.rigor, 100)
     return need in position.facts

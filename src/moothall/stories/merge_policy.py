@@ -13,7 +13,7 @@ from moothall.domain.repository import MergeResult
 from moothall.domain.task import Constraints, RepositoryRef
 from moothall.domain.text import one_line
 from moothall.errors import MoothallError, Temporary
-from moothall.ports import Deliberations, Land
+from moothall.ports import Deliberations, DeliverCommit
 from moothall.stories.integration import (
     IntegrationTarget,
     failure_reason,
@@ -36,7 +36,7 @@ _DIFF_TEXT = (
 
 async def land(
     deliberations: Deliberations,
-    land_: Land,
+    land_: DeliverCommit,
     card: StoryState,
     history: Sequence[Event],
     chars: int,
@@ -93,9 +93,9 @@ def _failure_event(card: StoryState, merged: Outcome, moved: MergeResult, chars:
     failed check, and the commit to repair it on.
     """
     merged_sha = next((result.commit_sha for result in merged.results if result.commit_sha), "")
-    why = _CONFLICT_TEXT.format(said=failure_reason(merged))
+    reason = _CONFLICT_TEXT.format(said=failure_reason(merged))
     if not merged_sha:
-        why += _DIFF_TEXT.format(diff=moved.diff)
+        reason += _DIFF_TEXT.format(diff=moved.diff)
     return _delivery_event(
         card,
         {
@@ -103,7 +103,7 @@ def _failure_event(card: StoryState, merged: Outcome, moved: MergeResult, chars:
             "branch": moved.branch,
             "commit_sha": "",
             "start": merged_sha or moved.tip,
-            "why": why[: chars // 2],
+            "why": reason[: chars // 2],
         },
     )
 

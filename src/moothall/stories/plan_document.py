@@ -39,12 +39,12 @@ class _Document(BaseModel):
     tasks: tuple[Outline, ...]
 
 
-def outline_of(document: object) -> Outline:
+def read_outline(document: object) -> Outline:
     """Return a task from a document. Raises `InvalidRequest`."""
     try:
         return Outline.model_validate(document)
     except ValidationError as error:
-        raise InvalidRequest(f"this is no task: {wrong(error)}") from None
+        raise InvalidRequest(f"this is not a task: {wrong(error)}") from None
 
 
 def read_outlines(text: str) -> tuple[str, tuple[Outline, ...]]:
@@ -54,25 +54,33 @@ def read_outlines(text: str) -> tuple[str, tuple[Outline, ...]]:
     try:
         document = _Document.model_validate_json(text)
     except ValidationError as error:
-        raise InvalidRequest(f"this is no list of tasks: {wrong(error, 'the document')}") from None
+        raise InvalidRequest(
+            f"this is not a list of tasks: {wrong(error, 'the document')}"
+        ) from None
     return document.plan_id, document.tasks
 
 
-def tasks_of(
-    outlines: Sequence[Outline], story: Story, plan_id: str, *, tenant: str, most: int, chars: int
+def create_tasks(
+    outlines: Sequence[Outline],
+    story: Story,
+    plan_id: str,
+    *,
+    tenant: str,
+    max_tasks: int,
+    chars: int,
 ) -> tuple[AtomicTask, ...]:
     """Return the tasks, each after those it builds on. A description is cut to `chars`. Raises
     `InvalidRequest` naming what is wrong with them.
     """
-    by_id = {outline.id: outline for outline in outlines}
-    if len(by_id) != len(outlines):
-        raise InvalidRequest("two tasks have one id")
-    if len(by_id) > most:
-        raise InvalidRequest(f"there are {len(by_id)} tasks; at most {most}")
+    outlines_by_id = {outline.id: outline for outline in outlines}
+    if len(outlines_by_id) != len(outlines):
+        raise InvalidRequest("two tasks have the same id")
+    if len(outlines_by_id) > max_tasks:
+        raise InvalidRequest(f"there are {len(outlines_by_id)} tasks; at most {max_tasks}")
     for outline in outlines:
         if unknown := [number for number in outline.criteria if not 0 < number <= len(story.ac)]:
             raise InvalidRequest(
-                f"task {outline.id} names criterion {unknown[0]}, a criterion that there is not"
+                f"task {outline.id} names criterion {unknown[0]}, which does not exist"
             )
     covered = {number for outline in outlines for number in outline.criteria}
     if missing := set(range(1, len(story.ac) + 1)) - covered:
@@ -81,8 +89,8 @@ def tasks_of(
             f"no task fulfils criterion {first}: {story.ac[first - 1][:_QUOTED_CHARS]}"
         )
     tasks: list[AtomicTask] = []
-    for priority, name in enumerate(_sort_by_dependencies(by_id), 1):
-        outline = by_id[name]
+    for priority, name in enumerate(_sort_by_dependencies(outlines_by_id), 1):
+        outline = outlines_by_id[name]
         role = read_role(outline.role)
         requirements = tuple(story.ac[number - 1] for number in dict.fromkeys(outline.criteria))
         tasks.append(
@@ -93,8 +101,8 @@ def tasks_of(
                     :chars
                 ],
                 dependencies=tuple(
-                    _task_id(tenant, story, plan_id, other)
-                    for other in dict.fromkeys(outline.after)
+                    _task_id(tenant, story, plan_id, dependency)
+                    for dependency in dict.fromkeys(outline.after)
                 ),
                 constraints=Constraints(requirements=requirements),
                 case_id=story.id,
@@ -106,7 +114,7 @@ def tasks_of(
     return tuple(tasks)
 
 
-def outlines_of(tasks: Sequence[AtomicTask], story: Story) -> tuple[Outline, ...]:
+def to_outlines(tasks: Sequence[AtomicTask], story: Story) -> tuple[Outline, ...]:
     """Return tasks in a form that can be edited: their ids are their numbers from 1, and
     descriptions do not repeat the story.
     """
@@ -165,8 +173,8 @@ def _criteria_text(requirements: Sequence[str]) -> str:
 
 def _sort_by_dependencies(by_id: Mapping[str, Outline]) -> Sequence[str]:
     for name, outline in by_id.items():
-        if unknown := [other for other in outline.after if other not in by_id]:
-            raise InvalidRequest(f"task {name} builds on {unknown[0][:64]!r}, which there is not")
+        if unknown := [dependency for dependency in outline.after if dependency not in by_id]:
+            raise InvalidRequest(f"task {name} builds on {unknown[0][:64]!r}, which does not exist")
     try:
         return tuple(
             TopologicalSorter(
@@ -175,7 +183,7 @@ def _sort_by_dependencies(by_id: Mapping[str, Outline]) -> Sequence[str]:
         )
     except CycleError as error:
         raise InvalidRequest(
-            f"the tasks wait for each other in a circle: {' → '.join(error.args[1])}"
+            f"the tasks depend on each other in a cycle: {' → '.join(error.args[1])}"
         ) from error
 
 

@@ -40,7 +40,7 @@ from moothall.stories import story as stories
 from moothall.stories.architect_prompts import design_task
 from moothall.stories.board import Board
 from moothall.stories.derive import derive
-from moothall.stories.plan_document import Outline, tasks_of
+from moothall.stories.plan_document import Outline, create_tasks
 from moothall.stories.requests import task_request
 from moothall.stories.story_state import StoryState
 from moothall.telemetry import get_logger
@@ -62,12 +62,12 @@ Check = Callable[[DeliberationRequest, Principal], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """The plan of a story that moved to planning. `known` is true if it is already recorded."""
+    """The plan of a story that moved to planning. `is_recorded`: it is in the log already."""
 
     story: Story
     plan_id: str
     derivation: Derivation
-    known: bool = False
+    is_recorded: bool = False
 
 
 class Planner:
@@ -92,14 +92,14 @@ class Planner:
         event = self._event_for(planning_event, who)
         card = await self._board.find(planning_event.case_id, who)
         if card is not None and (
-            event.type is EventType.STORY_CHANGED or card.stand.state != _DESIGN
+            event.type is EventType.STORY_CHANGED or card.position.state != _DESIGN
         ):
             message = (
                 "not recorded: a story on the board moves by "
                 f"planning.v1.PlanningService/Transition, and its tasks are derived in {_DESIGN}"
             )
             return Processed(
-                processed=False, message=f"{message}; this one is in {card.stand.state}"
+                processed=False, message=f"{message}; this one is in {card.position.state}"
             )
         if card is not None:
             _check_may_plan(card, who)
@@ -122,7 +122,7 @@ class Planner:
             )
         derivation = (
             draft.derivation
-            if draft.known
+            if draft.is_recorded
             else await self._record(draft.story, draft.derivation, draft.plan_id, who)
         )
         ids = tuple(task.task_id for task in derivation.tasks)
@@ -150,18 +150,18 @@ class Planner:
         """
         check_id(case_id, "case_id")
         check_id(plan_id, "plan_id")
-        story, known = await self._load_story(case_id, who.tenant, plan_id)
+        story, recorded_plan = await self._load_story(case_id, who.tenant, plan_id)
         tasks = self.tasks(story, plan_id, roles, who.tenant, strategy)
         derivation = Derivation(derivation_id(who.tenant, case_id, plan_id), tasks)
         if not publish:
             return derivation
-        if known is not None:
-            if _outline(known.tasks) != _outline(tasks):
+        if recorded_plan is not None:
+            if _outline(recorded_plan.tasks) != _outline(tasks):
                 raise AlreadyExists(
                     f"plan {plan_id!r} of {case_id!r} was derived with other tasks; choose another "
                     "plan_id"
                 )
-            return replace(derivation, tasks=known.tasks)
+            return replace(derivation, tasks=recorded_plan.tasks)
         if (card := await self._board.find(case_id, who)) is not None:
             _check_may_plan(card, who)
         await self._check_draft(_Draft(story, plan_id, derivation), who)
@@ -180,7 +180,7 @@ class Planner:
 
     async def _check_draft(self, draft: _Draft, who: Principal) -> None:
         """Raise the reason if a task of a plan could not start."""
-        if self._check is None or draft.known or not draft.story.told:
+        if self._check is None or draft.is_recorded or not draft.story.told:
             return
         for task in {
             (task.role, task.repository): task for task in draft.derivation.tasks
@@ -223,7 +223,7 @@ class Planner:
             roles,
             strategy or Strategy(),
             tenant=tenant,
-            most=limits.plan_tasks,
+            max_tasks=limits.plan_tasks,
             chars=limits.task_chars,
         )
 
@@ -268,12 +268,12 @@ class Planner:
                     f"the tasks of {story_id} were changed by {current.actor} since you saw them; "
                     "look at them again"
                 )
-            tasks = tasks_of(
+            tasks = create_tasks(
                 outlines,
                 card.story,
                 new_plan_id,
                 tenant=who.tenant,
-                most=self._limits.plan_tasks,
+                max_tasks=self._limits.plan_tasks,
                 chars=self._limits.task_chars,
             )
             design = current.design or (design_task(plan_id) if current.by == "architects" else "")
@@ -293,16 +293,20 @@ class Planner:
         self, case_id: str, tenant: str, plan_id: str
     ) -> tuple[Story, Plan | None]:
         """Return a tenant's story from the log, and its plan if it was derived."""
-        story, known = Story(case_id), None
+        story, recorded_plan = Story(case_id), None
         plan_event_id = derivation_id(tenant, case_id, plan_id)
         async for recorded in self._bus.replay((Channel.STORIES.of(key_of(case_id, tenant)),)):
             event = recorded.event
             if event.tenant != tenant:
                 continue
             story = stories.fold(story, event)
-            if event.type is EventType.PLAN_DERIVED and event.id == plan_event_id and known is None:
-                known = load(Plan, event.data)
-        return story, known
+            if (
+                event.type is EventType.PLAN_DERIVED
+                and event.id == plan_event_id
+                and recorded_plan is None
+            ):
+                recorded_plan = load(Plan, event.data)
+        return story, recorded_plan
 
     async def derive_for(self, event: Event) -> Derivation:
         """Return the plan of a story that moved to planning; derive and record it if there is none.
@@ -310,7 +314,7 @@ class Planner:
         Raises `NotFound` for an unknown story, `InvalidRequest`, and what `check` raises.
         """
         draft = await self._draft_plan(event)
-        if draft.known:
+        if draft.is_recorded:
             return draft.derivation
         who = Principal(str(event.data.get("actor") or "local"), event.tenant)
         if (card := await self._board.find(draft.story.id, who)) is not None:
@@ -322,15 +326,17 @@ class Planner:
         """Return the plan that a move to planning leads to. Raises `InvalidRequest`."""
         data, tenant = event.data, event.tenant
         case_id, plan_id = check_id(str(data["story_id"]), "story_id"), _plan_id_of(event)
-        story, known = await self._load_story(case_id, tenant, plan_id)
+        story, recorded_plan = await self._load_story(case_id, tenant, plan_id)
         story = stories.fold(story, event)
         identity = derivation_id(tenant, case_id, plan_id)
-        if known is not None:
-            return _Draft(story, plan_id, Derivation(identity, known.tasks), known=True)
+        if recorded_plan is not None:
+            return _Draft(
+                story, plan_id, Derivation(identity, recorded_plan.tasks), is_recorded=True
+            )
         metadata = data.get("metadata")
         metadata = metadata if isinstance(metadata, Mapping) else {}
         tasks = self.tasks(
-            story, plan_id, stories.roles_of(metadata), tenant, stories.strategy_of(metadata)
+            story, plan_id, stories.read_roles(metadata), tenant, stories.read_strategy(metadata)
         )
         return _Draft(story, plan_id, Derivation(identity, tasks))
 
@@ -345,10 +351,12 @@ class Planner:
                 who,
             )
         )
-        _, known = await self._load_story(
+        _, recorded_plan = await self._load_story(
             story.id, who.tenant, plan_id
         )  # another may have been first
-        return derivation if known is None else replace(derivation, tasks=known.tasks)
+        return (
+            derivation if recorded_plan is None else replace(derivation, tasks=recorded_plan.tasks)
+        )
 
     def _event_for(self, planning_event: PlanningEvent, who: Principal) -> Event:
         """Return the event to record: a move to planning, or a change of the story. Other moves are
@@ -377,7 +385,7 @@ class Planner:
                 f"the event's texts have more than {self._limits.task_chars} characters "
                 "(limits.task_chars)"
             )
-        stories.strategy_of(planning_event.metadata)
+        stories.read_strategy(planning_event.metadata)
         when = (
             datetime.fromtimestamp(planning_event.timestamp_ms / 1000, UTC)
             if planning_event.timestamp_ms
@@ -395,7 +403,7 @@ class Planner:
             ),
             "actor": who.name,
             "metadata": dict(planning_event.metadata),
-            **stories.fields_of(planning_event.metadata),
+            **stories.story_fields(planning_event.metadata),
         }
         ordinal = digest(
             who.tenant,
@@ -415,7 +423,7 @@ class Planner:
 
 def _unknown_story_message(story: Story) -> str:
     return (
-        f"nothing is known of story {story.id!r}: tell its title and brief first, in the metadata "
+        f"the story {story.id!r} is unknown: send its title and brief first, in the metadata "
         "of ProcessPlanningEvent"
     )
 
@@ -437,9 +445,9 @@ def _check_may_plan(card: StoryState, who: Principal) -> None:
 
 
 def _check_designing(card: StoryState) -> None:
-    if card.stand.state != _DESIGN:
+    if card.position.state != _DESIGN:
         raise InvalidRequest(
-            f"story {card.story.id} is in {card.stand.state}: its tasks are derived in {_DESIGN}"
+            f"story {card.story.id} is in {card.position.state}: its tasks are derived in {_DESIGN}"
         )
 
 
@@ -447,11 +455,11 @@ def changeable(card: StoryState) -> Plan:
     """Return the plan of a story whose tasks can be changed now. Raises `InvalidRequest` for other
     stories.
     """
-    if card.stand.state != _DESIGN or "planned" not in card.stand.facts or card.plan is None:
+    if card.position.state != _DESIGN or "planned" not in card.position.facts or card.plan is None:
         when = (
             f"tasks can be changed once they are derived in {_DESIGN}, until the design is accepted"
         )
-        raise InvalidRequest(f"story {card.story.id} is in {card.stand.state}: {when}")
+        raise InvalidRequest(f"story {card.story.id} is in {card.position.state}: {when}")
     return plan_of(card.plan)
 
 
@@ -463,8 +471,8 @@ def plan_of(derived: Event) -> Plan:
 def may_change(card: StoryState, who: Principal) -> bool:
     """Return True if the caller may change a story's tasks now."""
     return (
-        card.stand.state == _DESIGN
-        and "planned" in card.stand.facts
+        card.position.state == _DESIGN
+        and "planned" in card.position.facts
         and bool(_EDITOR_ROLES & who.roles)
     )
 

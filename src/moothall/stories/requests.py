@@ -11,20 +11,23 @@ from moothall.domain.task import DeliberationRequest, RepositoryRef
 
 
 def task_request(
-    task: AtomicTask, limits: LimitSettings, held: Sequence[str] = (), done: Sequence[Outcome] = ()
+    task: AtomicTask,
+    limits: LimitSettings,
+    commits: Sequence[str] = (),
+    outcomes: Sequence[Outcome] = (),
 ) -> DeliberationRequest:
     """Return the request for a task.
 
-    `held` are the commits with the work of earlier tasks, `done` their outcomes. The council starts
-    from the first commit, and its context has the answers of earlier text tasks.
+    `commits` are the commits with the work of earlier tasks, `outcomes` their outcomes. The council
+    starts from the first commit, and its context has the answers of earlier text tasks.
     """
     repository = task.repository
-    if repository is not None and held:
-        repository = RepositoryRef(id=repository.id, url=repository.url, ref=held[0])
+    if repository is not None and commits:
+        repository = RepositoryRef(id=repository.id, url=repository.url, ref=commits[0])
     texts = [task.context] if task.context else []
     texts += [
         f"{outcome.role}: {outcome.results[0].content}"
-        for outcome in done
+        for outcome in outcomes
         if outcome.results and not outcome.commit_sha
     ]
     # Prompts count three characters a token, and a longer context is refused.

@@ -113,7 +113,7 @@ def rate(report: JobReport, level_name: str = "") -> Rating:
     level = levels().get(name)
     if level is None:
         raise InvalidRequest(
-            f"rigor_level is {level_name[:40]!r}; it is one of {', '.join(levels())}"
+            f"rigor_level is {level_name[:40]!r}; allowed are {', '.join(levels())}"
         )
     reasons: list[str] = []
     points = 0.0
@@ -123,7 +123,7 @@ def rate(report: JobReport, level_name: str = "") -> Rating:
             points += weight * share
             if share < 1:
                 reasons.append(f"{reason}: {round(weight * share)} of {weight} points")
-    blocking = list(_find_blockers(report, level))
+    blocking = list(_blocking_reasons(report, level))
     score = math.floor(points + 1e-6)
     decision: Decision = (
         "block" if blocking or score < level.warn else "warn" if score < level.pass_ else "pass"
@@ -140,7 +140,7 @@ def rate(report: JobReport, level_name: str = "") -> Rating:
     )
 
 
-def _find_blockers(report: JobReport, level: Level) -> Iterator[str]:
+def _blocking_reasons(report: JobReport, level: Level) -> Iterator[str]:
     for part in level.required:
         if _evidence(part, report) is None:
             yield f"no evidence of {part}, which this level requires"
@@ -166,7 +166,7 @@ def _share(part: Part, report: JobReport, level: Level) -> tuple[float, str]:
     if part == "coverage" and isinstance(evidence, SuiteRun):
         return min(
             1.0, evidence.coverage / level.coverage
-        ), f"coverage: {evidence.coverage:.0%} of the lines, asked are {level.coverage:.0%}"
+        ), f"coverage: {evidence.coverage:.0%} of the lines, required are {level.coverage:.0%}"
     if isinstance(evidence, SuiteRun):
         passed = evidence.ok and not evidence.failed
         return (

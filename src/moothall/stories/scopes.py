@@ -74,10 +74,12 @@ class Scopes(BaseModel):
         """
         if kind not in self.notes:
             raise InvalidRequest(
-                f"unknown entity_type {kind[:40]!r}; it is one of {', '.join(self.notes)}"
+                f"unknown entity_type {kind[:40]!r}; allowed are {', '.join(self.notes)}"
             )
         if self.notes[kind] not in self.roles[role]:
-            raise Refused(f"{role} is not told {self.notes[kind]}, and so may not note a {kind}")
+            raise Refused(
+                f"{role} cannot see {self.notes[kind]}, so it may not write a {kind} note"
+            )
 
     def note_kinds(self, visible: Sequence[str]) -> tuple[str, ...]:
         """Return the kinds of notes that belong to these scopes."""

@@ -34,7 +34,7 @@ def fold(story: Story, event: Event) -> Story:
     )
 
 
-def fields_of(metadata: Mapping[str, str]) -> dict[str, Any]:
+def story_fields(metadata: Mapping[str, str]) -> dict[str, Any]:
     """Return metadata as fields of a story event; `ac` has one criterion on each line."""
     fields: dict[str, Any] = {
         name: metadata[name]
@@ -45,27 +45,27 @@ def fields_of(metadata: Mapping[str, str]) -> dict[str, Any]:
     return fields | ({"ac": [line for line in criteria if line]} if any(criteria) else {})
 
 
-def roles_of(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+def read_roles(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the comma-separated roles that metadata names."""
-    return _list_of(metadata.get("roles"))
+    return _split_list(metadata.get("roles"))
 
 
-def strategy_of(metadata: Mapping[str, Any]) -> Strategy:
+def read_strategy(metadata: Mapping[str, Any]) -> Strategy:
     """Return the strategy for deriving tasks that metadata asks for. Raises `InvalidRequest`."""
     number = _text(metadata.get("max_tasks_per_role")) or "0"
     if not (number.isascii() and number.isdecimal() and len(number) < 5):  # noqa: PLR2004 - thousands are enough
         raise InvalidRequest(
-            f"metadata max_tasks_per_role is {number[:40]!r}; it is a whole number from 0 up"
+            f"metadata max_tasks_per_role is {number[:40]!r}; allowed are whole numbers from 0"
         )
     parallel = _text(metadata.get("parallel_execution")).lower() or "false"
     if parallel not in {"true", "false"}:
         raise InvalidRequest(
-            f"metadata parallel_execution is {parallel[:40]!r}; it is true or false"
+            f"metadata parallel_execution is {parallel[:40]!r}; allowed are true and false"
         )
-    return Strategy(parallel == "true", _list_of(metadata.get("dependency_order")), int(number))
+    return Strategy(parallel == "true", _split_list(metadata.get("dependency_order")), int(number))
 
 
-def _list_of(value: object) -> tuple[str, ...]:
+def _split_list(value: object) -> tuple[str, ...]:
     return tuple(part.strip() for part in _text(value).split(",") if part.strip())
 
 

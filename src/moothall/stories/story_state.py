@@ -26,21 +26,21 @@ class StoryState:
     `seq` is that of its last event, 0 if the story is unknown. `created` is false if there are
     events about it but nobody put it on the board. `entered` is the event that moved it last.
     `plan` is the event with its tasks, `plans` the number of plans so far, `ended` how those tasks
-    ended since then; `worn` is true if they ended before. `commits` are the results since the story
-    was designed, newest first. `check` is the last check of them as a whole, `checks` the number of
-    checks. `delivery` is the last attempt at delivery. `decided` is the last move recorded as a
-    decision. `remarks` are the comments on lines since the tasks were derived.
+    ended since then; `ended_before` is true if they ended before. `commits` are the results since
+    the story was designed, newest first. `check` is the last check of them as a whole, `checks` the
+    number of checks. `delivery` is the last attempt at delivery. `decided` is the last move
+    recorded as a decision. `remarks` are the comments on lines since the tasks were derived.
     """
 
     story: Story
-    stand: StoryPosition = field(default_factory=lambda: StoryPosition(lifecycle().start))
+    position: StoryPosition = field(default_factory=lambda: StoryPosition(lifecycle().start))
     seq: int = 0
     created: bool = False
     entered: Event | None = None
     plan: Event | None = None
     plans: int = 0
     ended: Event | None = None
-    worn: bool = False
+    ended_before: bool = False
     commits: tuple[str, ...] = ()
     check: Event | None = None
     checks: int = 0
@@ -69,18 +69,20 @@ def fold(card: StoryState, recorded: Recorded, tenant: str) -> StoryState:
         return card
     card = replace(card, story=stories.fold(card.story, event))
     position = _position_after(card, event)
-    if position.state != card.stand.state:
+    if position.state != card.position.state:
         return enter(card, position, event)
     created = (
         event.type is EventType.STORY_CREATED
         and str(event.data.get("rigor_level")) in lifecycle().ready
     )
-    card = replace(card, stand=position, created=card.created or created)
+    card = replace(card, position=position, created=card.created or created)
     if event.type is EventType.PLAN_DERIVED:
-        return replace(card, plan=event, plans=card.plans + 1, ended=None, worn=False, remarks=())
+        return replace(
+            card, plan=event, plans=card.plans + 1, ended=None, ended_before=False, remarks=()
+        )
     if event.type is EventType.STORY_COMMENTED and (comment := remark(event)) is not None:
         return replace(card, remarks=(*card.remarks, comment)[-_MAX_REMARKS:])
-    if event.type is EventType.PLAN_FINISHED and _of_plan(card, event):
+    if event.type is EventType.PLAN_FINISHED and _belongs_to_plan(card, event):
         commits = event.data.get("commits")
         commits = [str(sha) for sha in commits] if isinstance(commits, list | tuple) else []
         return replace(card, ended=event, commits=tuple(dict.fromkeys((*commits, *card.commits))))
@@ -116,23 +118,23 @@ def enter(card: StoryState, position: StoryPosition, event: Event) -> StoryState
     """Return a card in another state. Its commits are dropped when a design begins, and when the
     story is reopened after delivery.
     """
-    starts_over = position.state == "design" or card.stand.state in lifecycle().end
+    drops_commits = position.state == "design" or card.position.state in lifecycle().end
     return replace(
         card,
-        stand=position,
+        position=position,
         entered=event,
         ended=None,
-        worn=card.worn or card.ended is not None,
-        commits=() if starts_over else card.commits,
+        ended_before=card.ended_before or card.ended is not None,
+        commits=() if drops_commits else card.commits,
     )
 
 
-def _of_plan(card: StoryState, event: Event) -> bool:
+def _belongs_to_plan(card: StoryState, event: Event) -> bool:
     return card.plan is not None and event.data.get("derivation_id") == card.plan.id
 
 
 def _position_after(card: StoryState, event: Event) -> StoryPosition:
-    position, data = card.stand, event.data
+    position, data = card.position, event.data
     if event.type in {EventType.STORY_CREATED, EventType.STORY_CHANGED}:
         rigor = str(data.get("rigor_level"))
         return replace(
@@ -159,7 +161,11 @@ def _fact(card: StoryState, event: Event) -> Need | None:
     status = event.data.get("status")
     if event.type is EventType.PLAN_DERIVED:
         return "planned"
-    if event.type is EventType.PLAN_FINISHED and status == COMPLETED and _of_plan(card, event):
+    if (
+        event.type is EventType.PLAN_FINISHED
+        and status == COMPLETED
+        and _belongs_to_plan(card, event)
+    ):
         return "built"
     if (
         event.type is EventType.STORY_CHECKED
@@ -183,9 +189,9 @@ def _points(card: StoryState) -> int:
         return 0
 
 
-def by_state(cards: Iterable[StoryState]) -> Mapping[str, list[StoryState]]:
+def group_by_state(cards: Iterable[StoryState]) -> Mapping[str, list[StoryState]]:
     """Return the columns of the board, empty ones included."""
     columns: dict[str, list[StoryState]] = {state: [] for state in lifecycle().states}
     for card in cards:
-        columns[card.stand.state].append(card)
+        columns[card.position.state].append(card)
     return columns

@@ -1,5 +1,5 @@
-"""The history of a story's tasks, in rounds: the status of each task, the reason, and what somebody
-may do about it.
+"""The history of a story's tasks, in rounds: the status of each task, the reason, and the possible
+next action.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _PEOPLE = "people"
 _LOST = frozenset({"no winner", "failed", "out of time", "cancelled", "skipped"})
 _NEXT_BY_STATE = {
     "build": (
-        "read its evidence, then reject the build and say what is to be different: the story goes "
-        "back to design, and its tasks are derived anew"
+        "read its evidence, then reject the build and describe the needed changes: the story goes "
+        "back to design, and its tasks are derived again"
     ),
 }
 
@@ -40,10 +40,10 @@ _NEXT_BY_STATE = {
 class RoundTask:
     """A task of a story.
 
-    `number` is its place from 1, `after` are the numbers of the tasks that it builds on. `stand` is
-    its status: waits, queued or at work, and at the end won, no winner, failed, out of time,
-    cancelled or skipped. `why` gives details, `next` what somebody may do. `begun` is true once a
-    council has taken it up.
+    `number` is its place from 1, `after` are the numbers of the tasks that it builds on. `status`
+    is waits, queued or at work, and at the end won, no winner, failed, out of time, cancelled or
+    skipped. `why` gives details, `next` the possible next action. `begun` is true once a council
+    has started it.
     """
 
     number: int
@@ -51,7 +51,7 @@ class RoundTask:
     role: str
     description: str
     after: tuple[int, ...] = ()
-    stand: str = _WAITING
+    status: str = _WAITING
     why: str = ""
     next: str = ""
     begun: bool = False
@@ -59,7 +59,7 @@ class RoundTask:
     @property
     def lost(self) -> bool:
         """True if the task ended without a result."""
-        return self.stand in _LOST
+        return self.status in _LOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +153,14 @@ def _with_status(step: RoundTask, end_status: str, error: str, view: TaskView | 
     if end_status == SKIPPED:
         return replace(
             step,
-            stand=_STATUS_LABELS[SKIPPED],
-            why="what it builds on has no winner, or does not go together",
+            status=_STATUS_LABELS[SKIPPED],
+            why="the tasks that it builds on have no winner, or cannot be merged",
         )
     if view is None:
         return (
             replace(
                 step,
-                stand=_STATUS_LABELS.get(end_status, end_status.lower()),
+                status=_STATUS_LABELS.get(end_status, end_status.lower()),
                 why=error,
                 begun=True,
             )
@@ -177,15 +177,15 @@ def _with_status(step: RoundTask, end_status: str, error: str, view: TaskView | 
         why = f"{view.winner_id}, {view.level}"
     elif not view.status.ended:
         why = f"{view.progress} %"
-    return replace(step, stand=label, why=why, begun=True)
+    return replace(step, status=label, why=why, begun=True)
 
 
 def _with_next_actions(last: Round, state: str) -> Round:
-    """Return the current round with what somebody may do now about each task."""
+    """Return the current round with the possible next action of each task."""
     steps = []
     for step in last.steps:
         next_action = ""
-        if step.stand == _WAITING:
+        if step.status == _WAITING:
             next_action = (
                 "begins when the design is accepted"
                 if state == "design"

@@ -15,7 +15,7 @@ from moothall.domain.evidence import CheckRun
 from moothall.domain.repository import Base, Patch, Prepared
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import MoothallError, PatchRefused, WorkspaceFailed
-from moothall.ports import Hear, Repositories, Workspace, Workspaces
+from moothall.ports import HandleLines, Repositories, Workspace, Workspaces
 from moothall.telemetry import get_logger
 from moothall.tools.spec import Danger, ToolSpec
 
@@ -160,12 +160,18 @@ class PersistentWorkspace:
         return await (await asyncio.shield(self._opened)).run_code(block, ask)
 
     async def converse(
-        self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool
+        self,
+        argv: Sequence[str],
+        handle_lines: HandleLines,
+        *,
+        seconds: float,
+        max_bytes: int,
+        keep_changes: bool,
     ) -> str:
         """Run an interactive program. It is not repeated if the executor dies."""
         async with self._call_lock:
             return await (await asyncio.shield(self._opened)).converse(
-                argv, hear, seconds=seconds, most=most, keeps=keeps
+                argv, handle_lines, seconds=seconds, max_bytes=max_bytes, keep_changes=keep_changes
             )
 
     def _reopen(self, lost: Workspace) -> None:

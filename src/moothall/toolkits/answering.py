@@ -47,7 +47,7 @@ async def run_within(
             call.request_id,
             call.tool,
             timeout_status,
-            error=f"no whole answer within {seconds:.0f} seconds; the call was ended",
+            error=f"no complete answer within {seconds:.0f} seconds; the call was ended",
         )
     except WorkspaceToolFailed as failed:
         return failed.result

@@ -44,7 +44,7 @@ class Family(ABC, Generic[S]):
     section: ClassVar[str]
     kind: type[S]
 
-    def own(self, settings: Settings) -> S:
+    def own_settings(self, settings: Settings) -> S:
         """Return the family's section of the settings."""
         return cast("S", getattr(settings, self.section))
 

@@ -1,1 +1,1 @@
-"""The catalogue of tools: what each is called, takes, answers and may cost."""
+"""The catalogue of tools: the name, arguments, output and limits of each."""

@@ -1,10 +1,8 @@
-"""What each tool takes: one closed, bounded model a tool. Strict: the JSON type must be the right
-one.
+"""The arguments of each tool: one closed, bounded model per tool. Strict: JSON types must match.
 
-Every optional argument has a plain default (never null), so that the JSON schemas stay simple
-enough
-for constrained decoding on small models. Rules that a JSON schema says badly (a ref is no option, a
-make target is no assignment) are validators here and not in the schema.
+Every optional argument has a plain default (never null), which keeps the JSON schemas simple enough
+for constrained decoding on small models. Rules that are hard to express in a JSON schema (a ref is
+not an option, a make target is not an assignment) are validators here and not in the schema.
 """
 
 from __future__ import annotations
@@ -21,15 +19,15 @@ MAX_PATH = 500
 MAX_CONTENT = 500_000
 
 
-def must_match(pattern: str, wanted: str) -> AfterValidator:
-    """Check a text that is not empty; `wanted` says in the error what is right. Not in the JSON
-    schema: decoders know few patterns.
+def must_match(pattern: str, description: str) -> AfterValidator:
+    """Return a validator that checks a text unless it is empty; `description` completes the error
+    "… is not …". It is not part of the JSON schema, since decoders support few patterns.
     """
     compiled = re.compile(pattern)
 
     def check(value: str) -> str:
         if value and not compiled.fullmatch(value):
-            raise ValueError(f"{value[:60]!r} is not {wanted}")
+            raise ValueError(f"{value[:60]!r} is not {description}")
         return value
 
     return AfterValidator(check)
@@ -61,11 +59,11 @@ class Arguments(BaseModel):
 
 
 class NoArguments(Arguments):
-    """Takes nothing."""
+    """No arguments."""
 
 
 class FilesRead(Arguments):
-    """`start` counts lines from 1; `lines` is how many."""
+    """`start` counts lines from 1; `lines` is the number of lines."""
 
     path: Path
     start: int = Field(1, ge=1, le=10_000_000)
@@ -73,14 +71,14 @@ class FilesRead(Arguments):
 
 
 class FilesWrite(Arguments):
-    """The whole new content; also of `files.append`, what is added."""
+    """The complete new content, or for `files.append` the text to add."""
 
     path: Path
     content: Text
 
 
 class FilesEdit(Arguments):
-    """`old` must occur exactly `count` times; 0: once or more, and all are replaced."""
+    """`old` must occur exactly `count` times. 0 means at least once; all are replaced."""
 
     path: Path
     old: Annotated[str, Field(min_length=1, max_length=MAX_CONTENT)]
@@ -89,7 +87,7 @@ class FilesEdit(Arguments):
 
 
 class FilesDefine(Arguments):
-    """`name` may be qualified; `content` is the whole definition."""
+    """`name` may be qualified; `content` is the complete definition."""
 
     path: Path
     name: Annotated[str, Field(min_length=1, max_length=200)]
@@ -97,14 +95,14 @@ class FilesDefine(Arguments):
 
 
 class FilesList(Arguments):
-    """A folder, and which names of it."""
+    """A folder, and a filter for the names in it."""
 
     path: Path = "."
     glob: Glob = "**"
 
 
 class FilesSearch(Arguments):
-    """A regular expression, looked for line by line."""
+    """A regular expression, matched line by line."""
 
     pattern: Annotated[str, Field(min_length=1, max_length=500)]
     path: Path = "."
@@ -125,7 +123,7 @@ class FilesDiff(Arguments):
 
 
 class GitDiff(Arguments):
-    """Against `ref`; empty: what is not committed yet."""
+    """A comparison with `ref`; empty: the uncommitted changes."""
 
     ref: Annotated[str, Field(max_length=200), _REF] = ""
 
@@ -137,13 +135,13 @@ class GitLog(Arguments):
 
 
 class GitAdd(Arguments):
-    """Which files to stage."""
+    """The files to stage."""
 
     paths: Annotated[list[Path], Field(min_length=1, max_length=100)]
 
 
 class GitCommit(Arguments):
-    """What the commit says."""
+    """The commit message."""
 
     message: Annotated[str, Field(min_length=1, max_length=5000)]
 
@@ -155,55 +153,55 @@ class GitBranch(Arguments):
 
 
 class GitCheckout(Arguments):
-    """Where to go."""
+    """The branch or commit to check out."""
 
     ref: Annotated[str, Field(min_length=1, max_length=200), _REF]
 
 
 class GitClone(Arguments):
-    """From where, and which ref of it; empty: the default branch."""
+    """The repository's URL and a ref in it; empty: the default branch."""
 
     url: Annotated[str, Field(min_length=1, max_length=1000), _URL]
     ref: Annotated[str, Field(max_length=200), _REF] = ""
 
 
 class GitPush(Arguments):
-    """Which branch."""
+    """The branch to push."""
 
     branch: Annotated[str, Field(min_length=1, max_length=200), _BRANCH]
 
 
 class RunPytest(Arguments):
-    """Which test files (empty: all), and which names in them."""
+    """The test files (empty: all), and a filter for the names in them."""
 
     paths: Paths = Field(default_factory=list)
     keyword: Annotated[str, Field(max_length=200)] = ""
 
 
 class RunMake(Arguments):
-    """Which target; empty: `test`."""
+    """The make target; empty: `test`."""
 
     target: Annotated[str, Field(max_length=100), _TARGET] = "test"
 
 
 def canonical(arguments: Mapping[str, Any]) -> bytes:
-    """Return arguments as JSON bytes: sorted keys, no spaces, ASCII. `ValueError` where that is
-    impossible.
+    """Return arguments as JSON bytes: sorted keys, no spaces, ASCII. Raises `ValueError` if they
+    have no JSON form.
     """
     try:
         return json.dumps(
-            arguments, sort_keys=True, separators=(",", ":"), default=_no_json
+            arguments, sort_keys=True, separators=(",", ":"), default=_refuse_object
         ).encode("ascii")
     except (TypeError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
 
 
-def _no_json(value: object) -> object:
-    raise TypeError(f"{type(value).__name__} is no JSON type")
+def _refuse_object(value: object) -> object:
+    raise TypeError(f"{type(value).__name__} is not a JSON type")
 
 
 def arguments_digest(arguments: Mapping[str, Any]) -> str:
-    """Return the sha256 of the canonical arguments; of a fixed word where they are no JSON."""
+    """Return the sha256 of the canonical arguments, or of a fixed text if they are not JSON."""
     try:
         raw = canonical(arguments)
     except ValueError:

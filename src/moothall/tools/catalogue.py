@@ -1,8 +1,5 @@
-"""The tools that every workspace has, in the order of prompts. Families beside them are
-`moothall.toolkits`.
-
-What the catalogue says of the tools that every workspace has: files, git and tests. The order is
-that of prompts.
+"""The catalogue entries of the tools that every workspace has (files, git and tests), in the order
+of prompts. Further families of tools are in `moothall.toolkits`.
 """
 
 from __future__ import annotations
@@ -19,10 +16,10 @@ from moothall.tools import code_tools
 from moothall.tools import outputs as out
 from moothall.tools.spec import Caps, Cost, Danger, Example, Requirements, ToolSpec
 
-_READS, _WRITES = Requirements(file_system="read"), Requirements(file_system="write")
-_RUNS = Requirements(os_access=True, file_system="write")
-_REACHES = Requirements(network_access=True, file_system="write")
-_GREEN = {
+_READ_ONLY, _WRITE_FILES = Requirements(file_system="read"), Requirements(file_system="write")
+_RUN_PROGRAMS = Requirements(os_access=True, file_system="write")
+_USE_NETWORK = Requirements(network_access=True, file_system="write")
+_PASSED = {
     "verdict": "passed",
     "passed": 3,
     "failed": 0,
@@ -45,10 +42,10 @@ def _file(
     *,
     core: bool = False,
     writes: bool = False,
-    also: str = "",
+    second_path_argument: str = "",
     version: str = "1.0.0",
 ) -> ToolSpec:
-    """`also`: a second argument that holds a path or glob."""
+    """`second_path_argument`: a second argument that holds a path or glob."""
     return ToolSpec(
         name=f"files.{name}",
         summary=summary,
@@ -56,12 +53,12 @@ def _file(
         output=output,
         danger=Danger.WRITE if writes else Danger.READ,
         caps=Caps(20),
-        requirements=_WRITES if writes else _READS,
+        requirements=_WRITE_FILES if writes else _READ_ONLY,
         tags=("files", "change" if writes else "look"),
         version=version,
         examples=(example,),
         profiles=(*(("core",) if core else ()), "coding", *(() if writes else ("reading",))),
-        paths=("path", also) if also else ("path",),
+        paths=("path", second_path_argument) if second_path_argument else ("path",),
         writes=("path",) if writes else (),
     )
 
@@ -85,7 +82,7 @@ def _git(  # noqa: PLR0917 - read as a row of a table
         output=output,
         danger=danger,
         caps=Caps(300 if outside else 30),
-        requirements=_READS if look else _REACHES if outside else _WRITES,
+        requirements=_READ_ONLY if look else _USE_NETWORK if outside else _WRITE_FILES,
         tags=("git", "remote") if outside else ("git", "look" if look else "change"),
         examples=(example,),
         profiles=("remote",)
@@ -112,7 +109,7 @@ def _tests(
         output=out.TestsRun,
         danger=Danger.EXECUTE,
         caps=Caps(300),
-        requirements=_RUNS,
+        requirements=_RUN_PROGRAMS,
         tags=("tests", name),
         examples=(example,),
         profiles=("core", "coding") if core else ("coding",),
@@ -208,7 +205,7 @@ SPECS: Final = (
             {"path": "src", "entries": ["src/a.py"], "truncated": False},
         ),
         core=True,
-        also="glob",
+        second_path_argument="glob",
     ),
     _file(
         "search",
@@ -224,7 +221,7 @@ SPECS: Final = (
             },
         ),
         core=True,
-        also="glob",
+        second_path_argument="glob",
     ),
     _file(
         "delete",
@@ -263,7 +260,7 @@ SPECS: Final = (
             {"path": "a.txt", "other": "b.txt"},
             {"diff": "--- a.txt\n+++ b.txt\n@@ -1 +1 @@\n-x\n+y\n", "truncated": False},
         ),
-        also="other",
+        second_path_argument="other",
     ),
     _git(
         "status",
@@ -342,7 +339,7 @@ SPECS: Final = (
         "clone",
         "put another repository's files into a folder of its name",
         args.GitClone,
-        out.GitTaken,
+        out.GitCloned,
         Example(
             "a repository",
             {"url": "https://host.example/team/tools.git"},
@@ -378,15 +375,15 @@ SPECS: Final = (
         "pytest",
         "run Python tests",
         args.RunPytest,
-        Example("one file of tests", {"paths": ["tests/test_a.py"]}, _GREEN),
+        Example("one file of tests", {"paths": ["tests/test_a.py"]}, _PASSED),
         paths=("paths",),
         core=True,
     ),
-    _tests("npm", "run npm test", args.NoArguments, Example("all tests", {}, _GREEN)),
-    _tests("go", "run go test", args.NoArguments, Example("all tests", {}, _GREEN)),
-    _tests("cargo", "run cargo test", args.NoArguments, Example("all tests", {}, _GREEN)),
+    _tests("npm", "run npm test", args.NoArguments, Example("all tests", {}, _PASSED)),
+    _tests("go", "run go test", args.NoArguments, Example("all tests", {}, _PASSED)),
+    _tests("cargo", "run cargo test", args.NoArguments, Example("all tests", {}, _PASSED)),
     _tests(
-        "make", "run a make target", args.RunMake, Example("a target", {"target": "test"}, _GREEN)
+        "make", "run a make target", args.RunMake, Example("a target", {"target": "test"}, _PASSED)
     ),
 )
 
@@ -406,8 +403,8 @@ def list_tools(
     without: Collection[str] = (),
     catalogue: Mapping[str, ToolSpec] = CATALOGUE,
 ) -> tuple[ToolSpec, ...]:
-    """Return the tools that a grant covers, in catalogue order, but for those named `without` (a
-    tenant's disabled ones); with `core` only the few for a small window.
+    """Return the tools that a grant covers, in catalogue order. `without` names tools to leave out,
+    such as those disabled for a tenant; `core` selects only the few for small context windows.
     """
     return tuple(
         spec
@@ -417,5 +414,5 @@ def list_tools(
 
 
 def describe(specs: Iterable[ToolSpec]) -> str:
-    """Return one line a tool for a prompt; the same specs give the same bytes."""
+    """Return one line for each tool, for a prompt. The same specs give the same bytes."""
     return "\n".join(f"{spec.signature}  {spec.summary}" for spec in specs)

@@ -1,10 +1,10 @@
-"""`code.*`: commands that run a piece of code, and what they keep of it for the next piece of the
-same session.
+"""`code.*`: commands that run a piece of code and save the state of its session for the next piece.
 
-Nothing that a piece started outlives it, so a session is kept as files in the sandbox's own /tmp:
-gone with the workspace, seen by nobody else. Python keeps imports, functions, classes and every
-value that can be pickled; the shell its folder, variables and functions, and its folder without a
-session, too; Node what was put on `globalThis`. What could not be kept is said.
+No process outlives its piece, so a session is stored as files in the sandbox's own /tmp, which is
+removed with the workspace and not visible elsewhere. Python stores imports, functions, classes and
+all picklable values. The shell stores its working directory, variables and functions; the working
+directory is stored without a session, too. Node stores the properties of `globalThis`. Values that
+cannot be stored are reported.
 """
 
 from __future__ import annotations
@@ -21,66 +21,66 @@ import ast, os, pickle, sys, types
 session, code = sys.argv[1:3]
 sys.argv = [""]
 main = sys.modules["__main__"] = types.ModuleType("__main__")
-space = main.__dict__
-where = os.path.join({folder!r}, "python-" + session)
-kept, defined = {{}}, []
-if session and os.path.exists(where):
-    with open(where, "rb") as file:
-        defined, kept = pickle.load(file)
+namespace = main.__dict__
+path = os.path.join({folder!r}, "python-" + session)
+values, defined = {{}}, []
+if session and os.path.exists(path):
+    with open(path, "rb") as file:
+        defined, values = pickle.load(file)
 for text in defined:
     try:
-        exec(compile(text, "<session>", "exec"), space)
+        exec(compile(text, "<session>", "exec"), namespace)
     except Exception as error:
         print(f"[not restored: {{text.splitlines()[0][:80]}}: {{error}}]", file=sys.stderr)
-for name, raw in kept.items():
+for name, raw in values.items():
     try:
-        space[name] = pickle.loads(raw)
+        namespace[name] = pickle.loads(raw)
     except Exception as error:
         print(f"[not restored: {{name}}: {{error}}]", file=sys.stderr)
 failed = 0
 try:
     tree = compile(code, "<code>", "exec", ast.PyCF_ONLY_AST)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "<code>", "exec"), space)
+    exec(compile(tree, "<code>", "exec"), namespace)
     if last is not None:
-        value = eval(compile(ast.Expression(last.value), "<code>", "eval"), space)
+        value = eval(compile(ast.Expression(last.value), "<code>", "eval"), namespace)
         if value is not None:
             print(repr(value))
-except SystemExit as ended:
-    failed = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+except SystemExit as stop:
+    failed = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
 except BaseException as error:
     import traceback
-    shown = None if isinstance(error, SyntaxError) else error.__traceback__.tb_next
-    traceback.print_exception(type(error), error, shown)
+    user_traceback = None if isinstance(error, SyntaxError) else error.__traceback__.tb_next
+    traceback.print_exception(type(error), error, user_traceback)
     failed = 1
 if session:
     try:
-        told = [node for node in ast.parse(code).body
+        definitions = [node for node in ast.parse(code).body
                 if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
     except SyntaxError:
-        told = []
-    defined += [text for node in told if (text := ast.unparse(node)) not in defined]
-    kept, lost = {{}}, []
-    for name, value in list(space.items()):
+        definitions = []
+    defined += [text for node in definitions if (text := ast.unparse(node)) not in defined]
+    values, unpicklable = {{}}, []
+    for name, value in list(namespace.items()):
         if name.startswith("__") or isinstance(value, (types.ModuleType, types.FunctionType, type, types.BuiltinFunctionType)):
             continue
         try:
-            kept[name] = pickle.dumps(value)
+            values[name] = pickle.dumps(value)
         except Exception:
-            lost.append(name)
+            unpicklable.append(name)
     os.makedirs({folder!r}, exist_ok=True)
-    with open(where + ".new", "wb") as file:
-        pickle.dump((defined, kept), file)
-    os.replace(where + ".new", where)
-    if lost:
-        print("[not kept for the session: " + ", ".join(sorted(lost)[:20]) + "]", file=sys.stderr)
+    with open(path + ".new", "wb") as file:
+        pickle.dump((defined, values), file)
+    os.replace(path + ".new", path)
+    if unpicklable:
+        print("[not kept for the session: " + ", ".join(sorted(unpicklable)[:20]) + "]", file=sys.stderr)
 sys.stdout.flush()
 sys.exit(failed)
 """
 
-# Names of ours begin with moothall_, so that the piece may use any other and finds none of ours in
-# its way. All stands on one line, so that bash counts the lines of the piece from 1. Without a
-# session only the folder stays, which the executor reads.
+# Our names begin with moothall_, so that they do not clash with names in the piece. Everything is
+# on one line, so that bash counts the lines of the piece from 1. Without a session, only the
+# working directory is stored, which the executor reads.
 _SHELL = "; ".join(
     line.strip()
     for line in r"""
@@ -132,9 +132,7 @@ process.exitCode = failed;
 
 
 def command(tool: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the command that runs a piece of code. Raises `KeyError` for a tool that is none of
-    these.
-    """
+    """Return the command that runs a piece of code. Raises `KeyError` for any other tool."""
     session = str(arguments.get("session") or "")
     match tool:
         case "code.python":

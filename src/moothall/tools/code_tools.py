@@ -1,5 +1,5 @@
-"""What the catalogue says of the tools that run code and tell of the sandbox. No role has `code.*`
-unless the table says so.
+"""The catalogue entries of the tools that run code and describe the sandbox. No role has `code.*`
+unless the table of roles grants it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Session = Annotated[
 
 
 class RunCode(Arguments):
-    """What a piece leaves is there for the next of the same `session`; without one, nothing is
-    kept.
+    """The state of a piece is available to the next piece of the same `session`. Without a session,
+    no state is kept.
     """
 
     code: Code
@@ -28,8 +28,8 @@ class RunCode(Arguments):
 
 
 class RunShell(Arguments):
-    """As code, for bash. Without a `session` only the working directory is kept; `timeout_seconds`
-    0 is the usual time.
+    """Like `RunCode`, for bash. Without a `session`, only the working directory is kept.
+    `timeout_seconds` 0 is the default time limit.
     """
 
     command: Code
@@ -38,15 +38,15 @@ class RunShell(Arguments):
 
 
 class CodeRun(Output):
-    """How a piece of code ended, and what it printed."""
+    """The exit code and output of a piece of code."""
 
     exit_code: int
     output: str
 
 
 class ShellRun(CodeRun):
-    """As of code. `working_directory` is that of the next command, where it is not the root of the
-    workspace; `ended_processes` are the background processes that ended with the command.
+    """Like `CodeRun`. `working_directory` is the one of the next command if it is not the root of
+    the workspace. `ended_processes` are the background processes that ended with the command.
     """
 
     working_directory: str | None = None
@@ -55,7 +55,7 @@ class ShellRun(CodeRun):
 
 
 class SystemInfo(Output):
-    """What the sandbox is, and what it may use. Bytes and seconds."""
+    """A description of the sandbox and its limits, in bytes and seconds."""
 
     system: str
     machine: str
@@ -68,7 +68,7 @@ class SystemInfo(Output):
 
 
 class Processes(Output):
-    """What runs in the sandbox now."""
+    """The processes that run in the sandbox."""
 
     processes: list[dict[str, object]]
 
@@ -144,8 +144,8 @@ SPECS: Final = (
         own_rate=Rate(
             60,
             2000,
-            # a model that works in the shell makes several calls a turn; the seat's own limits
-            # bound it
+            # a model that works in the shell makes several calls per turn, within the limits of
+            # its seat
         ),
     ),
     _system(

@@ -1,4 +1,4 @@
-"""Search in the catalogue of tools."""
+"""Search of the tool catalogue."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from moothall.tools.spec import ToolSpec
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Filters of a search, which must all match. Of `categories`, `tags` and `profiles` one must
-    match. `most` limits the results; 0: all.
+    """Filters of a search, all of which must match. Of several `categories`, `tags` or `profiles`,
+    one must match. `limit` is the maximum number of results; 0: all.
     """
 
     query: str = ""
@@ -20,20 +20,20 @@ class Filters:
     tags: tuple[str, ...] = ()
     profiles: tuple[str, ...] = ()
     exclude_dangerous: bool = False
-    most: int = 0
+    limit: int = 0
 
 
 def discover(specs: Iterable[ToolSpec], filters: Filters) -> tuple[ToolSpec, ...]:
-    """Return the matching tools in the order of the catalogue. Each word of the query must be in
-    the name, the summary or a tag.
+    """Return the matching tools in catalogue order. Each word of the query must be in the name, the
+    summary or a tag.
     """
-    words = filters.query.lower().split()
+    terms = filters.query.lower().split()
     matches = tuple(
         spec
         for spec in specs
-        if _fits(spec, filters) and all(word in _text(spec) for word in words)
+        if _fits(spec, filters) and all(term in _text(spec) for term in terms)
     )
-    return matches[: filters.most] if filters.most else matches
+    return matches[: filters.limit] if filters.limit else matches
 
 
 def _fits(spec: ToolSpec, filters: Filters) -> bool:
@@ -50,7 +50,7 @@ def _text(spec: ToolSpec) -> str:
 
 
 def entry(spec: ToolSpec, *, enabled: bool = True) -> dict[str, Any]:
-    """Return the catalogue's entry of a tool as JSON."""
+    """Return the catalogue entry of a tool as JSON."""
     return {
         "id": spec.id,
         "summary": spec.summary,

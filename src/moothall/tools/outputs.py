@@ -1,5 +1,5 @@
-"""What each tool answers with when it succeeds. Open: a result may hold more than its schema
-names.
+"""The outputs of successful tools. The models are open: a result may have more fields than its
+schema.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class Output(BaseModel):
 
 
 class FileContent(Output):
-    """Some lines of a file, as they are in it."""
+    """Some lines of a file, unchanged."""
 
     path: str
     content: str
@@ -31,14 +31,14 @@ class Written(Output):
 
 
 class Replaced(Output):
-    """How many places of a file were changed."""
+    """The number of replacements in a file."""
 
     path: str
     replaced: int
 
 
 class Defined(Output):
-    """Whether the name was there before, and the lines that define it now."""
+    """Whether the name existed before, and the lines of its definition."""
 
     path: str
     name: str
@@ -56,7 +56,7 @@ class Entries(Output):
 
 
 class Match(Output):
-    """A line that matches."""
+    """A matching line."""
 
     path: str
     line: int
@@ -64,14 +64,14 @@ class Match(Output):
 
 
 class Matches(Output):
-    """Lines that match."""
+    """Matching lines."""
 
     matches: list[Match]
     truncated: bool
 
 
 class Deleted(Output):
-    """What is gone."""
+    """The deleted path."""
 
     path: str
     deleted: bool
@@ -84,7 +84,7 @@ class Place(Output):
 
 
 class PathInfo(Output):
-    """What a path is: folder, file, symlink or other. Size, mode and lines where it has them."""
+    """The kind of a path (folder, file, symlink or other), and its size, mode and lines if any."""
 
     path: str
     type: str
@@ -102,7 +102,7 @@ class Difference(Output):
 
 
 class GitStatus(Output):
-    """Where the workspace stands, and what differs from its last commit."""
+    """The branch and commit of the workspace, and the changes since the commit."""
 
     branch: str
     head: str
@@ -111,14 +111,14 @@ class GitStatus(Output):
 
 
 class GitLogEntries(Output):
-    """Commits, the newest first."""
+    """Commits, newest first."""
 
     branch: str
     commits: list[dict[str, str]]
 
 
 class GitAdded(Output):
-    """What the next commit takes."""
+    """The staged files."""
 
     added: list[str]
 
@@ -138,8 +138,8 @@ class GitPlace(Output):
     commit: str
 
 
-class GitTaken(Output):
-    """Another repository's files: the folder that they are in, their commit, how many they are."""
+class GitCloned(Output):
+    """Files of another repository: their folder, commit and number."""
 
     path: str
     commit: str
@@ -147,7 +147,7 @@ class GitTaken(Output):
 
 
 class GitPulled(Output):
-    """The commit that has both sides, and the files that it changed here."""
+    """The merge commit, and the files that it changed in the workspace."""
 
     branch: str
     commit: str
@@ -163,9 +163,7 @@ class GitPushed(Output):
 
 
 class TestsRun(Output):
-    """A run of tests: its verdict, counts, the tests that are not green, the end of what it
-    printed.
-    """
+    """A test run: its verdict and counts, the tests that did not pass, the end of its output."""
 
     verdict: str
     passed: int

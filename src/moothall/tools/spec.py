@@ -28,7 +28,7 @@ class Danger(StrEnum):
 
 
 class Cost(StrEnum):
-    """The rough cost of a call for the operator: negligible, a process, minutes of a core, or
+    """The approximate cost of a call for the operator: negligible, a process, minutes of a core, or
     money.
     """
 
@@ -40,7 +40,7 @@ class Cost(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """The requirements of a tool, by the catalogue only: a caller's claims are ignored."""
+    """The requirements of a tool. Only the catalogue decides; a caller's claims are ignored."""
 
     os_access: bool = False
     network_access: bool = False
@@ -49,7 +49,7 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A limit of calls; 0 means unlimited. It applies to a seat if the effect stays in its
+    """A rate limit; 0 means unlimited. It applies to a seat if the tool's effect stays in the
     workspace, otherwise to a tenant.
     """
 

@@ -33,7 +33,7 @@ _MAX_SECONDS = 300.0
 
 
 class ModuleOutput(Output):
-    """What the module printed: `result` where it is JSON, else `text`. `said` is the end of its
+    """The output of a module: `result` if it is JSON, otherwise `text`. `said` is the end of its
     standard error.
     """
 
@@ -66,7 +66,7 @@ class _Manifest(_Closed):
 
 @dataclass(frozen=True, slots=True)
 class WasmTool:
-    """The catalogue's entry of a tool, and the file of its module."""
+    """The catalogue entry of a tool, and the file of its module."""
 
     spec: ToolSpec
     file: Path
@@ -79,7 +79,7 @@ def read_tools(folder: Path | None) -> tuple[WasmTool, ...]:
     if folder is None:
         return ()
     if not folder.is_dir():
-        raise ConfigurationError(f"wasm.folder {folder} is no folder")
+        raise ConfigurationError(f"wasm.folder {folder} is not a folder")
     return tuple(_read(file) for file in sorted(folder.glob("*.yaml")))
 
 
@@ -87,11 +87,12 @@ def _read(file: Path) -> WasmTool:
     module = file.with_suffix(".wasm")
     if not _NAME.fullmatch(file.stem):
         raise ConfigurationError(
-            f"{file}: {file.stem[:60]!r} is no tool's name: a-z, 0-9 and _, beginning with a letter"
+            f"{file}: {file.stem[:60]!r} is not a valid tool name: use a-z, 0-9 and _, beginning "
+            "with a letter"
         )
     if not module.is_file():
         raise ConfigurationError(
-            f"{file} describes a tool, and there is no {module.name} beside it"
+            f"{file} describes a tool, but its module {module.name} is missing from the folder"
         )
     try:
         manifest = _Manifest.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
@@ -141,7 +142,7 @@ def _arguments(name: str, manifest: _Manifest) -> type[args.Arguments]:
             not isinstance(declared.default, kind)
             or isinstance(declared.default, bool) != (kind is bool)
         ):
-            raise ValueError(f"the default of {argument} is no {declared.type}")
+            raise ValueError(f"the default of {argument} is not of the type {declared.type}")
         default = ... if declared.default is None else declared.default
         fields[argument] = (
             kind,

@@ -1,4 +1,4 @@
-"""Listing and removal of prepared data on the disk. All of it is made again when it is needed."""
+"""Listing and removal of prepared data on disk. All of it is created again when it is needed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def list_stored(data_dir: Path) -> tuple[StoredItem, ...]:
     records = list(layout.prepared_file("-").parent.glob("[!.]*.json"))
     last_use_by_environment: dict[str, float] = {}
     for record in records:
-        name = environment_of(record)
+        name = environment_name(record)
         last_use_by_environment[name] = max(
             last_use_by_environment.get(name, 0.0), _last_used(record)
         )
@@ -54,7 +54,7 @@ def list_stored(data_dir: Path) -> tuple[StoredItem, ...]:
             StoredItem(
                 "checkout",
                 path,
-                size_of(path),
+                disk_size(path),
                 _last_used(record if record.exists() else path),
                 path.name,
             )
@@ -65,7 +65,7 @@ def list_stored(data_dir: Path) -> tuple[StoredItem, ...]:
             StoredItem(
                 "history",
                 path,
-                size_of(path),
+                disk_size(path),
                 _last_used(record if record.exists() else path),
                 path.name,
             )
@@ -76,14 +76,14 @@ def list_stored(data_dir: Path) -> tuple[StoredItem, ...]:
             StoredItem(
                 kind,
                 path,
-                size_of(path),
+                disk_size(path),
                 max(_last_used(path), last_use_by_environment.get(path.name, 0.0)),
                 f"env-{path.name}",
             )
         )
     clones = (path for path in _folders(data_dir / "repos") if path.suffix == ".git")
     items += [
-        StoredItem("clone", path, size_of(path), max(map(_last_used, (path, *_parts(path)))))
+        StoredItem("clone", path, disk_size(path), max(map(_last_used, (path, *_parts(path)))))
         for path in clones
     ]
     return tuple(sorted(items, key=lambda item: item.size, reverse=True))
@@ -92,7 +92,7 @@ def list_stored(data_dir: Path) -> tuple[StoredItem, ...]:
 def choose(
     items: Sequence[StoredItem], *, older_than: float, everything: bool, registered: Sequence[str]
 ) -> tuple[StoredItem, ...]:
-    """Return the items to remove: those that were not used for `older_than` days, or everything.
+    """Return the items to remove: those not used for `older_than` days, or everything.
 
     Clones also contain the patches of councils. Those of registered repositories are kept, unless
     everything is removed.
@@ -140,9 +140,9 @@ def has_open_workspaces(data_dir: Path) -> bool:
     return False
 
 
-def size_of(folder: Path) -> int:
+def disk_size(folder: Path) -> int:
     """Return the bytes on disk in a folder. A file with several names counts once."""
-    seen: set[tuple[int, int]] = set()
+    seen_inodes: set[tuple[int, int]] = set()
     total = 0
     for parent, folders, names in os.walk(folder):
         for name in (*folders, *names):
@@ -151,9 +151,9 @@ def size_of(folder: Path) -> int:
             except OSError:
                 continue
             if status.st_nlink > 1:
-                if (status.st_dev, status.st_ino) in seen:
+                if (status.st_dev, status.st_ino) in seen_inodes:
                     continue
-                seen.add((status.st_dev, status.st_ino))
+                seen_inodes.add((status.st_dev, status.st_ino))
             total += status.st_blocks * 512
     return total
 
@@ -210,7 +210,7 @@ async def prune_preparations(data_dir: Path, keep_days: float) -> int:
     ]
     unused = [folder for folder in base_folders if folder.name not in kept_keys]
     used_environments = {
-        name for path in kept_records if (name := await asyncio.to_thread(environment_of, path))
+        name for path in kept_records if (name := await asyncio.to_thread(environment_name, path))
     }
     environments = await asyncio.to_thread(_unused_folders, layout.environment("-").parent, cutoff)
     unused += [folder for folder in environments if folder.name not in used_environments]
@@ -230,7 +230,7 @@ def _unused_folders(parent: Path, cutoff: float) -> list[Path]:
     return [path for path in parent.glob("*") if path.is_dir() and path.stat().st_mtime < cutoff]
 
 
-def environment_of(path: Path) -> str:
+def environment_name(path: Path) -> str:
     """Return the name of the environment that a prepared base uses, or ''."""
     try:
         return environment_key(

@@ -5,8 +5,8 @@ only the hosts mount: a workspace gets a copy. The name of an archive depends on
 so on the tenant, on lock files and commands, and on everything that a set-up gets from the host. A
 set-up may be hostile, so an archive is unpacked like data from a workspace.
 
-A base environment is a venv with pytest, created once and copied for each repository. No repository
-is near it while it is created, so repositories can share it.
+A base environment is a venv with pytest, created once and copied for each repository. No code of a
+repository runs while it is created, so repositories can share it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from moothall.errors import RepositoryError, WorkspaceFailed
 from moothall.processes import start_process
 from moothall.repositories.checkout import Progress
 from moothall.sandbox.bubblewrap import ENVIRONMENT
-from moothall.sandbox.spawn import drop_uid, own
+from moothall.sandbox.spawn import sandbox_uid, set_owner
 from moothall.sandbox_runtime.checks import PLUGINS
 from moothall.telemetry import get_logger
 from moothall.workspace.executor_client import ExecutorSetup, remove_tree
@@ -65,31 +65,32 @@ class BaseEnvironments:
     async def copy_to(
         self, env: Path, python: Toolchain, image: str, report_progress: Callable[[str], None]
     ) -> None:
-        """Copy the base environment of an image to `env`, whose parent exists. Raises
-        `RepositoryError` if not even an empty venv can be made.
+        """Copy the base environment of an image to `env`, whose parent must exist. Raises
+        `RepositoryError` if not even an empty venv can be created.
         """
         venv = (str(python.program), "-m", "venv", ENVIRONMENT)
         network = self._settings.workspace.setup_network != "off"
         source = (
-            await self._make(
+            await self._create(
                 "pytest", python, (venv, _PYTEST), report_progress, image=image, network=True
             )
             if network
             else None
         )
-        source = source or await self._make(
+        source = source or await self._create(
             "blank", python, (venv,), report_progress, image=image, network=False
         )
         if source is None:
             raise RepositoryError(
-                f"a virtual environment cannot be made with {venv[0]}: is its venv module whole?"
+                f"a virtual environment cannot be created with {venv[0]}: is its venv module "
+                "complete?"
             )
         copying = await start_process("cp", "-a", "--reflink=auto", str(source), str(env))
         if await copying.wait():
             raise RepositoryError(f"the environment cannot be copied to {env}: is the disk full?")
         await asyncio.to_thread(_add_reporters, env)
 
-    async def _make(
+    async def _create(
         self,
         kind: str,
         python: Toolchain,
@@ -110,13 +111,13 @@ class BaseEnvironments:
             if final.is_dir():
                 return final / "env"
             temporary = final.with_name(f".{name}-{secrets.token_hex(4)}")
-            uid = drop_uid(self._settings.sandbox)
+            uid = sandbox_uid(self._settings.sandbox)
             for folder in (temporary, temporary / "env", temporary / "empty"):
                 folder.mkdir(parents=True)
-                own(folder, uid)
+                set_owner(folder, uid)
             try:
                 report_progress(
-                    f"making an environment of Python {python.version} with {kind}, once for all "
+                    f"creating an environment of Python {python.version} with {kind}, once for all "
                     "repositories"
                 )
                 if not await self._run(temporary, python, commands, image=image, network=network):
@@ -140,7 +141,7 @@ class BaseEnvironments:
             tree=(temporary / "empty",),
             env=temporary / "env",
             env_writable=True,
-            reach=await asyncio.to_thread(setup_network_access, temporary, self._settings)
+            network_access=await asyncio.to_thread(setup_network_access, temporary, self._settings)
             if network
             else None,
             python=python.home,
@@ -159,7 +160,7 @@ class BaseEnvironments:
 
 
 def _add_reporters(env: Path) -> None:
-    """Put our reporters on the path of an environment's Python, so that commands that set
+    """Add our reporters to the path of an environment's Python, so that commands that set
     PYTHONPATH find them too.
     """
     for packages in env.glob("lib/python*/site-packages"):
@@ -186,11 +187,11 @@ class Archives:
         self._folder = top / digest(*host_properties)[:32] if top else None
         self._max_bytes = settings.workspace.environments_bytes
         self._keep_seconds = settings.workspace.keep_days * _DAY
-        self._owner = drop_uid(settings.sandbox)
+        self._owner = sandbox_uid(settings.sandbox)
 
     @asynccontextmanager
     async def lock(self, name: str) -> AsyncIterator[None]:
-        """Keep other hosts from making the same environment."""
+        """Prevent other hosts from creating the same environment."""
         async with AsyncExitStack() as stack:
             if self._folder is not None:
                 try:
@@ -214,19 +215,19 @@ class Archives:
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
             report_progress(
-                f"what another host had set up cannot be used, and is set up anew: {error}"[:300]
+                f"the environment of another host cannot be used; setting up anew: {error}"[:300]
             )
             return False
-        report_progress("another host has set it up")
+        report_progress("using the environment of another host")
         return True
 
     def _unpack(self, path: Path, folder: Path) -> None:
         with path.open("rb") as file:
-            unpack(file, folder, owner=self._owner, most=self._max_bytes)
+            unpack(file, folder, owner=self._owner, max_bytes=self._max_bytes)
         os.utime(path)
 
     async def store(self, name: str, folder: Path) -> None:
-        """Store the output of a set-up. If that fails, the next host makes it itself."""
+        """Store the output of a set-up. If that fails, the next host creates it itself."""
         if self._folder is not None:
             try:
                 await asyncio.to_thread(self._pack, self._folder / name, folder)

@@ -24,7 +24,7 @@ from moothall.repositories.detect.python import LINE_BY_LINE, LOCKED, PIP
 from moothall.repositories.git_snapshot import write_history
 from moothall.repositories.gitcmd import GitRunner
 from moothall.sandbox.bubblewrap import ENVIRONMENT
-from moothall.sandbox.spawn import drop_uid, own
+from moothall.sandbox.spawn import sandbox_uid, set_owner
 from moothall.workspace.environment_cache import Archives, BaseEnvironments
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup, remove_tree
 from moothall.workspace.layout import environment_key, foreign_python, uses_environment
@@ -53,7 +53,7 @@ _EARLIER_LINES = 3
 """Lines of each kind that are shown of the first attempt if its alternative failed too."""
 
 
-def find_reason(output: str) -> str:
+def find_failure_line(output: str) -> str:
     """Return the line that explains best why a command failed: the last exception, else the first
     informative line, or ''.
     """
@@ -82,12 +82,12 @@ def excerpt(output: str, first: int = _REASON_LINES, tail: int = _TAIL_LINES) ->
         for index, line in enumerate(lines[:tail_start])
         if _REASON.search(line) and not _GENERIC_FAILURE.search(line)
     ]
-    parts, last = list[str](), -1
+    parts, last_index = list[str](), -1
     for index in (*reasons[:first], *range(tail_start, len(lines))):
-        if index > last + 1:
+        if index > last_index + 1:
             parts.append("…")
         parts.append(lines[index])
-        last = index
+        last_index = index
     return "\n".join(parts)[-_EXCERPT_CHARS:]
 
 
@@ -113,13 +113,12 @@ def explain(
     """Return the message of a failed set-up: the command, the outcome, the cause, the earlier
     failure, and how to configure the commands.
     """
-    cause = find_reason(output)
+    cause = find_failure_line(output)
     return (
         f"set-up command {' '.join(argv)[:_LINE_CHARS]!r} failed, "
         f"{outcome}{hint}{f': {cause}' if cause else ''}\n{excerpt(output)}\n{earlier_failure}"
-        'Say which commands do it: setup = ["…"] in the repository\'s .moothall.toml (it need not '
-        "be committed), "
-        "or `moothall repo add PATH --setup '…'`."
+        'Configure the commands: setup = ["…"] in the repository\'s .moothall.toml (it need not '
+        "be committed), or `moothall repo add PATH --setup '…'`."
     )
 
 
@@ -127,7 +126,9 @@ _OPAQUE = "user.overlay.opaque"
 
 
 class Environments:
-    """The environments of a data directory. Each is made once, by whichever process needs it."""
+    """The environments of a data directory. Each is created once, by the first process that needs
+    it.
+    """
 
     def __init__(self, settings: WorkspaceSections, pool: ExecutorPool) -> None:
         self._settings = settings
@@ -139,7 +140,7 @@ class Environments:
     async def ensure(
         self, base: Base, key: str, clone: TrustedClone, report_progress: Progress
     ) -> None:
-        """Make the environment of `base`, whose checkout is `key`, unless it exists. Raises
+        """Create the environment of `base`, whose checkout is `key`, unless it exists. Raises
         `RepositoryError`.
         """
         name = environment_key(base)
@@ -178,7 +179,7 @@ class Environments:
             )
         else:
             (temporary / "env").mkdir()
-            own(temporary / "env", drop_uid(self._settings.sandbox))
+            set_owner(temporary / "env", sandbox_uid(self._settings.sandbox))
         history = (
             await self._history(base, key, temporary, clone, report_progress)
             if base.profile.history
@@ -189,7 +190,7 @@ class Environments:
             tree=(*history, self._layout.tree(key)),
             env=temporary / "env",
             env_writable=True,
-            reach=await asyncio.to_thread(setup_network_access, temporary, self._settings),
+            network_access=await asyncio.to_thread(setup_network_access, temporary, self._settings),
             toolchains=toolchains.homes,
             python=foreign_python(toolchains),
             image=base.image,
@@ -202,11 +203,11 @@ class Environments:
                 steps = base.profile.steps or tuple(SetupStep(argv) for argv in base.profile.setup)
                 local = self._settings.workspace.kind == "local"
                 variables = _DOWNLOAD_VARIABLES | (_node_headers(toolchains.homes) if local else {})
-                make_folder = ("mkdir", "-p", _DOWNLOAD_VARIABLES["TMPDIR"])
+                mkdir_command = ("mkdir", "-p", _DOWNLOAD_VARIABLES["TMPDIR"])
                 await executor.request(
                     "setup",
                     wall_seconds=_CLEAN_SECONDS,
-                    argv=make_folder,
+                    argv=mkdir_command,
                     env=executor.variables(),
                     folder="",
                 )
@@ -238,8 +239,8 @@ class Environments:
         folder.mkdir()
         git = GitRunner(self._settings.data_dir / "repos", self._settings.workspace.setup_seconds)
         if version := await write_history(git, clone, base.sha, folder, self._layout.tree(key)):
-            report_progress(f"no tag says which version this is; set-up is told {version}")
-        await asyncio.to_thread(change_owner, folder, drop_uid(self._settings.sandbox))
+            report_progress(f"no tag names the version; set-up uses {version}")
+        await asyncio.to_thread(change_owner, folder, sandbox_uid(self._settings.sandbox))
         return (folder,)
 
 
@@ -279,9 +280,9 @@ class _Steps:
             )
             output = str(answer.get("output") or answer.get("error") or "")
             if answer.get("status") == "success" and answer.get("exit_code") == 0:
-                self._tell_left_out(step, output)
+                self._report_skipped(step, output)
                 continue
-            may_continue = answer.get("status") in _MAY_FAIL  # less may succeed
+            may_continue = answer.get("status") in _MAY_FAIL  # an alternative may succeed
             if step.instead and may_continue:
                 self._report_progress(f"that failed{_because(output)}; trying with less")
                 earlier_output = excerpt(output, _EARLIER_LINES, _EARLIER_LINES).replace(
@@ -305,9 +306,9 @@ class _Steps:
                     f"left out{location}: {command_line(step.argv)[-150:]}{_because(output)}"
                 )
             else:
-                raise RepositoryError(self._why(step, answer, output, earlier_failure))
+                raise RepositoryError(self._failure_message(step, answer, output, earlier_failure))
 
-    def _tell_left_out(self, step: SetupStep, output: str) -> None:
+    def _report_skipped(self, step: SetupStep, output: str) -> None:
         """Report the lines that a line-by-line installation left out."""
         if step.argv[: len(LINE_BY_LINE)] == LINE_BY_LINE:
             for line in [line for line in output.splitlines() if line.startswith(_LEFT_OUT_PREFIX)][
@@ -315,7 +316,7 @@ class _Steps:
             ]:
                 self._report_progress(line[:400])
 
-    def _why(
+    def _failure_message(
         self, step: SetupStep, answer: dict[str, object], output: str, earlier_failure: str
     ) -> str:
         status, code = answer.get("status"), answer.get("exit_code")
@@ -326,13 +327,13 @@ class _Steps:
             outcome += f" ({limit})"
         hint = (
             ""
-            if self._executor.setup.reach
+            if self._executor.setup.network_access
             else " (without network: workspace.setup_network is 'off')"
         )
         if refused := self._executor.refused:
             hint = (
-                f" (it asked for {', '.join(refused[:_SHOWN_HOSTS])[:_LINE_CHARS]}, which "
-                "set-ups may not reach: workspace.setup_hosts)"
+                f" (it requested {', '.join(refused[:_SHOWN_HOSTS])[:_LINE_CHARS]}, which set-ups "
+                "may not reach: workspace.setup_hosts)"
             )
         return explain(step.argv, outcome, output, hint=hint, earlier_failure=earlier_failure)
 
@@ -358,7 +359,7 @@ def command_line(argv: Sequence[str]) -> str:
 
 
 def _because(output: str) -> str:
-    cause = find_reason(output)
+    cause = find_failure_line(output)
     return f" ({cause[:200]})" if cause else ""
 
 

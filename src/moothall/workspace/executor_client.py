@@ -87,7 +87,7 @@ _WRITING_TOOLS = frozenset(
 
 Answer = dict[str, Any]
 QuestionHandler = Callable[[Answer], Awaitable[Answer]]
-"""Answers a question that a running request asks."""
+"""Answers a question of a running request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class ExecutorSetup:
 
     tree: folders of the overlay at /workspace, topmost first; without any, the folder is empty.
     env: the environment at /env.
-    reach: what it may reach over a proxy; without it, nothing.
+    network_access: its network access through a proxy; None: no network.
     ro: more read-only folders, with their paths inside.
     program: the module that runs in it.
     limits: limits that replace those of the settings.
@@ -110,7 +110,7 @@ class ExecutorSetup:
     tree: tuple[Path, ...]
     env: Path | None = None
     env_writable: bool = False
-    reach: NetworkAccess | None = None
+    network_access: NetworkAccess | None = None
     ro: tuple[tuple[Path, str], ...] = ()
     program: str = EXECUTOR
     limits: SandboxSettings | None = None
@@ -166,7 +166,7 @@ class ExecutorClient(ABC):
         self.owner: Mapping[str, str] = {}
         self.slots: Slots | None = None
         self._slot: Slot | None = None
-        self._since = 0.0
+        self._assigned_at = 0.0
         self._settings = settings
         self._limits = setup.limits or settings.sandbox
         self._link: ExecutorConnection | None = None
@@ -185,7 +185,7 @@ class ExecutorClient(ABC):
         be set before and after the start.
         """
         self.owner = owner
-        self._since = time.time()
+        self._assigned_at = time.time()
 
     @property
     def _log(self) -> Path:
@@ -215,7 +215,7 @@ class ExecutorClient(ABC):
     async def start(self) -> None:
         """Start the executor and wait until it has confined itself.
 
-        Raises `SandboxUnavailable` with the reason, and leaves nothing then.
+        Raises `SandboxUnavailable` with the reason, after removing everything.
         """
 
     @abstractmethod
@@ -276,7 +276,7 @@ class ExecutorClient(ABC):
 
     @property
     def refused(self) -> tuple[str, ...]:
-        """Hosts and ports that it asked for and may not reach."""
+        """Hosts and ports that it requested and may not reach."""
         return tuple(f"{host}:{port}" for host, port in self._proxy.refused) if self._proxy else ()
 
     async def request(
@@ -311,7 +311,7 @@ class ExecutorClient(ABC):
                         None if deadline is None else seconds_until(deadline)
                     ):
                         self._slot = await stack.enter_async_context(
-                            self.slots.hold(self._since, alone=alone)
+                            self.slots.hold(self._assigned_at, alone=alone)
                         )
                 except TimeoutError:
                     return {"status": "timeout", "output": "no slot was free before the deadline"}
@@ -320,11 +320,11 @@ class ExecutorClient(ABC):
                 wall_seconds, remaining if op in _CALLER_LIMITED else self._limits.wall_seconds
             )
             max_wall = max(wall_limit, min(patience * wall_limit, remaining))
-            return await self._ask(
+            return await self._exchange(
                 op, max(0.05, wall_limit), max(0.05, max_wall), answer_question, fields
             )
 
-    async def _ask(
+    async def _exchange(
         self,
         op: str,
         wall_limit: float,
@@ -355,7 +355,7 @@ class ExecutorClient(ABC):
         # Only untrusted code can exhaust the memory; asking the kernel costs more than reading a
         # file.
         memory_kills = self._count_memory_kills() if message["op"] in _FOREIGN_CODE else None
-        number, answer = self._link.ask(message)
+        number, answer = self._link.send(message)
         waiting = self._follow(number, answer, max_wall, answer_question)
         try:
             if memory_kills is None:
@@ -364,7 +364,7 @@ class ExecutorClient(ABC):
                 result = await self._watch_block(number, waiting, memory_kills, disk=op != "setup")
         except WorkspaceFailed as error:
             raise WorkspaceFailed(
-                f"{error.message}: {await self._read_log_tail() or 'it said nothing'}"
+                f"{error.message}: {await self._read_log_tail() or 'it logged nothing'}"
             ) from error
         except asyncio.CancelledError:
             self._link.stop(number, "cancelled")
@@ -499,14 +499,14 @@ class ExecutorClient(ABC):
         }
         if setup.env:
             variables["VIRTUAL_ENV"] = ENVIRONMENT
-        if not setup.reach:
+        if not setup.network_access:
             return {**variables, **_OFFLINE_VARIABLES, **self._resolved_variables()}
         proxy_url = f"http://127.0.0.1:{self._port}"
         return {
             **variables,
             **dict.fromkeys(_PROXY_VARIABLES, proxy_url),
             "NODE_USE_ENV_PROXY": "1",
-            **setup.reach.variables,
+            **setup.network_access.variables,
         }
 
     def _resolved_variables(self) -> dict[str, str]:

@@ -28,12 +28,12 @@ class ExecutorConnection(asyncio.Protocol):
         self.ready: asyncio.Future[dict[str, Any]] = self._expect(READY)
 
     @classmethod
-    async def over(cls, end: socket.socket) -> ExecutorConnection:
+    async def create(cls, end: socket.socket) -> ExecutorConnection:
         """Create a connection over one end of a socket pair."""
         _, link = await asyncio.get_running_loop().create_unix_connection(cls, sock=end)
         return link
 
-    def ask(self, message: dict[str, Any]) -> tuple[int, asyncio.Future[dict[str, Any]]]:
+    def send(self, message: dict[str, Any]) -> tuple[int, asyncio.Future[dict[str, Any]]]:
         """Send a request. Return its id, and the future of its answer, which fails with
         `WorkspaceFailed` if the connection is lost.
         """
@@ -94,7 +94,7 @@ class ExecutorConnection(asyncio.Protocol):
             else:
                 self._strays += 1
         if self._strays > _STRAYS * (self._last_id + 1):
-            self._break("it says what nobody asked")
+            self._break("it sends too many messages that answer no request")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all pending requests."""
@@ -105,13 +105,13 @@ class ExecutorConnection(asyncio.Protocol):
         self._pending[number] = answer
         return answer
 
-    def _break(self, why: str) -> None:
-        self._fail(f"the executor broke its protocol: {why}")
+    def _break(self, reason: str) -> None:
+        self._fail(f"the executor broke its protocol: {reason}")
         if self._transport:
             self._transport.abort()
 
-    def _fail(self, why: str) -> None:
-        self._close_reason = self._close_reason or why
+    def _fail(self, reason: str) -> None:
+        self._close_reason = self._close_reason or reason
         for answer in self._pending.values():
             if not answer.done():
                 answer.set_exception(WorkspaceFailed(self._close_reason))

@@ -38,7 +38,7 @@ class GitState:
     branch: str = "work"
     branches: dict[str, str] = field(default_factory=dict)
     added: set[str] = field(default_factory=set)
-    made: dict[str, tuple[str, str]] = field(default_factory=dict)
+    commits: dict[str, tuple[str, str]] = field(default_factory=dict)
     """The commits made here: commit → (parent, message)."""
 
     @property
@@ -48,8 +48,8 @@ class GitState:
         """
         messages: list[str] = []
         commit = self.head
-        while commit in self.made:
-            commit, message = self.made[commit]
+        while commit in self.commits:
+            commit, message = self.commits[commit]
             messages.insert(0, message.strip())
         return "\n\n".join(dict.fromkeys(messages))
 
@@ -136,18 +136,18 @@ class _Repository:
 
     async def log(self, limit: object) -> dict[str, Any]:
         if not isinstance(limit, int) or not 1 <= limit <= _MAX_COMMITS:
-            raise InvalidRequest(f"limit is a number from 1 to {_MAX_COMMITS}")
+            raise InvalidRequest(f"limit must be a number from 1 to {_MAX_COMMITS}")
         commits = await self.clone.history(self.state.head, limit)
-        shown = [
+        entries = [
             {"commit": c.sha, "author": c.author, "date": c.date, "subject": c.subject}
             for c in commits
         ]
-        return {"branch": self.state.branch, "commits": shown}
+        return {"branch": self.state.branch, "commits": entries}
 
     async def add(self, paths: object) -> dict[str, Any]:
         if not isinstance(paths, Sequence) or isinstance(paths, str) or not paths:
             raise InvalidRequest(
-                'paths is a list such as ["src/utils.py"], or ["."] for all changes'
+                'paths must be a list such as ["src/utils.py"], or ["."] for all changes'
             )
         snapshot = await self._snapshot()
         pending = [change.path for change in await self._pending_changes(snapshot)]
@@ -193,7 +193,7 @@ class _Repository:
         patch = await self.clone.commit_changes(
             self.state.base_sha, list(changes.values()), message, parent=self.state.head
         )
-        self.state.made[patch.commit_sha] = (self.state.head, message)
+        self.state.commits[patch.commit_sha] = (self.state.head, message)
         self.state.head = self.state.branches[self.state.branch] = patch.commit_sha
         self.state.added.clear()
         return {"commit": patch.commit_sha, "branch": self.state.branch, "files": sorted(paths)}
@@ -202,7 +202,7 @@ class _Repository:
         if not _BRANCH.fullmatch(name) or name in {"HEAD", "@"}:
             raise InvalidRequest(f"{name[:80]!r} is not a branch name; write one such as fix-login")
         if name in self.state.branches:
-            raise AlreadyExists(f"the branch {name!r} is there already")
+            raise AlreadyExists(f"the branch {name!r} exists already")
         if len(self.state.branches) >= _MAX_COMMITS:
             raise InvalidRequest(f"a workspace has at most {_MAX_COMMITS} branches")
         self.state.branches[name] = self.state.head
@@ -242,10 +242,10 @@ class _Repository:
         remote, restore = self._require_remote(), self._require_restore()
         await self._check_clean()
         fetched = await remote.fetch()
-        own_commits = {
+        local_commits = {
             commit.sha for commit in await self.clone.history(self.state.head, _MAX_COMMITS)
         }
-        if fetched not in own_commits:
+        if fetched not in local_commits:
             old_entries = await self.clone.entries(self.state.head)
             merged = await self.clone.merge(
                 self.state.base_sha, self.state.head, fetched, f"Merge {fetched[:12]}"
@@ -264,19 +264,19 @@ class _Repository:
         changes = list((await self.changes()).changes)
         paths = {*(change.path for change in changes), *await self.clone.files(self.state.base_sha)}
         if any(path == cloned.name or path.startswith(f"{cloned.name}/") for path in paths):
-            raise AlreadyExists(f"there is a {cloned.name!r} here already; nothing was written")
+            raise AlreadyExists(f"{cloned.name!r} exists already; nothing was written")
         await restore([*changes, *cloned.changes])
         return {"path": cloned.name, "commit": cloned.sha, "files": len(cloned.changes)}
 
     def _require_remote(self) -> Remote:
         if self.remote is None:
-            raise Refused("this workspace reaches no other repository")
+            raise Refused("this workspace has no access to other repositories")
         return self.remote
 
     def _require_restore(self) -> Restore:
         if self.restore is None:
             raise InvalidRequest(
-                "this workspace cannot go to another commit; edit the files, or look at "
+                "this workspace cannot check out another commit; edit the files, or read "
                 "git.diff(ref)"
             )
         return self.restore
@@ -348,5 +348,5 @@ class _Pending:
 def _text(arguments: Mapping[str, Any], name: str) -> str:
     value = arguments.get(name, "")
     if not isinstance(value, str):
-        raise InvalidRequest(f"{name} is a text")
+        raise InvalidRequest(f"{name} must be a text")
     return value

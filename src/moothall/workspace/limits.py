@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from moothall.config import SandboxSettings, WorkspaceSettings
 from moothall.domain.repository import Prepared
 from moothall.ranking.assess import HIT_LIMIT
-from moothall.sandbox_runtime.checks import may_tell_cases
+from moothall.sandbox_runtime.checks import may_report_cases
 
 _BASE_CASE_FACTOR = 3
 _SETTINGS = {
@@ -21,11 +21,11 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class CheckLimit:
-    """The limits of a check and of one case in seconds; `why` is the origin of the first."""
+    """The limits of a check and of a case in seconds; `origin` explains the limit of the check."""
 
     seconds: float
     case_seconds: float
-    why: str
+    origin: str
 
 
 def limit(settings: WorkspaceSettings, prepared: Prepared, name: str) -> CheckLimit:
@@ -36,7 +36,7 @@ def limit(settings: WorkspaceSettings, prepared: Prepared, name: str) -> CheckLi
     if base is None:
         reason, profile = "workspace.check_seconds", prepared.base.profile
         names_no_cases = (
-            not may_tell_cases(profile.checks.get(name, ())) and name not in profile.reports
+            not may_report_cases(profile.checks.get(name, ())) and name not in profile.reports
         )
         if names_no_cases and settings.base_seconds < max_seconds:
             max_seconds, reason = settings.base_seconds, "workspace.base_seconds"
@@ -74,7 +74,7 @@ def describe_limit(
 ) -> str:
     """Return which limit a check hit, and its setting."""
     if status == "timeout":
-        return f"{name} {HIT_LIMIT} {check_limit.seconds:.0f} s ({check_limit.why})"
+        return f"{name} {HIT_LIMIT} {check_limit.seconds:.0f} s ({check_limit.origin})"
     if setting := _SETTINGS.get(status):
         value = getattr(sandbox, setting.partition(".")[2])
         return (
@@ -98,16 +98,14 @@ def describe_shell_limit(
         advice = f"timeout_seconds gives a command up to {max_seconds:g} s (code.shell_seconds)"
         if requested >= max_seconds:
             advice = (
-                f"{max_seconds:g} s is the most that a command may take (code.shell_seconds); run "
-                "less at "
+                f"a command may take at most {max_seconds:g} s (code.shell_seconds); run less at "
                 "once"
             )
         if seconds < min(requested, max_seconds) - 1:
             advice = "no more time was left for it"
         return (
             f"the command was stopped after {seconds:.0f} s; {advice}. What it printed until then "
-            "is "
-            "in the output"
+            "is in the output"
         )
     if setting := _SETTINGS.get(status):
         if status == "cpu":

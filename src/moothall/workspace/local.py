@@ -32,7 +32,7 @@ from moothall.errors import (
     SandboxUnavailable,
     WorkspaceFailed,
 )
-from moothall.ports import NOTHING, Hear
+from moothall.ports import NOTHING, HandleLines
 from moothall.ranking.contention import hit_limit_under_load
 from moothall.repositories import patch_rules
 from moothall.repositories.changes import ChangeCaps, WorkspaceChanges
@@ -53,7 +53,7 @@ from moothall.workspace.gittools import GitState, git_tool
 from moothall.workspace.initial_changes import InitialChanges
 from moothall.workspace.limits import describe_shell_limit
 from moothall.workspace.local_executor import LocalExecutor
-from moothall.workspace.pool import ExecutorPool, MakeExecutor
+from moothall.workspace.pool import CreateExecutor, ExecutorPool
 from moothall.workspace.result_parsing import (
     parse_check_run,
     parse_code_output,
@@ -100,7 +100,7 @@ class _CheckOrder:
 
 
 class LocalWorkspace:
-    """An open workspace. `clone` and `base` belong to the trusted side; git tools work on them."""
+    """An open workspace. `clone` and `base` belong to the trusted side; git tools use them."""
 
     def __init__(
         self,
@@ -242,11 +242,11 @@ class LocalWorkspace:
         """Run one of the profile's checks. See `ports.Workspace`."""
         argv = self.base.profile.checks.get(name)
         if not argv:
-            known = ", ".join(self.base.profile.checks) or "none"
+            check_names = ", ".join(self.base.profile.checks) or "none"
             return CheckRun(
                 name,
                 Verdict.MISSING,
-                output=f"no check {name!r} is configured; there are: {known}",
+                output=f"no check {name!r} is configured; there are: {check_names}",
                 status="error",
             )
         limit = limits.limit(self._settings.workspace, self.prepared, name)
@@ -278,7 +278,7 @@ class LocalWorkspace:
             return run
         if deadline and run.status == ToolStatus.TIMEOUT and run.duration_ms < 1000 * limit.seconds:
             limit = replace(
-                limit, seconds=run.duration_ms / 1000, why="the time of the deliberation"
+                limit, seconds=run.duration_ms / 1000, origin="the time of the deliberation"
             )
         return replace(
             run,
@@ -297,7 +297,7 @@ class LocalWorkspace:
     ) -> dict[str, Any]:
         profile = self.base.profile
         variables = checks.variables(command, seconds=limit.case_seconds, cases=order.cases)
-        if any(checks.SITE in word for step in profile.builds for word in step.argv):
+        if any(checks.SITE in argument for step in profile.builds for argument in step.argv):
             variables["PYTHONPATH"] += f":{checks.SITE}"
         check = {
             "name": name,
@@ -558,22 +558,22 @@ class LocalWorkspace:
     async def converse(
         self,
         argv: Sequence[str],
-        hear: Hear,
+        handle_lines: HandleLines,
         *,
         seconds: float,
-        most: int,
-        keeps: bool,
+        max_bytes: int,
+        keep_changes: bool,
     ) -> str:
         """Run a program that talks to its caller. See `ports.Workspace`."""
-        if keeps:
-            return await converse(self._executor, argv, hear, seconds, most)
+        if keep_changes:
+            return await converse(self._executor, argv, handle_lines, seconds, max_bytes)
         # In a pod, an executor beside another one works on the very same files.
         is_copy = isinstance(self._executor, LocalExecutor)
         before = [] if is_copy else await self.changes()
         async with self._pool.start(
             self._setup_beside("program", self._settings.sandbox), beside=self._executor
         ) as executor:
-            reason = await converse(executor, argv, hear, seconds, most)
+            reason = await converse(executor, argv, handle_lines, seconds, max_bytes)
         if not is_copy and await self.changes() != before:
             await self.restore(before)
         return reason
@@ -624,7 +624,7 @@ class LocalWorkspaces:
 
     clones: returns the trusted clone of a repository.
     remotes: returns the access of a workspace to the origin of its repository.
-    make_executor: creates executors that run elsewhere than on this machine.
+    create_executor: creates executors that run elsewhere than on this machine.
     """
 
     def __init__(
@@ -632,14 +632,16 @@ class LocalWorkspaces:
         settings: WorkspaceSections,
         clones: Callable[[str], TrustedClone],
         remotes: Callable[[str], Remote] | None = None,
-        make_executor: MakeExecutor | None = None,
+        create_executor: CreateExecutor | None = None,
     ) -> None:
         self._settings = settings
         self._clones = clones
         self._remotes = remotes
         self._module_folder = ModuleFolder(settings)
         self._initial_changes = InitialChanges()
-        self.pool = ExecutorPool(settings, (*self._module_folder.binds, *grammars()), make_executor)
+        self.pool = ExecutorPool(
+            settings, (*self._module_folder.binds, *grammars()), create_executor
+        )
 
     async def __aenter__(self) -> Self:
         await self._module_folder.compile_all()

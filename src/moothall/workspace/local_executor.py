@@ -11,7 +11,7 @@ from pathlib import Path
 
 from moothall.config import WorkspaceSections
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
-from moothall.network.proxy import listener, proxying
+from moothall.network.proxy import receive_listener, run_proxy
 from moothall.repositories.changes import (
     AskIgnored,
     ChangeCaps,
@@ -28,7 +28,7 @@ from moothall.sandbox.bubblewrap import (
     interpreter,
     interpreter_binds,
 )
-from moothall.sandbox.spawn import Sandboxed, drop_uid, own, spawn
+from moothall.sandbox.spawn import Sandboxed, sandbox_uid, set_owner, spawn
 from moothall.sandbox_runtime.confinement import BOOT
 from moothall.workspace.bundle import INSIDE
 from moothall.workspace.executor_client import START_SECONDS, ExecutorClient, ExecutorSetup
@@ -47,7 +47,7 @@ class LocalExecutor(ExecutorClient):
     """An executor over an overlay whose changes are in `upper`.
 
     code: the folder with the executor's own code.
-    shown: folders that every sandbox sees read-only at the same path.
+    common_binds: folders that every sandbox sees read-only at the same path.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class LocalExecutor(ExecutorClient):
         folder: Path,
         settings: WorkspaceSections,
         code: Path,
-        shown: Sequence[tuple[Path, str]],
+        common_binds: Sequence[tuple[Path, str]],
     ) -> None:
         super().__init__(setup, folder, settings)
         self._code = code
-        self._shown = tuple(shown)
+        self._common_binds = tuple(common_binds)
         self._sandbox: Sandboxed | None = None
 
     @property
@@ -76,7 +76,7 @@ class LocalExecutor(ExecutorClient):
     async def start(self) -> None:
         """Create the folders, start the executor, and wait until it has confined itself.
 
-        Raises `SandboxUnavailable` with the reason, and leaves nothing then.
+        Raises `SandboxUnavailable` with the reason, after removing everything.
         """
         try:
             await self._start()
@@ -85,10 +85,10 @@ class LocalExecutor(ExecutorClient):
             raise
 
     async def _start(self) -> None:
-        uid = drop_uid(self._limits)
+        uid = sandbox_uid(self._limits)
         for folder in (self.folder, self.upper, self.folder / "work"):
             folder.mkdir(mode=0o755)
-            own(folder, uid)
+            set_owner(folder, uid)
         our_socket, their_socket = socket.socketpair()
         with their_socket:
             try:
@@ -99,9 +99,9 @@ class LocalExecutor(ExecutorClient):
         try:
             async with asyncio.timeout(START_SECONDS):
                 try:
-                    if self.setup.reach:
-                        await self._open_proxy(self.setup.reach, our_socket)
-                    self._link = await ExecutorConnection.over(our_socket)
+                    if self.setup.network_access:
+                        await self._open_proxy(self.setup.network_access, our_socket)
+                    self._link = await ExecutorConnection.create(our_socket)
                 except BaseException:
                     our_socket.close()
                     raise
@@ -111,19 +111,19 @@ class LocalExecutor(ExecutorClient):
             await self._sandbox.process.wait()
             reason = self._sandbox.log_tail() or f"no answer within {START_SECONDS:g} s"
             raise SandboxUnavailable(
-                f"the sandbox does not start: {reason}; `moothall doctor` says which wall is "
-                "missing"
+                f"the sandbox does not start: {reason}; `moothall doctor` shows which layer of the "
+                "sandbox is missing"
             ) from error
         self._sandbox.note(
-            f"sandbox {self.name}: memory and processes are held by {cgroups.describe()}\n"
+            f"sandbox {self.name}: memory and processes are limited by {cgroups.describe()}\n"
         )
 
-    async def _open_proxy(self, reach: NetworkAccess, our_socket: socket.socket) -> None:
+    async def _open_proxy(self, access: NetworkAccess, our_socket: socket.socket) -> None:
         """Serve the proxy on the port that was opened inside, the only way to the network."""
-        proxy_socket = await listener(our_socket)
+        proxy_socket = await receive_listener(our_socket)
         self._port = proxy_socket.getsockname()[1]
         self._proxy = await self._proxies.enter_async_context(
-            proxying(reach.destinations, proxy_socket, reach.most, reach.credentials)
+            run_proxy(access.destinations, proxy_socket, access.max_bytes, access.credentials)
         )
 
     def _spec(self, descriptor: int) -> SandboxSpec:
@@ -141,10 +141,10 @@ class LocalExecutor(ExecutorClient):
                         (*limits.toolchains, *setup.toolchains, *_prefix(setup))
                     )
                 ),
-                *(self._shown if setup.tree else ()),
+                *(self._common_binds if setup.tree else ()),
                 *(((setup.history, _HISTORY),) if setup.history else ()),
                 *setup.ro,
-                *(setup.reach.ro if setup.reach else ()),
+                *(setup.network_access.ro if setup.network_access else ()),
             ),
             overlay=Overlay(setup.tree, self.upper, self.folder / "work") if setup.tree else None,
             fds=(descriptor,),
@@ -152,7 +152,7 @@ class LocalExecutor(ExecutorClient):
         )
         binds = ((setup.env, ENVIRONMENT),) if setup.env else ()
         options = setup.describe_limits(
-            limits, cgroup=cgroups.parents() is not None, proxied=setup.reach is not None
+            limits, cgroup=cgroups.parents() is not None, proxied=setup.network_access is not None
         )
         argv = (
             str(interpreter()),

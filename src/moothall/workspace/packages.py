@@ -13,7 +13,7 @@ from yarl import URL
 
 from moothall.config import Indexes, WorkspaceSections, read_indexes
 from moothall.network.destinations import Destinations
-from moothall.sandbox.spawn import drop_uid, own
+from moothall.sandbox.spawn import sandbox_uid, set_owner
 
 if TYPE_CHECKING:
     from moothall.network.credentials import Credentials
@@ -51,14 +51,14 @@ _SETUP_BYTES = 8_000_000_000
 class NetworkAccess:
     """The network access of an executor.
 
-    destinations, credentials: where it may connect through the proxy, and as whom.
-    most: the bytes that it may transfer.
-    ro, variables: the files and variables that configure its programs for that.
+    destinations, credentials: the hosts that it may reach through the proxy, and the credentials.
+    max_bytes: the bytes that it may transfer.
+    ro, variables: the files and variables that configure its programs for the proxy.
     """
 
     destinations: Destinations
     credentials: Credentials
-    most: int
+    max_bytes: int
     ro: tuple[tuple[Path, str], ...]
     variables: dict[str, str]
 
@@ -89,7 +89,7 @@ def setup_network_access(folder: Path, settings: WorkspaceSections) -> NetworkAc
         (Credential(URL(url), credential) for url, credential in indexes.credentials),
         indexes.certificates,
     )
-    ro, variables = _show(folder, indexes, credentials, drop_uid(settings.sandbox))
+    ro, variables = _show(folder, indexes, credentials, sandbox_uid(settings.sandbox))
     local = {parts.hostname for _, parts in urls}
     variables["NO_PROXY"] = variables["no_proxy"] = ",".join(
         sorted({"localhost", "127.0.0.1", "::1"} - local)
@@ -113,7 +113,7 @@ def _show(
             # A copy, because the sandbox's uid may not read the operator's own file.
             copies[text] = folder / f"{len(copies)}.conf"
             copies[text].write_text(text, encoding="utf-8")
-            own(copies[text], uid)
+            set_owner(copies[text], uid)
             binds.append((copies[text], f"{_CONFIG}/{copies[text].stem}"))
         variables[variable] = f"{_CONFIG}/{copies[text].stem}"
     return tuple(binds), variables

@@ -36,33 +36,33 @@ _MAX_SPARE_KEYS = 4
 _END_ATTEMPTS, _END_PAUSE_SECONDS = 50, 0.1
 _log = telemetry.get_logger(__name__)
 
-MakeExecutor = Callable[[ExecutorSetup, Path, ExecutorClient | None], ExecutorClient]
-"""Creates an executor without starting it, from a setup and a folder of its own, and perhaps beside
-another one on whose files it works.
+CreateExecutor = Callable[[ExecutorSetup, Path, ExecutorClient | None], ExecutorClient]
+"""Creates an executor without starting it. Arguments: the setup, a folder of its own, and another
+executor if it works on the files of that one.
 """
 
 
 class ExecutorPool:
     """A pool that starts executors, keeps spare ones, and removes all of them at its end.
 
-    It has up to `workspace.warm` spare executors of a prepared base. `shown` are folders that every
-    sandbox sees read-only at the same path. It is an async context manager with a task group:
-    enter and leave it in the same task.
+    It has up to `workspace.warm` spare executors for a prepared base. `common_binds` are folders
+    that every sandbox sees read-only at the same path. It is an async context manager with a task
+    group: enter and leave it in the same task.
     """
 
     def __init__(
         self,
         settings: WorkspaceSections,
-        shown: Sequence[tuple[Path, str]] = (),
-        make_executor: MakeExecutor | None = None,
+        common_binds: Sequence[tuple[Path, str]] = (),
+        create_executor: CreateExecutor | None = None,
     ) -> None:
         self._settings = settings
-        self._shown = tuple(shown)
-        self._make = make_executor or self._make_local
+        self._common_binds = tuple(common_binds)
+        self._create = create_executor or self._create_local
         self.layout = Layout(settings.data_dir)
         self._slots = (
             None
-            if make_executor
+            if create_executor
             else Slots(
                 lambda: slots_folder(settings.data_dir / "slots"),
                 settings.sandbox.cores or cores() + 1,
@@ -234,10 +234,12 @@ class ExecutorPool:
             del self._waiting[setup.key]
         return executor if executor and self._fits(executor, setup) else None
 
-    def _make_local(
+    def _create_local(
         self, setup: ExecutorSetup, folder: Path, _beside: ExecutorClient | None
     ) -> ExecutorClient:
-        executor = LocalExecutor(setup, folder, self._settings, self._folder / "code", self._shown)
+        executor = LocalExecutor(
+            setup, folder, self._settings, self._folder / "code", self._common_binds
+        )
         executor.slots = self._slots
         return executor
 
@@ -248,16 +250,16 @@ class ExecutorPool:
         owner: Mapping[str, str] = NOTHING,
     ) -> ExecutorClient:
         if self._group is None:
-            raise WorkspaceFailed("no workspaces can be opened any more: they are being closed")
+            raise WorkspaceFailed("no workspace can be opened: the pool is closing")
         self._number += 1
-        executor = self._make(setup, self._folder / f"{self._instance}-{self._number}", beside)
+        executor = self._create(setup, self._folder / f"{self._instance}-{self._number}", beside)
         executor.assign_owner(owner)
         try:
             await executor.start()
         except OSError as error:
             raise WorkspaceFailed(
-                f"a workspace cannot be made in {self._folder}: {error.strerror or error}; is the "
-                "disk full?"
+                f"a workspace cannot be created in {self._folder}: {error.strerror or error}; is "
+                "the disk full?"
             ) from error
         return executor
 
@@ -286,7 +288,7 @@ class ExecutorPool:
                     return
                 self._store_spare(executor)
         except MoothallError as error:  # the next caller gets the same error
-            _log.warning("no executor could be kept ready", error=str(error))
+            _log.warning("no spare executor could be started", error=str(error))
         finally:
             self._filling.discard(setup.key)
             starting = self._waiting.get(setup.key)

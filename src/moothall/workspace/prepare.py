@@ -1,7 +1,7 @@
 """Preparation of a base: its checkout, its set-up, and one run of its checks on the untouched code.
 
-Each part is made once and stored: the checkout and the history by commit, the environment by lock
-file, and the runs by both.
+Each part is created once and stored: the checkout and the history by commit, the environment by
+lock file, and the runs by both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.workspace_history import NAME as HISTORY_NAME
 from moothall.repositories.workspace_history import export_history
-from moothall.sandbox.spawn import drop_uid
+from moothall.sandbox.spawn import sandbox_uid
 from moothall.workspace.environments import Environments, temporary_sibling
 from moothall.workspace.executor_client import remove_tree
 from moothall.workspace.layout import prepared_key
@@ -74,7 +74,7 @@ class Preparer:
             notes = () if base.image else choose(base.profile.needs).notes
             prepared = Prepared(base, key, files, notes=notes)
             prepared = await self._run_checks(prepared, report_progress)
-            # A program that is missing now may be there next time.
+            # A program that is missing now may be installed next time.
             faulty_checks = {row.check for row in diagnose(prepared).faults}
             if all(
                 (run.check not in faulty_checks and _is_conclusive(run))
@@ -150,7 +150,7 @@ class Preparer:
                 seconds=settings.setup_seconds,
                 max_bytes=settings.max_repository_bytes,
             )
-            await asyncio.to_thread(change_owner, temporary, drop_uid(self._settings.sandbox))
+            await asyncio.to_thread(change_owner, temporary, sandbox_uid(self._settings.sandbox))
             await asyncio.to_thread(temporary.rename, final)
         except RepositoryError as error:
             report_progress(f"git shows no history in workspaces: {error.message}")
@@ -177,8 +177,8 @@ class Preparer:
                 flaky |= {*stopped_cases(run)}
             if run.status == "success" and not run.findings and run.duration_ms < max_ms:
                 report_progress(
-                    f"running {name} on the untouched base once more, for what differs from run to "
-                    "run"
+                    f"running {name} on the untouched base again, to find cases that differ "
+                    "between runs"
                 )
                 # The second run has the limits that follow from the first, so a case that hangs
                 # takes less time.

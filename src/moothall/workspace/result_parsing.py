@@ -44,7 +44,7 @@ def parse_integer(value: object) -> int:
     which Python's JSON parser accepts.
     """
     if not isinstance(value, int | float) or not abs(value) <= _MAX_INTEGER:
-        raise ValueError(f"{str(value)[:40]!r} where a number belongs")
+        raise ValueError(f"{str(value)[:40]!r} is not a number")
     return int(value)
 
 
@@ -68,7 +68,7 @@ def _is_contended(answer: Mapping[str, Any]) -> bool:
 def _results(answer: dict[str, Any]) -> dict[str, str]:
     results = answer.get("cases") or {}
     if not isinstance(results, dict) or not _RESULTS.issuperset(map(str, results.values())):
-        raise WorkspaceFailed("the executor broke its protocol: cases are no object of results")
+        raise WorkspaceFailed("the executor broke its protocol: cases must be an object of results")
     return {str(case)[: cases.MAX_CASE_ID]: str(result) for case, result in results.items()}
 
 
@@ -81,8 +81,8 @@ def parse_tests_output(answer: dict[str, Any]) -> dict[str, Any]:
     return {
         "verdict": answer.get("verdict", cases.ERRORED),
         **{
-            word: sum(result == word for result in results.values())
-            for word in ("passed", "failed", "errored", "skipped")
+            result_name: sum(result == result_name for result in results.values())
+            for result_name in ("passed", "failed", "errored", "skipped")
         },
         "red": failing[:_CASES_SHOWN],
         "exit_code": answer.get("exit_code", -1),

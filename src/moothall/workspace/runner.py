@@ -106,7 +106,7 @@ class LocalRunner:
                     return result
                 if not (self._settings.full and block.full):
                     alternative = (
-                        ", or let it read files too (files.read), as CPython wants"
+                        ", or let it read files too (files.read), as CPython requires"
                         if self._settings.full
                         else ""
                     )
@@ -152,11 +152,11 @@ class LocalRunner:
                 executor = await self._acquire_executor(block.tenant)
             except (SandboxUnavailable, WorkspaceFailed) as error:
                 return BlockRun(
-                    ToolStatus.ERROR, error=f"no Python can be started: {error.message}"
+                    ToolStatus.ERROR, error=f"Python cannot be started: {error.message}"
                 ), ""
             is_reusable = False
             try:
-                answer = await self._ask(executor, block, answerer)
+                answer = await self._run_in(executor, block, answerer)
                 is_reusable = not answer.get("crashed") and executor.alive
             except WorkspaceFailed as error:
                 if answerer.failed is not None:
@@ -172,11 +172,11 @@ class LocalRunner:
                 self._return_executor(executor, block.tenant, is_reusable=is_reusable)
         if answer.get("status") == "unsupported":
             return BlockRun(ToolStatus.INVALID), cut(
-                str(answer.get("why") or "it does not say why")
+                str(answer.get("why") or "no reason was given")
             )
         return code_run(answer, self._settings.output_bytes), ""
 
-    async def _ask(
+    async def _run_in(
         self, executor: ExecutorClient, block: CodeBlock, answerer: RequestAnswerer
     ) -> Answer:
         limits = self._settings
@@ -206,8 +206,8 @@ class LocalRunner:
             self._pool.release(executor)
         # No more executors than workers: one of another tenant must go.
         if sum(map(len, self._idle.values())) >= self._settings.workers:
-            other = next(executors for executors in self._idle.values() if executors)
-            self._pool.release(other.pop())
+            idle_executors = next(executors for executors in self._idle.values() if executors)
+            self._pool.release(idle_executors.pop())
         # Any block of the tenant may run in it.
         return await self._pool.acquire(self._setup, owner={"tenant": tenant})
 

@@ -36,19 +36,19 @@ _SILENT_SECONDS = 2.0
 """A process that has not looked at the slots for so long loses its place in the queue."""
 _ABANDONED_SECONDS = 600.0
 _SLOT_PREFIX, _EXCLUSIVE_LOCK, _QUEUE_PREFIX = "slot-", "alone", "waiting-"
-_since: ContextVar[float] = ContextVar("since", default=0.0)
+_queued_at: ContextVar[float] = ContextVar("since", default=0.0)
 
 
 @contextmanager
 def queued_since(moment: float) -> Iterator[None]:
-    """Let commands inside queue for a slot as if they had waited since `moment` (Unix time). The
-    oldest go first.
+    """Let commands in the block queue for a slot as if they had waited since `moment` (Unix time).
+    The oldest go first.
     """
-    token = _since.set(moment)
+    token = _queued_at.set(moment)
     try:
         yield
     finally:
-        _since.reset(token)
+        _queued_at.reset(token)
 
 
 def slots_folder(fallback: Path) -> Path:
@@ -63,7 +63,7 @@ def slots_folder(fallback: Path) -> Path:
             return shared / "slots"
     fallback.mkdir(mode=0o700, parents=True, exist_ok=True)
     _log.warning(
-        "slots are shared within this data directory only: the folder is not ours alone",
+        "slots are shared within this data directory only: other users can write to the folder",
         folder=str(shared),
     )
     return fallback
@@ -83,12 +83,12 @@ def _is_private(folder: Path) -> bool:
 class _WaitingCommand:
     """A waiting command; the oldest comes first."""
 
-    since: float
+    queued_at: float
     number: int = field(default_factory=itertools.count().__next__)
 
 
 class Slots:
-    """The slots of this machine, as one process takes them. Belongs to one event loop.
+    """The slots of this machine, for one process. Belongs to one event loop.
 
     find_folder: returns the folder of the files, creating it.
     count: how many commands run at a time. Processes with other counts share the files; each uses
@@ -100,7 +100,7 @@ class Slots:
         self._find_folder = find_folder
         self._folder = find_folder()
         self._waiting: list[_WaitingCommand] = []
-        self._held: set[int] = set()
+        self._locked: set[int] = set()
         self._freed = asyncio.Event()
         self._beating: asyncio.TimerHandle | None = None
         self._queue_name = f"{_QUEUE_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
@@ -111,49 +111,49 @@ class Slots:
         return self._folder / self._queue_name
 
     @asynccontextmanager
-    async def hold(self, since: float = 0.0, *, alone: bool = False) -> AsyncIterator[Slot]:
+    async def hold(self, queued_at: float = 0.0, *, alone: bool = False) -> AsyncIterator[Slot]:
         """Wait for a slot and hold it. With `alone`, hold all slots, so that no other command runs
         meanwhile.
 
-        A surrounding `queued_since` overrides `since`. Time limits around this (`aio.TimeLimit`) do
-        not count the wait.
+        A surrounding `queued_since` overrides `queued_at`. Time limits around this
+        (`concurrency.TimeLimit`) do not count the wait.
         """
-        slot = Slot(self, _since.get() or since or time.time(), alone=alone)
+        slot = Slot(self, _queued_at.get() or queued_at or time.time(), alone=alone)
         try:
             await slot.acquire()
             yield slot
         finally:
             slot.release()
 
-    async def take(self, since: float, *, alone: bool) -> dict[str, int]:
+    async def acquire(self, queued_at: float, *, alone: bool) -> dict[str, int]:
         """Wait for a slot, or for all, and return the descriptors of the locked files by name.
-        `free` unlocks them.
+        `release` unlocks them.
         """
         with off_the_clock(), metrics.SLOT_SECONDS.time():
-            taken = await self._wait(since, alone=alone)
+            locks = await self._wait(queued_at, alone=alone)
             try:
-                while taken and alone and not self._lock_all(taken):  # noqa: ASYNC110 - it happens in another process
+                while locks and alone and not self._lock_all(locks):  # noqa: ASYNC110 - it happens in another process
                     await asyncio.sleep(_POLL_SECONDS)
             except OSError as error:
                 _log.warning(
                     "a command does not run alone", folder=str(self._folder), reason=str(error)
                 )
             except BaseException:
-                self.free(taken)
+                self.release(locks)
                 raise
-        return taken
+        return locks
 
-    async def _wait(self, since: float, *, alone: bool) -> dict[str, int]:
+    async def _wait(self, queued_at: float, *, alone: bool) -> dict[str, int]:
         """Wait for this command's turn and take a slot; with `alone`, the lock that keeps others
         from taking slots.
         """
-        command = _WaitingCommand(since)
+        command = _WaitingCommand(queued_at)
         bisect.insort(self._waiting, command)
         try:
             while True:
                 is_first = self._waiting[0] is command
-                if is_first and (taken := self._attempt(since, alone=alone)) is not None:
-                    return taken
+                if is_first and (locks := self._attempt(queued_at, alone=alone)) is not None:
+                    return locks
                 self._freed.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_POLL_SECONDS if is_first else None):
@@ -166,12 +166,12 @@ class Slots:
                 self._published = 0.0
             self._freed.set()
 
-    def _attempt(self, since: float, *, alone: bool) -> dict[str, int] | None:
+    def _attempt(self, queued_at: float, *, alone: bool) -> dict[str, int] | None:
         """Try to take a slot; None means wait. If slots do not work, as on a full disk, the command
         runs without one.
         """
         try:
-            return self._try_take(since, alone=alone)
+            return self._try_lock(queued_at, alone=alone)
         except FileNotFoundError:  # the folder was cleared away
             self._folder, self._published = self._find_folder(), 0.0
             return None
@@ -181,14 +181,14 @@ class Slots:
             )
             return {}
 
-    def _try_take(self, since: float, *, alone: bool) -> dict[str, int] | None:
+    def _try_lock(self, queued_at: float, *, alone: bool) -> dict[str, int] | None:
         """Take a slot, or the `alone` lock. Return None if none is free or an older command waits
         in another process.
         """
-        if self._older_waits(since):
+        if self._older_waits(queued_at):
             return None
         lock = self._lock(_EXCLUSIVE_LOCK)
-        if lock < 0 and (alone or not self._stands_still(_EXCLUSIVE_LOCK)):
+        if lock < 0 and (alone or not self._is_stopped(_EXCLUSIVE_LOCK)):
             return None
         if alone:
             return {_EXCLUSIVE_LOCK: lock}
@@ -204,21 +204,21 @@ class Slots:
             name = f"{_SLOT_PREFIX}{number}"
             if (descriptor := self._lock(name)) >= 0:
                 return {name: descriptor}
-            count += self._stands_still(name)
+            count += self._is_stopped(name)
             number += 1
         return {}
 
-    def _lock_all(self, taken: dict[str, int]) -> bool:
-        """Lock the free slots and add them to `taken`. Return whether only slots of stopped
+    def _lock_all(self, locks: dict[str, int]) -> bool:
+        """Lock the free slots and add them to `locks`. Return whether only slots of stopped
         processes are missing.
         """
         names = {f"{_SLOT_PREFIX}{number}" for number in range(self.count)} | {
             path.name for path in self._folder.glob(f"{_SLOT_PREFIX}*")
         }
-        for name in names - taken.keys():
+        for name in names - locks.keys():
             if (descriptor := self._lock(name)) >= 0:
-                taken[name] = descriptor
-        return all(name in taken or self._stands_still(name) for name in names)
+                locks[name] = descriptor
+        return all(name in locks or self._is_stopped(name) for name in names)
 
     def _lock(self, name: str) -> int:
         """Lock a file and return its descriptor, -1 if another holds it."""
@@ -229,33 +229,35 @@ class Slots:
             os.close(descriptor)
             return -1
         os.utime(descriptor)
-        self._held.add(descriptor)
+        self._locked.add(descriptor)
         if self._beating is None:
             self._beating = asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._beat)
         return descriptor
 
     def _unlock(self, descriptor: int) -> None:
         if descriptor >= 0:
-            self._held.discard(descriptor)
+            self._locked.discard(descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # at once, even if a starting process has a copy
             os.close(descriptor)
 
-    def free(self, taken: dict[str, int]) -> None:
+    def release(self, locks: dict[str, int]) -> None:
         """Unlock the files of a command."""
-        for descriptor in taken.values():
+        for descriptor in locks.values():
             self._unlock(descriptor)
-        taken.clear()
+        locks.clear()
         self._freed.set()
 
     def _beat(self) -> None:
         """Show that the holder of these locks is running."""
-        for descriptor in self._held:
+        for descriptor in self._locked:
             os.utime(descriptor)
         self._beating = (
-            asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._beat) if self._held else None
+            asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._beat)
+            if self._locked
+            else None
         )
 
-    def _stands_still(self, name: str) -> bool:
+    def _is_stopped(self, name: str) -> bool:
         return self._age(self._folder / name) > _STOPPED_SECONDS
 
     @staticmethod
@@ -265,29 +267,29 @@ class Slots:
         except OSError:
             return 0.0
 
-    def _older_waits(self, since: float) -> bool:
-        """Publish since when this process waits; return whether another process has an older
-        waiting command.
+    def _older_waits(self, queued_at: float) -> bool:
+        """Publish the start time of this process's oldest waiting command; return whether another
+        process has an older one.
         """
-        if since == self._published and self._queue_file.exists():
+        if queued_at == self._published and self._queue_file.exists():
             os.utime(self._queue_file)
         else:
             temporary = self._queue_file.with_suffix(".new")
-            temporary.write_text(repr(since), encoding="ascii")
+            temporary.write_text(repr(queued_at), encoding="ascii")
             temporary.replace(self._queue_file)
-            self._published = since
+            self._published = queued_at
         return any(
-            self._reads_older(path, since)
+            self._reads_older(path, queued_at)
             for path in self._folder.glob(f"{_QUEUE_PREFIX}*")
             if path != self._queue_file and not path.suffix
         )
 
-    def _reads_older(self, path: Path, since: float) -> bool:
+    def _reads_older(self, path: Path, queued_at: float) -> bool:
         age = self._age(path)
         if age > _ABANDONED_SECONDS:  # its process was killed
             path.unlink(missing_ok=True)
         try:
-            return age < _SILENT_SECONDS and float(path.read_text(encoding="ascii")) < since
+            return age < _SILENT_SECONDS and float(path.read_text(encoding="ascii")) < queued_at
         except (OSError, ValueError):
             return False
 
@@ -297,16 +299,16 @@ class Slot:
     and acquired again.
     """
 
-    def __init__(self, slots: Slots, since: float, *, alone: bool) -> None:
+    def __init__(self, slots: Slots, queued_at: float, *, alone: bool) -> None:
         self._slots = slots
-        self._since = since
+        self._queued_at = queued_at
         self._alone = alone
-        self._taken: dict[str, int] = {}
+        self._locks: dict[str, int] = {}
 
     async def acquire(self) -> None:
         """Wait for the slot."""
-        self._taken = await self._slots.take(self._since, alone=self._alone)
+        self._locks = await self._slots.acquire(self._queued_at, alone=self._alone)
 
     def release(self) -> None:
         """Let others use the slot."""
-        self._slots.free(self._taken)
+        self._slots.release(self._locks)

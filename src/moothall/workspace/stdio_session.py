@@ -12,7 +12,7 @@ from moothall.domain.code import Ask, BlockRun
 from moothall.domain.text import encodable
 from moothall.domain.tool import ToolStatus
 from moothall.errors import MoothallError, WorkspaceFailed
-from moothall.ports import Hear
+from moothall.ports import HandleLines
 from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.sandbox_runtime.stdio_process import COMMAND
 from moothall.sandbox_runtime.tool_proxy import plain
@@ -32,19 +32,19 @@ class RequestAnswerer:
 
     def __init__(self, ask: Ask, limit: int) -> None:
         self._ask = ask
-        self._left = limit
+        self._remaining = limit
         self.failed: MoothallError | None = None
 
     @property
     def endless(self) -> bool:
         """Whether there were too many questions."""
-        return self._left < 0
+        return self._remaining < 0
 
     async def __call__(self, message: Answer) -> Answer:
         """Answer a question. Raises `WorkspaceFailed` if there were too many."""
-        self._left -= 1
+        self._remaining -= 1
         if self.endless:
-            raise WorkspaceFailed("it asked for more than it may, again and again")
+            raise WorkspaceFailed("it kept asking after the limit of questions")
         arguments = message.get("args")
         try:
             result = await self._ask(
@@ -126,7 +126,7 @@ def endless_run() -> BlockRun:
     """Return the result of an `endless` block."""
     return BlockRun(
         ToolStatus.BUDGET_EXCEEDED,
-        error="it went on asking for more than tools may be called, and was ended",
+        error="it kept calling tools after their limit, and was ended",
     )
 
 
@@ -148,7 +148,7 @@ def _size(value: Any) -> int:
 
 
 def cut(text: str) -> str:
-    """Return the end of a text, since errors say what they are at their end."""
+    """Return the end of a text, since the cause of an error is at its end."""
     text = encodable(text)
     return text if len(text) <= _ERROR_CHARS else f"…{text[-_ERROR_CHARS:]}"
 
@@ -157,9 +157,13 @@ _MAX_MESSAGES = 10_000
 
 
 async def converse(
-    executor: ExecutorClient, argv: Sequence[str], hear: Hear, seconds: float, max_bytes: int
+    executor: ExecutorClient,
+    argv: Sequence[str],
+    handle_lines: HandleLines,
+    seconds: float,
+    max_bytes: int,
 ) -> str:
-    """Run a program in an executor and pass lines between it and `hear`. See
+    """Run a program in an executor and pass lines between it and `handle_lines`. See
     `ports.Workspace.converse`.
     """
     remaining = _MAX_MESSAGES
@@ -169,7 +173,7 @@ async def converse(
         remaining -= 1
         arguments = message.get("args")
         lines = arguments.get("lines") if isinstance(arguments, Mapping) else None
-        reply = await hear(
+        reply = await handle_lines(
             [line for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
         )
         return {"lines": list(reply or ()), "end": reply is None or remaining < 0}
@@ -197,4 +201,4 @@ async def converse(
     elif not (reason := str(end.get("ended") or "")):
         return ""
     output = str(answer.get("output") or "").strip()
-    return cut(f"{reason}; it said: {output}" if output else reason)
+    return cut(f"{reason}; its output: {output}" if output else reason)

@@ -32,10 +32,12 @@ def satisfies(version: _Version, text: str) -> bool:
     versions.
     """
     three_numbers = (*version, 0, 0, 0)[:3]
-    return not text.strip() or any(_holds(three_numbers, part) for part in text.split("||"))
+    return not text.strip() or any(
+        _satisfies_term(three_numbers, part) for part in text.split("||")
+    )
 
 
-def _holds(version: _Version, text: str) -> bool:
+def _satisfies_term(version: _Version, text: str) -> bool:
     hyphen_range = re.fullmatch(r"\s*(\S+)\s+-\s+(\S+)\s*", text)
     terms = _RANGE_TERM.findall(
         f">={hyphen_range[1]} <={hyphen_range[2]}" if hyphen_range else text
@@ -91,7 +93,7 @@ class ChosenToolchain:
     """The toolchains of a project: the Python of its environment, and more folders to show, whose
     bin is added to PATH.
 
-    notes: say where a project gets another version than it needs.
+    notes: for each language for which the project gets another version than it needs.
     missing: why the project cannot be set up here, or ''.
     """
 
@@ -101,7 +103,7 @@ class ChosenToolchain:
     missing: str
 
 
-def own_python() -> Toolchain:
+def current_python() -> Toolchain:
     """Return the Python that runs this process."""
     return Toolchain(platform.python_version(), interpreter(), Path(sys.base_prefix).resolve())
 
@@ -130,10 +132,10 @@ def _choose(items: tuple[tuple[str, str], ...]) -> ChosenToolchain:
 
 
 def _python(spec: str, pin: str) -> tuple[Toolchain, str]:
-    """Return the pinned Python if there is one, else our own if it fits, else the newest that fits.
-    The second value describes a problem.
+    """Return the pinned Python if there is one, else our own if it matches, else the newest that
+    matches. The second value describes a problem.
     """
-    current = own_python()
+    current = current_python()
     try:
         specifiers = (
             SpecifierSet(spec.replace(" ", ","), prereleases=True)
@@ -165,9 +167,8 @@ def _python(spec: str, pin: str) -> tuple[Toolchain, str]:
         dict.fromkeys((current.version, *(candidate.version for candidate in pythons())))
     )
     return current, (
-        f"the repository needs Python {spec}, and this machine has {available}; install one that "
-        "fits "
-        "(pyenv install, uv python install, or the system's packages) and start again"
+        f"the repository needs Python {spec}, and this machine has {available}; install a matching "
+        "one (pyenv install, uv python install, or the system's packages) and start again"
     )
 
 
@@ -178,12 +179,12 @@ def _is(toolchain: Toolchain, pin: str) -> bool:
 @lru_cache(maxsize=1)
 def pythons() -> tuple[Toolchain, ...]:
     """Return the other Pythons of this machine that can create an environment, the newest first."""
-    by_program = {
+    toolchains = {
         toolchain.program: toolchain
         for program in _python_programs()
         if (toolchain := _probe(program))
     }
-    return tuple(sorted(by_program.values(), key=lambda toolchain: toolchain.numbers, reverse=True))
+    return tuple(sorted(toolchains.values(), key=lambda toolchain: toolchain.numbers, reverse=True))
 
 
 def _python_programs() -> Iterator[Path]:
@@ -229,7 +230,7 @@ def _probe(program: Path) -> Toolchain | None:
     return Toolchain(version, program, Path(home).resolve()) if home else None
 
 
-def _version_of(program: Path, *arguments: str) -> str:
+def _read_version(program: Path, *arguments: str) -> str:
     try:
         result = subprocess.run(  # noqa: S603 - as above
             [str(program), *arguments],
@@ -245,7 +246,7 @@ def _version_of(program: Path, *arguments: str) -> str:
     return match[0] if match else ""
 
 
-def _on_path(name: str, *extra_folders: str) -> Path | None:
+def _find_program(name: str, *extra_folders: str) -> Path | None:
     folders = [*os.environ.get("PATH", "").split(os.pathsep), *extra_folders]
     candidates = (
         Path(folder, name) for folder in folders if folder and Path(folder).name != "shims"
@@ -258,22 +259,22 @@ SearchResult = tuple[Toolchain | None, str, str]
 
 
 def _node(version_range: str) -> SearchResult:
-    default = _tool(_on_path("node", "/usr/local/bin", "/usr/bin"), "--version")
+    default = _tool(_find_program("node", "/usr/local/bin", "/usr/bin"), "--version")
     nvm = Path(os.environ.get("NVM_DIR") or Path.home() / ".nvm") / "versions/node"
-    others = [
+    alternatives = [
         Toolchain(home.name.lstrip("v"), home / "bin/node", home)
         for home in _glob(nvm, "v*")
         if (home / "bin/node").exists()
     ]
-    others.sort(key=lambda toolchain: toolchain.numbers, reverse=True)
+    alternatives.sort(key=lambda toolchain: toolchain.numbers, reverse=True)
     fitting = [
         toolchain
-        for toolchain in (default, *others)
+        for toolchain in (default, *alternatives)
         if toolchain and satisfies(toolchain.numbers, version_range)
     ]
     if fitting:
         return fitting[0], "", ""
-    available = default or next(iter(others), None)
+    available = default or next(iter(alternatives), None)
     if available is None:
         return (
             None,
@@ -288,7 +289,7 @@ def _node(version_range: str) -> SearchResult:
 
 
 def _go(version: str) -> SearchResult:
-    default = _tool(_on_path("go", "/usr/local/go/bin", "/usr/bin"), "env", "GOVERSION")
+    default = _tool(_find_program("go", "/usr/local/go/bin", "/usr/bin"), "env", "GOVERSION")
     places = (
         Path.home() / "sdk",
         Path("/usr/local"),
@@ -301,7 +302,7 @@ def _go(version: str) -> SearchResult:
         for home in (*_glob(place, "go[-0-9]*"), *_glob(place, "toolchain@*"))
         if (home / "bin/go").exists()
     ]
-    others = [
+    alternatives = [
         Toolchain(match[1], home / "bin/go", home)
         for home in homes
         if (match := re.search(r"(\d+\.\d+(?:\.\d+)?)", home.name))
@@ -311,14 +312,15 @@ def _go(version: str) -> SearchResult:
         toolchain
         for toolchain in (
             default,
-            *sorted(others, key=lambda toolchain: toolchain.numbers, reverse=True),
+            *sorted(alternatives, key=lambda toolchain: toolchain.numbers, reverse=True),
         )
         if toolchain and toolchain.numbers >= minimum
     ]
     if fitting:
         return fitting[0], "", ""
     available = (
-        ", ".join(toolchain.version for toolchain in (default, *others) if toolchain) or "none"
+        ", ".join(toolchain.version for toolchain in (default, *alternatives) if toolchain)
+        or "none"
     )
     return (
         default,
@@ -363,7 +365,7 @@ def _rust(channel: str) -> SearchResult:
             note and f"{note}{name}, which is here",
             "",
         )
-    system = _on_path("cargo", "/usr/bin") if not homes else None
+    system = _find_program("cargo", "/usr/bin") if not homes else None
     if system and system.is_relative_to("/usr"):
         return Toolchain("", system, Path("/usr")), note and f"{note}the system's own", ""
     return (
@@ -379,4 +381,4 @@ def _rust(channel: str) -> SearchResult:
 def _tool(program: Path | None, *arguments: str) -> Toolchain | None:
     if program is None:
         return None
-    return Toolchain(_version_of(program, *arguments), program, program.parent.parent)
+    return Toolchain(_read_version(program, *arguments), program, program.parent.parent)

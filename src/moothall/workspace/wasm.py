@@ -75,9 +75,7 @@ class ModuleFolder:
             raise ConfigurationError(f"{file}: {error.strerror}") from error
         if len(module) > max_bytes:
             raise ConfigurationError(
-                f"{file} has more than {max_bytes} bytes; wasm.module_bytes says how large a "
-                "module may "
-                "be"
+                f"{file} has more than {max_bytes} bytes, the limit of a module (wasm.module_bytes)"
             )
         with Path(find_spec("moothall.sandbox_runtime.wasm").origin or "").open("rb") as host_file:  # type: ignore[union-attr] # it exists
             host_digest = hashlib.sha256(host_file.read()).hexdigest()
@@ -90,8 +88,8 @@ class ModuleFolder:
         """
         if tool not in self._modules:
             raise WorkspaceFailed(
-                f"there is no module for {tool} here: it came to the folder after this process "
-                "began"
+                f"there is no module for {tool}: it was added to the folder after this process "
+                "started; restart it"
             )
         limits = self._settings.wasm
         spec = self._tools[tool].spec
@@ -124,7 +122,7 @@ def tool_answer(tool: str, answer: dict[str, Any]) -> dict[str, Any]:
             **answer,
             "status": "error",
             "output": {},
-            "error": "the module's host gave no answer: it was ended",
+            "error": "the module's host gave no answer and was ended",
         }
     if limit:
         metrics.WASM_LIMITS.add(tool, limit if limit in _LIMITS else "other")
@@ -147,7 +145,7 @@ def _package() -> Path:
     spec = find_spec("wasmtime")
     if spec is None or spec.origin is None:
         raise ConfigurationError(
-            "wasm.folder is set, and wasmtime is not installed: pip install 'moothall[wasm]'"
+            "wasm.folder is set, but wasmtime is not installed: pip install 'moothall[wasm]'"
         )
     return Path(spec.origin).parent
 
@@ -182,8 +180,6 @@ async def _compile(source: Path, target: Path) -> None:
             await process.wait()
     if process.returncode:
         reason = output.decode(errors="replace").strip().rpartition("\n")[2]
-        raise ConfigurationError(
-            f"{source} is no WebAssembly module that can be run: {reason[:300]}"
-        )
+        raise ConfigurationError(f"{source} is not a runnable WebAssembly module: {reason[:300]}")
     temporary.chmod(0o644)
     temporary.rename(target)

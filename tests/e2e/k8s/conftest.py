@@ -18,7 +18,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from command import by_task, scripted
-from moothall.events.nats.accounts import make
+from moothall.events.nats.accounts import create_account_files
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 from support.kube.ctl import ask
 from support.kube.programs import Home
@@ -109,7 +109,7 @@ async def installed(
     name.
     """
     folder = tmp_path_factory.mktemp("overlay")
-    keys = make(folder / "keys")
+    keys = create_account_files(folder / "keys")
     secrets = {"nats-accounts": ("accounts.conf",), "moothall-bus": tuple(keys)}
     for name, files in secrets.items():
         from_files = [f"--from-file={keys[file]}" for file in files]

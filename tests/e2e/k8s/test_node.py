@@ -57,7 +57,7 @@ async def test_a_node_that_is_lost_is_said_and_another_one_takes_over(
                     async with asyncio.timeout(120):
                         await checking
             assert re.search(
-                r"pod of moothall-.*: nothing was heard of the other end|lost|deleted",
+                r"pod of moothall-.*: the other end sent nothing|lost|deleted",
                 failure.value.message,
             )
             await ask("wait", "--for=condition=Ready=Unknown", "node/node2", "--timeout=90s")

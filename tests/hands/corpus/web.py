@@ -142,7 +142,7 @@ ATTEMPTS = (
         "web.fetch",
         {"url": f"http://{SITE}/drip"},
         ("timeout",),
-        "no whole answer",
+        "no complete answer",
     ),
     Attempt(
         "page-of-deep-tags", "web.fetch", {"url": f"http://{SITE}/deep/html"}, ("success",), ""

@@ -77,15 +77,19 @@ class ClockFamily(Family[Clock]):
     def missing_settings(self, settings: Settings, tenant: str) -> Mapping[str, str]:
         """See `Family`."""
         del tenant
-        return {} if self.own(settings).time else {"clock.now": "MOOTHALL_CLOCK__TIME is not set"}
+        return (
+            {}
+            if self.own_settings(settings).time
+            else {"clock.now": "MOOTHALL_CLOCK__TIME is not set"}
+        )
 
     @asynccontextmanager
     async def open(self, settings: Settings) -> AsyncIterator[OpenedFamily]:
         """See `Family`."""
-        tools = ClockTools(self.own(settings))
+        tools = ClockTools(self.own_settings(settings))
         yield OpenedFamily(tools.call, tools.leave)
         assert tools.left == ["ws-1"]
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
         """See `Family`."""
-        yield Finding("tool clock.now", ok=True, detail=self.own(settings).time)
+        yield Finding("tool clock.now", ok=True, detail=self.own_settings(settings).time)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moothall.events.nats.accounts import make
+from moothall.events.nats.accounts import create_account_files
 from support import gobuilt
 from support.kube import WORKER, keys
 from support.kube.neo4j import IMAGE as NEO4J
@@ -105,7 +105,7 @@ def secrets(home: Home, folder: Path) -> str:
     """Return the Secrets that must exist before the chart, for `kubectl apply`. `folder` receives
     keys.
     """
-    bus = make(folder / "bus")
+    bus = create_account_files(folder / "bus")
     certificate(home, SPACE)
     values = {
         "nats-accounts": {"accounts.conf": bus["accounts.conf"].read_text(encoding="utf-8")},

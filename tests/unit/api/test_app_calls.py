@@ -117,7 +117,7 @@ async def test_a_registered_agent_sits_and_its_endpoint_is_never_called(client: 
     )
     answer = await client.RegisterAgent(asked)
     assert (answer.success, answer.council_id) == (True, "council-dev")
-    assert "where an operator allows that (agents.endpoints)" in answer.message
+    assert "if an operator allows that (agents.endpoints)" in answer.message
     assert await client.RegisterAgent(asked) == answer
     (council,) = (await client.ListCouncils(pb.ListCouncilsRequest(include_agents=True))).councils
     assert council.agents[2].capabilities == can
@@ -192,7 +192,7 @@ class Parts:
 
 async def test_status_says_which_part_is_not_well_and_why() -> None:
     deliberations, parts = MemoryDesk(), Parts()
-    checkup = HealthCheck({"model": Probe(parts.model), "bus": Probe(parts.model)}, keep_seconds=0)
+    checkup = HealthCheck({"model": Probe(parts.model), "bus": Probe(parts.model)}, cache_seconds=0)
     async with serving(deliberations, doors_of(deliberations, checkup=checkup)) as served:
         asked = pb.GetStatusRequest(include_stats=True)
         well = await served.client.GetStatus(asked)

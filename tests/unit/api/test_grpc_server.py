@@ -225,7 +225,9 @@ async def test_a_call_that_waits_for_longer_is_told_to_ask_again_and_what_it_ask
         )
         answer = asyncio.ensure_future(_answered(call))
         await deliberations.submitted.wait()
-    with pytest.raises(grpc.aio.AioRpcError, match="ask again with the same id") as caught:
+    with pytest.raises(
+        grpc.aio.AioRpcError, match="send the request again with the same id"
+    ) as caught:
         await answer
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert not (await deliberations.result("task-1", TOKENS[TOKEN])).status.ended
@@ -265,7 +267,7 @@ async def test_it_is_told_so_where_what_it_waited_for_is_slow_to_let_go_too() ->
         )
         answer = asyncio.ensure_future(_answered(call))
         await deliberations.submitted.wait()
-    with pytest.raises(grpc.aio.AioRpcError, match="ask again with the same id"):
+    with pytest.raises(grpc.aio.AioRpcError, match="send the request again with the same id"):
         await answer
 
 

@@ -369,7 +369,7 @@ async def test_every_answer_has_the_policy(browser: Browser, path: str) -> None:
 async def test_buttons_are_what_the_table_says(browser: Browser, role: str) -> None:
     card = await browser.dependencies.board.create(DRAFT, owner(browser), key="one")
     for state in lifecycle().states:
-        stand = replace(card, stand=replace(card.stand, state=state))
+        stand = replace(card, position=replace(card.position, state=state))
         wanted = {
             item.event
             for item in lifecycle().transitions

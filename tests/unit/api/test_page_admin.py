@@ -123,7 +123,7 @@ async def test_what_is_malformed_tells_nothing(bus: MemoryBus, data: dict[str, A
 
 async def test_operators_see_the_audit_and_others_do_not(browser: Browser, bus: MemoryBus) -> None:
     await browser.sign_in()
-    assert "No tool was called yet." in (await browser.get("/house/audit")).text
+    assert "No tool has been called yet." in (await browser.get("/house/audit")).text
     await tell(bus, 1, record(1, tool=HOSTILE), record(2, status="blocked", tool="net.get"))
     shown = (await browser.get("/house/audit")).text
     assert SHOWN in shown
@@ -134,7 +134,7 @@ async def test_operators_see_the_audit_and_others_do_not(browser: Browser, bus: 
     assert (await browser.get("/house/audit?only=x")).status == 400
     await browser.sign_in(OTHER)
     got = await browser.get("/house/audit")
-    assert (got.status, "operators alone" in got.text) == (403, True)
+    assert (got.status, "only operators can see" in got.text) == (403, True)
     assert "/house/audit" not in (await browser.get("/house")).text
 
 
@@ -154,7 +154,7 @@ async def test_each_part_says_how_it_is(browser: Browser) -> None:
 
 async def test_what_each_story_used_is_told(browser: Browser) -> None:
     await browser.sign_in()
-    assert "No story has a budget yet." in (await browser.get("/house/budgets")).text
+    assert "There are no stories yet." in (await browser.get("/house/budgets")).text
     card = await browser.dependencies.board.create(
         replace(DRAFT, title=HOSTILE), LOCAL, key="1", budget=Budget(tokens=1_000)
     )
@@ -174,5 +174,6 @@ async def test_tools_are_found_by_their_words(browser: Browser) -> None:
     assert "<code>files.read</code>" not in found
     assert "1 tool<" in found
     assert (
-        "No tool has all of these words." in (await browser.get("/house/tools?query=%3Cb%3E")).text
+        "No tool matches all of these words."
+        in (await browser.get("/house/tools?query=%3Cb%3E")).text
     )

@@ -77,11 +77,11 @@ async def test_a_question_and_the_next_one_are_a_conversation(app: Asked) -> Non
         "/ask", form=app.form, key="first", question="What does add do?", role="qa"
     )
     assert (sent.status, sent.headers["Location"]) == (303, "/councils/first"), sent.text
-    assert "Ask on" not in (await app.browser.get("/councils/first")).text
+    assert "Next question" not in (await app.browser.get("/councils/first")).text
     await app.answer("first", HOSTILE)
     page = (await app.browser.get("/councils/first")).text
     assert SHOWN in page
-    assert "The next question" in page
+    assert "Next question" in page
     assert '<input type="hidden" name="follows" value="first">' in page
     on = {
         "form": app.form,
@@ -99,7 +99,7 @@ async def test_a_question_and_the_next_one_are_a_conversation(app: Asked) -> Non
     lately = (await app.browser.get("/ask")).text
     assert lately.count("<li ") == 2
     assert lately.count(SHOWN) == 1
-    assert "goes on from first" in lately
+    assert "continues first" in lately
     state = None
     async for recorded in app.bus.replay():
         if recorded.event.subject == "second":

@@ -95,7 +95,7 @@ async def test_tasks_are_described_anew_added_and_tied_together(story: Story) ->
     assert 'name="criteria-2" value="1, 2"' in shown
     assert 'name="after-2" value="1"' in shown
     story_page = (await story.browser.get(f"/stories/{story.id}")).text
-    assert "Changed by local; divided before by" in story_page
+    assert "Changed by local, originally divided by" in story_page
     assert story_page.count("<rect") == 2
     removed = await story.send(
         form, plan_id=await story.plan(), **one, **two | {"after_2": ""}, **{"remove-1": "yes"}
@@ -110,9 +110,9 @@ async def test_what_is_wrong_is_said_and_what_was_written_stays(story: Story) ->
         ({"description_1": "Mine.", "criteria_1": "1"}, "no task fulfils criterion 2"),
         (
             {"description_1": "Mine.", "criteria_1": "one"},
-            "by numbers with commas between them, and not",
+            "as numbers separated by commas, not",
         ),
-        ({"description_1": "Mine.", "criteria_1": "1,2", "after_1": "1"}, "in a circle"),
+        ({"description_1": "Mine.", "criteria_1": "1,2", "after_1": "1"}, "in a cycle"),
         ({"description_1": "Mine.", "criteria_1": "1,2", "role_1": "boss"}, "unknown role"),
         ({"description_1": "  "}, "no task is left"),
     ):
@@ -145,6 +145,6 @@ async def test_another_session_another_tenant_and_a_story_that_is_built_change_n
     await story.browser.dependencies.board.move(story.id, "accept_design", LOCAL)
     assert (await story.send(form, plan_id="plan-0", **fields)).status == 400
     assert (await story.browser.get(f"/stories/{story.id}/plan")).status == 400
-    assert "Change these tasks" not in (await story.browser.get(f"/stories/{story.id}")).text
+    assert "Edit tasks" not in (await story.browser.get(f"/stories/{story.id}")).text
     await story.browser.sign_in(OTHER)
     assert (await story.browser.get(f"/stories/{story.id}/plan")).status == 404

@@ -106,7 +106,7 @@ async def test_a_running_council_has_a_lane_a_seat(app: App) -> None:
     assert shown.count("<script") == 1
     assert re.search(r"<dt>Tokens</dt><dd>900 of [\d,]+</dd>", shown)
     assert "waits for the model" in shown
-    assert "What it said last" in shown
+    assert "Latest message" in shown
     assert f'data-changes="/councils/{TASK}/changes"' in shown
 
 
@@ -232,7 +232,7 @@ async def test_answers_that_only_a_hash_orders_are_asked_of_the_reader(app: App)
     ):
         await app.bus.put(TASK, dump(Outcome(TASK, DeliberationStatus.COMPLETED, results=results)))
         shown = await app.shown()
-        assert ("Which of them is meant?" in shown) is asked
+        assert ("Which answer is correct?" in shown) is asked
         if asked:
             assert "<strong>agent-dev-001, agent-dev-002</strong>: Adds x" in shown
             assert "<strong>agent-dev-003</strong>: Adds y" in shown
@@ -258,7 +258,7 @@ async def test_something_is_said_of_a_line_which_the_diff_names(app: App) -> Non
     assert "?on=1.1#" not in shown, "nothing is said of a line that only says where the others are"
     open_form = (await app.browser.get(f"/councils/{TASK}?on=1.5")).text
     form = form_of(open_form)
-    assert "What is to be different in this line" in open_form
+    assert "Requested change to this line" in open_form
     path = f"/councils/{TASK}/remark"
     said = await app.browser.send(
         path, form=form, key="k", on="1.5", comment=f"Say it in French. {HOSTILE}"
@@ -281,7 +281,7 @@ async def test_a_running_council_is_cancelled_by_who_has_a_role(app: App) -> Non
     form = form_of(await app.shown())
     path = f"/councils/{TASK}/cancel"
     assert (await app.browser.send(path, form="other")).status == 403
-    assert "Cancel it for good" in await app.shown()
+    assert "Cancel permanently" in await app.shown()
     assert (await app.browser.send(path, form=form, reason="too dear")).status == 303
     assert "stopping" in await app.shown()
     told = [recorded.event async for recorded in app.bus.replay()]
@@ -294,15 +294,15 @@ async def test_it_is_paused_and_goes_on_by_a_button(app: App) -> None:
     form = form_of(await app.shown())
     path = f"/councils/{TASK}/pause"
     assert (await app.browser.send(path, form="other", paused="true")).status == 403
-    assert "Pause it" in await app.shown()
+    assert ">Pause<" in await app.shown()
     assert (await app.browser.send(path, form=form, paused="true")).status == 303
     shown = await app.shown()
-    assert "Let it go on" in shown
+    assert ">Resume<" in shown
     assert "· paused ·" in shown
-    assert "waits to go on" in shown
+    assert "paused" in shown
     assert (await app.browser.send(path, form=form, paused="false")).status == 303
     shown = await app.shown()
-    assert "Pause it" in shown
+    assert ">Pause<" in shown
     assert "waits for the model" in shown
     told = [one.event.type async for one in app.bus.replay()]
     assert told[-2:] == [EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED]
@@ -355,16 +355,16 @@ async def test_seats_are_told_something_and_who_heard_it_is_shown(app: App) -> N
         if one.event.type is EventType.DELIBERATION_STEERED
     ]
     shown = await app.shown()
-    assert "nobody has heard it yet" in shown
+    assert "not received yet" in shown
     assert f"<strong>{LOCAL.name}</strong>: {SHOWN}" in shown
     await app.say(
         EventType.MODEL_CALLED, call_id="c", phase="propose", usage={}, answer="{}", told=[event.id]
     )
-    assert f"heard by {SEAT}" in await app.shown()
+    assert f"received by {SEAT}" in await app.shown()
     outcome = Outcome(TASK, DeliberationStatus.COMPLETED)
     await app.bus.put(TASK, dump(outcome))
     await app.say(EventType.DELIBERATION_DECIDED, **dump(outcome))
-    assert "Tell them" not in await app.shown()
+    assert "Message to the seats" not in await app.shown()
     got = await app.browser.send(path, form=form, key="l", message="too late")
     assert (got.status, "has ended" in got.text) == (400, True)
 
@@ -375,7 +375,7 @@ async def test_who_has_no_role_may_only_look(app: App) -> None:
     await dependencies.deliberations.submit(
         DeliberationRequest("Say hello", "dev", task_id=TASK), TOKENS[OTHER]
     )
-    assert "Cancel it for good" not in await app.shown()
+    assert "Cancel permanently" not in await app.shown()
     got = await app.browser.send(f"/councils/{TASK}/cancel", form=form)
     assert (got.status, "one of the roles po, qa, architect" in got.text) == (403, True)
 

@@ -107,7 +107,7 @@ async def test_who_belongs_to_nothing_that_is_named_is_not_let_in(
     there.claims = {"sub": "eve", "groups": groups}
     async with at_door(settings(there.issuer)) as browser:
         got = await sign_in(browser)
-        assert (got.status, "nothing in groups lets you in here" in got.text) == (403, True)
+        assert (got.status, "nothing in groups grants access here" in got.text) == (403, True)
         assert (await browser.get("/")).headers["Location"] == "/sign-in"
 
 
@@ -209,7 +209,7 @@ async def test_an_answer_counts_once_and_in_the_browser_that_asked(there: Provid
         browser.http.cookie_jar.clear()
         browser.http.cookie_jar.update_cookies(cookies)
         got = await browser.get(back)
-        assert (got.status, "was answered before" in got.text) == (403, True)
+        assert (got.status, "was already completed" in got.text) == (403, True)
         assert (await browser.get("/")).headers["Location"] == "/sign-in"
 
 
@@ -310,7 +310,7 @@ async def test_a_tenant_sees_its_own(there: Provider) -> None:
 @pytest.mark.parametrize(
     ("about", "said"),
     [
-        ({"issuer": "http://127.0.0.1:1"}, "calls itself"),
+        ({"issuer": "http://127.0.0.1:1"}, "its issuer is"),
         ({"code_challenge_methods_supported": ["plain"]}, "PKCE"),
         ({"jwks_uri": None}, "jwks_uri"),
         ({"token_endpoint": "http://elsewhere.example/token"}, "not an https:// address"),

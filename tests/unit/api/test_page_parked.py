@@ -75,7 +75,7 @@ async def app(tmp_path: Path) -> AsyncIterator[App]:
 
 async def test_an_operator_sees_what_waits_and_says_a_word_once(app: App) -> None:
     form = await app.browser.sign_in()
-    assert "Nothing waits for an operator." in (await app.browser.get("/house/parked")).text
+    assert "There are no parked requests." in (await app.browser.get("/house/parked")).text
     await app.park(
         ITEM, replace(ITEM, id="b2", request_id="r-2"), replace(ITEM, id="c3", tenant="elsewhere")
     )
@@ -88,7 +88,7 @@ async def test_an_operator_sees_what_waits_and_says_a_word_once(app: App) -> Non
     assert (
         await app.browser.send("/house/parked/b2", form=form, do="refuse", reason="no")
     ).status == 303
-    assert "Nothing waits for an operator." in (await app.browser.get("/house/parked")).text
+    assert "There are no parked requests." in (await app.browser.get("/house/parked")).text
     kept = await app.bus.bucket(BUCKET).entries()
     told = {
         key: (item["state"], item["approver"], item["comment"], bool(item["grant"][0]))

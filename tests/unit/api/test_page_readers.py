@@ -94,7 +94,7 @@ async def test_many_readers_cost_no_calls_and_the_log_is_read_once(
         refused = await browser.get("/changes")
         assert (
             refused.status,
-            f"{MANY} readers listen to events" in refused.text,
+            f"{MANY} clients are reading events" in refused.text,
             "Retry-After" in refused.headers,
         ) == (
             429,

@@ -84,7 +84,7 @@ async def test_from_a_repository_to_a_file_to_a_line_to_its_approver(app: App) -
     assert f"ref={app.head}&amp;path=src/a.py" in files
     text = await app.shown("/origins", repository="project", ref=app.head, path="src/a.py")
     assert text.count('class="line') == 400
-    assert "There is more" in text
+    assert "The file has more lines" in text
     app.graph.tell("provenance", ROW)
     shown = await app.shown("/origins", repository="project", path="src/a.py", line="900")
     assert app.graph.asked[-1] == (
@@ -100,14 +100,14 @@ async def test_from_a_repository_to_a_file_to_a_line_to_its_approver(app: App) -
     ):
         assert words in shown
     assert 'aria-current="true"' in shown
-    assert "There is more" not in shown
+    assert "The file has more lines" not in shown
 
 
 async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_not_answer(
     app: App,
 ) -> None:
     shown = await app.shown("/origins", repository="project", path="src/a.py", line="900")
-    assert "No council of this server made it" in shown
+    assert "No council of this server created it" in shown
 
     async def down(_question: str, **_parameters: Any) -> Any:
         raise GraphUnavailable("it is away")
@@ -119,7 +119,7 @@ async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_
         browser = Browser(app.browser.http, f"http://127.0.0.1:{served.port}", dependencies)
         await browser.sign_in()
         got = await browser.get("/origins?repository=project&path=src/a.py&line=900")
-        assert (got.status, "cannot be asked now: it is away" in got.text) == (200, True)
+        assert (got.status, "cannot be queried now: it is away" in got.text) == (200, True)
         assert (await browser.get("/graph?label=Story&id=story-1")).status == 503
 
 
@@ -160,7 +160,7 @@ async def test_another_tenant_sees_neither_repository_nor_node(app: App) -> None
 
 
 async def test_the_graph_is_walked_from_a_story_to_what_is_around_it(app: App) -> None:
-    assert "No story yet." in await app.shown("/graph")
+    assert "There are no stories yet." in await app.shown("/graph")
     card = await app.browser.dependencies.board.create(
         replace(DRAFT, title=HOSTILE), LOCAL, key="1"
     )

@@ -49,7 +49,7 @@ def serve(people: UserAccounts) -> Serve:
                 replace(dependencies, stopping=asyncio.Event()),
                 TOKENS,
                 configured=True,
-                people=people,
+                accounts=people,
             ) as served,
             aiohttp.ClientSession(cookie_jar=jar) as http,
         ):
@@ -76,7 +76,7 @@ def test_what_is_wrong_with_an_account_is_said(people: UserAccounts) -> None:
         people.add("alice", GOOD)
     with pytest.raises(InvalidRequest, match="11 characters"):
         people.add("bob", "short12345!")
-    with pytest.raises(InvalidRequest, match="token of this machine"):
+    with pytest.raises(InvalidRequest, match="owner of this machine's token"):
         people.add(LOCAL.name, GOOD)
     with pytest.raises(InvalidRequest, match="NAME"):
         people.add("Bob <b>", GOOD)
@@ -203,7 +203,7 @@ async def test_a_wrong_name_and_a_wrong_password_are_told_the_same(serve: Serve)
             for name in ("alice", "nobody", "", "x" * 300, "<b>")
         ]
         assert {(got.status, got.text) for got in told} == {(403, told[0].text)}
-        assert "Nobody has this name and this password" in told[0].text
+        assert "Wrong name or password" in told[0].text
         assert all("Set-Cookie" not in got.headers for got in told)
         assert (
             await browser.send(
@@ -221,7 +221,7 @@ async def test_many_attempts_at_once_are_too_many_whether_or_not_there_is_the_na
         assert sorted(got.status for got in await asyncio.gather(*sent)) == [403] * 10 + [429] * 2
         got = await browser.send("/sign-in", name=name, password=GOOD)
         assert (got.status, got.headers["Retry-After"]) == (429, "300")
-        assert "too many attempts" in got.text
+        assert "Too many attempts" in got.text
         await browser.sign_in()  # by the token, still
 
 
@@ -237,7 +237,7 @@ async def test_who_is_removed_is_signed_out_and_hears_nothing_more(
             assert b"data:" not in await stream.content.read()
         got = await browser.send("/stories/new", title="A", do="create")
         assert got.status == 403
-        assert "not signed in any more" in got.text
+        assert "Your session has ended" in got.text
 
 
 async def test_a_role_is_what_the_account_has_and_a_tenant_too(

@@ -45,7 +45,7 @@ def result(
 
 
 def test_the_seed_clients_four_fields_are_enough() -> None:
-    asked = protobuf.request_of(
+    asked = protobuf.read_request(
         pb.DeliberateRequest(
             task_description="Add hello_world()", role="DEV", rounds=1, num_agents=3
         )
@@ -56,12 +56,12 @@ def test_the_seed_clients_four_fields_are_enough() -> None:
 
 
 def test_rounds_that_are_absent_are_told_from_none_at_all() -> None:
-    assert protobuf.request_of(pb.DeliberateRequest()).rounds is None
-    assert protobuf.request_of(pb.DeliberateRequest(rounds=0)).rounds == 0
+    assert protobuf.read_request(pb.DeliberateRequest()).rounds is None
+    assert protobuf.read_request(pb.DeliberateRequest(rounds=0)).rounds == 0
 
 
 def test_every_field_of_a_request_arrives() -> None:
-    asked = protobuf.request_of(
+    asked = protobuf.read_request(
         pb.DeliberateRequest(
             task_description="t",
             role="qa",
@@ -95,13 +95,13 @@ def test_every_field_of_a_request_arrives() -> None:
         follows="task-0",
         fork=Fork("task-0", 3, "1", "w"),
     )
-    assert protobuf.request_of(protobuf.request_message(asked)) == asked
-    assert protobuf.request_of(pb.DeliberateRequest()).fork is None
+    assert protobuf.read_request(protobuf.request_message(asked)) == asked
+    assert protobuf.read_request(pb.DeliberateRequest()).fork is None
 
 
 def test_an_empty_repository_is_none() -> None:
     assert (
-        protobuf.request_of(pb.DeliberateRequest(repository=common_pb2.Repository())).repository
+        protobuf.read_request(pb.DeliberateRequest(repository=common_pb2.Repository())).repository
         is None
     )
 

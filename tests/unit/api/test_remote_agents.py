@@ -177,8 +177,8 @@ async def test_where_no_tools_are_involved_its_text_is_told_while_it_comes(tmp_p
 @pytest.mark.parametrize(
     ("status", "seconds", "error", "said"),
     [
-        (DeliberationStatus.FAILED, 30, ModelReplyInvalid, "says: nobody knew"),
-        (DeliberationStatus.TIMEOUT, 2, DeadlineExceeded, "was not done in time"),
+        (DeliberationStatus.FAILED, 30, ModelReplyInvalid, "failed: nobody knew"),
+        (DeliberationStatus.TIMEOUT, 2, DeadlineExceeded, "did not finish in time"),
     ],
 )
 async def test_a_stream_that_comes_to_nothing_says_so(
@@ -216,8 +216,8 @@ class Streams:
     ("updates", "said"),
     [
         ([pb.TaskUpdate(delta="x" * 600)] * 2, "agents.endpoint_chars"),
-        ([pb.TaskUpdate(delta="words")], "says: nothing"),
-        ([], "says: nothing"),
+        ([pb.TaskUpdate(delta="words")], "failed: no reason"),
+        ([], "failed: no reason"),
     ],
 )
 async def test_a_stream_that_means_no_good_is_no_answer(
@@ -307,7 +307,7 @@ async def test_a_stream_that_failed_is_no_answer_whatever_its_usage_says(tmp_pat
     async with elsewhere(tmp_path, 1) as app:
         replica = app.model._replicas[0]
         replica.stub = Streams(replica.stub, end)
-        with pytest.raises(ModelReplyInvalid, match="says: nobody knew"):
+        with pytest.raises(ModelReplyInvalid, match="failed: nobody knew"):
             await app.model.chat(about_text())
 
 
@@ -355,7 +355,7 @@ async def test_where_none_is_left_it_says_so_and_what_is_over_is_over(tmp_path: 
         await answer(
             app.replicas[0], TASK, status=DeliberationStatus.FAILED, error_message="nobody knew"
         )
-        with pytest.raises(ModelReplyInvalid, match="says: nobody knew"):
+        with pytest.raises(ModelReplyInvalid, match="failed: nobody knew"):
             await reply
         await app.ends[0].aclose()
         app.model._replicas[0].checked_at = float("-inf")

@@ -128,7 +128,7 @@ async def test_what_is_not_here_is_a_problem_too(web: Web, path: str) -> None:
     assert path in nowhere.json["detail"]
     wrong = await web("PUT", "/v1/workspaces", {})
     assert problem(wrong)[:2] == (405, "METHOD_NOT_ALLOWED")
-    assert wrong.json["detail"] == "/v1/workspaces takes POST, not PUT"
+    assert wrong.json["detail"] == "/v1/workspaces allows POST, not PUT"
     assert wrong.headers["Allow"] == "POST"
 
 
@@ -221,7 +221,7 @@ async def test_discovery_shows_what_the_tenant_has(tmp_path: Path) -> None:
         for wrong, said in (
             ("colour=red", "the filters are"),
             ("limit=-1", "whole number"),
-            ("safe=yes", "true or false"),
+            ("safe=yes", "true and false"),
             ("role=x", "unknown role"),
         ):
             assert said in problem(await web("GET", f"/v1/tools?{wrong}"))[2]
@@ -284,7 +284,7 @@ async def test_health_is_503_where_a_needed_part_is_down(behind: Visiting) -> No
 
     checkup = HealthCheck(
         {"model": Probe(probe("model")), "graph": Probe(probe("graph"), needed=False)},
-        keep_seconds=0,
+        cache_seconds=0,
     )
     dependencies = replace(
         doors_of(MemoryDesk()), tool_sessions=behind.visits, health_check=checkup
@@ -319,7 +319,7 @@ async def test_a_part_that_does_not_answer_is_down_and_whoever_asks_often_costs_
         await asyncio.Event().wait()
         raise AssertionError
 
-    checkup = HealthCheck({"bus": Probe(silent)}, patience_seconds=0.05, keep_seconds=60)
+    checkup = HealthCheck({"bus": Probe(silent)}, patience_seconds=0.05, cache_seconds=60)
     found = await asyncio.gather(*(checkup.check() for _ in range(20)))
     assert {health.status for health in found} == {Condition.DOWN}
     assert "no answer within" in found[0].parts[0].detail

@@ -163,7 +163,7 @@ async def test_a_chosen_port_that_is_taken_is_an_error_and_tokens_are_needed() -
                 configured=True,
             ):
                 pass
-    with pytest.raises(ConfigurationError, match="needs a token"):
+    with pytest.raises(ConfigurationError, match="needs a non-empty token"):
         async with http_server(
             config.WebSettings(port=0), doors_of(MemoryDesk()), {}, configured=True
         ):
@@ -392,7 +392,7 @@ async def test_a_bug_behind_the_door_is_logged_and_not_told(
         replace(dependencies(behind), health_check=HealthCheck({"bus": Probe(look)}))
     ) as web:
         answer = await web("GET", "/health")
-        assert problem(answer) == (500, "INTERNAL", "internal error; the server's log says more")
+        assert problem(answer) == (500, "INTERNAL", "internal error; see the server's log")
         assert {
             name: answer.headers[name]
             for name in ("Server", "Cache-Control", "X-Content-Type-Options")

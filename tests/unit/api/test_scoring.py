@@ -44,8 +44,8 @@ async def test_a_report_is_scored_by_its_level(deliberations: MemoryDesk) -> Non
         ({"unit": {"ok": True, "coverage": 75.0}}, "", "unit.coverage"),
         ({"unit": {"ok": True, "coverage": float("nan")}}, "", "unit.coverage"),
         ({"e2e": {"failed": -1}}, "", "e2e.failed"),
-        ({"job_id": "job-2"}, "", "the report is of 'job-2'"),
-        ({}, "L7", "it is one of L0, L1, L2, L3"),
+        ({"job_id": "job-2"}, "", "the report has 'job-2'"),
+        ({}, "L7", "allowed are L0, L1, L2, L3"),
     ],
 )
 async def test_what_is_wrong_is_named(

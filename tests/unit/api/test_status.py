@@ -5,7 +5,7 @@ import pytest
 from google.rpc import error_details_pb2
 
 from moothall import errors
-from moothall.api.status import code_of, rich_status
+from moothall.api.status import grpc_code, rich_status
 
 
 def all_kinds(
@@ -16,7 +16,7 @@ def all_kinds(
 
 @pytest.mark.parametrize("kind", all_kinds(), ids=lambda kind: kind.__name__)
 def test_every_error_has_a_status_that_is_no_success(kind: type[errors.MoothallError]) -> None:
-    assert code_of(kind("x")) not in {grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN}
+    assert grpc_code(kind("x")) not in {grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN}
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_every_error_has_a_status_that_is_no_success(kind: type[errors.MoothallE
 def test_a_kind_has_its_own_status_or_that_of_the_kind_above(
     kind: type[errors.MoothallError], code: grpc.StatusCode
 ) -> None:
-    assert code_of(kind("x")) is code
+    assert grpc_code(kind("x")) is code
 
 
 def test_the_status_names_reason_domain_and_when_to_retry() -> None:

@@ -133,7 +133,7 @@ async def test_what_is_not_allowed_has_a_status_of_its_own(calls: Calls) -> None
     code, said = await refused(
         calls.Transition(ask(story_id=story_id, event="refine", actor="boss"))
     )
-    assert (code, "in another's name" in said) == (grpc.StatusCode.PERMISSION_DENIED, True)
+    assert (code, "in another user's name" in said) == (grpc.StatusCode.PERMISSION_DENIED, True)
     assert (await refused(calls.Transition(ask(story_id=story_id, event="refine"), OTHER)))[
         0
     ] is grpc.StatusCode.NOT_FOUND

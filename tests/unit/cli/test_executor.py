@@ -74,7 +74,7 @@ async def test_as_the_first_process_of_a_container_it_answers(tmp_path: Path) ->
             ended = asyncio.ensure_future(process.wait())
             await asyncio.wait({accepting, ended}, timeout=120, return_when=asyncio.FIRST_COMPLETED)
             assert accepting.done(), (await process.communicate())[1].decode()
-            link = await ExecutorConnection.over((await accepting)[0])
+            link = await ExecutorConnection.create((await accepting)[0])
             await link.ready
             link.close()
         finally:

@@ -133,7 +133,9 @@ async def test_in_blocks_a_document_stands_in_the_end(council: Any) -> None:
 
 async def test_architects_and_the_coach_ask_for_documents() -> None:
     assert (
-        design_request(Story("story-1", "Export"), "design-1", "plan-1", seats=3, most=8).document
+        design_request(
+            Story("story-1", "Export"), "design-1", "plan-1", seats=3, max_tasks=8
+        ).document
         == "plan"
     )
     deliberations = MemoryDesk()

@@ -168,11 +168,11 @@ async def test_a_process_that_stood_still_sends_nothing_that_it_held() -> None:
         answer.set_result(len(sent))
         return answer
 
-    stood = BatchingWriter(send, packer(1000), seconds=0.0, still=-1.0, limit=9)
-    with pytest.raises(BusUnavailable, match="stood still"):
+    stood = BatchingWriter(send, packer(1000), seconds=0.0, max_late_seconds=-1.0, limit=9)
+    with pytest.raises(BusUnavailable, match="was suspended"):
         await (await stood.post("agent.results.task-1", seat(1)))
     assert sent == []
-    ran = BatchingWriter(send, packer(1000), seconds=0.0, still=60.0, limit=9)
+    ran = BatchingWriter(send, packer(1000), seconds=0.0, max_late_seconds=60.0, limit=9)
     assert await (await ran.post("agent.results.task-1", seat(1))) == 1
 
 
@@ -189,7 +189,7 @@ async def test_nothing_is_recorded_after_what_the_bus_did_not_take(error: Except
             answer.set_result(len(taken))
         return answer
 
-    batching = BatchingWriter(send, packer(1000), seconds=0.0, still=60.0, limit=2)
+    batching = BatchingWriter(send, packer(1000), seconds=0.0, max_late_seconds=60.0, limit=2)
     first = await batching.post("agent.results.task-1", seat(1, thought="lost"))
     with pytest.raises(type(error), match="not taken"):
         await asyncio.gather(

@@ -113,7 +113,7 @@ GOOD = {"specversion": "1.0", "id": "1", "type": "moothall.seat.turn", "source":
         ({"data": [1]}, "data"),
         (
             {"dataschema": "moothall:moothall.seat.turn:9"},
-            "newer than this program, which knows 1: upgrade it",
+            "newer than version 1 of this program: upgrade the program",
         ),
         (
             {"dataschema": "moothall:moothall.seat.turn:0"},
@@ -189,7 +189,7 @@ def test_old_versions_are_brought_up_to_date() -> None:
     assert brought(1) == {"step": 4, "turn": 4, "round": 0}
     assert brought(2) == {"step": 4, "round": 0}
     assert brought(3) == {"step": 4}
-    with pytest.raises(InvalidRequest, match="version 1 cannot be brought to 2"):
+    with pytest.raises(InvalidRequest, match="version 1 cannot be upgraded to 2"):
         codec.upcast(EventType.SEAT_FAILED, 1, {}, current=2, upcasters=steps)
 
 

@@ -49,8 +49,8 @@ LOG = (
 
 
 async def test_a_whole_log_is_said_to_be_whole() -> None:
-    report = await check_log(Records(LOG, set()), before=6)
-    assert report.whole
+    report = await check_log(Records(LOG, set()), expected_last=6)
+    assert report.is_complete
     assert "6 records" in str(report)
 
 
@@ -67,25 +67,25 @@ async def test_a_hole_is_told_with_whom_it_may_concern(
     gone: set[int], concerned: dict[str, tuple[int, ...]]
 ) -> None:
     report = await check_log(Records(LOG, gone))
-    assert not report.whole
+    assert not report.is_complete
     assert (report.missing, report.concerned) == (tuple(sorted(gone)), concerned)
-    assert "NOT whole" in str(report)
+    assert "NOT complete" in str(report)
 
 
 async def test_a_lost_end_shows_against_what_was_seen_before() -> None:
-    report = await check_log(Records(LOG[:4], set()), before=6)
-    assert (report.whole, report.cut, report.lost) == (False, 2, 0)
+    report = await check_log(Records(LOG[:4], set()), expected_last=6)
+    assert (report.is_complete, report.cut, report.lost) == (False, 2, 0)
     assert report.concerned == {"b": (5, 6)}
 
 
 async def test_what_was_pruned_is_not_missing() -> None:
-    assert (await check_log(Records(LOG, set(), first=1000), before=1005)).whole
-    assert (await check_log(Records((), set(), first=7), before=6)).whole
+    assert (await check_log(Records(LOG, set(), first=1000), expected_last=1005)).is_complete
+    assert (await check_log(Records((), set(), first=7), expected_last=6)).is_complete
 
 
 async def test_what_was_removed_on_purpose_is_not_missing() -> None:
     """As `moothall rm` does with all of one deliberation."""
-    assert (await check_log(Records(LOG, {2, 5}, removed=(2, 5)), before=6)).whole
+    assert (await check_log(Records(LOG, {2, 5}, removed=(2, 5)), expected_last=6)).is_complete
     assert (await check_log(Records(LOG, {2, 5}, removed=(2,)))).missing == (5,)
 
 

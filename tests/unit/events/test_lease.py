@@ -173,7 +173,10 @@ async def test_who_waits_for_it_goes_on_when_the_other_ends() -> None:
 
 async def test_a_command_takes_it_only_where_nobody_has_it() -> None:
     bucket = MemoryBus().bucket(BUCKET)
-    async with Lease(bucket, "x", 30).take() as first, Lease(bucket, "x", 30).take() as second:
+    async with (
+        Lease(bucket, "x", 30).try_acquire() as first,
+        Lease(bucket, "x", 30).try_acquire() as second,
+    ):
         assert (first, second) == (True, False)
-    async with Lease(bucket, "x", 30).take() as again:
+    async with Lease(bucket, "x", 30).try_acquire() as again:
         assert again

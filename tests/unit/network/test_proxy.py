@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from moothall.network.destinations import Destinations
-from moothall.network.proxy import Proxy, proxying
+from moothall.network.proxy import Proxy, run_proxy
 
 
 class Echo:
@@ -38,7 +38,7 @@ async def echoing() -> AsyncIterator[Echo]:
 async def proxied(*allow: str, most: int = 1_000_000) -> AsyncIterator[tuple[Proxy, int]]:
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setblocking(False)
-    async with proxying(Destinations.read(allow, only=False), listening, most) as proxy:
+    async with run_proxy(Destinations.read(allow, only=False), listening, most) as proxy:
         yield proxy, listening.getsockname()[1]
 
 
@@ -119,7 +119,7 @@ async def test_only_so_much_passes() -> None:
             port, f"CONNECT 127.0.0.1:{echo.port} HTTP/1.1\r\n\r\n".encode(), more=b"x" * 1_000_000
         )
         assert len(told) <= 100_000
-        assert proxy.left < 0
+        assert proxy.bytes_left < 0
 
 
 async def test_open_connections_end_with_it() -> None:

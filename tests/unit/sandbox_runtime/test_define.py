@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from moothall.sandbox_runtime.define import define
-from moothall.sandbox_runtime.definition_target import parts_of
+from moothall.sandbox_runtime.definition_target import split_qualified_name
 from moothall.sandbox_runtime.files import TOOLS
 from moothall.sandbox_runtime.paths import ToolFailure
 from moothall.sandbox_runtime.syntax import ENDINGS, definitions, language_of, parse
@@ -405,7 +405,7 @@ def test_an_empty_file_and_one_without_a_last_line_end() -> None:
     ],
 )
 def test_names_as_the_languages_spell_them(name: str, parts: tuple[str, ...]) -> None:
-    assert parts_of(name)[0] == parts
+    assert split_qualified_name(name)[0] == parts
 
 
 NAMES = st.sampled_from(["f", "g", "A.run", "A.new", "h", "A", "f.inner"])
@@ -431,7 +431,7 @@ def test_nothing_of_the_file_is_lost_but_the_named_span(
         came = define(text, "python", name, content)
     except ToolFailure:
         return
-    parts = parts_of(name)[0]
+    parts = split_qualified_name(name)[0]
     data = text.removeprefix(mark).encode()
     old = [
         item

@@ -37,7 +37,7 @@ GOOD = {
 
 
 def read(said: str, most: int = 8) -> tuple[AtomicTask, ...]:
-    return read_tasks(said, STORY, "plan-1", tenant="local", most=most, chars=1000)
+    return read_tasks(said, STORY, "plan-1", tenant="local", max_tasks=most, chars=1000)
 
 
 def test_tasks_are_in_the_order_in_which_they_are_done() -> None:
@@ -60,14 +60,14 @@ def test_tasks_are_in_the_order_in_which_they_are_done() -> None:
     [
         ("I would rather not.", "no JSON document"),
         ("{" * 50_000 + "}", "no JSON document"),
-        ('{"tasks": []}', "no list of tasks: tasks"),
+        ('{"tasks": []}', "not a list of tasks: tasks"),
         (
             '{"tasks": [{"id": "a", "role": "dev", "description": "x", "criteria": [1]}]}',
             "no task fulfils criterion 2",
         ),
         (
             '{"tasks": [{"id": "a", "role": "dev", "description": "x", "criteria": [1, 2, 3]}]}',
-            "criterion that there is not",
+            "which does not exist",
         ),
         (
             '{"tasks": [{"id": "a", "role": "wizard", "description": "x", "criteria": [1, 2]}]}',
@@ -85,7 +85,7 @@ def test_tasks_are_in_the_order_in_which_they_are_done() -> None:
                 '{"tasks": [{"id": "a", "role": "dev", "description": "x", "criteria": [1, 2], '
                 '"after": ["a"]}]}'
             ),
-            "in a circle",
+            "in a cycle",
         ),
     ],
 )
@@ -96,7 +96,7 @@ def test_what_is_wrong_with_an_answer_is_said(said: str, wanted: str) -> None:
 
 def test_two_tasks_of_one_id_and_too_many_are_refused() -> None:
     twice = {"tasks": [GOOD["tasks"][1], GOOD["tasks"][1]]}
-    with pytest.raises(InvalidRequest, match="one id"):
+    with pytest.raises(InvalidRequest, match="the same id"):
         read(json.dumps(twice))
     with pytest.raises(InvalidRequest, match="at most 3"):
         read(json.dumps(GOOD), most=3)
@@ -135,7 +135,7 @@ def test_every_answer_is_a_whole_plan_or_a_reason(answer: Any) -> None:
 
 
 def test_the_question_numbers_the_criteria() -> None:
-    asked = design_request(STORY, "design-1", "plan-1", seats=3, most=8)
+    asked = design_request(STORY, "design-1", "plan-1", seats=3, max_tasks=8)
     assert "1. is CSV\n2. is quick" in asked.description
     assert (asked.role, asked.num_agents, asked.about_text, asked.story_id) == (
         "architect",

@@ -15,7 +15,7 @@ from moothall.events.nats.pruning import prune
 from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft
 from moothall.stories.lifecycle import Blocked
-from moothall.stories.story_state import by_state
+from moothall.stories.story_state import group_by_state
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 
@@ -73,7 +73,7 @@ def board(bus: MemoryBus) -> Board:
 
 async def test_a_story_is_put_on_the_board_once(board: Board) -> None:
     card = await board.create(DRAFT, LOCAL, key="1", rigor="l3")
-    assert (card.stand.state, card.stand.rigor, card.stand.points, card.draft) == (
+    assert (card.position.state, card.position.rigor, card.position.points, card.draft) == (
         "backlog",
         "L3",
         100,
@@ -83,12 +83,12 @@ async def test_a_story_is_put_on_the_board_once(board: Board) -> None:
     with pytest.raises(AlreadyExists):
         await board.create(StoryDraft("Another title"), LOCAL, key="1")
     assert await board.cards(LOCAL) == [card]
-    assert by_state([card])["backlog"] == [card]
+    assert group_by_state([card])["backlog"] == [card]
 
 
 @pytest.mark.parametrize(
     ("draft", "rigor", "said"),
-    [(StoryDraft(), "", "has no title"), (DRAFT, "L9", "it is one of L0, L1, L2, L3")],
+    [(StoryDraft(), "", "has no title"), (DRAFT, "L9", "allowed are L0, L1, L2, L3")],
 )
 async def test_what_is_wrong_is_said(
     board: Board, draft: StoryDraft, rigor: str, said: str
@@ -103,7 +103,7 @@ async def test_a_story_moves_by_the_table_and_by_roles(board: Board) -> None:
         await board.move(story_id, "refine", CLERK)
     await board.move(story_id, "refine", LOCAL)
     card = await board.move(story_id, "submit", LOCAL, comment="please")
-    assert card.stand.state == "design"
+    assert card.position.state == "design"
     with pytest.raises(Blocked, match="its tasks are not derived yet"):
         await board.move(story_id, "accept_design", LOCAL)
     assert await board.card(story_id, LOCAL) == card
@@ -152,7 +152,7 @@ async def test_what_was_read_of_the_board_is_kept_and_what_comes_is_read_once_fo
     shown = await asyncio.gather(*(board.cards(LOCAL) for _ in range(20)))
     assert bus.given - read == 3  # the first event twice, and the move
     assert shown == [await Board(bus).cards(LOCAL)] * 20
-    assert by_state(shown[0])["draft"][0].story.id == made[0].story.id
+    assert group_by_state(shown[0])["draft"][0].story.id == made[0].story.id
 
 
 async def test_who_asks_while_the_board_is_read_sees_what_was_recorded_before_they_asked() -> None:
@@ -195,7 +195,7 @@ async def test_of_two_moves_at_once_one_wins_and_the_other_hears_the_state_that_
         return_exceptions=True,
     )
     (lost,) = [end for end in ends if isinstance(end, ConcurrentUpdate)]
-    stands = (await board.card(story_id, LOCAL)).stand.state
+    stands = (await board.card(story_id, LOCAL)).position.state
     assert stands in {"design", "backlog"}
     assert f"is in {stands} now" in lost.message
 
@@ -203,7 +203,7 @@ async def test_of_two_moves_at_once_one_wins_and_the_other_hears_the_state_that_
 async def test_a_move_whose_ack_was_lost_is_a_move(board: Board, bus: Meeting) -> None:
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
     bus.lose = True
-    assert (await board.move(story_id, "refine", LOCAL)).stand.state == "draft"
+    assert (await board.move(story_id, "refine", LOCAL)).position.state == "draft"
 
 
 async def test_what_is_recorded_beside_a_move_does_not_stop_it(board: Board, bus: Meeting) -> None:
@@ -215,7 +215,7 @@ async def test_what_is_recorded_beside_a_move_does_not_stop_it(board: Board, bus
     comment = {"story_id": story_id, "comment": "well", "actor": "local"}
     await bus.publish(write(EventType.STORY_COMMENTED, story_id, comment))
     await bus.arrive()
-    assert (await moving).stand.state == "draft"
+    assert (await moving).position.state == "draft"
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ async def test_what_is_written_past_the_table_moves_nothing(
     await bus.publish(
         write(EventType.STORY_TRANSITIONED, story_id, {"story_id": story_id, **forged}, ordinal="x")
     )
-    assert (await board.card(story_id, LOCAL)).stand.state == "backlog"
+    assert (await board.card(story_id, LOCAL)).position.state == "backlog"
 
 
 async def test_plans_are_facts(board: Board, bus: MemoryBus) -> None:
@@ -259,7 +259,7 @@ async def test_plans_are_facts(board: Board, bus: MemoryBus) -> None:
         write(EventType.PLAN_FINISHED, "plan-1", {**plan, "status": "completed"}, ordinal=2)
     )
     card = await board.move(story_id, "build", LOCAL, system=True)
-    assert (card.stand.state, card.plan and card.plan.data["plan_id"]) == ("test", "plan-1")
+    assert (card.position.state, card.plan and card.plan.data["plan_id"]) == ("test", "plan-1")
 
 
 async def test_words_on_a_story_are_kept_and_told_in_order(board: Board) -> None:

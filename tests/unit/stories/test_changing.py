@@ -15,7 +15,7 @@ from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.plan import Plan
 from moothall.errors import ConcurrentUpdate, InvalidRequest, NotFound, Refused
 from moothall.stories.board import Board
-from moothall.stories.plan_document import Outline, outlines_of
+from moothall.stories.plan_document import Outline, to_outlines
 from moothall.stories.planner import Planner, changeable, may_change
 from moothall.stories.story_state import StoryState
 from moothall.stories.task_history import rounds
@@ -47,13 +47,13 @@ async def test_what_is_built_is_what_the_product_owner_left(app: App) -> None:
     before = changeable(await app.card())
     card = await change(app, before, FIRST, SECOND)
     after = changeable(card)
-    assert (after.by, after.actor, after.publish, card.stand.state) == (
+    assert (after.by, after.actor, after.publish, card.position.state) == (
         "people",
         LOCAL.name,
         True,
         "design",
     )
-    assert outlines_of(after.tasks, card.story)[0].description == "Write CSV."
+    assert to_outlines(after.tasks, card.story)[0].description == "Write CSV."
     (shown,) = rounds(await app.board.history(app.story_id, LOCAL), {}, "design")
     assert (shown.by, shown.actor, [step.after for step in shown.steps]) == (
         "people",

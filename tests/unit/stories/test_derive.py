@@ -23,7 +23,7 @@ STORY = Story(
 def derived(
     roles: list[str], strategy: Strategy = PLAIN, story: Story = STORY, tenant: str = "local"
 ) -> tuple[AtomicTask, ...]:
-    return derive(story, "plan-1", roles, strategy, tenant=tenant, most=64, chars=20_000)
+    return derive(story, "plan-1", roles, strategy, tenant=tenant, max_tasks=64, chars=20_000)
 
 
 roles = st.lists(st.sampled_from([*ROLES, "DEV", " Qa "]), max_size=8)
@@ -104,7 +104,7 @@ def test_two_tenants_have_tasks_of_their_own() -> None:
     ("asked", "strategy", "wanted"),
     [
         (["wizard"], Strategy(), "unknown role 'wizard'; the roles are dev, qa"),
-        (["dev", "qa"], Strategy(order=("dev", "qa", "dev")), "in a circle: dev → qa → dev"),
+        (["dev", "qa"], Strategy(order=("dev", "qa", "dev")), "has a cycle: dev → qa → dev"),
         (["dev"], Strategy(order=("qa",)), "names qa, which is not among the roles dev"),
         (["dev"], Strategy(order=("nobody",)), "unknown role"),
         (["dev"], Strategy(per_role=-1), "max_tasks_per_role is -1"),
@@ -118,7 +118,13 @@ def test_what_cannot_be_derived_is_named(asked: list[str], strategy: Strategy, w
 def test_a_plan_has_a_limit() -> None:
     with pytest.raises(InvalidRequest, match=r"limits\.plan_tasks"):
         derive(
-            STORY, "plan-1", ["dev", "qa"], Strategy(per_role=3), tenant="local", most=5, chars=100
+            STORY,
+            "plan-1",
+            ["dev", "qa"],
+            Strategy(per_role=3),
+            tenant="local",
+            max_tasks=5,
+            chars=100,
         )
 
 
@@ -127,7 +133,7 @@ def test_a_plan_has_a_limit() -> None:
     [
         (
             [AtomicTask("a", "dev", "x", ("b",)), AtomicTask("b", "dev", "x", ("a",))],
-            "depends on b, which is no earlier",
+            "depends on b, which is not an earlier",
         ),
         ([AtomicTask("a", "dev", "x", ("a",))], "depends on a"),
         ([AtomicTask("a", "dev", "x"), AtomicTask("a", "qa", "x")], "twice"),

@@ -60,7 +60,7 @@ async def test_what_was_said_of_lines_goes_into_the_next_round_and_into_no_other
         await app.deliberations.decide(won(app.story_id, B))
         await app.stands("test", "checked")
         on = LineComment(task_id, 'src/"a.py', 7, "+ignore the task", "")
-        await app.board.comment(app.story_id, "Rename it.", LOCAL, key="1", on=on)
+        await app.board.comment(app.story_id, "Rename it.", LOCAL, key="1", line_comment=on)
         await app.board.comment(app.story_id, "Soon, please.", LOCAL, key="2")
         await app.move("reject_test")
         repair = await app.asked(3)
@@ -225,7 +225,7 @@ async def test_what_does_not_go_together_with_its_base_is_built_on_it(app: App) 
         assert repair.description.endswith("+new")
         await app.deliberations.decide(won(repair.task_id, D))
         assert (await app.asked(5)).merge == (D,)
-        assert (await app.card()).stand.state == "test"
+        assert (await app.card()).position.state == "test"
 
 
 async def council(app: App) -> None:
@@ -242,10 +242,12 @@ async def bring_to_the_end(app: App) -> list[tuple[str, Mapping[str, Any]]]:
     """Approve the story till it is done, but its first test; return what happened to it."""
     async with app.working(), asyncio.TaskGroup() as group, asyncio.timeout(20):
         deciding = group.create_task(council(app))
-        while (card := await app.card()).stand.state != "done":
-            again = card.checks == 1 and "checked" in card.stand.facts
+        while (card := await app.card()).position.state != "done":
+            again = card.checks == 1 and "checked" in card.position.facts
             with suppress(Blocked):
-                if (line := lifecycle().next_transition(card.stand.state, back=again)) is not None:
+                if (
+                    line := lifecycle().next_transition(card.position.state, back=again)
+                ) is not None:
                     await app.board.move(
                         app.story_id, line.event, LOCAL, comment="in French" if again else ""
                     )
@@ -368,7 +370,7 @@ async def test_a_story_without_a_repository_has_nothing_to_run() -> None:
         (
             "no idea",
             "roles",
-            "the architects' answer cannot be taken: the answer has no JSON document",
+            "the architects' answer is invalid: the answer has no JSON document",
         ),
         ("", "roles", "the architects have no answer"),
     ],

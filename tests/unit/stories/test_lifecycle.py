@@ -47,11 +47,11 @@ def test_a_story_goes_from_backlog_to_done() -> None:
         stand = decide(stand, event, [role])
         seen.append(stand.state)
     assert seen == ["draft", "design", "build", "test", "docs", "done"]
-    with pytest.raises(InvalidRequest, match="it has ended"):
+    with pytest.raises(InvalidRequest, match="the story has ended"):
         decide(stand, "accept", ["po"])
     with pytest.raises(Refused):
         decide(stand.record("failed"), "reopen", ["po"])
-    with pytest.raises(Blocked, match="goes together with the base"):
+    with pytest.raises(Blocked, match="still merges with the base"):
         decide(stand, "reopen", ["system"])
     assert decide(stand.record("failed"), "reopen", ["system"]).state == "build"
 
@@ -71,7 +71,7 @@ def test_a_draft_is_ready_by_its_rigor_level(rigor: str, points: int) -> None:
             "accept",
             ["po"],
             InvalidRequest,
-            "does not happen to a story in draft; possible are shelve, submit",
+            "is not possible for a story in draft; possible are shelve, submit",
         ),
         ("backlog", "refine", ["qa", "operator"], Refused, "needs one of the roles po"),
         (

@@ -153,13 +153,13 @@ async def test_secrets_are_taken_out_and_it_is_said(told: Told) -> None:
             replace(DECIDED, entity_type="comment"),
             "data",
             Refused,
-            "data is not told comments, and so may not note a comment",
+            "data cannot see comments, so it may not write a comment note",
         ),
         (
             replace(DECIDED, entity_type="story"),
             "dev",
             InvalidRequest,
-            "unknown entity_type 'story'; it is one of decision",
+            "unknown entity_type 'story'; allowed are decision",
         ),
         (
             replace(DECIDED, operation="approve"),

@@ -16,7 +16,7 @@ from moothall.domain.plan import AtomicTask, Story, Strategy
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest
 from moothall.stories.derive import check_plan, derive
-from moothall.stories.plan_document import Outline, outlines_of, read_outlines, tasks_of
+from moothall.stories.plan_document import Outline, create_tasks, read_outlines, to_outlines
 
 STORY = Story(
     "story-1", "Export", "As a clerk, I want CSV.", ("is CSV", "is quick"), RepositoryRef(id="repo")
@@ -26,7 +26,7 @@ TWO = Outline(id="2", role="qa", description="Test it.", criteria=(1, 2), after=
 
 
 def made(*outlines: Outline, story: Story = STORY, most: int = 8) -> tuple[AtomicTask, ...]:
-    return tasks_of(outlines, story, "plan-1", tenant="local", most=most, chars=10_000)
+    return create_tasks(outlines, story, "plan-1", tenant="local", max_tasks=most, chars=10_000)
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,20 @@ def test_what_was_written_can_be_written_anew(story: Story) -> None:
         outline.model_copy(update={"criteria": outline.criteria if story.ac else ()})
         for outline in (ONE, TWO)
     )
-    assert outlines_of(made(*given, story=story), story) == given
+    assert to_outlines(made(*given, story=story), story) == given
 
 
 def test_what_was_derived_by_roles_can_be_written_anew() -> None:
     tasks = derive(
-        STORY, "plan-0", ["dev", "qa"], Strategy(per_role=2), tenant="local", most=8, chars=10_000
+        STORY,
+        "plan-0",
+        ["dev", "qa"],
+        Strategy(per_role=2),
+        tenant="local",
+        max_tasks=8,
+        chars=10_000,
     )
-    found = outlines_of(tasks, STORY)
+    found = to_outlines(tasks, STORY)
     assert [(one.role, one.criteria, one.after) for one in found] == [
         ("dev", (1,), ()),
         ("dev", (2,), ("1",)),
@@ -83,7 +89,7 @@ def test_writing_anew_changes_nothing_whatever_was_written(
     ]
     tasks = made(*given)
     check_plan(tasks, 8)
-    assert list(outlines_of(tasks, STORY)) == given
+    assert list(to_outlines(tasks, STORY)) == given
 
 
 @pytest.mark.parametrize(
@@ -92,14 +98,14 @@ def test_writing_anew_changes_nothing_whatever_was_written(
         ((ONE,), "no task fulfils criterion 2: is quick"),
         (
             (ONE, TWO.model_copy(update={"criteria": (2, 3)})),
-            "task 2 names criterion 3, a criterion that there is not",
+            "task 2 names criterion 3, which does not exist",
         ),
         (
             (ONE, TWO.model_copy(update={"after": ("7",)})),
-            "task 2 builds on '7', which there is not",
+            "task 2 builds on '7', which does not exist",
         ),
-        ((ONE.model_copy(update={"after": ("2",)}), TWO), "in a circle: "),
-        ((ONE, ONE, TWO), "two tasks have one id"),
+        ((ONE.model_copy(update={"after": ("2",)}), TWO), "in a cycle: "),
+        ((ONE, ONE, TWO), "two tasks have the same id"),
         ((ONE, TWO.model_copy(update={"role": "boss"})), "unknown role 'boss'; the roles are"),
     ],
 )
@@ -115,7 +121,7 @@ def test_what_is_not_whole_is_said(outlines: tuple[Outline, ...], said: str) -> 
     ["", "[]", "{}", '{"plan_id": "p", "tasks": [{"id": ""}]}', '{"plan_id": 1, "tasks": []}'],
 )
 def test_a_document_that_is_no_list_of_tasks_is_refused(said: str) -> None:
-    with pytest.raises(InvalidRequest, match="this is no list of tasks: "):
+    with pytest.raises(InvalidRequest, match="this is not a list of tasks: "):
         read_outlines(said)
 
 

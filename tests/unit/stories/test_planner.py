@@ -266,7 +266,7 @@ async def test_what_is_malformed_on_the_bus_leads_to_nothing(
             replace(MOVED, to_state="REVIEW"),
             "and no move; tasks are derived when a story moves to planning",
         ),
-        (replace(MOVED, metadata={}), "nothing is known of story 'story-1'"),
+        (replace(MOVED, metadata={}), "the story 'story-1'"),
     ],
 )
 async def test_other_events_are_recorded_and_said_to_be_no_plan(
@@ -308,7 +308,7 @@ async def test_nobody_goes_around_the_board(
     answer = await planner.process(replace(told, case_id=story_id), LOCAL)
     assert (answer.processed, "this one is in draft" in answer.message) == (False, True)
     assert len(await events(bus, EventType.STORY_TRANSITIONED)) == 1
-    assert (await board.card(story_id, LOCAL)).stand.state == "draft"
+    assert (await board.card(story_id, LOCAL)).position.state == "draft"
 
 
 async def test_tasks_of_a_story_on_the_board_are_handed_out_once_its_design_is_accepted(
@@ -329,7 +329,7 @@ async def test_tasks_of_a_story_on_the_board_are_handed_out_once_its_design_is_a
             Outcome(task_id, DeliberationStatus.COMPLETED, winner_id="agent-dev-001")
         )
         async with asyncio.timeout(5):
-            while (await board.card(story_id, LOCAL)).stand.state != "test":
+            while (await board.card(story_id, LOCAL)).position.state != "test":
                 await asyncio.sleep(0.01)
 
 
@@ -398,7 +398,7 @@ async def test_a_plan_of_a_story_on_the_board_is_its_product_owners(
 async def test_deriving_with_publishing_is_done_once(
     bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
 ) -> None:
-    with pytest.raises(NotFound, match="nothing is known of story"):
+    with pytest.raises(NotFound, match="is unknown: send its title"):
         await planner.derive("story-1", "plan-1", ["dev"], Strategy(), LOCAL, publish=True)
     await planner.process(replace(MOVED, to_state="draft"), LOCAL)
     made = await planner.derive("story-1", "plan-1", ["dev"], Strategy(), LOCAL, publish=True)
@@ -437,7 +437,7 @@ async def test_an_event_whose_work_cannot_start_is_not_processed(
     assert (answer.processed, answer.task_ids) == (False, ())
     assert answer.message == f"not recorded: {reason.message}"
     assert await events(bus, EventType.STORY_TRANSITIONED) == []
-    with pytest.raises(NotFound, match="nothing is known of story"):
+    with pytest.raises(NotFound, match="is unknown: send its title"):
         await planner.derive("story-1", "plan-1", ["dev", "qa"], Strategy(), LOCAL, publish=True)
     await planner.process(replace(MOVED, to_state="draft"), LOCAL)
     with pytest.raises(type(reason)):
@@ -524,7 +524,7 @@ async def test_a_tenants_story_is_planned_whichever_of_its_subjects_it_comes_on(
         (
             EventType.STORY_TRANSITIONED,
             {"to_state": "planning"},
-            "nothing is known of story 'story-1'",
+            "the story 'story-1'",
         ),
         (
             EventType.STORY_TRANSITIONED,
@@ -584,6 +584,6 @@ async def test_a_move_that_the_life_cycle_does_not_allow_is_a_dead_letter(
         await bus.publish(new_event(EventType.STORY_TRANSITIONED, story_id, planned, ordinal=1))
         first, second = await letters(bus, 2)
         await board.move(story_id, "submit", LOCAL)
-    assert "'finish' does not happen to a story in draft" in first.reason
+    assert "'finish' is not possible for a story in draft" in first.reason
     assert "its tasks are derived in design" in second.reason
-    assert (await board.card(story_id, LOCAL)).stand.state == "design"
+    assert (await board.card(story_id, LOCAL)).position.state == "design"

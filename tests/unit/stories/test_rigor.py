@@ -77,7 +77,7 @@ def test_whole_evidence_passes_with_all_points(level: str) -> None:
             changed(unit=SuiteRun(ok=True, passed=9, coverage=0.4)),
             "L3",
             "pass",
-            "coverage: 40% of the lines, asked are 80%",
+            "coverage: 40% of the lines, required are 80%",
         ),
         (
             changed(unit=SuiteRun(ok=True, passed=9, coverage=0.2)),
@@ -108,7 +108,7 @@ def test_what_is_missing_or_failed(report: JobReport, level: str, decision: str,
 def test_a_level_that_there_is_not_is_named() -> None:
     assert rate(GOOD).rigor == "L1"
     assert rate(GOOD, " l2 ").rigor == "L2"
-    with pytest.raises(InvalidRequest, match="'L9'; it is one of L0, L1, L2, L3"):
+    with pytest.raises(InvalidRequest, match="'L9'; allowed are L0, L1, L2, L3"):
         rate(GOOD, "L9")
 
 

@@ -43,7 +43,7 @@ def steps(
 
 def test_a_task_that_no_council_has_waits_for_what_it_builds_on_or_for_the_design() -> None:
     found = steps(derived())
-    assert [(step.number, step.stand, step.after, step.begun) for step in found] == [
+    assert [(step.number, step.status, step.after, step.begun) for step in found] == [
         (1, "waits", (), False),
         (2, "waits", (), False),
         (3, "waits", (1, 2), False),
@@ -58,7 +58,7 @@ def test_a_task_under_way_stands_as_its_council_does() -> None:
         "b": TaskView("b", DeliberationStatus.IN_PROGRESS, progress=45),
     }
     found = steps(derived(), views=views)
-    assert [(step.stand, step.why, step.begun) for step in found] == [
+    assert [(step.status, step.why, step.begun) for step in found] == [
         ("won", "agent-dev-002, proven", True),
         ("at work", "45 %", True),
         ("waits", "", False),
@@ -70,7 +70,7 @@ def test_a_task_for_which_no_council_could_be_asked_says_why() -> None:
     first, second, _ = steps(
         plan, ended(plan, {"a": "the repository is gone"}, a="FAILED", b="COMPLETED", c="SKIPPED")
     )
-    assert (first.stand, first.why) == ("failed", "the repository is gone")
+    assert (first.status, first.why) == ("failed", "the repository is gone")
     assert second.why == ""
 
 
@@ -82,14 +82,14 @@ def test_a_task_that_ended_without_a_winner_says_why_and_what_next() -> None:
     first, second, third = steps(
         plan, ended(plan, a="NO_WINNER", b="TIMEOUT", c="SKIPPED"), views=views
     )
-    assert (first.stand, first.why, first.lost) == (
+    assert (first.status, first.why, first.lost) == (
         "no winner",
         "no candidate passed the gates",
         True,
     )
     assert "reject the build" in first.next
-    assert (second.stand, second.begun) == ("out of time", True)
-    assert (third.stand, third.begun) == ("skipped", False)
+    assert (second.status, second.begun) == ("out of time", True)
+    assert (third.status, third.begun) == ("skipped", False)
     assert "no winner" in third.why
     assert not steps(plan, ended(plan, a="NO_WINNER"), state="done")[0].next
 
@@ -99,7 +99,7 @@ def test_the_last_round_alone_says_what_next() -> None:
     history = (plan, ended(plan, a="NO_WINNER"), again)
     before, last = rounds(history, {}, "build")
     assert not any(step.next for step in before.steps)
-    assert (last.by, last.steps[0].stand) == ("repair", "waits")
+    assert (last.by, last.steps[0].status) == ("repair", "waits")
     assert task_ids(history) == ("a", "b", "c", "r")
 
 

@@ -23,7 +23,7 @@ def test_everything_given_must_hold() -> None:
     assert names(query="regular EXPRESSION") == ["files.search"]
     assert names(categories=("tests",), profiles=("core",)) == ["tests.pytest"]
     assert names(query="no such words") == []
-    assert names(most=2) == ["files.read", "files.write"]
+    assert names(limit=2) == ["files.read", "files.write"]
     assert not any(name.startswith("tests.") for name in names(exclude_dangerous=True))
 
 

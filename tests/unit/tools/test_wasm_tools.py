@@ -59,26 +59,26 @@ def test_a_module_and_its_description_are_a_tool(tmp_path: Path) -> None:
 
 def test_no_folder_is_no_tools() -> None:
     assert read_tools(None) == ()
-    with pytest.raises(ConfigurationError, match="is no folder"):
+    with pytest.raises(ConfigurationError, match="is not a folder"):
         read_tools(Path("/nonexistent"))
 
 
 @pytest.mark.parametrize(
     ("name", "text", "wanted"),
     [
-        ("Count", COUNT, "no tool's name"),
+        ("Count", COUNT, "not a valid tool name"),
         ("count", "summary: it counts\nargument: {}", "argument: Extra inputs"),
         ("count", "arguments: {}", "summary: Field required"),
         ("count", COUNT.replace("type: integer", "type: text"), r"arguments\.most\.type"),
         (
             "count",
             COUNT.replace("default: false", "default: 1"),
-            "the default of exact is no boolean",
+            "the default of exact is not of the type boolean",
         ),
         (
             "count",
             COUNT.replace("default: 10", "default: true"),
-            "the default of most is no integer",
+            "the default of most is not of the type integer",
         ),
         ("count", COUNT.replace("seconds: 5", "seconds: 5000"), "seconds"),
         ("count", "[1, 2", "cannot be read"),
@@ -94,5 +94,5 @@ def test_what_is_wrong_is_named(tmp_path: Path, name: str, text: str, wanted: st
 def test_a_description_needs_its_module(tmp_path: Path) -> None:
     put(tmp_path, COUNT)
     (tmp_path / "count.wasm").unlink()
-    with pytest.raises(ConfigurationError, match=r"no count\.wasm beside it"):
+    with pytest.raises(ConfigurationError, match=r"its module count\.wasm is missing"):
         read_tools(tmp_path)

@@ -11,9 +11,9 @@ from moothall.workspace.cleaning import (
     StoredItem,
     choose,
     clean,
+    disk_size,
     has_open_workspaces,
     list_stored,
-    size_of,
 )
 from moothall.workspace.layout import Layout, environment_key
 
@@ -91,6 +91,6 @@ async def test_an_open_workspace_is_somebody_at_work(tmp_path: Path) -> None:
 
 def test_a_file_with_two_names_counts_once(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 100_000)
-    before = size_of(tmp_path)
+    before = disk_size(tmp_path)
     (tmp_path / "b").hardlink_to(tmp_path / "a")
-    assert size_of(tmp_path) == before
+    assert disk_size(tmp_path) == before

@@ -19,7 +19,7 @@ async def ends() -> AsyncIterator[
     tuple[ExecutorConnection, asyncio.StreamReader, asyncio.StreamWriter]
 ]:
     ours, theirs = socket.socketpair()
-    link = await ExecutorConnection.over(ours)
+    link = await ExecutorConnection.create(ours)
     reader, writer = await asyncio.open_connection(sock=theirs)
     writer.write(pack({"id": 0, "status": "ready"}))
     await link.ready
@@ -33,11 +33,11 @@ async def test_answers_that_come_late_are_dropped_and_the_next_is_heard(
 ) -> None:
     link, _, writer = ends
     for _ in range(50):
-        number, answer = link.ask({"op": "run"})
+        number, answer = link.send({"op": "run"})
         answer.cancel()
         writer.write(pack({"id": number, "op": "call"}))
         writer.write(pack({"id": number, "status": "cancelled"}))
-    number, answer = link.ask({"op": "run"})
+    number, answer = link.send({"op": "run"})
     writer.write(pack({"id": number, "status": "success"}))
     async with asyncio.timeout(20):
         assert (await answer)["status"] == "success"
@@ -47,11 +47,11 @@ async def test_who_talks_without_end_of_what_nobody_asked_is_cut_off(
     ends: tuple[ExecutorConnection, asyncio.StreamReader, asyncio.StreamWriter],
 ) -> None:
     link, reader, writer = ends
-    _, answer = link.ask({"op": "run"})
+    _, answer = link.send({"op": "run"})
     for number in range(200):
         writer.write(pack({"id": 1000 + number, "status": "success", "said": "x" * 1000}))
     async with asyncio.timeout(20):
-        with pytest.raises(WorkspaceFailed, match="what nobody asked"):
+        with pytest.raises(WorkspaceFailed, match="that answer no request"):
             await answer
         with contextlib.suppress(ConnectionError):
             while await reader.read(1 << 20):

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from moothall.workspace.environments import excerpt, explain, find_reason
+from moothall.workspace.environments import excerpt, explain, find_failure_line
 
 PIP = (
     """Obtaining file:///workspace
@@ -25,7 +25,7 @@ error: metadata-generation-failed
 
 def test_the_reason_that_pip_wraps_is_found() -> None:
     assert (
-        find_reason(PIP)
+        find_failure_line(PIP)
         == "LookupError: setuptools-scm was unable to detect version for /workspace."
     )
     assert "LookupError: setuptools-scm" in excerpt(PIP)
@@ -38,8 +38,8 @@ def test_an_index_that_has_it_not_is_a_reason() -> None:
         "ERROR: Could not find a version that satisfies the requirement nope==9\nERROR: No "
         "matching distribution found for nope==9\n"
     )
-    assert "nope==9" in find_reason(text)
-    assert find_reason("all is well\n") == ""
+    assert "nope==9" in find_failure_line(text)
+    assert find_failure_line("all is well\n") == ""
 
 
 def test_yarn_s_reason_is_the_line_before_the_one_that_counts() -> None:
@@ -47,7 +47,7 @@ def test_yarn_s_reason_is_the_line_before_the_one_that_counts() -> None:
         "➤ YN0000: ┌ Post-resolution validation\n➤ YN0028: │ The lockfile would have been "
         "modified, which is explicitly forbidden.\n"
     )
-    assert "YN0028" in find_reason(
+    assert "YN0028" in find_failure_line(
         f"{said}➤ YN0000: └ Completed\n➤ YN0000: · Failed with errors in 0s 104ms\n"
     )
 
@@ -61,5 +61,5 @@ def test_what_to_write_where_is_said_and_the_whole_is_bounded() -> None:
     )
     assert ".moothall.toml" in said
     assert "--setup" in said
-    assert "\nThe other.\nSay which" in said
+    assert "\nThe other.\nConfigure the commands" in said
     assert len(said) < 10_000

@@ -157,7 +157,7 @@ async def test_without_restore_only_the_same_commit_can_be_checked_out(files: Fi
     await git_tool(files.clone, files.state, "git.checkout", {"ref": "same"}, files.changes)
     assert files.state.branch == "same"
     await files.call("git.commit", message="m")
-    with pytest.raises(InvalidRequest, match="cannot go"):
+    with pytest.raises(InvalidRequest, match="cannot check out"):
         await git_tool(files.clone, files.state, "git.checkout", {"ref": "work"}, files.changes)
 
 
@@ -193,7 +193,7 @@ async def test_a_ref_is_of_this_workspace_or_nothing(files: Files, ref: str) -> 
         ("git.branch", {"name": "-D"}, "branch name"),
         ("git.branch", {"name": "a..b"}, "branch name"),
         ("git.branch", {"name": "x.lock"}, "branch name"),
-        ("git.branch", {"name": 5}, "is a text"),
+        ("git.branch", {"name": 5}, "must be a text"),
         ("git.log", {"limit": 0}, "1 to 200"),
         ("git.log", {"limit": "--all"}, "1 to 200"),
         ("git.gc", {}, "no tool"),
@@ -211,7 +211,7 @@ async def test_bad_arguments(
 async def test_a_workspace_without_a_remote_reaches_nothing(files: Files, tool: str) -> None:
     files.now = [NEW]
     await files.call("git.commit", message="m")
-    with pytest.raises(Refused, match="reaches no other repository"):
+    with pytest.raises(Refused, match="has no access to other repositories"):
         await files.call(tool, branch="work", url="https://host.example/x.git")
 
 

@@ -100,7 +100,7 @@ def test_a_limit_that_was_hit_is_named_with_its_setting() -> None:
             "timeout",
             599.9,
             9000,
-            "stopped after 600 s; 600 s is the most that a command may take (code.shell_seconds)",
+            "stopped after 600 s; a command may take at most 600 s (code.shell_seconds)",
         ),
         ("timeout", 37.2, 120, "stopped after 37 s; no more time was left for it"),
         ("memory", 120, 120, "the limit of memory and was stopped (sandbox.memory_bytes = 2e+09)"),

@@ -8,7 +8,7 @@ from moothall.app.repository import RepositoryCheck
 from moothall.domain.repository import Base, Profile
 from moothall.sandbox.bubblewrap import interpreter
 from moothall.workspace.layout import environment_key
-from moothall.workspace.toolchains import choose, own_python, pythons
+from moothall.workspace.toolchains import choose, current_python, pythons
 
 
 def test_our_own_python_is_taken_where_it_fits() -> None:
@@ -20,14 +20,14 @@ def test_our_own_python_is_taken_where_it_fits() -> None:
         {"python": "not a version"},
     ):
         chosen = choose(needs)
-        assert chosen.python == own_python()
+        assert chosen.python == current_python()
         assert chosen.python.program == interpreter()
         assert not chosen.missing
 
 
 @pytest.mark.e2e  # starts every Python that there is
 def test_a_python_that_fits_is_found_on_the_machine() -> None:
-    others = [found for found in pythons() if found.numbers[:2] != own_python().numbers[:2]]
+    others = [found for found in pythons() if found.numbers[:2] != current_python().numbers[:2]]
     if not others:
         pytest.skip("this machine has one Python; e.g. uv python install 3.12")
     other = others[0]

@@ -85,11 +85,11 @@ async def lines(items: AsyncGenerator[T, None], write: Callable[[T], str]) -> Js
     becomes the last line.
     """
 
-    async def generate(first: T | None) -> AsyncGenerator[str, None]:
+    async def generate(first_item: T | None) -> AsyncGenerator[str, None]:
         async with aclosing(items):
             try:
-                if first is not None:
-                    yield write(first)
+                if first_item is not None:
+                    yield write(first_item)
                     async for item in items:
                         yield write(item)
             except errors.MoothallError as error:
@@ -146,7 +146,7 @@ async def body(request: Request) -> bytes:
         )
     if (encoding := request.headers.get("content-encoding", "identity").lower()) != "identity":
         raise HttpRefusal(
-            415, "NOT_JSON", f"the body is encoded as {encoding[:80]!r}; send it as it is"
+            415, "NOT_JSON", f"the body is encoded as {encoding[:80]!r}; send it unencoded"
         )
     settings = request.app.state.settings
     content = bytearray()
@@ -162,7 +162,7 @@ async def body(request: Request) -> bytes:
                     )
     except TimeoutError as error:
         raise HttpRefusal(
-            408, "BODY_TOO_SLOW", f"the body did not come within {settings.body_seconds:g} seconds"
+            408, "BODY_TOO_SLOW", f"the body did not arrive in {settings.body_seconds:g} seconds"
         ) from error
     return bytes(content)
 

@@ -42,7 +42,7 @@ def answer_errors(app: ASGIApp, calls: int, readers: int) -> ASGIApp:
         nonlocal active_calls, active_readers
         if active_calls >= calls:
             refusal = problem(
-                429, "RATE_LIMITED", f"{calls} requests are in hand; try again", RETRY_SECONDS
+                429, "RATE_LIMITED", f"{calls} requests are running; try again", RETRY_SECONDS
             )
             return await refusal(scope, receive, send)
         is_reader = False
@@ -53,7 +53,7 @@ def answer_errors(app: ASGIApp, calls: int, readers: int) -> ASGIApp:
                 "content-type", ""
             ).startswith(EVENTS):
                 if active_readers >= readers:
-                    raise RateLimited(f"{readers} readers listen to events; try again")
+                    raise RateLimited(f"{readers} clients are reading events; try again")
                 active_calls, active_readers, is_reader = active_calls - 1, active_readers + 1, True
             await send(message)
 
@@ -84,8 +84,8 @@ def _response_for(scope: Scope, error: Exception) -> Response:
             )
             return problem(http_status_of(error), error.code, error.message, retry_after)
         case _:
-            log.error("a request failed by a bug", path=scope["path"], exc_info=error)
-            return problem(500, "INTERNAL", "internal error; the server's log says more")
+            log.error("a request failed because of a bug", path=scope["path"], exc_info=error)
+            return problem(500, "INTERNAL", "internal error; see the server's log")
 
 
 async def not_served(request: Request, error: Exception) -> Response:
@@ -95,7 +95,7 @@ async def not_served(request: Request, error: Exception) -> Response:
     path, response_headers = request.url.path[:100], {}
     detail = error.detail
     if error.status_code == HTTPStatus.NOT_FOUND:
-        detail = f"there is nothing at {path}; docs/doors.md says what there is"
+        detail = f"there is nothing at {path}; docs/doors.md lists the paths"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         matching = [
             route
@@ -103,7 +103,7 @@ async def not_served(request: Request, error: Exception) -> Response:
             if route.matches(request.scope)[0] is not Match.NONE
         ]  # one route for each method
         allowed = sorted({method for route in matching for method in route.methods or ()})
-        detail = f"{path} takes {', '.join(allowed)}, not {request.method[:20]}"
+        detail = f"{path} allows {', '.join(allowed)}, not {request.method[:20]}"
         response_headers["Allow"] = ",".join(allowed)
     if request.method == "GET" and wants_page(request.scope):
         return error_page(error.status_code, detail)
@@ -133,7 +133,7 @@ def check_origin(app: ASGIApp, host: str, extra_hosts: Collection[str]) -> ASGIA
             raise HttpRefusal(
                 403,
                 "WRONG_HOST",
-                f"this server is not called {name[:80]!r}; further names are said in web.hosts",
+                f"{name[:80]!r} is not a name of this server; add names to web.hosts",
             )
         if any(
             origin.lower()
@@ -141,7 +141,7 @@ def check_origin(app: ASGIApp, host: str, extra_hosts: Collection[str]) -> ASGIA
             for origin in origins
         ):
             raise HttpRefusal(
-                403, "WRONG_ORIGIN", f"requests from pages of {origins[0][:80]!r} are not answered"
+                403, "WRONG_ORIGIN", f"requests from pages of {origins[0][:80]!r} are refused"
             )
         await app(scope, receive, send)
 

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import Body, document, lines, read
 from moothall.api.identity import caller, is_known
-from moothall.api.tools import Tools, call_of
+from moothall.api.tools import Tools, external_call
 from moothall.authorization.approval_queue import Parked
 from moothall.domain.codec import dump
 from moothall.domain.event import Recorded
@@ -103,7 +103,7 @@ def state_routes(dependencies: ApiDependencies) -> Sequence[Route]:
         )
         if state not in {"", "live", "ended", "failed"}:
             raise InvalidRequest(
-                f"state is {state[:40]!r}; it is live, ended or failed, or left out for all"
+                f"state is {state[:40]!r}; allowed are live, ended and failed, or omit it for all"
             )
         if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MAX_TASKS):
             raise InvalidRequest(f"limit is {limit[:40]!r}; allowed are 1 to {_MAX_TASKS}")
@@ -162,7 +162,7 @@ def tool_routes(dependencies: ApiDependencies) -> Sequence[Route]:
         its status.
         """
         call_request = await read(request, _CallRequest)
-        tool_call = call_of(
+        tool_call = external_call(
             call_request.request_id,
             request.path_params["name"],
             call_request.arguments,
@@ -223,16 +223,16 @@ def _filters(query: QueryParams) -> Filters:
         )
     limit = query.get("limit", "0")
     if not (limit.isascii() and limit.isdecimal() and len(limit) <= 9):  # noqa: PLR2004 - fits an int32
-        raise InvalidRequest(f"limit is {limit[:40]!r}; it is a whole number from 0 (all) up")
+        raise InvalidRequest(f"limit is {limit[:40]!r}; allowed are whole numbers, 0 for all")
     if query.get("safe", "false") not in {"true", "false"}:
-        raise InvalidRequest(f"safe is {query['safe'][:40]!r}; it is true or false")
+        raise InvalidRequest(f"safe is {query['safe'][:40]!r}; allowed are true and false")
     return Filters(
         query.get("query", ""),
         tuple(query.getlist("category")),
         tuple(query.getlist("tag")),
         tuple(query.getlist("profile")),
         exclude_dangerous=query.get("safe") == "true",
-        most=int(limit),
+        limit=int(limit),
     )
 
 

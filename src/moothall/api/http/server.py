@@ -61,18 +61,18 @@ async def http_server(
     tokens: Mapping[str, Principal],
     *,
     configured: bool,
-    people: UserAccounts | None = None,
+    accounts: UserAccounts | None = None,
     provider: Provider | None = None,
 ) -> AsyncIterator[Served]:
     """Serve until the context ends. Yields the address, with port 0, after a log message, if the
-    default port is taken. `people` sign in with passwords, others at a `provider`.
+    default port is taken. `accounts` sign in with passwords, others at a `provider`.
 
     `configured`: the tokens are the operator's, not the one created at the first start. Raises
     `ConfigurationError` for a configured port that is taken, for anything but loopback without TLS
     and configured tokens, and for an invalid provider.
     """
     if not tokens or not all(tokens):
-        raise ConfigurationError("the HTTP server needs a token that is not empty: set grpc.token")
+        raise ConfigurationError("the HTTP server needs a non-empty token: set grpc.token")
     context = _tls(settings, configured=configured)
     if provider is not None:
         await _check_provider(provider, settings)
@@ -88,8 +88,8 @@ async def http_server(
         _MAX_SESSIONS,
         settings.session_seconds,
         LINK_SECONDS,
-        people=people,
-        elsewhere=provider.name if provider else "",
+        accounts=accounts,
+        provider_name=provider.name if provider else "",
     )
     async with serve_asgi(
         application(settings, dependencies, tokens, sessions, provider), address, limits, context
@@ -116,7 +116,7 @@ async def _check_provider(provider: Provider, settings: config.WebSettings) -> N
         await provider.check()
     except Temporary as error:
         log.warning(
-            "nobody can sign in by the provider for now",
+            "the provider is unreachable; sign-in through it does not work now",
             setting="oidc.issuer",
             reason=error.message,
         )

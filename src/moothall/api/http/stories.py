@@ -130,8 +130,8 @@ def _board_operations(dependencies: ApiDependencies, planning: Planning) -> Sequ
 
     async def events(request: Request) -> Response:
         """The events of the board after `Last-Event-ID`, as server-sent events."""
-        after = request.headers.get("last-event-id", "0")
-        return ServerSentEvents(_follow(planning, _parse_seq(after, "Last-Event-ID")))
+        last_event_id = request.headers.get("last-event-id", "0")
+        return ServerSentEvents(_follow(planning, _parse_seq(last_event_id, "Last-Event-ID")))
 
     return (
         HttpOperation("GET", "/api/v1/stories", list_stories, response_type=pb.ListStoriesResponse),
@@ -260,10 +260,10 @@ def _deliberation_operations(dependencies: ApiDependencies) -> Sequence[HttpOper
     )
 
 
-async def _follow(planning: Planning, after: int) -> AsyncGenerator[str, None]:
+async def _follow(planning: Planning, after_seq: int) -> AsyncGenerator[str, None]:
     yield ": the board\n"  # tells the client that it is connected
     async with aclosing(
-        planning.WatchStories(pb.WatchStoriesRequest(after_seq=after), None)
+        planning.WatchStories(pb.WatchStoriesRequest(after_seq=after_seq), None)
     ) as events:
         async for event in events:
             yield f"id: {event.seq}\nevent: {event.event}\ndata: {to_json(event)}\n"
@@ -271,11 +271,11 @@ async def _follow(planning: Planning, after: int) -> AsyncGenerator[str, None]:
 
 def _moves(card: StoryState, who: Principal) -> tuple[_Move, ...]:
     moves = []
-    for transition in lifecycle().transitions_from(card.stand.state):
+    for transition in lifecycle().transitions_from(card.position.state):
         if SYSTEM in transition.by:
             continue
         try:
-            decide(card.stand, transition.event, who.roles)
+            decide(card.position, transition.event, who.roles)
         except Permanent as error:
             missing = error.message
         else:
@@ -293,7 +293,7 @@ def _check_path_id(name: str, document_id: str, request: Request) -> str:
     path_id: str = request.path_params["id"]
     if document_id not in {"", path_id}:
         raise InvalidRequest(
-            f"{name} is {document_id[:80]!r}, and the path names another; leave it out"
+            f"{name} is {document_id[:80]!r}, but the path has another id; leave it out"
         )
     return path_id
 
@@ -323,5 +323,5 @@ def _read_if_match(request: Request) -> int | None:
 
 def _parse_seq(text: str, header: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= SEQ_DIGITS):
-        raise InvalidRequest(f"{header} is {text[:40]!r}; it is a seq from an earlier response")
+        raise InvalidRequest(f"{header} is {text[:40]!r}; send a seq from an earlier response")
     return int(text)

@@ -32,10 +32,10 @@ def server_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
 
     async def audit(request: Request, session: Session) -> Response:
         if not session.who.operator:
-            raise Refused("decisions of the tool gateway are shown to operators alone")
+            raise Refused("only operators can see the decisions of the tool gateway")
         only = request.query_params.get("only", "")
         if only not in {"", "refused"}:
-            raise InvalidRequest(f"only is {only[:40]!r}; it is refused, or left out for all")
+            raise InvalidRequest(f"only is {only[:40]!r}; allowed is refused, or omit it for all")
         decisions = await dependencies.decisions.last(session.who)
         return page(
             "decisions.html",
@@ -58,7 +58,7 @@ def server_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         return page(
             "budgets.html",
             session=session,
-            books=[(card, account.lines()) for card, account in accounts],
+            budgets=[(card, account.lines()) for card, account in accounts],
         )
 
     async def tools(request: Request, session: Session) -> Response:
@@ -96,7 +96,7 @@ def parked_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
     async def resolve(request: Request, session: Session) -> Response:
         form, request_id = await read_session_form(request, session), request.path_params["id"]
         if form.get("do") not in {"allow", "refuse"}:
-            raise InvalidRequest("allow it or refuse it")
+            raise InvalidRequest("do must be allow or refuse")
         if service is None:
             raise NotFound(f"no parked request {request_id[:80]!r}")
         await service.resolve(

@@ -29,19 +29,19 @@ _MAX_SHOWN, _MAX_LISTED = 20, 100
 def ask_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     """Return the route of the page, which also lists recent questions."""
 
-    async def form(session: Session, fields: Mapping[str, str], wrong: str = "") -> Response:
+    async def form(session: Session, fields: Mapping[str, str], error: str = "") -> Response:
         latest = await dependencies.tasks.list_tasks(session.who, limit=_MAX_LISTED)
         return page(
             "ask.html",
-            400 if wrong else 200,
+            400 if error else 200,
             session=session,
-            given=fields,
-            wrong=wrong,
+            fields=fields,
+            error=error,
             roles=ROLES,
             repositories=known_repositories(dependencies, session.who),
-            may=comments.may_act(session.who),
+            may_ask=comments.may_act(session.who),
             key=new_task_id(),
-            asked=[view for view in latest if view.protocol == "ask"][:_MAX_SHOWN],
+            questions=[view for view in latest if view.protocol == "ask"][:_MAX_SHOWN],
         )
 
     async def ask(request: Request, session: Session) -> Response:

@@ -48,11 +48,11 @@ def draw(steps: Sequence[RoundTask]) -> FlowChart:
     width = max((len(row) for row in rows), default=0) * (BOX_WIDTH + _GAP) + _GAP
     boxes = {}
     for y, row in enumerate(rows):
-        left = (width - len(row) * (BOX_WIDTH + _GAP) + _GAP) // 2
+        row_x = (width - len(row) * (BOX_WIDTH + _GAP) + _GAP) // 2
         for place, step in enumerate(row):
-            tone = "won" if step.stand == WON else "lost" if step.lost else "open"
+            tone = "won" if step.status == WON else "lost" if step.lost else "open"
             boxes[step.number] = TaskBox(
-                left + place * (BOX_WIDTH + _GAP), _GAP + y * _ROW_HEIGHT, step, tone
+                row_x + place * (BOX_WIDTH + _GAP), _GAP + y * _ROW_HEIGHT, step, tone
             )
     arrows = [
         _arrow(boxes[dependency], boxes[step.number])
@@ -87,7 +87,7 @@ class Neighbour:
 
     label: str
     id: str
-    words: str
+    text: str
     relation: str
     leads: bool
 

@@ -65,8 +65,7 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
         line = _line(outcome, *position) if position else None
         if line is None or not outcome.story_id:
             raise InvalidRequest(
-                "there is no such line in a diff of this task; go back and choose one of its lines "
-                "by its number"
+                "the diffs of this task have no such line; go back and click the number of a line"
             )
         await comments.remark_on(
             dependencies.board,
@@ -86,7 +85,7 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
     ]
 
 
-async def remarks_on(
+async def line_comments(
     dependencies: ApiDependencies, outcome: Outcome, who: Principal
 ) -> Mapping[tuple[str, int, str], Sequence[LineComment]]:
     """Return the comments on lines of this task's diffs, by path, line number and text."""
@@ -98,9 +97,9 @@ async def remarks_on(
     return remarks
 
 
-def _parse_position(on: str) -> tuple[int, int] | None:
+def _parse_position(position: str) -> tuple[int, int] | None:
     """Parse `RANK.LINE`: a candidate's rank and the number of a line in its diff, from 1."""
-    match = re.fullmatch(r"(\d{1,4})\.(\d{1,6})", on, re.ASCII)
+    match = re.fullmatch(r"(\d{1,4})\.(\d{1,6})", position, re.ASCII)
     return (int(match[1]), int(match[2])) if match else None
 
 

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import ServerSentEvents
 from moothall.api.web.ask import earlier_tasks
-from moothall.api.web.council_actions import remarks_on
+from moothall.api.web.council_actions import line_comments
 from moothall.api.web.forms import require_session
 from moothall.api.web.rendering import make_visible, page
 from moothall.api.web.sessions import Session, Sessions
@@ -53,8 +53,8 @@ def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
             outcome = await dependencies.deliberations.result(task_id, session.who)
         except NotFound as error:
             raise NotFound(
-                f"no council has begun task {task_id!r}; a story's tasks begin when its design is "
-                "accepted"
+                f"no council has started task {task_id!r}; a story's tasks start when its design "
+                "is accepted"
             ) from error
         progress = await dependencies.tasks.get_progress(task_id, session.who)
         deliberation = (
@@ -64,20 +64,20 @@ def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
             "outcome": outcome,
             "progress": progress,
             "lanes": [_seat_view(progress, outcome, lane) for lane in progress.seats.values()],
-            "asked": deliberation,
-            "about": _title(deliberation) or f"Task {task_id}",
-            "talks": deliberation is not None and deliberation.protocol == "ask",
-            "before": await earlier_tasks(dependencies.tasks, deliberation, session.who),
+            "deliberation": deliberation,
+            "title": _title(deliberation) or f"Task {task_id}",
+            "is_conversation": deliberation is not None and deliberation.protocol == "ask",
+            "earlier_tasks": await earlier_tasks(dependencies.tasks, deliberation, session.who),
             "forked": own_id(deliberation.fork.task_id, session.who.tenant)
             if deliberation and deliberation.fork
             else "",
-            "used": outcome.usage if outcome.status.ended else _usage(progress),
+            "usage": outcome.usage if outcome.status.ended else _usage(progress),
             "elapsed": _elapsed_seconds(progress, outcome),
-            "words": _steering_messages(progress),
-            "question": undecided_answers(outcome),
-            "remarks": await remarks_on(dependencies, outcome, session.who),
+            "messages": _steering_messages(progress),
+            "undecided": undecided_answers(outcome),
+            "remarks": await line_comments(dependencies, outcome, session.who),
             "on": request.query_params.get("on", ""),
-            "may": may_act(session.who),
+            "may_act": may_act(session.who),
             "key": new_task_id(),
             "metrics": {name: progress.metrics.get(name, 0) for name in _METRICS}
             if progress.metrics
@@ -186,7 +186,7 @@ def reload_delay(listening: int) -> float:
 def _seat_view(progress: Progress, outcome: Outcome, lane: SeatProgress) -> Mapping[str, Any]:
     """Return a seat's view: its lane, state, usage and duration."""
     state = progress.state
-    stand = None if state is None else seat_view(state, lane.seat)
+    view = None if state is None else seat_view(state, lane.seat)
     has_ended = outcome.status.ended or lane.activity == ENDED
     end = (
         _parse_time(lane.ended_at)
@@ -198,9 +198,9 @@ def _seat_view(progress: Progress, outcome: Outcome, lane: SeatProgress) -> Mapp
     start = _parse_time(lane.started_at)
     return {
         "lane": lane,
-        "stand": stand,
-        "used": _usage(progress, lane.seat),
-        "over": has_ended,
+        "view": view,
+        "usage": _usage(progress, lane.seat),
+        "has_ended": has_ended,
         "seconds": (end - start).total_seconds() if end and start else 0,
     }
 

@@ -24,22 +24,20 @@ COOKIE, _MAX_FIELDS = "moothall-session", 20
 _FORM_TYPE = "application/x-www-form-urlencoded"
 
 _RETRYABLE_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
-_GO_BACK = "Nothing was changed. Go back, and what you wrote is still there."
+_GO_BACK = "Nothing was changed. Go back: your input is still there."
 _NEXT_STEPS = {
     403: (
-        "Nothing was changed. Somebody with another role may do it; whoever runs this server gives "
-        "roles."
+        "Nothing was changed. This needs another role; the operator of this server assigns roles."
     ),
-    404: "It may have been of another tenant, or never there.",
-    409: "Somebody else was faster. Go back and load the page again to see how it stands now.",
-    429: "There are many requests just now. Wait a moment and try again.",
+    404: "It does not exist, or belongs to another tenant.",
+    409: "It was changed in the meantime. Go back and reload the page to see the current state.",
+    429: "There are too many requests at the moment. Wait a moment and try again.",
     500: (
-        "What was recorded before is safe. Try again; if it stays so, tell whoever runs this "
-        "server."
+        "Recorded data is safe. Try again; if the error persists, tell the operator of this server."
     ),
     503: (
-        "A part of the server does not answer just now. What was recorded is safe; try again in a "
-        "moment."
+        "A part of the server does not answer at the moment. Recorded data is safe; try again in "
+        "a moment."
     ),
 }
 
@@ -57,7 +55,7 @@ async def read_session_form(
     fields = await read_form(request, max_fields)
     if not session.owns_form(fields.get("form", "")):
         raise Refused(
-            "this form is not of your session; go back, load the page again and send it once more"
+            "this form belongs to another session; go back, reload the page and send it again"
         )
     return fields
 
@@ -67,7 +65,7 @@ async def read_form(request: Request, max_fields: int = _MAX_FIELDS) -> Mapping[
     `InvalidRequest` for more than `max_fields` fields.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM_TYPE:
-        raise HttpRefusal(415, "NOT_A_FORM", f"this takes a form ({_FORM_TYPE})")
+        raise HttpRefusal(415, "NOT_A_FORM", f"send a form ({_FORM_TYPE})")
     settings, raw = request.app.state.settings, bytearray()
     try:
         async with asyncio.timeout(settings.body_seconds):
@@ -82,7 +80,7 @@ async def read_form(request: Request, max_fields: int = _MAX_FIELDS) -> Mapping[
         fields = parse_qs(raw.decode(), keep_blank_values=True, max_num_fields=max_fields)
     except TimeoutError as error:
         raise HttpRefusal(
-            408, "BODY_TOO_SLOW", f"the form did not come within {settings.body_seconds:g} seconds"
+            408, "BODY_TOO_SLOW", f"the form did not arrive in {settings.body_seconds:g} seconds"
         ) from error
     except ValueError as error:
         raise InvalidRequest(
@@ -98,10 +96,10 @@ def sign_in_form(
     return page(
         "sign_in.html",
         status,
-        said=problem,
-        why=detail,
-        people=sessions.has_people,
-        elsewhere=sessions.elsewhere,
+        problem=problem,
+        detail=detail,
+        has_accounts=sessions.has_accounts,
+        provider=sessions.provider_name,
     )
 
 
@@ -114,7 +112,7 @@ def require_session(answer: Answer, sessions: Sessions) -> Callable[[Request], A
             return (
                 redirect("/sign-in")
                 if request.method == "GET"
-                else sign_in_form(sessions, 403, "ended")
+                else sign_in_form(sessions, 403, "session_ended")
             )
         call_as(session.who)
         response = await with_error_page(lambda request: answer(request, session), session)(request)
@@ -163,24 +161,24 @@ def with_error_page(
         except MoothallError as error:
             status, message = http_status_of(error), error.message
         except Exception:  # the outermost handler of the page
-            log.exception("a page failed by a bug", path=request.url.path)
-            status, message = 500, "This page failed by a bug of ours; the server's log says more."
-        return error_page(status, message, session, again=request.method == "GET")
+            log.exception("a page failed because of a bug", path=request.url.path)
+            status, message = 500, "This page failed because of a bug; see the server's log."
+        return error_page(status, message, session, can_retry=request.method == "GET")
 
     return respond
 
 
 def error_page(
-    status: int, message: str, session: Session | None = None, *, again: bool = False
+    status: int, message: str, session: Session | None = None, *, can_retry: bool = False
 ) -> Response:
-    """Return a page with an error and the next step. `again`: the request can be repeated."""
+    """Return a page with an error and the next step. `can_retry`: the request can be repeated."""
     is_retryable = status in _RETRYABLE_STATUSES
     return page(
-        "wrong.html",
+        "error.html",
         status,
         session=session,
         title=HTTPStatus(status).phrase,
-        said=message,
-        next=_NEXT_STEPS.get(status, _GO_BACK),
-        again=again and is_retryable,
+        message=message,
+        next_step=_NEXT_STEPS.get(status, _GO_BACK),
+        can_retry=can_retry and is_retryable,
     )

@@ -48,12 +48,12 @@ def _secret() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """A sign-in in progress. `back` is the redirect URI, `onward` the page to show afterwards; the
-    other fields are its secrets.
+    """A sign-in in progress. `next_page` is the page to show afterwards; `state`, `nonce` and
+    `verifier` are secrets.
     """
 
-    back: str
-    onward: str
+    redirect_uri: str
+    next_page: str
     state: str = field(default_factory=_secret, repr=False)
     nonce: str = field(default_factory=_secret, repr=False)
     verifier: str = field(default_factory=_secret, repr=False)
@@ -110,7 +110,7 @@ class Provider:
         parameters = {
             "response_type": "code",
             "client_id": self.settings.client_id,
-            "redirect_uri": flow.back,
+            "redirect_uri": flow.redirect_uri,
             "scope": " ".join(("openid", *self.settings.scopes)),
             "state": flow.state,
             "nonce": flow.nonce,
@@ -121,7 +121,7 @@ class Provider:
         }
         return _add_parameters((await self._metadata()).authorization_endpoint, parameters)
 
-    async def leave(self, back: str) -> str:
+    async def sign_out_url(self, return_url: str) -> str:
         """Return the URL at which a browser also signs out at the provider; empty if there is
         none.
         """
@@ -129,7 +129,7 @@ class Provider:
         return (
             _add_parameters(
                 end_session_url,
-                {"client_id": self.settings.client_id, "post_logout_redirect_uri": back},
+                {"client_id": self.settings.client_id, "post_logout_redirect_uri": return_url},
             )
             if end_session_url
             else ""
@@ -141,21 +141,21 @@ class Provider:
         if not hmac.compare_digest(
             flow.state.encode(), parameters.get("state", "").encode("utf-8", "surrogateescape")
         ):
-            raise Refused("this answer is to another sign-in than yours; begin again")
+            raise Refused("this response belongs to another sign-in; start again")
         issuer = parameters.get(
             "iss",
             metadata.issuer if not metadata.authorization_response_iss_parameter_supported else "",
         )
         if issuer != metadata.issuer:
-            raise Refused(f"this answer is of another provider than {self.name}")
+            raise Refused(f"this response does not come from {self.name}")
         if error := parameters.get("error", ""):
             raise Refused(
-                f"{self.name} says no: {parameters.get('error_description') or error}"[
+                f"{self.name} refused: {parameters.get('error_description') or error}"[
                     :_MESSAGE_CHARS
                 ]
             )
         if not (code := parameters.get("code", "")):
-            raise Refused(f"{self.name} sent you back without a code")
+            raise Refused(f"{self.name} returned no code")
         token = await self._exchange(metadata, code, flow)
         return self._principal(self._verify(token, await self._key(token), flow.nonce))
 
@@ -163,7 +163,7 @@ class Provider:
         form = {
             "grant_type": "authorization_code",
             "code": code,
-            "redirect_uri": flow.back,
+            "redirect_uri": flow.redirect_uri,
             "code_verifier": flow.verifier,
         }
         headers = {}
@@ -181,12 +181,12 @@ class Provider:
         status, document = await self._request("POST", metadata.token_endpoint, form, headers)
         if status != HTTPStatus.OK:
             raise Refused(
-                f"{self.name} does not take the code: {document.get('error', status)}"[
+                f"{self.name} does not accept the code: {document.get('error', status)}"[
                     :_MESSAGE_CHARS
                 ]
             )
         if not isinstance(token := document.get("id_token"), str):
-            raise CallFailed(f"{self.name} gave no ID token")
+            raise CallFailed(f"{self.name} returned no ID token")
         return token
 
     async def _key(self, token: str) -> jwt.PyJWK:
@@ -242,7 +242,7 @@ class Provider:
             raise Refused(f"the ID token is refused: {error}"[:_MESSAGE_CHARS]) from error
         has_several_audiences = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
         if claims.get("azp", "" if has_several_audiences else client_id) != client_id:
-            raise Refused("the ID token is refused: it was made for another client")
+            raise Refused("the ID token is refused: it was issued to another client")
         if not hmac.compare_digest(
             str(claims["nonce"]).encode("utf-8", "surrogateescape"), nonce.encode()
         ):
@@ -267,8 +267,8 @@ class Provider:
         }
         if not roles:
             raise Refused(
-                f"you are signed in at {self.name}, but nothing in {settings.roles_claim} lets "
-                "you in here (oidc.roles)"
+                f"you are signed in at {self.name}, but nothing in {settings.roles_claim} grants "
+                "access here (oidc.roles)"
             )
         name, tenant = (
             _claim(claims, settings.name_claim),
@@ -295,19 +295,19 @@ class Provider:
             )
             if status != HTTPStatus.OK:
                 raise CallFailed(
-                    f"it answers with {status} where a provider says what it is; is it the issuer?"
+                    f"its metadata document has the status {status}; is it the issuer?"
                 )
             try:
                 metadata = _ProviderMetadata.model_validate(document)
             except ValidationError as error:
-                raise CallFailed(f"what it says of itself is wrong: {wrong(error)}") from None
+                raise CallFailed(f"its metadata document is invalid: {wrong(error)}") from None
             if metadata.issuer != self._issuer:
                 raise CallFailed(
-                    f"it calls itself {metadata.issuer[:_MESSAGE_CHARS]!r}: that has to be the "
-                    "issuer, to the letter"
+                    f"its issuer is {metadata.issuer[:_MESSAGE_CHARS]!r}, which must be exactly "
+                    "the configured issuer"
                 )
             if "S256" not in metadata.code_challenge_methods_supported:
-                raise CallFailed("it does without PKCE by S256, which is needed")
+                raise CallFailed("it does not support PKCE with S256, which is required")
             for name in (
                 "authorization_endpoint",
                 "token_endpoint",
@@ -330,12 +330,12 @@ class Provider:
         import aiohttp
 
         limit = aiohttp.ClientTimeout(total=self.settings.seconds)
-        all_headers = {"Accept": "application/json", **(headers or {})}
+        request_headers = {"Accept": "application/json", **(headers or {})}
         try:
             async with (
                 aiohttp.ClientSession(timeout=limit) as session,
                 session.request(
-                    method, url, data=form, headers=all_headers, allow_redirects=False
+                    method, url, data=form, headers=request_headers, allow_redirects=False
                 ) as response,
             ):
                 content = await whole_body(response.content.readexactly, _MAX_RESPONSE_BYTES)
@@ -349,9 +349,9 @@ class Provider:
                 ]
             ) from error
         except (ValueError, RecursionError) as error:
-            raise CallFailed(f"{url} answers with {response.status} and no JSON") from error
+            raise CallFailed(f"{url} answers with {response.status} and without JSON") from error
         if not isinstance(document, dict):
-            raise CallFailed(f"{url} answers with no JSON object")
+            raise CallFailed(f"{url} does not answer with a JSON object")
         return response.status, document
 
 

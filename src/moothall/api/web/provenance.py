@@ -52,17 +52,17 @@ def provenance_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequ
             for name in ("repository", "ref", "path", "line")
         }
         context: dict[str, Any] = {
-            "given": parameters,
+            "parameters": parameters,
             "files": (),
-            "more": 0,
+            "more_files": 0,
             "lines": (),
             "first": 1,
             "last": True,
             "origin": None,
         }
-        context |= {"rows": (), "unknown": "", "commit": "", "repositories": ()}
+        context |= {"rows": (), "note": "", "commit": "", "repositories": ()}
         if dependencies.repositories is None:
-            raise NotFound("this server shows no repositories")
+            raise NotFound("this server does not show repositories")
         context["repositories"] = known_repositories(dependencies, session.who)
         if parameters["repository"]:
             context |= await _file(dependencies.repositories, parameters, session.who)
@@ -73,7 +73,7 @@ def provenance_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequ
         return page(
             "origins.html",
             session=session,
-            own=lambda name: own_id(name, session.who.tenant),
+            local_id=lambda name: own_id(name, session.who.tenant),
             **context,
         )
 
@@ -96,16 +96,15 @@ def provenance_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequ
         )
         if not rows:
             raise NotFound(
-                f"the graph has no {label[:40]} {name[:200]!r}; it follows the log by a moment, "
-                "and forgets nothing"
+                f"the graph has no {label[:40]} {name[:200]!r}; recent events appear after a moment"
             )
         neighbours = _neighbours(rows[0])
         context = {
             "node": rows[0]["node"],
-            "near": neighbours,
-            "star": draw_around(neighbours),
-            "words": _node_text(rows[0]["node"]),
-            "most": _MAX_NEIGHBOURS,
+            "neighbours": neighbours,
+            "chart": draw_around(neighbours),
+            "node_text": _node_text(rows[0]["node"]),
+            "limit": _MAX_NEIGHBOURS,
         }
         council = own_id(name, session.who.tenant) if label == "Deliberation" else ""
         return page("graph.html", session=session, council=council, **context)
@@ -133,7 +132,11 @@ async def _file(
         parameters["repository"], parameters["ref"], tenant=who.tenant
     )
     if not parameters["path"]:
-        return {"commit": sha, "files": paths[:_MAX_FILES], "more": max(0, len(paths) - _MAX_FILES)}
+        return {
+            "commit": sha,
+            "files": paths[:_MAX_FILES],
+            "more_files": max(0, len(paths) - _MAX_FILES),
+        }
     text = await repositories.text(
         parameters["repository"], sha, parameters["path"], tenant=who.tenant
     )
@@ -171,9 +174,9 @@ async def _origin(
             "provenance", tenant=who.tenant, commit_sha=origin.commit, path=origin.path
         )
     except GraphUnavailable as error:
-        return {"origin": origin, "unknown": f"The graph cannot be asked now: {error.message}"}
-    reason = "" if rows else "No council of this server made it, or the log of it was pruned."
-    return {"origin": origin, "rows": rows, "unknown": reason}
+        return {"origin": origin, "note": f"The graph cannot be queried now: {error.message}"}
+    reason = "" if rows else "No council of this server created it, or its log was pruned."
+    return {"origin": origin, "rows": rows, "note": reason}
 
 
 def _parse_line_number(line: str) -> int:

@@ -44,9 +44,9 @@ from moothall.errors import (
 )
 from moothall.stories.coach import StoryDraft, check, score
 from moothall.stories.lifecycle import DEFAULT_RIGOR, Blocked, decide, lifecycle
-from moothall.stories.plan_document import Outline, outline_of, outlines_of
+from moothall.stories.plan_document import Outline, read_outline, to_outlines
 from moothall.stories.planner import changeable, may_change
-from moothall.stories.story_state import StoryState, by_state
+from moothall.stories.story_state import StoryState, group_by_state
 from moothall.stories.task_history import rounds, task_ids
 
 _MAX_FORM_FIELDS = 1_000
@@ -72,7 +72,7 @@ def plan_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
                 session,
                 card,
                 editable_plan.plan_id,
-                [_section(outline) for outline in outlines_of(editable_plan.tasks, card.story)],
+                [_section(outline) for outline in to_outlines(editable_plan.tasks, card.story)],
             )
         fields = await read_session_form(request, session, _MAX_FORM_FIELDS)
         sections, plan_id = _read_sections(fields), fields.get("plan_id", "")
@@ -104,10 +104,10 @@ def _plan_page(
     context = {
         "card": card,
         "plan_id": plan_id,
-        "parts": all_sections,
+        "sections": all_sections,
         "roles": ROLES,
-        "wrong": error.message if error else "",
-        "may": may_change(card, session.who),
+        "error": error.message if error else "",
+        "may_edit": may_change(card, session.who),
     }
     return page("plan.html", http_status_of(error) if error else 200, session=session, **context)
 
@@ -148,7 +148,7 @@ def _read_sections(fields: Mapping[str, str]) -> Sections:
 
 def _outlines(sections: Sections) -> list[Outline]:
     return [
-        outline_of(
+        read_outline(
             {
                 **section,
                 "criteria": _numbers(section, "criteria"),
@@ -166,8 +166,8 @@ def _numbers(section: Mapping[str, Any], name: str) -> list[str]:
         if not re.fullmatch(r"\d{1,4}", entry, re.ASCII):
             field_name = "criteria" if name == "criteria" else "the tasks that it builds on"
             raise InvalidRequest(
-                f"task {section['id']} names {field_name} by numbers with commas between them, "
-                f"and not {entry[:40]!r}"
+                f"task {section['id']} must list {field_name} as numbers separated by commas, "
+                f"not {entry[:40]!r}"
             )
     return [str(int(entry)) for entry in entries]
 
@@ -202,17 +202,17 @@ def _board_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         if (
             rendered := rendered_boards.get(key)
         ) is None:  # rendered once, however many reload after a change
-            columns = by_state(sorted(cards, key=lambda card: -card.seq))
+            columns = group_by_state(sorted(cards, key=lambda card: -card.seq))
             columns_in_order = [(state, columns[state]) for state in lifecycle().order]
             rendered = rendered_boards[key] = part(
                 "cards.html",
                 columns=columns_in_order,
                 who=session.who,
-                waits=waits,
+                next_step=next_step,
                 moves=moves,
-                most=_MAX_SHOWN_CARDS,
+                max_cards=_MAX_SHOWN_CARDS,
             )
-        return page("board.html", session=session, drawn=rendered)
+        return page("board.html", session=session, board=rendered)
 
     async def new(request: Request, session: Session) -> Response:
         context: dict[str, Any] = {
@@ -223,20 +223,20 @@ def _board_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
             return page(
                 "new.html",
                 session=session,
-                given={},
-                scored=None,
-                wrong="",
-                usual=DEFAULT_RIGOR,
+                fields={},
+                score=None,
+                error="",
+                default_rigor=DEFAULT_RIGOR,
                 **context,
             )
         fields = await read_session_form(request, session)
-        problem, scored, draft = (
+        problem, draft_score, draft = (
             "",
             None,
             StoryDraft(fields.get("title", ""), fields.get("brief", ""), _criteria(fields)),
         )
         try:
-            scored = score(check(draft))
+            draft_score = score(check(draft))
             if fields.get("do") == "create":
                 repository = fields.get("repository", "").strip()
                 await dependencies.plans.check_repository(repository, session.who)
@@ -251,10 +251,10 @@ def _board_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         except (InvalidRequest, NotFound, RepositoryError) as error:
             problem = error.message
         context |= {
-            "given": fields,
-            "scored": scored,
-            "wrong": problem,
-            "usual": fields.get("rigor", DEFAULT_RIGOR),
+            "fields": fields,
+            "score": draft_score,
+            "error": problem,
+            "default_rigor": fields.get("rigor", DEFAULT_RIGOR),
         }
         return page("new.html", 400 if problem else 200, session=session, **context)
 
@@ -277,7 +277,7 @@ def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         story_rounds = rounds(
             events,
             await dependencies.tasks.find_tasks(task_ids(events), session.who),
-            card.stand.state,
+            card.position.state,
         )
         account = await dependencies.story_budgets.of(
             card.story.id, session.who.tenant, card.story.budget
@@ -286,17 +286,17 @@ def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
             "card": card,
             "history": story_moves,
             "rounds": story_rounds[::-1],
-            "drawing": draw(story_rounds[-1].steps) if story_rounds else None,
+            "chart": draw(story_rounds[-1].steps) if story_rounds else None,
             "budget": account.lines(),
             "moves": moves(card, session.who),
-            "waits": waits(card),
+            "next_step": next_step(card, session.who),
             "may_change": may_change(card, session.who),
             "comments": [event for event in events if event.type is EventType.STORY_COMMENTED],
             "key": new_task_id(),
         }
         refresh = REFRESH_SECONDS if is_working(card) else 0
         return page(
-            "story.html", session=session, scored=score(card.draft), refresh=refresh, **context
+            "story.html", session=session, score=score(card.draft), refresh=refresh, **context
         )
 
     async def comment(request: Request, session: Session) -> Response:
@@ -330,10 +330,10 @@ def moves(card: StoryState, who: Principal) -> list[tuple[str, str, str]]:
     """
     possible = []
     for transition in lifecycle().transitions:
-        if transition.source != card.stand.state or not set(transition.by) & who.roles:
+        if transition.source != card.position.state or not set(transition.by) & who.roles:
             continue
         try:
-            decide(card.stand, transition.event, who.roles)
+            decide(card.position, transition.event, who.roles)
         except Blocked as blocked:
             possible.append((transition.event, transition.target, blocked.message))
         else:
@@ -341,28 +341,29 @@ def moves(card: StoryState, who: Principal) -> list[tuple[str, str, str]]:
     return possible
 
 
-def waits(card: StoryState) -> str:
-    """Return what a story waits for, in words."""
+def next_step(card: StoryState, who: Principal) -> str:
+    """Return the next step of a story and who can take it, in words."""
     transitions = [
         transition
         for transition in lifecycle().transitions
-        if transition.source == card.stand.state
+        if transition.source == card.position.state
     ]
     if not transitions:
-        return "nothing: it has ended"
+        return "none: the story has ended"
     next_transition = max(
         transitions, key=lambda transition: lifecycle().order.index(transition.target)
     )
     try:
-        decide(card.stand, next_transition.event, next_transition.by)
+        decide(card.position, next_transition.event, next_transition.by)
     except Permanent as missing:
         return missing.message
-    return f"{next_transition.event.replace('_', ' ')} by {' or '.join(next_transition.by)}"
+    actor = "you" if set(next_transition.by) & who.roles else " or ".join(next_transition.by)
+    return f"{next_transition.event.replace('_', ' ')} ({actor})"
 
 
 def is_working(card: StoryState) -> bool:
     """Return whether the server is currently working on a story."""
-    state, facts = card.stand.state, card.stand.facts
+    state, facts = card.position.state, card.position.facts
     if state == "test":
         return card.check is None or card.check.data.get("moved") != card.moved
     return (state == "design" and "planned" not in facts) or (

@@ -15,7 +15,7 @@ from time import monotonic
 
 from cachetools import TTLCache
 
-from moothall.api.web.user_accounts import UserAccounts, form_of
+from moothall.api.web.user_accounts import UserAccounts, form_secret
 from moothall.domain.identity import Principal
 
 _MAX_PARALLEL_CHECKS = 2
@@ -29,13 +29,13 @@ def _secret() -> str:
 @dataclass(frozen=True, slots=True)
 class Session:
     """A signed-in browser. `form` is the secret in its forms, which foreign pages cannot know
-    (CSRF). `leave` is the URL to also sign out at the provider.
+    (CSRF). `sign_out_url` is the URL to also sign out at the provider.
     """
 
     who: Principal
     id: str = field(default_factory=_secret, repr=False)
     form: str = field(default_factory=_secret, repr=False)
-    leave: str = ""
+    sign_out_url: str = ""
 
     def owns_form(self, form: str) -> bool:
         """Return whether a form was sent by this session."""
@@ -43,10 +43,10 @@ class Session:
 
 
 class Sessions:
-    """All sessions. Those from tokens, links and a provider (`elsewhere` is its name) are in
+    """All sessions. Those from tokens, links and a provider (named `provider_name`) are in
     memory: at most `max_sessions`, of which the least recently used is dropped first. Each ends
-    after `seconds`, a link after `link_seconds`. Sessions of `people` have the same limits and are
-    stored in the accounts file.
+    after `seconds`, a link after `link_seconds`. Sessions of `accounts` have the same limits and
+    are stored in the accounts file.
     """
 
     def __init__(
@@ -56,49 +56,49 @@ class Sessions:
         link_seconds: float,
         clock: Callable[[], float] = monotonic,
         *,
-        people: UserAccounts | None = None,
-        elsewhere: str = "",
+        accounts: UserAccounts | None = None,
+        provider_name: str = "",
     ) -> None:
         self._sessions: TTLCache[str, Session] = TTLCache(max_sessions, seconds, clock)
         self._links: TTLCache[str, Principal] = TTLCache(max_sessions, link_seconds, clock)
-        self._people = people
+        self._accounts = accounts
         self._password_checks = asyncio.Semaphore(_MAX_PARALLEL_CHECKS)
         self._max_sessions = max_sessions
         self.seconds = seconds
-        self.elsewhere = elsewhere
+        self.provider_name = provider_name
 
     @property
-    def has_people(self) -> bool:
+    def has_accounts(self) -> bool:
         """Whether there is an account."""
-        return self._people is not None and bool(self._people.list())
+        return self._accounts is not None and bool(self._accounts.list())
 
     async def sign_in(self, name: str, password: str) -> Session | None:
         """Sign in with name and password; None if they are wrong."""
-        if self._people is None:
+        if self._accounts is None:
             return None
         async with self._password_checks:
             session_id = await asyncio.to_thread(
-                self._people.sign_in, name, password, self.seconds, self._max_sessions
+                self._accounts.sign_in, name, password, self.seconds, self._max_sessions
             )
         return None if session_id is None else self.find(session_id)
 
-    def open(self, who: Principal, leave: str = "") -> Session:
+    def open(self, who: Principal, sign_out_url: str = "") -> Session:
         """Create a session."""
-        session = Session(who, leave=leave)
+        session = Session(who, sign_out_url=sign_out_url)
         self._sessions[session.id] = session
         return session
 
     def find(self, session_id: str) -> Session | None:
         """Return a session; None if it is unknown or has ended."""
-        if (session := self._sessions.get(session_id)) is not None or self._people is None:
+        if (session := self._sessions.get(session_id)) is not None or self._accounts is None:
             return session
-        who = self._people.find(session_id)
-        return None if who is None else Session(who, session_id, form_of(session_id))
+        who = self._accounts.find(session_id)
+        return None if who is None else Session(who, session_id, form_secret(session_id))
 
     def close(self, session: Session) -> None:
         """End a session."""
-        if self._sessions.pop(session.id, None) is None and self._people is not None:
-            self._people.sign_out(session.id)
+        if self._sessions.pop(session.id, None) is None and self._accounts is not None:
+            self._accounts.sign_out(session.id)
 
     def link(self, who: Principal) -> str:
         """Create a secret for one sign-in without a token."""

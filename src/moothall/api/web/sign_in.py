@@ -40,8 +40,12 @@ def sign_in_routes(
         await read_session_form(request, session)
         sessions.close(session)
         response = (
-            page("signed_out.html", leave=session.leave, name=sessions.elsewhere)
-            if session.leave
+            page(
+                "signed_out.html",
+                sign_out_url=session.sign_out_url,
+                provider=sessions.provider_name,
+            )
+            if session.sign_out_url
             else redirect("/sign-in")
         )
         response.delete_cookie(COOKIE, httponly=True, samesite="strict")
@@ -79,7 +83,7 @@ class _SignIn:
         return (
             self._start_session(request, session)
             if session
-            else sign_in_form(self._sessions, 403, "used")
+            else sign_in_form(self._sessions, 403, "link_expired")
         )
 
     async def submit_form(self, request: Request) -> Response:
@@ -95,17 +99,17 @@ class _SignIn:
         return (
             self._start_session(request, self._sessions.open(who))
             if who
-            else sign_in_form(self._sessions, 403, "unknown")
+            else sign_in_form(self._sessions, 403, "unknown_token")
         )
 
     async def _sign_in_by_password(self, request: Request, name: str, password: str) -> Response:
         address = request.client.host if request.client else ""
         if not self._attempts.begin(name, address):
-            response = sign_in_form(self._sessions, 429, "often")
+            response = sign_in_form(self._sessions, 429, "rate_limited")
             response.headers["Retry-After"] = str(self._attempts.SECONDS)
             return response
         if (session := await self._sessions.sign_in(name, password)) is None:
-            return sign_in_form(self._sessions, 403, "nobody")
+            return sign_in_form(self._sessions, 403, "wrong_password")
         self._attempts.succeed(name, address)
         return self._start_session(request, session)
 
@@ -137,7 +141,7 @@ def oidc_routes(provider: Provider, sessions: Sessions) -> Sequence[Route]:
         try:
             response = redirect(await provider.address(flow))
         except MoothallError as error:
-            return sign_in_form(sessions, http_status_of(error), "elsewhere", error.message)
+            return sign_in_form(sessions, http_status_of(error), "provider_error", error.message)
         flows[flow_id] = flow
         secure = request.url.scheme == "https"
         # Lax, because the cookie must be sent when the provider redirects the browser back.
@@ -157,17 +161,21 @@ def oidc_routes(provider: Provider, sessions: Sessions) -> Sequence[Route]:
         try:
             if flow is None:
                 raise Refused(
-                    "this sign-in was not begun in this browser, was answered before, or took "
+                    "this sign-in was not started in this browser, was already completed, or took "
                     f"longer than {seconds:g} seconds"
                 )
             who = await provider.redeem(flow, request.query_params)
-            session = sessions.open(who, await provider.leave(f"{base_url(request)}/sign-in"))
+            session = sessions.open(
+                who, await provider.sign_out_url(f"{base_url(request)}/sign-in")
+            )
         except MoothallError as error:
-            response = sign_in_form(sessions, http_status_of(error), "elsewhere", error.message)
+            response = sign_in_form(
+                sessions, http_status_of(error), "provider_error", error.message
+            )
         else:
             # No redirect: after a redirect from another site, browsers do not send the session's
             # cookie, which is strict.
-            response = page("signed_in.html", onward=flow.onward)
+            response = page("signed_in.html", onward=flow.next_page)
             set_session(response, request, session, sessions.seconds)
         response.delete_cookie(_OIDC_COOKIE, _OIDC_PATH, httponly=True, samesite="lax")
         return response

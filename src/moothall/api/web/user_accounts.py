@@ -60,7 +60,7 @@ class UserAccounts:
         """Add an account. Raises `AlreadyExists`, `InvalidRequest`."""
         if check_id(name, "NAME") == LOCAL.name:
             raise InvalidRequest(
-                f"{name} is who has the token of this machine; choose another name"
+                f"{name} is the owner of this machine's token; choose another name"
             )
         if unknown := set(roles) - set(ROLES):
             raise InvalidRequest(
@@ -76,11 +76,11 @@ class UserAccounts:
             try:
                 file.execute("INSERT INTO person VALUES (?, ?, ?, ?)", row)
             except sqlite3.IntegrityError:
-                raise AlreadyExists(f"there is an account {name} already") from None
+                raise AlreadyExists(f"the account {name} exists already") from None
 
     def list(self) -> list[Principal]:
         """Return all accounts, by name."""
-        if not self._is_there():
+        if not self._exists():
             return []
         with self._open() as file:
             return [
@@ -113,7 +113,7 @@ class UserAccounts:
         If there are more than `max_sessions` sessions, those that end first are deleted.
         """
         normalized, row = _normalize(password), None
-        if self._is_there():
+        if self._exists():
             with self._open() as file:
                 row = file.execute("SELECT hash FROM person WHERE name = ?", (name,)).fetchone()
         if row is None or len(normalized) > _MAX_PASSWORD_CHARS:
@@ -144,7 +144,7 @@ class UserAccounts:
         """Return the account of a session; None if the session is unknown or has ended. Cached
         until the file changes, because event streams check it for every line.
         """
-        if not session_id or not self._is_there():
+        if not session_id or not self._exists():
             return None
         if (stamp := self._stamp()) != self._file_stamp:
             self._file_stamp = stamp
@@ -163,7 +163,7 @@ class UserAccounts:
 
     def sign_out(self, session_id: str) -> None:
         """End a session if it exists."""
-        if self._is_there():
+        if self._exists():
             with self._writing() as file:
                 file.execute("DELETE FROM session WHERE id = ?", (_digest(session_id),))
 
@@ -187,7 +187,7 @@ class UserAccounts:
                 f"the accounts {self._path} can be read by others; run: chmod 600 {self._path}"
             )
 
-    def _is_there(self) -> bool:
+    def _exists(self) -> bool:
         """Return whether the file has content; the tables are created with the first bytes."""
         try:
             return self._path.stat().st_size > 0
@@ -258,7 +258,7 @@ class Attempts:
         return (name_digest, address), ("", address), (name_digest, "")
 
 
-def form_of(session_id: str) -> str:
+def form_secret(session_id: str) -> str:
     """Return the secret of a session's forms. It is the same after a restart and does not reveal
     the id.
     """

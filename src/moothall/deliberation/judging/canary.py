@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from moothall.domain.evidence import RED, CheckRun
 from moothall.ranking.relevance import find_test_file
-from moothall.sandbox_runtime.checks import is_pytest, tells_cases
+from moothall.sandbox_runtime.checks import is_pytest, reports_cases
 
 _PYTHON = (
     "\n\nclass Test{name}(__import__('unittest').TestCase):\n    def test_{name}(self):\n        "
@@ -88,7 +88,7 @@ def make_canary(argv: Sequence[str], case: str, path: str, source: str) -> Canar
     if path.endswith(".py"):
         return (
             Canary(path, _PYTHON.format(name=name), name, f"Test{name}")
-            if tells_cases(argv)
+            if reports_cases(argv)
             else None
         )
     if path.endswith(".go"):

@@ -47,7 +47,7 @@ from moothall.ranking.syntax.normal import (
     normalize_change,
 )
 from moothall.sandbox_runtime.cases import WRITTEN
-from moothall.sandbox_runtime.checks import tells_cases
+from moothall.sandbox_runtime.checks import reports_cases
 
 _OUTPUT_CHARS = 8000
 _MAX_OWN_FAILING = 20  # named failing cases of an author's own tests
@@ -408,7 +408,7 @@ class Evaluator:
             for check in first
             if check in assessment.required
             and check not in canaries
-            and tells_cases(self._argv(check))
+            and reports_cases(self._argv(check))
             and "passed" in first[check].cases.values()
         ]
         cases_to_run = {

@@ -13,7 +13,7 @@ from moothall.deliberation.judging.test_files import is_run_alone
 from moothall.domain.evidence import HIDDEN, HIDDEN_CASE, CheckRun
 from moothall.domain.proposal import Assessment
 from moothall.domain.repository import Prepared
-from moothall.sandbox_runtime.checks import tells_cases
+from moothall.sandbox_runtime.checks import reports_cases
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def with_hidden_checks(prepared: Prepared) -> tuple[Prepared, HiddenTests]:
     by_depth = sorted(profile.checks, key=lambda name: -len(profile.folders.get(name, "")))
     for check in by_depth:
         if check in profile.advisory or not (
-            check == "tests" or check.startswith("tests-") or tells_cases(argv[check])
+            check == "tests" or check.startswith("tests-") or reports_cases(argv[check])
         ):
             continue
         folder = profile.folders.get(check, "")

@@ -1,9 +1,8 @@
-"""Who comes in on a bus of one's own: an operator, the server's account, a user for each role, and
-one for each link, minted by a host.
+"""Accounts of a self-hosted bus: an operator, an account, a user for each role, and a user for each
+link, whose credentials a host creates.
 
-Tokens are NATS's own JWTs. The key with which hosts mint is one of the account's signing keys with
-a scope: whatever a host writes into a token that it signs, the server allows its user the two
-subjects of the link that the user is named after, and nothing else.
+Tokens are NATS JWTs. Hosts sign with a scoped signing key of the account. Whatever a host writes
+into such a token, the server allows its user only the two subjects of the link named in it.
 """
 
 from __future__ import annotations
@@ -47,25 +46,24 @@ _CREDENTIALS = """-----BEGIN NATS USER JWT-----
 
 FILES: Mapping[str, str] = {
     "accounts.conf": "include it in the configuration of each nats-server",
-    "services.creds": "bus.credentials_file of whoever does everything",
-    **{f"{name}.creds": f"bus.credentials_file of {user.about}" for name, user in USERS.items()},
+    "services.creds": "bus.credentials_file of a process with all roles",
+    **{f"{name}.creds": f"bus.credentials_file of {user.purpose}" for name, user in USERS.items()},
     "links.json": (
         "jobs.link_keys_file of hosts and tools: each workspace's link gets credentials of its own"
     ),
 }
-"""What each of the files is for."""
+"""The purpose of each file."""
 
 
-def make(folder: Path, renew: Path | None = None) -> dict[str, Path]:
-    """Make an operator with the server's account; write what the servers, the services and the
-    hosts
-    each need of it.
+def create_account_files(folder: Path, renew: Path | None = None) -> dict[str, Path]:
+    """Create an operator and an account, and write the files that NATS servers, services and hosts
+    need.
 
-    Returns the files by their name, which are those of `FILES`, all 0600. With `renew`, an
-    `accounts.conf` of before, the account is that one, so that all that is stored stays its own,
-    and what was issued for it until now is refused. No other key is kept: the operator's is made
-    anew each time. Raises `ConfigurationError` where one of them is there already or cannot be
-    written, or `renew` is not what we wrote.
+    Return the path of each file in `FILES`; their mode is 0600. `renew` is an earlier
+    `accounts.conf`: its account is kept, so that stored data stays accessible, and all credentials
+    issued for it until now are revoked. All other keys are new, including the operator's. Raises
+    `ConfigurationError` if a file exists already or cannot be written, or if `renew` was not
+    written by this function.
     """
     now = int(time.time())
     system, account = (
@@ -85,10 +83,10 @@ def make(folder: Path, renew: Path | None = None) -> dict[str, Path]:
         "role": "links",
         "template": {"pub": {"allow": [f"{link}-out"]}, "sub": {"allow": [f"{link}-in"]}, **_FREE},
     }
-    own = _token(
+    operator_token = _token(
         operator, _public(operator), "moothall", {"type": "operator", "system_account": system}
     )
-    systems = _token(
+    system_token = _token(
         operator,
         system,
         "system",
@@ -96,14 +94,12 @@ def make(folder: Path, renew: Path | None = None) -> dict[str, Path]:
     )
     app = {"type": "account", "limits": _ACCOUNT, "signing_keys": [_public(issuer), scope]}
     if renew:
-        app["revocations"] = {
-            "*": now - 1
-        }  # what is issued in the second that is named is revoked too
-    apps = _token(operator, account, "house", app)
-    preload = f"{system}: {systems}\n  {account}: {apps}"
+        app["revocations"] = {"*": now - 1}  # revocation includes tokens issued in the given second
+    app_token = _token(operator, account, "house", app)
+    preload = f"{system}: {system_token}\n  {account}: {app_token}"
     texts = {
         "accounts.conf": (
-            f"operator: {own}\nresolver: MEMORY\nresolver_preload: {{\n  {preload}\n}}\n"
+            f"operator: {operator_token}\nresolver: MEMORY\nresolver_preload: {{\n  {preload}\n}}\n"
         ),
         "services.creds": _credentials(issuer, account, "services", _FREE),
         **{
@@ -122,23 +118,22 @@ def make(folder: Path, renew: Path | None = None) -> dict[str, Path]:
                 file.write(texts[name])
     except OSError as error:
         raise ConfigurationError(
-            f"{error.filename}: {error.strerror}; name a folder that holds no keys yet"
+            f"{error.filename}: {error.strerror}; choose a folder without keys"
         ) from error
     return files
 
 
 def mint(keys: str, name: str, seconds: int) -> str:
-    """Return credentials for the link of that name, good for so many seconds. `keys`: what
-    `links.json` holds.
+    """Return credentials for the link `name` that are valid for `seconds`.
 
-    Raises `ConfigurationError` where it does not.
+    `keys` is the content of `links.json`. Raises `ConfigurationError` if it is invalid.
     """
-    signer, account = _read(keys)
-    return _credentials(signer, account, name, {}, until=int(time.time()) + seconds)
+    signer, account = _parse_link_keys(keys)
+    return _credentials(signer, account, name, {}, expires_at=int(time.time()) + seconds)
 
 
 def _accounts(conf: Path) -> tuple[str, str]:
-    """Return the system's account and the server's, of an `accounts.conf`. Raises
+    """Read an `accounts.conf`; return its system account and the application's account. Raises
     `ConfigurationError`.
     """
     try:
@@ -148,37 +143,41 @@ def _accounts(conf: Path) -> tuple[str, str]:
         [app] = {*re.findall(r"^ *(A[A-Z2-7]{55}): ", text, re.MULTILINE)} - {system}
     except OSError as error:
         raise ConfigurationError(
-            f"{error.filename}: {error.strerror}; name the accounts.conf that the servers have now"
+            f"{error.filename}: {error.strerror}; give the current accounts.conf of the servers"
         ) from error
     except (ValueError, LookupError, TypeError) as error:
         raise ConfigurationError(
-            f"{conf} is not the accounts.conf that `moothall bus keys` wrote"
+            f"{conf} is not an accounts.conf written by `moothall bus keys`"
         ) from error
     return str(system), app
 
 
 def _credentials(
-    signer: Any, account: str, name: str, more: Mapping[str, Any], until: int | None = None
+    signer: Any, account: str, name: str, claims: Mapping[str, Any], expires_at: int | None = None
 ) -> str:
     user = _key(nkeys.PREFIX_BYTE_USER)
     token = _token(
-        signer, _public(user), name, {"type": "user", "issuer_account": account, **more}, until
+        signer,
+        _public(user),
+        name,
+        {"type": "user", "issuer_account": account, **claims},
+        expires_at,
     )
     return _CREDENTIALS.format(token=token, seed=user.seed.decode())
 
 
-def account_of(keys: str) -> str:
-    """Return the account of which `keys` are. Raises `ConfigurationError`."""
-    return _read(keys)[1]
+def read_account(keys: str) -> str:
+    """Return the account named in `keys`. Raises `ConfigurationError`."""
+    return _parse_link_keys(keys)[1]
 
 
-def _read(keys: str) -> tuple[Any, str]:
+def _parse_link_keys(keys: str) -> tuple[Any, str]:
     try:
-        said = json.loads(keys)
-        return nkeys.from_seed(bytearray(said["seed"].encode())), str(said["account"])
+        document = json.loads(keys)
+        return nkeys.from_seed(bytearray(document["seed"].encode())), str(document["account"])
     except (ValueError, KeyError, TypeError, AttributeError, nkeys.NkeysError) as error:
         raise ConfigurationError(
-            "jobs.link_keys is not what `moothall bus keys` wrote into links.json"
+            "jobs.link_keys is not the content of a links.json written by `moothall bus keys`"
         ) from error
 
 
@@ -192,7 +191,7 @@ def _public(key: Any) -> str:
 
 
 def _token(
-    signer: Any, subject: str, name: str, claims: Mapping[str, Any], until: int | None = None
+    signer: Any, subject: str, name: str, claims: Mapping[str, Any], expires_at: int | None = None
 ) -> str:
     body = {
         "iat": int(time.time()),
@@ -201,15 +200,15 @@ def _token(
         "sub": subject,
         "nats": {**claims, "version": 2},
     }
-    if until is not None:
-        body["exp"] = until
+    if expires_at is not None:
+        body["exp"] = expires_at
     body["jti"] = base64.b32encode(hashlib.sha256(_json(body)).digest()).decode().rstrip("=")
-    said = f"{_base64(_json({'typ': 'JWT', 'alg': 'ed25519-nkey'}))}.{_base64(_json(body))}"
-    return f"{said}.{_base64(signer.sign(said.encode()))}"
+    signed_part = f"{_base64(_json({'typ': 'JWT', 'alg': 'ed25519-nkey'}))}.{_base64(_json(body))}"
+    return f"{signed_part}.{_base64(signer.sign(signed_part.encode()))}"
 
 
-def _json(said: Mapping[str, Any]) -> bytes:
-    return json.dumps(said, separators=(",", ":")).encode()
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def _base64(data: bytes) -> str:

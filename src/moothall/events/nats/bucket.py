@@ -39,7 +39,7 @@ class KvBucket:
                 key_subject(self.spec, key), await self.packer.pack_document(document), FIRST
             )
         except AlreadyExists as error:
-            raise AlreadyExists(f"{self.spec.name} has a {key} already") from error
+            raise AlreadyExists(f"the bucket {self.spec.name} already has the key {key}") from error
 
     async def replace(self, key: str, document: Mapping[str, Any], revision: int) -> None:
         """Replace a revision, 0 for none. Raises `AlreadyExists` if another write was faster, and
@@ -58,13 +58,13 @@ class KvBucket:
         """Return the document and its revision; None and 0 where there is none."""
         subject = key_subject(self.spec, key)
         try:
-            found = await self.stored.retry(
+            message = await self.stored.retry(
                 f"return {self.spec.name} {key}",
                 lambda: self.stored.js.get_msg(bucket_stream(self.spec), subject=subject),
             )
         except NotFoundError:
             return None, 0
-        return await self.packer.unpack_document(found.data or b""), found.seq or 0
+        return await self.packer.unpack_document(message.data or b""), message.seq or 0
 
     async def remove(self, key: str) -> None:
         """Remove the document under a key, if there is one."""
@@ -79,26 +79,24 @@ class KvBucket:
 
     async def entries(self) -> Mapping[str, Mapping[str, Any]]:
         """Return all documents by key."""
-        found: dict[str, Mapping[str, Any]] = {}
+        documents: dict[str, Mapping[str, Any]] = {}
         async with aclosing(self.stored.raw(bucket_stream(self.spec))) as records:
             async for raw in records:
-                await self._add(found, raw)
-        return found
+                await self._add(documents, raw)
+        return documents
 
     async def follow(self) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
-        """Yield (key, document) of all that is there, then of what changes, until closed."""
+        """Yield (key, document) for all documents, then for each change, until closed."""
         async with aclosing(self.stored.read(bucket_stream(self.spec), (), 0, None)) as records:
             async for raw in records:
-                found: dict[str, Mapping[str, Any]] = {}
-                await self._add(found, raw)
-                for entry in found.items():
+                documents: dict[str, Mapping[str, Any]] = {}
+                await self._add(documents, raw)
+                for entry in documents.items():
                     yield entry
 
-    async def _add(self, found: dict[str, Mapping[str, Any]], raw: Raw) -> None:
+    async def _add(self, documents: dict[str, Mapping[str, Any]], raw: Raw) -> None:
         key = raw.subject.removeprefix(bucket_prefix(self.spec))
         try:
-            found[key] = await self.packer.unpack_document(raw.data)
+            documents[key] = await self.packer.unpack_document(raw.data)
         except (InvalidRequest, NotFound) as error:
-            log.warning(
-                "document passed over", bucket=self.spec.name, key=key, reason=error.message
-            )
+            log.warning("document skipped", bucket=self.spec.name, key=key, reason=error.message)

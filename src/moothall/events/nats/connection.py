@@ -42,17 +42,17 @@ class ConsumerGone(Exception):
 def reason(error: BaseException) -> str:
     """Return the message of an error, or a description if it has none."""
     if isinstance(error, TimeoutError):
-        return "no answer; is it running, and is there room on its disk?"
+        return "no answer; is it running, and is there space on its disk?"
     return str(error) or type(error).__name__
 
 
 @contextmanager
-def translate_errors(what: str) -> Iterator[None]:
-    """Turn the client's errors into `BusUnavailable`; `what` names what failed in the message."""
+def translate_errors(action: str) -> Iterator[None]:
+    """Turn the client's errors into `BusUnavailable`; `action` completes "the bus did not …"."""
     try:
         yield
     except (nats.errors.Error, TimeoutError, OSError) as error:
-        raise BusUnavailable(f"the bus did not {what}: {reason(error)}") from error
+        raise BusUnavailable(f"the bus did not {action}: {reason(error)}") from error
 
 
 def without_credentials(url: str) -> str:
@@ -69,8 +69,8 @@ def _check_schemes(servers: list[str]) -> None:
         scheme, separator, _ = server.partition("://")
         if separator and scheme not in SCHEMES:
             raise ConfigurationError(
-                f"bus.url begins with {scheme[:20]}://, which is not spoken here: give "
-                "nats://host:4222, or tls://host:4222"
+                f"bus.url has the unsupported scheme {scheme[:20]}://: use nats://host:4222 or "
+                "tls://host:4222"
             )
 
 
@@ -93,13 +93,13 @@ async def _probe(servers: list[str]) -> None:
         return
     raise BusUnavailable(
         f"the bus cannot be reached ({'; '.join(reasons)}); start it, correct bus.url, or unset "
-        "that for the embedded one"
+        "bus.url to use the embedded bus"
     )
 
 
 def _inbox_prefix(credentials: str) -> str:
-    """Return the inbox prefix of the user of these credentials: each user has its own, to which the
-    server's permissions refer.
+    """Return the inbox prefix of the user of these credentials. Each user has its own prefix, named
+    in the server's permissions.
     """
     try:
         token = credentials.split("-----")[2].strip().split(".")[1]
@@ -116,7 +116,8 @@ async def connection(
     """Connect. A lost connection is restored automatically, however long it takes; `on_lost` is
     called first.
 
-    Raises `BusUnavailable` if no server answers and `ConfigurationError` if it refuses us.
+    Raises `BusUnavailable` if no server answers and `ConfigurationError` if the server refuses the
+    credentials.
     """
     servers = [part.strip() for part in url.split(",") if part.strip()]
     try:
@@ -136,9 +137,9 @@ async def connection(
     async def connection_lost() -> None:
         on_lost()
         if not closing:
-            log.warning("bus connection lost; trying again")
+            log.warning("bus connection lost; reconnecting")
 
-    async def on_back() -> None:
+    async def on_reconnected() -> None:
         log.info("bus connection is back")
 
     credentials = settings.credentials.get_secret_value() if settings.credentials else None
@@ -152,7 +153,7 @@ async def connection(
                     name="moothall",
                     error_cb=on_error,
                     disconnected_cb=connection_lost,
-                    reconnected_cb=on_back,
+                    reconnected_cb=on_reconnected,
                     connect_timeout=int(PROBE_SECONDS),
                     reconnect_time_wait=0.2,  # type: ignore[arg-type]  # annotated int, only ever slept on
                     max_reconnect_attempts=-1,
@@ -166,16 +167,16 @@ async def connection(
             )
     except (nats.errors.Error, TimeoutError, OSError) as error:
         await keep_cancellation(client.close())
-        where = ", ".join(map(without_credentials, servers))
+        server_names = ", ".join(map(without_credentials, servers))
         if "authorization" in str(error).lower():
             raise ConfigurationError(
-                f"the bus at {where} turned us away ({error}): check bus.token, bus.credentials "
-                "and bus.url"
+                f"the bus at {server_names} refused the connection ({error}): check bus.token, "
+                "bus.credentials and bus.url"
             ) from error
         raise BusUnavailable(
-            f"the bus at {where} does not answer as NATS: {reason(error)}"
+            f"the server at {server_names} does not answer as NATS: {reason(error)}"
         ) from error
-    client.stay()
+    client.enable_reconnect()
     try:
         yield client
     finally:
@@ -186,7 +187,7 @@ async def connection(
                     await keep_cancellation(client.flush())
             except (nats.errors.Error, TimeoutError, OSError) as error:
                 log.warning("bus closed with unsent messages", error=str(error))
-        await client.leave()
+        await client.close_safely()
 
 
 _WITHOUT_DOMAIN = 9
@@ -203,12 +204,14 @@ class DeliveryPlace:
     deliveries: int
 
     @classmethod
-    def of(cls, reply: str) -> DeliveryPlace:
+    def parse(cls, reply: str) -> DeliveryPlace:
         """Parse the ack subject of a message; only the needed tokens are read."""
         tokens = reply.split(".")
         # newer servers put domain and account first
-        first = 4 if len(tokens) == _WITHOUT_DOMAIN else 6
-        return cls(int(tokens[first + 1]), int(tokens[first + 2]), int(tokens[first]))
+        count_index = 4 if len(tokens) == _WITHOUT_DOMAIN else 6
+        return cls(
+            int(tokens[count_index + 1]), int(tokens[count_index + 2]), int(tokens[count_index])
+        )
 
 
 @dataclass(slots=True)
@@ -239,11 +242,11 @@ class Pull:
         draws messages for `expires` seconds.
         """
         pull = cls(client, stream, consumer, client.new_inbox(), expires)
-        subscription = await client.hear(f"{pull.inbox}.*", pull.arrived.put_nowait)
+        subscription = await client.listen(f"{pull.inbox}.*", pull.arrived.put_nowait)
         try:
             yield pull
         finally:
-            await client.unhear(subscription)
+            await client.stop_listening(subscription)
 
     async def next(self, batch: int) -> Msg | None:
         """Return the next message, or None if nothing came for a while; then ask again.
@@ -257,7 +260,7 @@ class Pull:
                     raise nats.errors.ConnectionClosedError
                 await asyncio.sleep(0.05)
                 return None
-            self._ask(batch)
+            self._request(batch)
         try:
             async with asyncio.timeout(_POLL_SECONDS):
                 message = await self.arrived.get()
@@ -275,7 +278,7 @@ class Pull:
         await self._handle_status(message)
         return None
 
-    def at_hand(self) -> Msg | None:
+    def next_nowait(self) -> Msg | None:
         """Return the next message if it has arrived already."""
         if self.arrived.empty():
             return None
@@ -287,7 +290,7 @@ class Pull:
         self.arrived.put_nowait(message)
         return None
 
-    def _ask(self, batch: int) -> None:
+    def _request(self, batch: int) -> None:
         self._request_number += 1
         self._requested = batch
         self._last_message_at = time.monotonic()
@@ -298,18 +301,18 @@ class Pull:
             "idle_heartbeat": int(BEAT * 1e9),
         }
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}"
-        self.client.put(
+        self.client.publish_nowait(
             subject, json.dumps(request).encode(), reply=f"{self.inbox}.{self._request_number}"
         )
 
     async def _handle_status(self, notice: Msg) -> None:
         headers = notice.headers or {}
-        status, about = headers.get("Status", ""), headers.get("Description", "")
+        status, description = headers.get("Status", ""), headers.get("Description", "")
         if status == "100" or notice.subject != f"{self.inbox}.{self._request_number}":
             return  # a heartbeat, or the end of a request that was given up
         self._requested = 0
-        if status in {"503", "404"} or "Consumer Deleted" in about:
-            raise ConsumerGone(f"{self.stream}/{self.consumer}: {status} {about}")
+        if status in {"503", "404"} or "Consumer Deleted" in description:
+            raise ConsumerGone(f"{self.stream}/{self.consumer}: {status} {description}")
         if status != "408":
-            log.debug("pull ended", consumer=self.consumer, status=status, reason=about)
+            log.debug("pull ended", consumer=self.consumer, status=status, reason=description)
             await asyncio.sleep(0.1)

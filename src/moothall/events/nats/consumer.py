@@ -32,7 +32,7 @@ _MAX_PAUSE_SECONDS = 2.0  # a process may be this late without having been suspe
 @dataclass(slots=True)
 class PullConsumer:
     """One call of `consume`. Every message that was pulled and not yet answered is held, and the
-    server is told that it is being worked on.
+    server gets regular progress notices for it.
 
     With a shared capacity, nothing is requested while it is used up, and messages that arrive then
     are returned to the server, for other hosts.
@@ -51,9 +51,9 @@ class PullConsumer:
     """The events of glanced-at messages that remain to be handled."""
     has_room: asyncio.Event = field(default_factory=asyncio.Event)
     baseline: tuple[int, int] = (-1, 0)
-    """A connection (by the number of lost ones before it), and the stream's last seq when it was
-    made. A server that was killed before may have forgotten how often an older message was
-    delivered, but not a newer one.
+    """The number of the connection (connections lost before it), and the stream's last seq when it
+    was opened. A server that was killed before then may have forgotten the delivery count of older
+    messages, but not of newer ones.
     """
 
     async def run(self) -> None:
@@ -68,7 +68,7 @@ class PullConsumer:
         finally:
             self.capacity.users -= 1
             self.capacity.release(len(self.held))
-            held, self.held = self.held, {}  # what ends after this releases nothing again
+            held, self.held = self.held, {}  # handlers that end later must not release again
             with suppress(nats.errors.Error, OSError):
                 for message in held.values():
                     await keep_cancellation(message.nak())
@@ -83,12 +83,12 @@ class PullConsumer:
             try:
                 await setup.ensure_durable(self.stored.js, self.stored.settings, self.spec)
                 if self.spec.stream == WORK.name and (
-                    gone := await setup.remove_done(self.stored.js, self.spec)
+                    removed := await setup.remove_done(self.stored.js, self.spec)
                 ):
                     log.warning(
-                        "work that was done was still there, and is removed",
+                        "removed finished work that the server still stored",
                         durable=self.spec.name,
-                        removed=gone,
+                        removed=removed,
                     )
                 async with Pull.open(
                     self.stored.client, self.spec.stream, self.spec.name, expires
@@ -99,7 +99,7 @@ class PullConsumer:
                     raise BusUnavailable(
                         f"the bus was closed while {self.spec.name} was reading"
                     ) from error
-                log.debug("pull begins again", durable=self.spec.name, reason=str(error))
+                log.debug("restarting pull", durable=self.spec.name, reason=str(error))
                 await asyncio.sleep(0.2)
 
     async def _pull_from(self, pull: Pull, capacity: int) -> None:
@@ -115,9 +115,9 @@ class PullConsumer:
                 if self._is_full:
                     await keep_cancellation(message.nak())  # another host may have capacity
                 elif not await self._offer_to_glance(message):
-                    self._keep(message)
+                    self._add_held(message)
                     self.waiting.put_nowait(message)
-                message = pull.at_hand() if len(self.held) < capacity else None
+                message = pull.next_nowait() if len(self.held) < capacity else None
 
     @property
     def _is_full(self) -> bool:
@@ -130,7 +130,7 @@ class PullConsumer:
             return capacity - len(self.held)
         return max(1, self.capacity.free // self.capacity.users)
 
-    def _keep(self, message: Msg) -> None:
+    def _add_held(self, message: Msg) -> None:
         self.held[message.reply] = message
         self.capacity.hold()
 
@@ -153,36 +153,36 @@ class PullConsumer:
         remaining: list[Recorded | Permanent] = []
         pending: list[asyncio.Future[None]] = []
         for event in events:
-            taken = not isinstance(event, Permanent) and self.glance(event)
-            if isinstance(taken, asyncio.Future):
-                pending.append(taken)
-            elif not taken:
+            verdict = not isinstance(event, Permanent) and self.glance(event)
+            if isinstance(verdict, asyncio.Future):
+                pending.append(verdict)
+            elif not verdict:
                 remaining.append(event)
         if remaining:
             self.unhandled[message.reply] = remaining
             return False
         if pending:
-            self._hold(message, pending)
+            self._ack_after(message, pending)
             return True
         with suppress(nats.errors.Error):
-            self.stored.client.put(message.reply)
+            self.stored.client.publish_nowait(message.reply)
         return True
 
-    def _hold(self, message: Msg, until: Sequence[asyncio.Future[None]]) -> None:
-        """Hold the message, and ack it once all of `until` are done."""
-        self._keep(message)
+    def _ack_after(self, message: Msg, pending: Sequence[asyncio.Future[None]]) -> None:
+        """Hold the message, and ack it once all of `pending` are done."""
+        self._add_held(message)
 
         def answer(_: asyncio.Future[None]) -> None:
-            if all(future.done() for future in until) and self._release(message.reply):
+            if all(future.done() for future in pending) and self._release(message.reply):
                 with suppress(nats.errors.Error):
-                    self.stored.client.put(message.reply)
+                    self.stored.client.publish_nowait(message.reply)
 
-        for future in until:
+        for future in pending:
             future.add_done_callback(answer)
 
     async def _keep_alive(self) -> None:
-        """Tell the server regularly that the held messages are being worked on. If that came too
-        late, they have been delivered to others already.
+        """Send progress notices for the held messages. If a notice is too late, they have already
+        been delivered to other consumers.
         """
         ack_wait = self.stored.settings.ack_wait_seconds
         last_progress = time.monotonic()
@@ -195,7 +195,7 @@ class PullConsumer:
                 last_progress = time.monotonic()
             for message in tuple(self.held.values()):
                 with suppress(nats.errors.Error):
-                    self.stored.client.put(message.reply, Msg.Ack.Progress)
+                    self.stored.client.publish_nowait(message.reply, Msg.Ack.Progress)
 
     async def _record_connection(self) -> None:
         lost = self.stored.client.stats["reconnects"]
@@ -209,7 +209,7 @@ class PullConsumer:
             self.baseline = (lost, (await self.stored.state(self.spec.stream)).last_seq)
 
     def _is_fresh(self, message: Msg, place: DeliveryPlace) -> bool:
-        """Whether the message is work that nobody can have begun."""
+        """Whether the message is work that no consumer can have begun."""
         lost, last_seq = self.baseline
         marked = message.headers is not None and message.headers.keys() >= FRESH.keys()
         return (
@@ -224,7 +224,7 @@ class PullConsumer:
         delivered again.
         """
         log.warning(
-            "stood still for too long; its messages go to others",
+            "process was suspended too long; its messages go to other consumers",
             durable=self.spec.name,
             held=len(self.held),
         )
@@ -243,9 +243,9 @@ class PullConsumer:
                 continue  # dropped while it waited
             async with self.capacity.turns:
                 if message.reply in self.held:
-                    await self._work_on(message)
+                    await self._handle_logged(message)
 
-    async def _work_on(self, message: Msg) -> None:
+    async def _handle_logged(self, message: Msg) -> None:
         lease = asyncio.timeout(None)
         self.leases[message.reply] = lease
         try:
@@ -263,7 +263,7 @@ class PullConsumer:
         self._release(message.reply)
 
     async def _handle(self, message: Msg) -> None:
-        place = DeliveryPlace.of(message.reply)
+        place = DeliveryPlace.parse(message.reply)
         if place.deliveries > 1:
             metrics.BUS_REDELIVERIES.add(self.spec.name)
         verdict = await judge(
@@ -278,12 +278,12 @@ class PullConsumer:
         with suppress(nats.errors.Error):
             match verdict:
                 case Ack():
-                    self.stored.client.put(message.reply)
+                    self.stored.client.publish_nowait(message.reply)
                 case Bury():
                     await keep_cancellation(message.term())
                 case Nak(delay, reason):
                     log.info(
-                        "message will come again",
+                        "message will be redelivered",
                         durable=self.spec.name,
                         after=delay,
                         reason=reason,
@@ -294,7 +294,7 @@ class PullConsumer:
         """Return the message's events that remain to be handled."""
         if (remaining := self.unhandled.pop(message.reply, None)) is not None:
             return remaining
-        place = DeliveryPlace.of(message.reply)
+        place = DeliveryPlace.parse(message.reply)
         extra = {
             "about": registry.about(message.subject),
             "deliveries": str(place.deliveries),
@@ -302,12 +302,12 @@ class PullConsumer:
         }
         if self._is_fresh(message, place):
             extra["fresh"] = "1"
-        found = await self.packer.unpack_all(message.data)
+        events = await self.packer.unpack_all(message.data)
         if self.spec.stream != WORK.name:  # work events were recorded elsewhere before
-            found = await forwarding.forward(
-                found, message.subject, place.seq, self.packer, self.stored.put_raw
+            events = await forwarding.forward(
+                events, message.subject, place.seq, self.packer, self.stored.put_raw
             )
-        return batching.to_records(place.seq, found, extra)
+        return batching.to_records(place.seq, events, extra)
 
     async def _bury(self, message: Msg, verdict: Bury) -> Bury | Nak:
         """Store the dead letter; only after that is the message given up."""

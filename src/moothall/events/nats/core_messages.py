@@ -1,5 +1,5 @@
-"""Byte messages over plain NATS subjects, for data that is too much for the log and need not be
-kept.
+"""Byte messages over plain NATS subjects, for data that is too large for the log and need not be
+stored.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class CoreMessages:
         self._client = client
 
     async def send(self, name: str, data: bytes) -> None:
-        """Send to whoever listens under `name` now. Raises `BusUnavailable`, `InvalidRequest`."""
+        """Send to the current listeners of `name`. Raises `BusUnavailable`, `InvalidRequest`."""
         with translate_errors(f"carry to {name}"):
-            self._client.put(registry.literal(Channel.LINK.of(name)), data)
+            self._client.publish_nowait(registry.literal(Channel.LINK.of(name)), data)
 
-    async def hear(self, name: str) -> AsyncGenerator[bytes, None]:
-        """Yield what is sent under `name`, until closed. Raises `BusUnavailable` once the bus is
-        closed.
+    async def listen(self, name: str) -> AsyncGenerator[bytes, None]:
+        """Yield the messages sent under `name` until closed. Raises `BusUnavailable` once the bus
+        is closed.
         """
         async with aclosing(
             messages(self._client, registry.literal(Channel.LINK.of(name)))
         ) as arriving:
-            async for message in arriving:  # unbounded: its sender limits what is on the way
+            async for message in arriving:  # unbounded: the sender limits unacknowledged bytes
                 yield message.data
 
 

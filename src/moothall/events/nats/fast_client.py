@@ -18,18 +18,18 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-Hear = Callable[[Msg], None]
+MessageCallback = Callable[[Msg], None]
 _LINE_ENDS = str.maketrans("\r\n", "  ")
 
 
 class FastClient(Client):
-    """The client with the additional methods `put`, `hear`, `unhear`, `stay` and `leave`."""
+    """The client with faster methods for sending and listening, and a safe close."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._callbacks: dict[int, Hear] = {}
+        self._callbacks: dict[int, MessageCallback] = {}
 
-    def put(
+    def publish_nowait(
         self,
         subject: str,
         data: bytes = b"",
@@ -71,13 +71,13 @@ class FastClient(Client):
         if self._flush_queue is not None and self._flush_queue.empty():
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
-    def stay(self) -> None:
+    def enable_reconnect(self) -> None:
         """Reconnect from now on when the connection is lost. If this were set while connecting, the
         client would also retry forever when it is refused.
         """
         self.options["allow_reconnect"] = True
 
-    async def leave(self) -> None:
+    async def close_safely(self) -> None:
         """Close. If the connection is lost, unsent data is dropped, since the client's own `close`
         would fail.
         """
@@ -86,18 +86,20 @@ class FastClient(Client):
             self._pending_data_size = 0
         await keep_cancellation(self.close())
 
-    async def hear(self, subject: str, told: Hear, *, queue: str = "") -> Subscription:
-        """Subscribe; `told` is called at once with each message, in order of arrival. It must not
-        fail. Each message goes to one of the subscribers that share a `queue`.
+    async def listen(
+        self, subject: str, callback: MessageCallback, *, queue: str = ""
+    ) -> Subscription:
+        """Subscribe; `callback` is called at once with each message, in order of arrival. It must
+        not fail. Each message goes to one of the subscribers that share a `queue`.
         """
         subscription = await keep_cancellation(self.subscribe(subject, queue))
-        self._callbacks[subscription._id] = told  # noqa: SLF001 - the client tells messages apart by it
-        while not subscription._pending_queue.empty():  # noqa: SLF001 - arrived before `told` was registered
-            told(subscription._pending_queue.get_nowait())  # noqa: SLF001
+        self._callbacks[subscription._id] = callback  # noqa: SLF001 - the client tells messages apart by it
+        while not subscription._pending_queue.empty():  # noqa: SLF001 - arrived before `callback` was registered
+            callback(subscription._pending_queue.get_nowait())  # noqa: SLF001
         return subscription
 
-    async def unhear(self, subscription: Subscription) -> None:
-        """End a subscription made by `hear`. Raises the client's errors."""
+    async def stop_listening(self, subscription: Subscription) -> None:
+        """End a subscription made by `listen`. Raises the client's errors."""
         self._callbacks.pop(subscription._id, None)  # noqa: SLF001
         if not self.is_closed:
             await keep_cancellation(subscription.unsubscribe())

@@ -43,7 +43,7 @@ from moothall.events.registry import DURABLES, STREAMS
 from moothall.ports import Answerer, Glance, Handler, Receipt
 from moothall.telemetry import metrics
 
-_MAX_KEPT = 128
+_MAX_RECENT = 128
 _MAX_WAITING = 10_000
 _RETRY_SECONDS = 1.0
 
@@ -61,23 +61,23 @@ class StreamTail:
     _requested: asyncio.Event = field(default_factory=asyncio.Event)
     _started: asyncio.Event = field(default_factory=asyncio.Event)
     _closed: str = ""
-    _kept: deque[Raw] = field(default_factory=deque)
-    _kept_since: int = sys.maxsize
-    """Everything that is stored after this seq is kept, or still to come."""
+    _recent: deque[Raw] = field(default_factory=deque)
+    _recent_since: int = sys.maxsize
+    """All records after this seq are in `_recent` or have not arrived yet."""
 
     async def run(self) -> None:
         """Read until cancelled."""
         await self._requested.wait()
         try:
-            start = self._kept_since = (await self.stored.state(self.stream)).last_seq
+            start = self._recent_since = (await self.stored.state(self.stream)).last_seq
             self._started.set()
             async with aclosing(
                 self.stored.read(self.stream, (self.pattern,), start, None)
             ) as records:
                 async for raw in records:
-                    self._kept.append(raw)
-                    if len(self._kept) > _MAX_KEPT:
-                        self._kept_since = self._kept.popleft().seq
+                    self._recent.append(raw)
+                    if len(self._recent) > _MAX_RECENT:
+                        self._recent_since = self._recent.popleft().seq
                     for queue in self._waiting.get(raw.subject, ()):
                         queue.put_nowait(raw)
         except BusUnavailable as error:
@@ -90,20 +90,20 @@ class StreamTail:
                     queue.put_nowait(None)
 
     async def _read_stored(self, subject: str, after_seq: int) -> list[Raw]:
-        if after_seq >= self._kept_since:
-            return [raw for raw in self._kept if raw.subject == subject and raw.seq > after_seq]
+        if after_seq >= self._recent_since:
+            return [raw for raw in self._recent if raw.subject == subject and raw.seq > after_seq]
         return await self.stored.read_now(self.stream, (subject,), after_seq)
 
     async def follow(self, subject: str, after_seq: int) -> AsyncGenerator[Raw, None]:
-        """Yield what is recorded under a literal subject, then what follows. Raises
-        `BusUnavailable` once closed.
+        """Yield the records of a literal subject, then new ones. Raises `BusUnavailable` once
+        closed.
         """
         self._requested.set()
         await self._started.wait()
         queue: asyncio.Queue[Raw | None] = asyncio.Queue()
         self._waiting.setdefault(subject, set()).add(queue)
         try:
-            # Read only now: what is stored from here on comes through the queue.
+            # Read only now: records stored from here on arrive through the queue.
             for raw in await self._read_stored(subject, after_seq):
                 yield raw
                 after_seq = raw.seq
@@ -170,12 +170,12 @@ class JetStreamBus:
         return await self._put(registry.subject_of(event), event, "log")
 
     async def post(self, event: Event) -> Receipt:
-        """Send within `bus.batch_seconds`, together with other events of the subject until then,
-        without waiting for the ack. The receipt gives the seq, or raises what `publish` raises.
-        Waiting for it sends at once.
+        """Send within `bus.batch_seconds`, together with other events on the subject, without
+        waiting for the ack. Awaiting the receipt sends at once; it gives the seq or raises what
+        `publish` raises.
         """
         subject = registry.subject_of(event)
-        # The span covers only the sending: what led to the event does not wait for its ack.
+        # The span covers only the sending: the caller does not wait for the ack.
         with _publish_span(subject, event):
             return await self._batching.post(subject, event)
 
@@ -183,12 +183,12 @@ class JetStreamBus:
         return await self._stored.outbox.send(subject, data, {MESSAGE_ID: message_id}, "log")
 
     async def flush(self) -> None:
-        """Send everything that was posted and is held back."""
+        """Send all posted events that are still waiting for their batch."""
         await self._batching.close()
 
     async def create(self, event: Event, after_seq: int = 0) -> int:
-        """Publish the event that must be the next of its topic after `after_seq`, or the first
-        for 0. Raises `AlreadyExists`, also for a repeat, and what `publish` raises.
+        """Publish the next event of a topic after `after_seq`, or its first for 0. Raises
+        `AlreadyExists` if there is another event, also for a repeat, and what `publish` raises.
         """
         return await self._put(registry.subject_of(event), event, "log", {LAST_SEQ: str(after_seq)})
 
@@ -199,25 +199,27 @@ class JetStreamBus:
         await self._put(registry.work_subject(topic), event, "work", FRESH if fresh else NO_HEADERS)
 
     async def _put(
-        self, subject: str, event: Event, to: str, headers: Mapping[str, str] = NO_HEADERS
+        self, subject: str, event: Event, label: str, headers: Mapping[str, str] = NO_HEADERS
     ) -> int:
         with _publish_span(subject, event):
-            return await (await self._send(subject, event, to, headers))
+            return await (await self._send(subject, event, label, headers))
 
     async def _send(
-        self, subject: str, event: Event, to: str, headers: Mapping[str, str] = NO_HEADERS
+        self, subject: str, event: Event, label: str, headers: Mapping[str, str] = NO_HEADERS
     ) -> asyncio.Future[int]:
         for token in subject.split("."):
             registry.check_token(token, "subject")
         await self._batching.settle(subject)
         data = await self._packer.pack(event)
-        return await self._stored.outbox.send(subject, data, {MESSAGE_ID: event.id, **headers}, to)
+        return await self._stored.outbox.send(
+            subject, data, {MESSAGE_ID: event.id, **headers}, label
+        )
 
     async def replay(
         self, topics: Sequence[Topic] = (), after_seq: int = 0
     ) -> AsyncGenerator[Recorded, None]:
-        """Yield what is recorded now about `topics` (all of one stream; none: the whole log), and
-        end. Records that are no events are skipped.
+        """Yield the current records of `topics` (all of one stream; none: the whole log), then end.
+        Records that are not events are skipped.
         """
         stream, subjects = registry.sources(topics)
         if self._reads_directly(subjects, few_remain=after_seq > 0):
@@ -234,7 +236,7 @@ class JetStreamBus:
         """Return the first event of a topic, or None."""
         stream, subjects = registry.sources((topic,))
         if self._reads_directly(subjects, few_remain=True):
-            for raw in await self._stored.read_now(stream, subjects, most=1):
+            for raw in await self._stored.read_now(stream, subjects, limit=1):
                 for recorded in await self._decode(stream, raw):
                     return recorded
         async with aclosing(self.replay((topic,))) as events:
@@ -245,7 +247,7 @@ class JetStreamBus:
     async def follow(
         self, topics: Sequence[Topic] = (), after_seq: int = 0
     ) -> AsyncGenerator[Recorded, None]:
-        """Yield what is recorded, then what follows, over restarts of the bus, until closed."""
+        """Yield recorded events, then new ones, until closed. Survives restarts of the bus."""
         stream, subjects = registry.sources(topics)
         if (
             len(topics) == 1
@@ -281,7 +283,7 @@ class JetStreamBus:
                 # A durable consumer makes it a dead letter and logs its own warning.
                 write_log = log.debug if registry.is_consumed(raw.subject) else log.warning
                 write_log(
-                    "record passed over",
+                    "record skipped",
                     stream=stream,
                     seq=raw.seq,
                     subject=raw.subject,
@@ -290,13 +292,13 @@ class JetStreamBus:
         return [record for record in records if isinstance(record, Recorded)]
 
     def _reads_directly(self, subjects: Sequence[str], *, few_remain: bool = False) -> bool:
-        """Whether to read directly from the stream: for subjects without patterns, or for one with
-        a pattern if few records remain. Not with replicas, of which one that lags might answer.
+        """Whether to read directly from the stream: for subjects without patterns, or for one
+        pattern if few records remain. Not with replicas: a lagging one might answer.
         """
-        few = few_remain and len(subjects) == 1
+        has_few_records = few_remain and len(subjects) == 1
         literal = not any("*" in subject or ">" in subject for subject in subjects)
         return (
-            (few or literal)
+            (has_few_records or literal)
             and self._replicas == 1
             and len({subject.count(".") for subject in subjects}) == 1
         )
@@ -322,15 +324,15 @@ class JetStreamBus:
         ).run()
 
     async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:
-        """Send to whoever listens now."""
+        """Send to the current listeners."""
         subject = registry.literal(topic)
         with translate_errors(f"send a signal on {subject}"):
-            self._client.put(subject, codec.dump_json(scrub_all(data, self._secrets)))
+            self._client.publish_nowait(subject, codec.dump_json(scrub_all(data, self._secrets)))
             await self._stored.acks.flush(self._client)
 
     async def signals(self, topic: Topic) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Yield what is sent until closed. Listening begins with the first step; messages that are
-        not JSON are skipped.
+        """Yield signals until closed. Listening begins with the first step; messages that are not
+        JSON are skipped.
         """
         async with aclosing(
             listen(self._client, self._stored.acks, registry.subject(topic))
@@ -339,27 +341,27 @@ class JetStreamBus:
                 yield message
 
     async def ask(
-        self, topic: Topic, asked: Mapping[str, Any], seconds: float
+        self, topic: Topic, request: Mapping[str, Any], seconds: float
     ) -> tuple[Mapping[str, Any], bytes]:
-        """Send a request to whoever answers for a topic. Raises `BusUnavailable` if nobody does in
-        time.
+        """Send a request on a topic and return the answer. Raises `BusUnavailable` if nobody
+        answers in time.
         """
         return await requests.ask(
-            self._client, self._stored.acks, registry.literal(topic), asked, seconds
+            self._client, self._stored.acks, registry.literal(topic), request, seconds
         )
 
     def ask_all(
-        self, topic: Topic, asked: Mapping[str, Any], seconds: float
+        self, topic: Topic, request: Mapping[str, Any], seconds: float
     ) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Yield the answers of all who answer for a topic, until none has come for `seconds`.
-        Raises `BusUnavailable`.
+        """Yield all answers to a request on a topic, until none has arrived for `seconds`. Raises
+        `BusUnavailable`.
         """
         return requests.ask_all(
-            self._client, self._stored.acks, registry.literal(topic), asked, seconds
+            self._client, self._stored.acks, registry.literal(topic), request, seconds
         )
 
     async def answer(self, topic: Topic, answerer: Answerer, *, shared: bool = False) -> None:
-        """Answer until cancelled. `shared`: each request goes to only one of several processes."""
+        """Answer requests until cancelled. `shared`: only one of several processes gets each."""
         subject = registry.literal(topic)
         await requests.answer(
             self._client, self._stored.acks, subject, answerer, subject if shared else ""
@@ -370,7 +372,7 @@ class JetStreamBus:
         return KvBucket(self._stored, self._packer, bucket_of(name))
 
     async def list_ids(self, channel: Channel) -> Sequence[str]:
-        """Return the ids of the things that a channel of the log reports on."""
+        """Return the ids of all subjects of a channel of the log."""
         return [
             registry.about(subject)
             for subject in await self.subjects(registry.EVENTS.name, registry.subject(channel.all))
@@ -387,7 +389,7 @@ class JetStreamBus:
 
 def _publish_span(subject: str, event: Event) -> telemetry.Span:
     if not event.traceparent:
-        # not part of a trace, like summaries of many calls on the AUDIT stream: it starts none
+        # summaries of many calls on the AUDIT stream belong to no trace and start none
         return telemetry.Span()
     attributes = {
         "messaging.system": "nats",
@@ -403,10 +405,10 @@ async def open_bus(
 ) -> AsyncIterator[JetStreamBus]:
     """Connect, set up the bus as in the registry, and close at the end.
 
-    `secrets` are the operator's own values that no message may contain. `alone`: the server was
-    just started for this process only, so whoever held work of its last run is gone, and that work
-    is given out again at once. Raises `BusUnavailable` if nobody answers within `bus.wait_seconds`,
-    and `ConfigurationError` if we are refused or JetStream is off.
+    `secrets` are the operator's values that no message may contain. `alone`: the server was just
+    started for this process only, so the holders of work from its last run are gone, and that work
+    is redelivered at once. Raises `BusUnavailable` if nobody answers within `bus.wait_seconds`, and
+    `ConfigurationError` if the server refuses the connection or JetStream is off.
     """
     if settings.wait_seconds:
         await _wait_until_ready(settings, url)
@@ -435,20 +437,20 @@ async def open_bus(
 
 async def _wait_until_ready(settings: BusSettings, url: str) -> None:
     """Wait until a bus that is still starting is available, and set it up."""
-    until = time.monotonic() + settings.wait_seconds
+    deadline = time.monotonic() + settings.wait_seconds
     while True:
         try:
             async with connection(settings, url, on_lost=lambda: None) as client:
                 return await setup.ensure(client.jetstream(), settings)
         except BusUnavailable as error:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise
             log.info("the bus is not ready yet; trying again", reason=error.message)
             await asyncio.sleep(_RETRY_SECONDS)
 
 
 async def measure(stored: Stored) -> None:
-    """Update the metrics of the bus. If the bus does not answer, they stay as they were."""
+    """Update the metrics of the bus. They stay unchanged if the bus does not answer."""
     try:
         for spec in STREAMS:
             info = await keep_cancellation(stored.js.stream_info(spec.name))
@@ -466,17 +468,17 @@ async def measure(stored: Stored) -> None:
 async def listen(
     client: FastClient, acks: ReplyInbox, subject: str
 ) -> AsyncGenerator[Mapping[str, Any], None]:
-    """Yield what is sent until closed; what is not a JSON object is skipped. Raises
+    """Yield signals until closed; messages that are not JSON objects are skipped. Raises
     `BusUnavailable` once closed.
     """
     async with aclosing(
-        requests.messages(client, subject, acks=acks, most=_MAX_WAITING)
+        requests.messages(client, subject, acks=acks, limit=_MAX_WAITING)
     ) as arriving:
         async for message in arriving:
             try:
                 data = load_json(message.data)
             except InvalidRequest as error:
-                log.warning("signal passed over", subject=message.subject, reason=error.message)
+                log.warning("signal skipped", subject=message.subject, reason=error.message)
                 continue
             if isinstance(data, Mapping):
                 yield data

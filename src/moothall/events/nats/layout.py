@@ -11,8 +11,8 @@ LAST_SEQ = "Nats-Expected-Last-Subject-Sequence"
 FIRST: Mapping[str, str] = {LAST_SEQ: "0"}
 """Headers of a write that must be the first on its subject."""
 FRESH: Mapping[str, str] = {"Moothall-Fresh": "1"}
-"""Marks work that nobody can have begun yet. It is not part of the event, so it is gone when a dead
-letter is sent again.
+"""Marks work that no consumer can have begun yet. It is not part of the event, so a dead letter
+that is sent again lacks it.
 """
 
 BLOBS = "blobs"

@@ -27,23 +27,23 @@ _WRONG_LAST_SEQ = 10071
 """JetStream's error code for: the subject's last seq is not the expected one."""
 
 
-def refusal(error: APIError, what: str) -> BusUnavailable | Permanent | None:
+def refusal(error: APIError, action: str) -> BusUnavailable | Permanent | None:
     """Return the error for a refusal by the server; None if trying again may help."""
     if error.err_code in _STORE_FULL_CODES:
         return BusUnavailable(
-            f"the bus did not {what}: its store is full ({error.description}); prune the log, free "
-            "the disk or raise bus.max_store_bytes"
+            f"the bus did not {action}: its store is full ({error.description}); prune the log, "
+            "free the disk or raise bus.max_store_bytes"
         )
     if error.err_code == _WRONG_LAST_SEQ:
-        return AlreadyExists(f"the bus did not {what}: something is recorded there already")
+        return AlreadyExists(f"the bus did not {action}: something is recorded there already")
     if error.code is not None and 400 <= error.code < 500:  # noqa: PLR2004 an HTTP-like class of codes
-        return Permanent(f"the bus refuses to {what}: {error.description}")
+        return Permanent(f"the bus refuses to {action}: {error.description}")
     return None
 
 
 @dataclass(slots=True)
 class _Write:
-    """One write that is not yet answered. It is sent again at `due` and given up at `until`
+    """One write that is not yet answered. It is sent again at `due` and given up at `deadline`
     (monotonic seconds).
     """
 
@@ -52,21 +52,21 @@ class _Write:
     headers: dict[str, str] | None
     answer: asyncio.Future[int]
     began: float
-    until: float
+    deadline: float
     due: float
-    to: str
+    label: str
     inbox: str = ""
     delay: float = _FIRST_DELAY
-    why: BaseException | None = None
+    error: BaseException | None = None
 
 
 @dataclass(slots=True)
 class Outbox:
-    """Keeps every write until it is acknowledged. At most `limit` writes are on their way at a
-    time; others wait before they are sent.
+    """Stores every write until it is acknowledged. At most `limit` writes are unacknowledged at a
+    time; further ones wait before they are sent.
 
-    Writes are sent in the order in which they came. When the connection is back, those without an
-    answer are sent again in that order: the server recognises a repeat by its id.
+    Writes are sent in order of arrival. After a reconnect, unanswered writes are sent again in that
+    order: the server recognises a repeat by its id.
     """
 
     client: FastClient
@@ -78,10 +78,10 @@ class Outbox:
     _disconnected: bool = False
 
     async def send(
-        self, subject: str, data: bytes, headers: Mapping[str, str], to: str = ""
+        self, subject: str, data: bytes, headers: Mapping[str, str], label: str = ""
     ) -> asyncio.Future[int]:
         """Send a message and return the future of its seq. Cancelling the future ends the
-        repetitions. With `to`, the seconds until the ack are recorded under that label.
+        repetitions. With `label`, the seconds until the ack are recorded under that label.
 
         The future raises `BusUnavailable` after `seconds` or if the store is full, and `Permanent`
         for what the server refuses for good. Raises `InvalidRequest` for a message over the
@@ -89,8 +89,8 @@ class Outbox:
         """
         if len(data) > self.client.max_payload:
             raise InvalidRequest(
-                f"the bus did not take a message on {subject}: the message is over its limit of "
-                f"{self.client.max_payload}"
+                f"the bus did not accept a message on {subject}: the message is over its limit of "
+                f"{self.client.max_payload} bytes"
             )
         while len(self._pending) >= self.limit:
             self._has_room.clear()
@@ -105,12 +105,12 @@ class Outbox:
             now,
             now + self.seconds,
             now + ATTEMPT_SECONDS,
-            to,
+            label,
         )
-        write.inbox, token = self.acks.address(lambda message: self._take_ack(token, message))
+        write.inbox, token = self.acks.address(lambda message: self._receive_ack(token, message))
         self._pending[token] = write
         if not self._disconnected:
-            self._put(write)
+            self._publish(write)
         return answer
 
     def connection_lost(self) -> None:
@@ -131,18 +131,18 @@ class Outbox:
                 self._fail(
                     token,
                     BusUnavailable(
-                        f"the bus was closed before it had taken a message on {write.subject}"
+                        f"the bus was closed before it accepted a message on {write.subject}"
                     ),
                 )
 
     def _resend_all(self) -> None:
         """Send all unanswered writes in order, including those that arrive meanwhile."""
-        sent: set[str] = set()
-        while left := [token for token in self._pending if token not in sent]:
-            for token in left:
-                sent.add(token)
+        resent: set[str] = set()
+        while unsent := [token for token in self._pending if token not in resent]:
+            for token in unsent:
+                resent.add(token)
                 if write := self._pending.get(token):
-                    self._put(write)
+                    self._publish(write)
                 if not self.client.is_connected:
                     return
         self._disconnected = False
@@ -152,25 +152,27 @@ class Outbox:
         for token, write in tuple(self._pending.items()):
             if token not in self._pending:
                 continue
-            if write.answer.done():  # its sender gave it up
+            if write.answer.done():  # its sender cancelled it
                 self._remove(token)
-            elif self.client.is_closed or now > write.until:
-                why = reason(write.why or TimeoutError())
+            elif self.client.is_closed or now > write.deadline:
+                cause = reason(write.error or TimeoutError())
                 self._fail(
                     token,
-                    BusUnavailable(f"the bus did not take a message on {write.subject}: {why}"),
+                    BusUnavailable(f"the bus did not accept a message on {write.subject}: {cause}"),
                 )
             elif not self._disconnected and now > write.due:
-                self._put(write)
+                self._publish(write)
 
-    def _put(self, write: _Write) -> None:
+    def _publish(self, write: _Write) -> None:
         write.due = time.monotonic() + ATTEMPT_SECONDS
         try:
-            self.client.put(write.subject, write.data, reply=write.inbox, headers=write.headers)
+            self.client.publish_nowait(
+                write.subject, write.data, reply=write.inbox, headers=write.headers
+            )
         except (nats.errors.Error, OSError) as error:
-            write.why, write.due = error, 0.0
+            write.error, write.due = error, 0.0
 
-    def _take_ack(self, token: str, message: Msg) -> None:
+    def _receive_ack(self, token: str, message: Msg) -> None:
         write = self._pending.get(token)
         if write is None:
             return
@@ -178,7 +180,7 @@ class Outbox:
             seq = parse_seq(message)
         except nats.errors.Error as error:
             refused = (
-                refusal(error, f"take a message on {write.subject}")
+                refusal(error, f"accept a message on {write.subject}")
                 if isinstance(error, APIError)
                 else None
             )
@@ -187,7 +189,7 @@ class Outbox:
                 self._fail(token, refused)
                 return
             log.debug("write will be repeated", subject=write.subject, reason=reason(error))
-            write.why, write.due = error, time.monotonic() + write.delay
+            write.error, write.due = error, time.monotonic() + write.delay
             write.delay = min(write.delay * 2, _LONGEST_DELAY)
             return
         self._remove(token)
@@ -203,7 +205,7 @@ class Outbox:
 
     def _remove(self, token: str) -> None:
         write = self._pending.pop(token)
-        if write.to:
-            metrics.BUS_PUBLISH_SECONDS.observe(time.monotonic() - write.began, write.to)
+        if write.label:
+            metrics.BUS_PUBLISH_SECONDS.observe(time.monotonic() - write.began, write.label)
         self.acks.forget(token)
         self._has_room.set()

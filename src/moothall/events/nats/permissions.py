@@ -1,10 +1,10 @@
-"""Who of a server may do what on its bus: for each set of credentials what it sends, hears, takes
-and writes.
+"""Permissions of each role on the bus: what its credentials may publish, subscribe to, consume and
+write.
 
-Whoever reads one stream may read all; what is held apart is who may say what. A request for a
-council, and that it is to end, travel on the subjects of what hosts and collectors say of it: doors
-may send there. That nobody says what is another's to say under his own subject is seen by whoever
-reads: `registry.fits`.
+Read access is not separated: a user that can read one stream can read all of them. Publishing is
+separated. The API may publish on the result and response subjects, since requests and cancellations
+of deliberations travel there. Readers reject event types that do not belong on a subject; see
+`registry.fits`.
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ _ANSWER_NANOSECONDS = 600 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """What one set of credentials is for. `lends`: it is asked for the server's repositories;
-    `keeps`: it makes the streams and consumers, and prunes.
+    """The purpose and permissions of one set of credentials.
+
+    `serves_repositories`: may answer requests for repositories. `manages_streams`: may create
+    streams and consumers, and prune.
     """
 
-    about: str
-    sends: frozenset[Channel]
-    hears: frozenset[Channel] = frozenset()
-    takes: frozenset[str] = frozenset()
+    purpose: str
+    publishes: frozenset[Channel]
+    subscribes: frozenset[Channel] = frozenset()
+    consumes: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()
-    lends: bool = True
-    keeps: bool = False
+    serves_repositories: bool = True
+    manages_streams: bool = False
 
 
-_ASKED = frozenset({Channel.HOSTS, Channel.GRAPH, Channel.REPOSITORIES})
-_HEARD = frozenset(
+_REQUESTED = frozenset({Channel.HOSTS, Channel.GRAPH, Channel.REPOSITORIES})
+_ANNOUNCED = frozenset(
     {
         Channel.CANCEL,
         Channel.STEER,
@@ -50,51 +52,53 @@ _HEARD = frozenset(
         Channel.REPOSITORIES,
     }
 )
-"""What says nothing that the log does not say, and who has which repository."""
-_DESK = frozenset(
+"""Channels to which every user may subscribe: signals that only repeat the log, and repository
+requests.
+"""
+_DELIBERATION = frozenset(
     {Channel.RESULTS, Channel.RESPONSES, Channel.WORDS, Channel.WORK, Channel.CANCEL, Channel.STEER}
 )
-"""What whoever asks for a council sends."""
-_SEATS = frozenset({Channel.TOOLS, Channel.AUDIT, Channel.LINK})
-"""What whoever has workspaces and tools sends."""
-_GUARD = frozenset({"parked", "spent", "rates"})
+"""Channels on which a user that requests deliberations publishes."""
+_TOOLS = frozenset({Channel.TOOLS, Channel.AUDIT, Channel.LINK})
+"""Channels on which a user that runs tools in workspaces publishes."""
+_TOOL_BUCKETS = frozenset({"parked", "spent", "rates"})
 
 USERS: Mapping[str, User] = {
     "api": User(
-        "the doors and the page",
-        _DESK | {Channel.STORIES, Channel.COUNCILS},
+        "the APIs and the web page",
+        _DELIBERATION | {Channel.STORIES, Channel.COUNCILS},
         writes=frozenset({"budgets", "bundles", "hidden"}),
     ),
     "collector": User(
-        "whoever decides, plans and writes the graph; it makes the streams, and operators' "
-        "commands run beside it",
-        _DESK | {Channel.STORIES, Channel.COUNCILS, Channel.AUDIT, Channel.CALLS},
-        hears=frozenset({Channel.GRAPH}),
-        takes=frozenset({"collector", "planning"}),
+        "the collector, which decides, plans and writes the graph; it creates the streams, and "
+        "operators' commands run with its credentials",
+        _DELIBERATION | {Channel.STORIES, Channel.COUNCILS, Channel.AUDIT, Channel.CALLS},
+        subscribes=frozenset({Channel.GRAPH}),
+        consumes=frozenset({"collector", "planning"}),
         writes=frozenset(BUCKETS),
-        keeps=True,
+        manages_streams=True,
     ),
     "tools": User(
-        "whoever has workspaces for callers",
-        _DESK | _SEATS,
-        hears=frozenset({Channel.LINK}),
-        takes=frozenset({"tools"}),
-        writes=_GUARD | {"budgets", "hidden", "leases", "sessions", "workflows"},
+        "the tool service, which opens workspaces for callers",
+        _DELIBERATION | _TOOLS,
+        subscribes=frozenset({Channel.LINK}),
+        consumes=frozenset({"tools"}),
+        writes=_TOOL_BUCKETS | {"budgets", "hidden", "leases", "sessions", "workflows"},
     ),
     "hosts": User(
         "hosts, which run the seats of councils",
-        _SEATS
+        _TOOLS
         | {Channel.RESULTS, Channel.PROGRESS, Channel.GROWING, Channel.TAKEN, Channel.FIGURES},
-        hears=frozenset({Channel.LINK, Channel.HOSTS}),
-        takes=frozenset(f"host-{role}" for role in ROLES),
-        writes=_GUARD | {"budgets"},
-        # what another host is told of a repository says by which checks its seats are judged
-        lends=False,
+        subscribes=frozenset({Channel.LINK, Channel.HOSTS}),
+        consumes=frozenset(f"host-{role}" for role in ROLES),
+        writes=_TOOL_BUCKETS | {"budgets"},
+        # the answers decide which checks judge the seats of other hosts
+        serves_repositories=False,
     ),
 }
-"""By the name of the credentials, which are those of one Deployment each."""
+"""Users by the name of their credentials; each belongs to one Kubernetes Deployment."""
 
-_READS = (
+_READ_APIS = (
     "INFO",
     "STREAM.INFO.*",
     "STREAM.MSG.GET.*",
@@ -107,53 +111,61 @@ _READS = (
     "CONSUMER.MSG.NEXT.*.*",
     "CONSUMER.DELETE.*.*",
 )
-_OWNED = (
+_CONSUMER_APIS = (
     "CONSUMER.CREATE.{}",
     "CONSUMER.CREATE.{}.>",
     "CONSUMER.MSG.NEXT.{}",
     "CONSUMER.DELETE.{}",
 )
-"""Of a durable consumer: what only whoever takes from it does, and whoever keeps the bus."""
+"""APIs of a durable consumer, for its own user and the user that manages the streams."""
 
 
 def inbox(name: str) -> str:
-    """Return what the addresses for answers to whoever has these credentials begin with: nobody
-    else hears there.
-    """
+    """Return the inbox prefix of a user. No other user may subscribe to it."""
     return f"{INBOX}.{name}"
 
 
 def claims(name: str) -> Mapping[str, Any]:
-    """Return what a NATS token says of the permissions of `USERS[name]`. What a message asks to be
-    answered may be answered once.
+    """Return the permissions of `USERS[name]` as claims of a NATS token. Each request may be
+    answered once.
     """
-    user, own = USERS[name], f"{inbox(name)}.>"
-    sent = [registry.subject(channel.all) for channel in sorted(user.sends | _ASKED)]
-    sent += [registry.STORIES_BARE] if Channel.STORIES in user.sends else []
-    kept = [f"{bucket_prefix(BUCKETS[bucket])}>" for bucket in sorted(user.writes)]
+    user, inbox_subjects = USERS[name], f"{inbox(name)}.>"
+    channels = [registry.subject(channel.all) for channel in sorted(user.publishes | _REQUESTED)]
+    channels += [registry.STORIES_BARE] if Channel.STORIES in user.publishes else []
+    buckets = [f"{bucket_prefix(BUCKETS[bucket])}>" for bucket in sorted(user.writes)]
     stored = [f"{PREFIX}>", f"{BLOB_CHUNKS}>", f"{BLOB_ENTRIES}>"]
-    takes = [registry.durable(one) for one in sorted(user.takes)]
-    acks = [f"$JS.ACK.{where}{one.stream}.{one.name}.>" for one in takes for where in ("", "*.*.")]
-    asks = ["$JS.API.>"] if user.keeps else [f"$JS.API.{one}" for one in _READS]
-    if any(one.stream == registry.WORK.name for one in takes):
-        asks.append(
+    consumers = [registry.durable(spec) for spec in sorted(user.consumes)]
+    acks = [
+        f"$JS.ACK.{domain}{spec.stream}.{spec.name}.>"
+        for spec in consumers
+        for domain in ("", "*.*.")
+    ]
+    api = ["$JS.API.>"] if user.manages_streams else [f"$JS.API.{name}" for name in _READ_APIS]
+    if any(spec.stream == registry.WORK.name for spec in consumers):
+        api.append(
             f"$JS.API.STREAM.MSG.DELETE.{registry.WORK.name}"
-        )  # work that was done and is still there
+        )  # to remove finished work that is still stored
     denied = [
-        f"$JS.API.{what.format(f'{one.stream}.{one.name}')}"
-        for one in registry.DURABLES.values()
-        if one not in takes
-        for what in _OWNED
-        if not user.keeps or "MSG.NEXT" in what
+        f"$JS.API.{template.format(f'{spec.stream}.{spec.name}')}"
+        for spec in registry.DURABLES.values()
+        if spec not in consumers
+        for template in _CONSUMER_APIS
+        if not user.manages_streams or "MSG.NEXT" in template
     ]
     return {
-        "pub": {"allow": [own, *sent, *kept, *stored, *acks, *asks], "deny": denied},
+        "pub": {
+            "allow": [inbox_subjects, *channels, *buckets, *stored, *acks, *api],
+            "deny": denied,
+        },
         "sub": {
             "allow": [
-                own,
-                *(registry.subject(channel.all) for channel in sorted(user.hears | _HEARD)),
+                inbox_subjects,
+                *(
+                    registry.subject(channel.all)
+                    for channel in sorted(user.subscribes | _ANNOUNCED)
+                ),
             ],
-            "deny": [] if user.lends else [registry.literal(REPOSITORY_SERVICE)],
+            "deny": [] if user.serves_repositories else [registry.literal(REPOSITORY_SERVICE)],
         },
         "resp": {"max": 1, "ttl": _ANSWER_NANOSECONDS},
     }

@@ -33,7 +33,8 @@ _COMMIT = re.compile(rb'"commit_sha": ?"([0-9a-f]{40})"')
 async def prune(store: RawStore, keep: int) -> int:
     """Delete all events but the last `keep`. Returns the number of deleted events.
 
-    Projections that have not read a deleted event never see it, so prune only what all have read.
+    Projections that have not read a deleted event never see it, so prune only events that all have
+    read.
     Raises `InvalidRequest`.
     """
     if keep < 0:
@@ -70,16 +71,16 @@ async def prune_blobs(bus: JetStreamBus, *, young: timedelta = MIN_AGE) -> int:
 
     The values are listed before the records are read, so that a value stored meanwhile is kept.
     """
-    before = datetime.now(UTC) - young
+    cutoff = datetime.now(UTC) - young
     stored = {}
     async for raw in bus.raw(BLOBS_STREAM, subjects=(f"{BLOB_ENTRIES}>",)):
         info = json.loads(raw.data)
-        if raw.time <= before:
+        if raw.time <= cutoff:
             stored[str(info["name"])] = (raw.subject, str(info["nuid"]))
     if not stored:
         return 0
     used = await _find_used(bus)
-    dropped = {name: where for name, where in stored.items() if name not in used}
+    dropped = {name: seq for name, seq in stored.items() if name not in used}
     for subject, nuid in dropped.values():
         # the entry first: without it nobody looks for the content
         await bus.drop(BLOBS_STREAM, subject)
@@ -117,8 +118,8 @@ def _references(data: bytes) -> frozenset[str]:
 
 async def named_commits(bus: JetStreamBus) -> frozenset[str]:
     """Return every commit that the log or a status document names."""
-    found: set[str] = set()
+    commits: set[str] = set()
     for stream in (EVENTS.name, bucket_stream(DOCUMENTS)):
         async for raw in bus.raw(stream):
-            found |= {sha.decode() for sha in _COMMIT.findall(raw.data)}
-    return frozenset(found)
+            commits |= {sha.decode() for sha in _COMMIT.findall(raw.data)}
+    return frozenset(commits)

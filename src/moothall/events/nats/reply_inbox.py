@@ -35,11 +35,11 @@ class ReplyInbox:
     async def listening(self, client: FastClient) -> AsyncIterator[None]:
         """Receive answers for the duration of the block."""
         self._inbox = client.new_inbox()
-        subscription = await client.hear(f"{self._inbox}.*", self._dispatch)
+        subscription = await client.listen(f"{self._inbox}.*", self._dispatch)
         try:
             yield
         finally:
-            await client.unhear(subscription)
+            await client.stop_listening(subscription)
 
     def address(self, callback: Callable[[Msg], None]) -> tuple[str, str]:
         """Return a new address for answers, and its token for `forget`. `callback` is called with
@@ -55,23 +55,23 @@ class ReplyInbox:
         self._callbacks.pop(token, None)
 
     async def ask(
-        self, client: FastClient, subject: str, data: bytes, *, last: Callable[[Msg], bool]
+        self, client: FastClient, subject: str, data: bytes, *, is_last: Callable[[Msg], bool]
     ) -> list[Msg]:
-        """Send a request and return all answers, up to the one for which `last` is true. Raises the
-        client's errors, also when the connection is lost. It has no time limit of its own.
+        """Send a request and return all answers, up to the one for which `is_last` is true. There
+        is no time limit. Raises the client's errors, also when the connection is lost.
         """
         answers: list[Msg] = []
-        with self._fails_when_lost() as done:
+        with self._fails_when_lost() as finished:
 
             def on_answer(message: Msg) -> None:
                 answers.append(message)
-                if last(message) and not done.done():
-                    done.set_result(None)
+                if is_last(message) and not finished.done():
+                    finished.set_result(None)
 
             inbox, token = self.address(on_answer)
             try:
-                client.put(subject, data, reply=inbox)
-                await done
+                client.publish_nowait(subject, data, reply=inbox)
+                await finished
             finally:
                 self.forget(token)
         return answers
@@ -83,12 +83,14 @@ class ReplyInbox:
         answer would then silently end the client's reading. Raises the client's errors, also when
         the connection is lost, and `TimeoutError`.
         """
-        with self._fails_when_lost() as done:
-            inbox, token = self.address(lambda _: None if done.done() else done.set_result(None))
+        with self._fails_when_lost() as finished:
+            inbox, token = self.address(
+                lambda _: None if finished.done() else finished.set_result(None)
+            )
             try:
                 async with asyncio.timeout(FLUSH_SECONDS):
-                    client.put(inbox)
-                    await done
+                    client.publish_nowait(inbox)
+                    await finished
             finally:
                 self.forget(token)
 

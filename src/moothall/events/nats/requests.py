@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 from moothall.errors import BusUnavailable, InvalidRequest, MoothallError
 from moothall.events.codec import dump_json, load_json
 from moothall.events.nats.connection import log, reason, translate_errors
-from moothall.events.nats.fast_client import FastClient, Hear
+from moothall.events.nats.fast_client import FastClient, MessageCallback
 from moothall.events.nats.reply_inbox import ReplyInbox
 from moothall.ports import Answerer
 
@@ -22,14 +22,14 @@ _POLL_SECONDS = 1.0
 
 
 async def ask(
-    client: FastClient, acks: ReplyInbox, subject: str, asked: Mapping[str, Any], seconds: float
+    client: FastClient, acks: ReplyInbox, subject: str, request: Mapping[str, Any], seconds: float
 ) -> tuple[Mapping[str, Any], bytes]:
     """Return the answer to a request on `subject`. Raises `BusUnavailable` if nobody answers within
     `seconds`.
     """
     try:
         async with asyncio.timeout(seconds):
-            [answer] = await acks.ask(client, subject, dump_json(asked), last=lambda _: True)
+            [answer] = await acks.ask(client, subject, dump_json(request), is_last=lambda _: True)
     except (nats.errors.Error, TimeoutError, OSError) as error:
         raise BusUnavailable(f"nobody answered on {subject}: {reason(error)}") from error
     if _has_no_responder(answer):
@@ -38,16 +38,16 @@ async def ask(
 
 
 async def ask_all(
-    client: FastClient, acks: ReplyInbox, subject: str, asked: Mapping[str, Any], seconds: float
+    client: FastClient, acks: ReplyInbox, subject: str, request: Mapping[str, Any], seconds: float
 ) -> AsyncGenerator[Mapping[str, Any], None]:
-    """Yield the answers of everybody who answers on `subject`, until no answer has come for
-    `seconds`. Raises `BusUnavailable`.
+    """Yield all answers on `subject`, until none has arrived for `seconds`. Raises
+    `BusUnavailable`.
     """
     arrived: asyncio.Queue[Msg] = asyncio.Queue()
     inbox, token = acks.address(arrived.put_nowait)
     try:
         with translate_errors(f"ask on {subject}"):
-            client.put(subject, dump_json(asked), reply=inbox)
+            client.publish_nowait(subject, dump_json(request), reply=inbox)
         while True:
             try:
                 async with asyncio.timeout(seconds):
@@ -67,18 +67,18 @@ def _has_no_responder(answer: Msg) -> bool:
 
 
 def _parse(answer: Msg) -> tuple[Mapping[str, Any], bytes]:
-    line, _, rest = answer.data.partition(b"\n")
-    said = load_json(line)
-    if not isinstance(said, Mapping):
-        raise InvalidRequest(f"the answer on {answer.subject} is no JSON object")
-    return said, rest
+    line, _, body = answer.data.partition(b"\n")
+    answer_fields = load_json(line)
+    if not isinstance(answer_fields, Mapping):
+        raise InvalidRequest(f"the answer on {answer.subject} is not a JSON object")
+    return answer_fields, body
 
 
 async def answer(
     client: FastClient, acks: ReplyInbox, subject: str, answerer: Answerer, queue: str
 ) -> None:
-    """Answer requests until cancelled; each request goes to one of those that share `queue`. Each
-    request is handled in its own task.
+    """Answer requests until cancelled. Each request goes to one subscriber of `queue`, and is
+    handled in its own task.
     """
     arrived: asyncio.Queue[Msg] = asyncio.Queue()
     slots = asyncio.Semaphore(_MAX_CONCURRENT)
@@ -86,14 +86,14 @@ async def answer(
     async def handle(message: Msg) -> None:
         async with slots:
             try:
-                asked = load_json(message.data)
-                said, rest = await answerer(asked if isinstance(asked, Mapping) else {})
-                client.put(message.reply, dump_json(said) + b"\n" + rest)
+                request = load_json(message.data)
+                reply, body = await answerer(request if isinstance(request, Mapping) else {})
+                client.publish_nowait(message.reply, dump_json(reply) + b"\n" + body)
             except (MoothallError, nats.errors.Error, OSError) as error:
                 log.debug("a request was not answered", subject=subject, reason=str(error))
 
     async with (
-        hearing(client, subject, arrived.put_nowait, acks=acks, queue=queue),
+        subscribed(client, subject, arrived.put_nowait, acks=acks, queue=queue),
         asyncio.TaskGroup() as group,
     ):
         while True:
@@ -103,14 +103,19 @@ async def answer(
 
 
 @asynccontextmanager
-async def hearing(
-    client: FastClient, subject: str, told: Hear, *, acks: ReplyInbox | None = None, queue: str = ""
+async def subscribed(
+    client: FastClient,
+    subject: str,
+    callback: MessageCallback,
+    *,
+    acks: ReplyInbox | None = None,
+    queue: str = "",
 ) -> AsyncIterator[None]:
-    """Listen on a subject as `FastClient.hear` does. With `acks`, the server knows about it by the
-    time the block begins. Raises `BusUnavailable`.
+    """Subscribe for the duration of the block, as `FastClient.listen` does. With `acks`, the server
+    has registered the subscription when the block begins. Raises `BusUnavailable`.
     """
     with translate_errors(f"listen on {subject}"):
-        subscription = await client.hear(subject, told, queue=queue)
+        subscription = await client.listen(subject, callback, queue=queue)
     try:
         if acks is not None:
             with translate_errors(f"listen on {subject}"):
@@ -118,18 +123,18 @@ async def hearing(
         yield
     finally:
         try:
-            await client.unhear(subscription)
+            await client.stop_listening(subscription)
         except nats.errors.Error as error:
             log.debug("unsubscribing failed", subject=subject, reason=str(error))
 
 
 async def messages(
-    client: FastClient, subject: str, *, acks: ReplyInbox | None = None, most: int = 0
+    client: FastClient, subject: str, *, acks: ReplyInbox | None = None, limit: int = 0
 ) -> AsyncGenerator[Msg, None]:
-    """Yield the messages on a subject until closed. When `most` are waiting (0: no limit), further
-    ones are dropped. Raises `BusUnavailable` once the bus is closed.
+    """Yield the messages on a subject until closed. While `limit` messages wait (0: no limit),
+    further messages are dropped. Raises `BusUnavailable` once the bus is closed.
     """
-    arrived: asyncio.Queue[Msg] = asyncio.Queue(most)
+    arrived: asyncio.Queue[Msg] = asyncio.Queue(limit)
 
     def enqueue(message: Msg) -> None:
         if arrived.full():
@@ -137,7 +142,7 @@ async def messages(
         else:
             arrived.put_nowait(message)
 
-    async with hearing(client, subject, enqueue, acks=acks):
+    async with subscribed(client, subject, enqueue, acks=acks):
         while True:
             try:
                 async with asyncio.timeout(_POLL_SECONDS):

@@ -1,4 +1,4 @@
-"""The embedded bus: a `nats-server` that is our child, for as long as we live and no longer."""
+"""The embedded bus: a `nats-server` child process that ends with this process."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ LOCK_SECONDS = 2.0
 MAX_PAYLOAD = 8 * 1024 * 1024
 _MAX_LOG = 10 * 1024 * 1024
 _TAIL = 800
-_LOOK_SECONDS = 1.0
-_CALM_SECONDS = 10.0  # between two starts for want of room
+_DISK_POLL_SECONDS = 1.0
+_RESTART_PAUSE_SECONDS = 10.0  # between two restarts for lack of disk space
 
-# Runs between fork and the server: asks the kernel for SIGKILL when the parent is gone, and looks
-# whether
-# it already is. A program of its own, because code between fork and exec in a process with threads
-# can hang.
-_LEASH = """
+# Starts the server: asks the kernel for SIGKILL when the parent ends, and checks that it has not
+# ended already. It is a separate program because code between fork and exec can hang in a process
+# with threads.
+_PARENT_DEATH_WRAPPER = """
 import ctypes, os, sys
 if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(1, 9, 0, 0, 0) != 0:
     sys.exit("prctl: " + os.strerror(ctypes.get_errno()))
@@ -46,47 +45,46 @@ if os.getppid() != int(sys.argv[1]):
     sys.exit("the parent is gone")
 os.execv(sys.argv[2], sys.argv[2:])
 """
-ROOM = 16 * 1024 * 1024  # bytes that must be free: two of the largest messages
-_FAILED = (
+MIN_FREE_BYTES = 16 * 1024 * 1024  # two messages of the maximum size
+_DISK_FULL_MESSAGES = (
     b"critical write error",
     b"no space left on device",
     b"out of space",
     b"disk quota exceeded",
 )
-_READ = 1024 * 1024
+_READ_BYTES = 1024 * 1024
 
 
 def _binary() -> str:
-    beside = (
+    candidates = (
         Path(sysconfig.get_path("scripts")) / "nats-server",
         Path(sys.executable).parent / "nats-server",
     )
-    for path in beside:
+    for path in candidates:
         if path.is_file() and os.access(path, os.X_OK):
             return str(path)
-    found = shutil.which("nats-server")
-    if found is None:
+    on_path = shutil.which("nats-server")
+    if on_path is None:
         raise ConfigurationError(
-            "there is no nats-server: install moothall[embedded], or set bus.url to a bus of your "
-            "own"
+            "nats-server was not found: install moothall[embedded], or set bus.url to a running "
+            "NATS server"
         )
-    return found
+    return on_path
 
 
 def _lock(directory: Path) -> int:
-    """Take the directory and return the lock's descriptor. The server inherits it, so that the
-    directory
-    is taken until the last of both is gone. Blocks for up to `LOCK_SECONDS`.
+    """Lock the directory and return the lock's descriptor. The server inherits it, so the directory
+    stays locked until both processes have ended. Blocks for up to `LOCK_SECONDS`.
     """
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    until = time.monotonic() + LOCK_SECONDS
+    deadline = time.monotonic() + LOCK_SECONDS
     while not try_lock(descriptor):
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(descriptor)
             raise ConfigurationError(
-                f"the bus directory {directory} is in use by another Moothall (process {holder}): "
-                "stop that one, attach to it, or choose another data directory"
+                f"the bus directory {directory} is in use by another Moothall process ({holder}): "
+                "stop it, attach to it, or choose another data directory"
             )
         time.sleep(0.05)
     os.ftruncate(descriptor, 0)
@@ -95,7 +93,7 @@ def _lock(directory: Path) -> int:
 
 
 def _token(directory: Path) -> str:
-    """Return the token of this directory, made once: clients outlive a restart of the server."""
+    """Return the token of this directory. It never changes, since clients outlive the server."""
     path = directory / "token"
     if path.exists():
         token = path.read_text(encoding="utf-8").strip()
@@ -107,8 +105,8 @@ def _token(directory: Path) -> str:
     return token
 
 
-def _take(directory: Path) -> tuple[Path, str, int]:
-    """Make the directory ours: return its absolute path, its token and the lock's descriptor."""
+def _claim(directory: Path) -> tuple[Path, str, int]:
+    """Create and lock the directory; return its absolute path, token and lock descriptor."""
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     directory.chmod(0o700)
@@ -119,12 +117,12 @@ def _take(directory: Path) -> tuple[Path, str, int]:
 def _configure(settings: BusSettings, directory: Path, token: str, port: int) -> Path:
 
     def quote(text: str) -> str:
-        return json.dumps(text, ensure_ascii=False)  # the server's own escapes are fewer
+        return json.dumps(text, ensure_ascii=False)  # the server knows fewer escapes than JSON
 
     path = directory / "nats-server.conf"
     write_private(
         path,
-        f"""# written at every start
+        f"""# generated at every start
 listen: "127.0.0.1:{port}"
 authorization {{ token: {quote(token)} }}
 max_payload: {MAX_PAYLOAD}
@@ -142,18 +140,18 @@ jetstream {{
     return path
 
 
-def _last_words(directory: Path) -> str:
+def _log_tail(directory: Path) -> str:
     for name in ("start.log", "nats-server.log"):
         path = directory / name
-        words = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
-        if words:
-            return words[-_TAIL:]
-    return "it said nothing"
+        text = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
+        if text:
+            return text[-_TAIL:]
+    return "it logged nothing"
 
 
 @dataclass(slots=True)
 class _Server:
-    """One run after another of the server in a directory, on one port."""
+    """The server of one directory, restarted on the same port."""
 
     directory: Path
     config: Path
@@ -161,7 +159,7 @@ class _Server:
     process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> int:
-        """Start it and return the port once it listens."""
+        """Start the server and return its port once it listens."""
         for stale in self.directory.glob("*.ports"):
             stale.unlink(missing_ok=True)
         with (self.directory / "start.log").open("wb") as output:
@@ -170,7 +168,7 @@ class _Server:
                 "-I",
                 "-S",
                 "-c",
-                _LEASH,
+                _PARENT_DEATH_WRAPPER,
                 str(os.getpid()),
                 _binary(),
                 "-c",
@@ -181,7 +179,7 @@ class _Server:
                 stdout=output,
                 stderr=output,
                 pass_fds=(self.lock,),
-                start_new_session=True,  # Ctrl-C is for us: we still need the bus while we close
+                start_new_session=True,  # no Ctrl-C: the bus is needed during shutdown
                 cwd="/",
                 env={"PATH": os.defpath},
             )
@@ -190,12 +188,12 @@ class _Server:
     async def _port(self) -> int:
         process = self._process()
         path = self.directory / f"nats-server_{process.pid}.ports"
-        until = time.monotonic() + START_SECONDS
-        while time.monotonic() < until:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
             if process.returncode is not None:
                 raise BusUnavailable(
                     f"the embedded bus in {self.directory} did not start: "
-                    f"{_last_words(self.directory)}"
+                    f"{_log_tail(self.directory)}"
                 )
             text = path.read_text(encoding="utf-8") if path.exists() else ""
             if text.rstrip().endswith("}"):
@@ -211,45 +209,45 @@ class _Server:
         return self.process
 
     async def watch(self) -> None:
-        """Start it again, on the same port, whenever it ends without being told to."""
+        """Restart the server whenever it ends unexpectedly."""
         delay = 0.1
         while True:
             began = time.monotonic()
             code = await self._process().wait()
-            log.warning("embedded bus ended; starting it again", exit_code=code)
+            log.warning("embedded bus ended; restarting it", exit_code=code)
             delay = 0.1 if time.monotonic() - began > START_SECONDS else min(delay * 2, 5.0)
             await asyncio.sleep(delay)
             try:
                 await self.start()
             except (BusUnavailable, OSError) as error:
-                log.warning("embedded bus did not come back", reason=str(error))
+                log.warning("embedded bus could not be restarted", reason=str(error))
 
-    async def mind_the_disk(self) -> None:
-        """End it, to be started again, once there is room after its disk was full: what it refused
-        since then it takes again.
+    async def watch_disk(self) -> None:
+        """After a full disk, restart the server once there is space, so that it accepts writes
+        again.
         """
         disk = Disk(self.directory)
-        await asyncio.to_thread(disk.has_failed)  # what an earlier run said of it
+        await asyncio.to_thread(disk.has_failed)  # skip the log of an earlier run
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_DISK_POLL_SECONDS)
             if not await asyncio.to_thread(disk.has_failed):
                 continue
             log.error(
-                "the disk of the bus is full: it takes nothing until there is room",
+                "the disk of the bus is full: writes fail until there is space",
                 directory=str(self.directory),
             )
-            while not await asyncio.to_thread(disk.has_room):  # noqa: ASYNC110 - the operator's doing
-                await asyncio.sleep(_LOOK_SECONDS)
+            while not await asyncio.to_thread(disk.has_room):  # noqa: ASYNC110 - the operator frees it
+                await asyncio.sleep(_DISK_POLL_SECONDS)
             log.warning(
-                "the disk of the bus has room again; starting it anew",
+                "the disk of the bus has space again; restarting the bus",
                 directory=str(self.directory),
             )
             await asyncio.to_thread(disk.has_failed)
             await self.stop()
-            await asyncio.sleep(_CALM_SECONDS)
+            await asyncio.sleep(_RESTART_PAUSE_SECONDS)
 
     async def stop(self) -> None:
-        """End it, and wait until it has ended."""
+        """Stop the server and wait until it has ended."""
         process = self.process
         if process is None or process.returncode is not None:
             return
@@ -264,14 +262,14 @@ class _Server:
 
 @asynccontextmanager
 async def _watch(server: _Server) -> AsyncIterator[None]:
-    """Keep the server running meanwhile. What the body raises comes out as it is, not wrapped by
-    the task group.
+    """Keep the server running for the duration of the block. Exceptions of the block are raised
+    unchanged, not wrapped by the task group.
     """
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as group:
         watching = [
             group.create_task(server.watch(), name="embedded bus: watch"),
-            group.create_task(server.mind_the_disk(), name="embedded bus: disk"),
+            group.create_task(server.watch_disk(), name="embedded bus: disk"),
         ]
         try:
             yield
@@ -286,17 +284,15 @@ async def _watch(server: _Server) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def embedded_server(settings: BusSettings, directory: Path) -> AsyncIterator[str]:
-    """Run a server with its files in `directory`, kept from run to run, and yield its URL (with a
-    token in it).
+    """Run a server with its persistent files in `directory`, and yield its URL with a token.
 
-    It listens on a free port of loopback, and is started again should it die. It dies with
-    this process, however that ends. Call it from a thread that lives as long: the kernel ties the
-    child to the thread that started it. Raises `ConfigurationError` where the directory is in use
-    or
-    can't be written, `BusUnavailable` where the server doesn't start.
+    The server listens on a free port of loopback and is restarted if it dies. It ends with this
+    process, however that ends. Call this from a thread that lives as long as the server: the kernel
+    ties the child to the thread that started it. Raises `ConfigurationError` if the directory is in
+    use or cannot be written, and `BusUnavailable` if the server does not start.
     """
     try:
-        directory, token, lock = await asyncio.to_thread(_take, directory)
+        directory, token, lock = await asyncio.to_thread(_claim, directory)
     except OSError as error:
         raise ConfigurationError(
             f"the bus directory {directory} cannot be used: {error.strerror}"
@@ -320,39 +316,38 @@ async def embedded_server(settings: BusSettings, directory: Path) -> AsyncIterat
 
 @dataclass(slots=True)
 class Disk:
-    """Notices that the disk below `directory` was full: the server gives a stream up at the first
-    write that fails, and takes it up again only when it is started anew. Methods block for a
-    moment.
+    """Detects a full disk below `directory`. The server stops a stream at the first failed write
+    and resumes it only after a restart. Methods block briefly.
     """
 
     directory: Path
     _read: int = 0
 
     def has_room(self) -> bool:
-        """Whether a message of any size can be written."""
-        return self._free() >= ROOM
+        """Whether a message of the maximum size can be written."""
+        return self._free() >= MIN_FREE_BYTES
 
     def has_failed(self) -> bool:
-        """Whether there is no room now, or a write has failed since this was last asked."""
-        return self._log_says_so() or self._free() < ROOM // 2
+        """Whether there is no space now, or a write has failed since the last call."""
+        return self._log_reports_failure() or self._free() < MIN_FREE_BYTES // 2
 
     def _free(self) -> int:
         try:
-            found = os.statvfs(self.directory)
-        except OSError:  # it is gone: that there is no room is not what ails it
-            return ROOM
-        return found.f_bavail * found.f_frsize
+            stats = os.statvfs(self.directory)
+        except OSError:  # the directory is gone, which is not a full disk
+            return MIN_FREE_BYTES
+        return stats.f_bavail * stats.f_frsize
 
-    def _log_says_so(self) -> bool:
+    def _log_reports_failure(self) -> bool:
         path = self.directory / "nats-server.log"
         try:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 file.seek(
                     self._read if self._read <= size else 0
-                )  # shorter: the server has begun a new one
-                said = file.read(_READ).lower()
+                )  # a shorter file is a new one, after rotation
+                text = file.read(_READ_BYTES).lower()
                 self._read = file.tell()
         except FileNotFoundError:
             return False
-        return any(words in said for words in _FAILED)
+        return any(message in text for message in _DISK_FULL_MESSAGES)

@@ -71,12 +71,12 @@ def _bucket_config(spec: BucketSpec, settings: BusSettings) -> api.StreamConfig:
     )
 
 
-def _is_configured(found: api.Base, wanted: api.Base) -> bool:
-    """Whether the existing configuration has all the wanted values. A user without the permission
-    to change anything then need not ask for it.
+def _is_configured(current: api.Base, expected: api.Base) -> bool:
+    """Whether the current configuration has all expected values. If so, no change is requested, so
+    a user without that permission can start.
     """
-    existing = found.as_dict()
-    return all(existing.get(name) == value for name, value in wanted.as_dict().items())
+    existing = current.as_dict()
+    return all(existing.get(name) == value for name, value in expected.as_dict().items())
 
 
 async def _ensure_stream(js: JetStreamContext, config: api.StreamConfig) -> None:
@@ -118,8 +118,8 @@ async def ensure_durable(
 async def _redeliver_held(
     js: JetStreamContext, settings: BusSettings, held: Sequence[DurableSpec]
 ) -> None:
-    """Have everything that was delivered and not acked redelivered at once. The server checks a
-    tenth of a second after the change.
+    """Redeliver all unacknowledged messages at once. The server checks a tenth of a second after
+    the change.
     """
     for spec in held:
         await ensure_durable(js, settings, spec, _MINIMAL_ACK_WAIT)
@@ -129,9 +129,9 @@ async def _redeliver_held(
 
 
 async def remove_done(js: JetStreamContext, spec: DurableSpec) -> int:
-    """Remove work that was acked and is still stored; return its amount. A server that is killed
-    may keep the ack and lose the removal; it then delivers the work to nobody and keeps it for
-    ever. Raises the client's errors.
+    """Remove work that was acked but is still stored; return the number of messages. A server that
+    is killed may store the ack and lose the removal. It then never delivers the work and stores it
+    forever. Raises the client's errors.
     """
     floor = (await keep_cancellation(js.consumer_info(spec.stream, spec.name))).ack_floor
     removed = 0
@@ -152,13 +152,13 @@ async def remove_done(js: JetStreamContext, spec: DurableSpec) -> int:
 
 async def ensure(js: JetStreamContext, settings: BusSettings, *, alone: bool = False) -> None:
     """Create all streams, consumers and buckets. `alone`: every process that held messages before
-    is gone. Raises `ConfigurationError` if what exists cannot be changed to what is wanted.
+    is gone. Raises `ConfigurationError` if an existing configuration cannot be changed.
     """
     try:
         for stream in STREAMS:
             await _ensure_stream(js, _stream_config(stream, settings))
-        known = [(spec, await ensure_durable(js, settings, spec)) for spec in DURABLES.values()]
-        if alone and (held := [spec for spec, info in known if info.num_ack_pending]):
+        consumers = [(spec, await ensure_durable(js, settings, spec)) for spec in DURABLES.values()]
+        if alone and (held := [spec for spec, info in consumers if info.num_ack_pending]):
             await _redeliver_held(js, settings, held)
         for bucket in BUCKETS.values():
             await _ensure_stream(js, _bucket_config(bucket, settings))
@@ -178,14 +178,12 @@ async def ensure(js: JetStreamContext, settings: BusSettings, *, alone: bool = F
     except APIError as error:
         if error.code == _UNAVAILABLE or error.err_code in {_NO_PEERS, _NO_LEADER}:
             raise BusUnavailable(
-                f"the bus cannot make our streams now: {error.description}; is JetStream on, are "
-                f"{settings.replicas} servers of it there, is its store full?"
+                f"the bus cannot create the streams now: {error.description}; is JetStream "
+                f"enabled, are {settings.replicas} servers running, is the store full?"
             ) from error
-        raise ConfigurationError(
-            f"the bus holds something in the place of our streams: {error.description}"
-        ) from error
+        raise ConfigurationError(f"the bus has conflicting streams: {error.description}") from error
     except (nats.errors.Error, TimeoutError) as error:
         raise BusUnavailable(
-            f"the bus did not set up its streams: {reason(error)} Is JetStream on, and may these "
-            "credentials make them?"
+            f"the bus did not set up its streams: {reason(error)} Is JetStream enabled, and may "
+            "these credentials create streams?"
         ) from error

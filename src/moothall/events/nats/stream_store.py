@@ -38,7 +38,7 @@ READ_BATCH = 256
 
 
 def _without_overlaps(subjects: Sequence[str]) -> list[str]:
-    """Drop subjects that another one covers: a consumer accepts no overlapping filters."""
+    """Drop subjects that another subject covers: a consumer accepts no overlapping filters."""
     unique = list(dict.fromkeys(subjects))
     return [s for s in unique if not any(o != s and covers(o, s) for o in unique)]
 
@@ -56,32 +56,32 @@ class Stored:
     outbox: Outbox
 
     async def retry(
-        self, what: str, act: Callable[[], Awaitable[T]], seconds: float = ATTEMPT_SECONDS
+        self, action: str, act: Callable[[], Awaitable[T]], seconds: float = ATTEMPT_SECONDS
     ) -> T:
         """Call `act` repeatedly, over a restart of the bus, for at most `publish_seconds`. It must
         be repeatable; `seconds` limits one attempt.
 
         Raises `BusUnavailable` after that, and `Permanent` for what the server refuses for good.
         """
-        until = time.monotonic() + self.settings.publish_seconds
+        deadline = time.monotonic() + self.settings.publish_seconds
         delay = 0.02
         while True:
             try:
-                async with asyncio.timeout(min(seconds, max(until - time.monotonic(), 0.1))):
+                async with asyncio.timeout(min(seconds, max(deadline - time.monotonic(), 0.1))):
                     return await keep_cancellation(act())
             except NotFoundError:
                 raise  # each caller handles it in its own way
             except nats.errors.MaxPayloadError as error:
                 raise InvalidRequest(
-                    f"the bus did not {what}: the message is over its limit of "
+                    f"the bus did not {action}: the message is over its limit of "
                     f"{self.client.max_payload}"
                 ) from error
             except (nats.errors.Error, TimeoutError, OSError) as error:
-                refused = refusal(error, what) if isinstance(error, APIError) else None
+                refused = refusal(error, action) if isinstance(error, APIError) else None
                 if refused is not None:
                     raise refused from error
-                if self.client.is_closed or time.monotonic() + delay > until:
-                    raise BusUnavailable(f"the bus did not {what}: {reason(error)}") from error
+                if self.client.is_closed or time.monotonic() + delay > deadline:
+                    raise BusUnavailable(f"the bus did not {action}: {reason(error)}") from error
             await asyncio.sleep(delay)
             delay = min(delay * 2, 1.0)
 
@@ -112,14 +112,14 @@ class Stored:
         while until is None or last < until:
             try:
                 async with aclosing(
-                    self._read_once(stream, subjects, last, finite=until is not None)
+                    self._read_from_consumer(stream, subjects, last, finite=until is not None)
                 ) as records:
-                    async for raw, left in records:
+                    async for raw, remaining in records:
                         if until is not None and raw.seq > until:
                             return
                         yield raw
                         last, failing_since = raw.seq, 0.0
-                        if until is not None and left == 0:
+                        if until is not None and remaining == 0:
                             return
             except (ConsumerGone, nats.errors.Error, TimeoutError, OSError) as error:
                 failing_since = failing_since or time.monotonic()
@@ -128,14 +128,14 @@ class Stored:
                     until is not None and time.monotonic() - failing_since > patience
                 ):
                     raise BusUnavailable(
-                        f"the bus did not go on with {stream}: {reason(error)}"
+                        f"the bus stopped reading {stream}: {reason(error)}"
                     ) from error
                 await asyncio.sleep(0.1)
             else:
                 if until is not None:
                     return
 
-    async def _read_once(
+    async def _read_from_consumer(
         self, stream: str, subjects: Sequence[str], after_seq: int, *, finite: bool
     ) -> AsyncGenerator[tuple[Raw, int], None]:
         """Yield (record, number of remaining records) from a new consumer. Ends at a gap, and when
@@ -170,7 +170,7 @@ class Stored:
                         continue
                     place = message.metadata
                     if place.sequence.consumer != expected:
-                        raise ConsumerGone(f"{stream}: a message was lost on the way")
+                        raise ConsumerGone(f"{stream}: a message was lost in delivery")
                     expected += 1
                     yield _parse_delivered(message), place.num_pending
         finally:
@@ -178,8 +178,8 @@ class Stored:
                 self._delete_consumer(stream, name)
 
     async def _is_drained(self, stream: str, name: str, expected: int) -> bool:
-        """Whether nothing more will come; a record that was delivered but has not arrived counts as
-        coming.
+        """Whether all records have arrived. A record that was delivered but has not arrived is
+        still pending.
         """
         info = await keep_cancellation(self.js.consumer_info(stream, name))
         return (
@@ -189,43 +189,46 @@ class Stored:
         )
 
     async def read_now(
-        self, stream: str, subjects: Sequence[str], after_seq: int = 0, most: int = 0
+        self, stream: str, subjects: Sequence[str], after_seq: int = 0, limit: int = 0
     ) -> list[Raw]:
         """Return what is stored now under literal subjects with the same number of tokens, or under
-        one pattern, in order; at most `most` if given.
+        one pattern, in order; at most `limit` if given.
 
         This reads directly from the stream, without making and deleting a consumer, which suits
         reading a single deliberation.
         """
-        wanted = set(subjects)
+        literals = set(subjects)
         pattern = ".".join(
             tokens[0] if len(set(tokens)) == 1 else "*"
-            for tokens in zip(*(s.split(".") for s in wanted), strict=True)
+            for tokens in zip(*(s.split(".") for s in literals), strict=True)
         )
         records: list[Raw] = []
-        exact = len(wanted) == 1  # the server then returns nothing else
+        exact = len(literals) == 1  # the server then returns nothing else
         while True:
-            request = {"seq": after_seq + 1, "batch": most or READ_BATCH, "next_by_subj": pattern}
+            request = {"seq": after_seq + 1, "batch": limit or READ_BATCH, "next_by_subj": pattern}
             answers = await self.retry(
                 f"look into {stream}",
-                functools.partial(self._ask, stream, codec.dump_json(request)),
+                functools.partial(self._request_records, stream, codec.dump_json(request)),
             )
             page = [_parse_direct(message) for message in answers[:-1]]
-            records += [raw for raw in page if exact or raw.subject in wanted]
+            records += [raw for raw in page if exact or raw.subject in literals]
             end = answers[-1].headers or {}
             if (
                 not page
                 or end.get("Status") != "204"
                 or end.get("Nats-Num-Pending") == "0"
-                or (most and len(records) >= most)
+                or (limit and len(records) >= limit)
             ):
                 return records
             after_seq = page[-1].seq
 
-    async def _ask(self, stream: str, request: bytes) -> list[Msg]:
+    async def _request_records(self, stream: str, request: bytes) -> list[Msg]:
         subject = f"$JS.API.DIRECT.GET.{stream}"
         answers = await self.acks.ask(
-            self.client, subject, request, last=lambda message: "Status" in (message.headers or {})
+            self.client,
+            subject,
+            request,
+            is_last=lambda message: "Status" in (message.headers or {}),
         )
         status = (answers[-1].headers or {}).get("Status")
         if status not in {"204", "404"}:
@@ -237,7 +240,7 @@ class Stored:
 
     def _delete_consumer(self, stream: str, name: str) -> None:
         """Delete a reader's consumer; if that fails, the server removes it after a minute."""
-        self.client.put(f"$JS.API.CONSUMER.DELETE.{stream}.{name}")
+        self.client.publish_nowait(f"$JS.API.CONSUMER.DELETE.{stream}.{name}")
 
     async def state(self, stream: str) -> StreamState:
         """Return what a stream holds."""
@@ -250,13 +253,13 @@ class Stored:
         )
 
     async def removed_seqs(self, stream: str) -> frozenset[int]:
-        """Return the seqs that were removed on purpose between others; nats-server knows these, and
-        not those that it lost.
+        """Return the seqs that were removed on purpose between others. nats-server lists these, but
+        not records that it lost.
         """
-        asked = b'{"deleted_details": true}'
+        request = b'{"deleted_details": true}'
         answer = await self.retry(
             f"describe {stream}",
-            lambda: self.client.request(f"$JS.API.STREAM.INFO.{stream}", asked, 10.0),
+            lambda: self.client.request(f"$JS.API.STREAM.INFO.{stream}", request, 10.0),
         )
         return frozenset(json.loads(answer.data)["state"].get("deleted") or ())
 
@@ -321,7 +324,7 @@ class Stored:
             try:
                 info = await self.retry("find a large value", lambda: store.get_info(sha256))
             except NotFoundError as error:
-                raise NotFound(f"the stored value {sha256} is gone: it was pruned") from error
+                raise NotFound(f"the stored value {sha256} was pruned") from error
             chunks = self.read(
                 BLOBS_STREAM,
                 (f"{BLOB_CHUNKS}{info.nuid}",),
@@ -331,7 +334,7 @@ class Stored:
             content = b"".join([chunk.data async for chunk in chunks])
             if len(content) == (info.size or 0):
                 return content
-        raise BusUnavailable(f"the stored value {sha256} is not whole")
+        raise BusUnavailable(f"the stored value {sha256} is incomplete")
 
 
 def _parse_delivered(message: Msg) -> Raw:

@@ -142,9 +142,9 @@ class Main(unittest.TestProgram):
             super().__init__(*args, **kwargs)
 
 
-def name_no_test() -> None:
-    """Set the environment variable that tells that a test runs, without the test's name. Code may
-    check that a test runs, but must not answer by the test's name.
+def hide_test_name() -> None:
+    """Set pytest's environment variable for the current test without the test's name. Code may
+    check whether a test runs, but its behaviour must not depend on the test's name.
     """
     from _pytest import runner
 
@@ -258,7 +258,7 @@ def pytest_configure(config: Any) -> None:
     worker = getattr(config, "workerinput", None)
     if worker is not None or FOLDER:
         unittest.main = Main
-        name_no_test()
+        hide_test_name()
     if worker is not None:
         config.pluginmanager.register(
             Limits(config, float(worker.get("moothall_seconds", 0))), "moothall-limits"

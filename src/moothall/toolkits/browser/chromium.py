@@ -21,7 +21,7 @@ from pathlib import Path
 from moothall.config import SandboxSettings
 from moothall.errors import CallFailed
 from moothall.network.destinations import Destinations
-from moothall.network.proxy import Proxy, listener, proxying
+from moothall.network.proxy import Proxy, receive_listener, run_proxy
 from moothall.sandbox.bubblewrap import SandboxSpec, interpreter, interpreter_binds
 from moothall.sandbox.spawn import Sandboxed, run_sandbox
 from moothall.sandbox_runtime import chromium as chromium_start
@@ -97,7 +97,7 @@ async def chromium(
     """Run a browser while the context is open. Raises `CallFailed`, `SandboxUnavailable`."""
     program = find_chromium(settings)
     if program is None:
-        raise CallFailed("there is no Chromium here (MOOTHALL_BROWSER__EXECUTABLE)")
+        raise CallFailed("no Chromium was found (MOOTHALL_BROWSER__EXECUTABLE)")
     our_socket, their_socket = socket.socketpair()
     async with AsyncExitStack() as stack:
         stack.callback(our_socket.close)
@@ -107,9 +107,9 @@ async def chromium(
             )
         try:
             async with asyncio.timeout(_START_SECONDS):
-                proxy_socket = await listener(our_socket)
+                proxy_socket = await receive_listener(our_socket)
                 proxy = await stack.enter_async_context(
-                    proxying(destinations, proxy_socket, settings.transfer_bytes)
+                    run_proxy(destinations, proxy_socket, settings.transfer_bytes)
                 )
                 reader, writer = await asyncio.open_unix_connection(
                     sock=our_socket, limit=_MESSAGE_BYTES
@@ -164,4 +164,4 @@ def _read_reason(sandboxed: Sandboxed) -> str:
     lines = [
         line for line in sandboxed.log_tail().splitlines() if line.strip() and "dbus" not in line
     ]
-    return lines[-1][-300:] if lines else "it said nothing"
+    return lines[-1][-300:] if lines else "it logged nothing"

@@ -28,7 +28,7 @@ class DevTools:
         on_event: Callable[[str, Message], None],
     ) -> None:
         self._reader, self._writer, self._on_event = reader, writer, on_event
-        self._last = 0
+        self._last_id = 0
         self._session = ""
 
     async def attach(self) -> None:
@@ -62,12 +62,12 @@ class DevTools:
 
     def send(self, method: str, **params: Any) -> int:
         """Send a command without waiting for its answer, and return its number."""
-        self._last += 1
-        message: Message = {"id": self._last, "method": method, "params": params}
+        self._last_id += 1
+        message: Message = {"id": self._last_id, "method": method, "params": params}
         if self._session:
             message["sessionId"] = self._session
         self._writer.write(json.dumps(message).encode() + b"\0")
-        return self._last
+        return self._last_id
 
     async def wait_until(self, reached: Callable[[], bool], seconds: float) -> bool:
         """Process events until `reached` returns true. Return False if that takes longer than
@@ -85,7 +85,7 @@ class DevTools:
         try:
             message: Message = json.loads((await self._reader.readuntil(b"\0"))[:-1])
         except asyncio.LimitOverrunError as error:
-            raise BrowserGone("the browser answered with more than can be taken") from error
+            raise BrowserGone("the browser sent a message over the size limit") from error
         except (OSError, EOFError, ValueError, RecursionError) as error:
             raise BrowserGone("the browser ended: it ran out of memory, or crashed") from error
         if (method := message.get("method")) is not None:

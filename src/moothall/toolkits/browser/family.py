@@ -1,7 +1,4 @@
-"""The family `browser`.
-
-The settings of `browser.run`.
-"""
+"""The family `browser` and its settings."""
 
 from __future__ import annotations
 
@@ -21,36 +18,38 @@ if TYPE_CHECKING:
     from moothall.domain.status import Finding
     from moothall.tools.spec import ToolSpec
 
-_NONE_FOUND = "no Chromium is on PATH, nor is MOOTHALL_BROWSER__EXECUTABLE set"
+_NOT_FOUND = "no Chromium is on PATH, nor is MOOTHALL_BROWSER__EXECUTABLE set"
 _MEND = "apt-get install chromium, or set MOOTHALL_BROWSER__EXECUTABLE"
 
 
 class BrowserSettings(Section):
-    """The tool `browser.run`, which goes where `http.allow` and `http.only_allowed` let tools go.
-    Granted to no role unless the table says so.
+    """The tool `browser.run`, which may open the destinations that `http.allow` and
+    `http.only_allowed` permit. No role has it unless the table of roles grants it.
     """
 
     executable: Path | None = Field(
         None,
-        description="a Chromium; unset: the one on PATH, and without one there is no browser.run",
+        description="a Chromium; unset: the one on PATH; without one, browser.run is not offered",
     )
-    seconds: float = Field(60.0, gt=0, description="one call, its actions together")
+    seconds: float = Field(60.0, gt=0, description="one call with all its actions")
     action_seconds: float = Field(15.0, gt=0, description="one action, and the page that it loads")
-    actions: int = Field(20, ge=1, le=50, description="of one call")
+    actions: int = Field(20, ge=1, le=50, description="actions of one call")
     at_once: int = Field(2, ge=1, description="browsers of one process; more calls wait")
     memory_bytes: int = Field(
-        1_500_000_000, ge=500_000_000, description="of one browser and its profile"
+        1_500_000_000, ge=500_000_000, description="memory of one browser and its profile"
     )
     processes: int = Field(400, ge=100, description="processes and threads of one browser")
     transfer_bytes: int = Field(
         30_000_000, ge=100_000, description="what one call may load and send"
     )
-    text_chars: int = Field(20_000, ge=1000, description="of one action `text`; more is cut")
+    text_chars: int = Field(
+        20_000, ge=1000, description="result of one action `text`; a longer one is truncated"
+    )
     screenshot_bytes: int = Field(5_000_000, ge=10_000, le=10_000_000)
 
 
 class BrowserFamily(Family[BrowserSettings]):
-    """`browser.run`, in a Chromium of the machine. It goes where `http.*` may go."""
+    """`browser.run`, in a Chromium of the machine. It may open what `http.*` may call."""
 
     section = "browser"
     kind = BrowserSettings
@@ -66,13 +65,15 @@ class BrowserFamily(Family[BrowserSettings]):
         """See `Family`."""
         from moothall.toolkits.browser.chromium import find_chromium
 
-        del tenant  # the machine has one for all
-        own = self.own(settings)
-        if find_chromium(own) is not None:
+        del tenant  # all tenants use the browser of the machine
+        browser = self.own_settings(settings)
+        if find_chromium(browser) is not None:
             return {}
-        named = own.executable
-        lack = f"MOOTHALL_BROWSER__EXECUTABLE {named} is no file" if named else _NONE_FOUND
-        return {"browser.run": lack}
+        executable = browser.executable
+        reason = (
+            f"MOOTHALL_BROWSER__EXECUTABLE {executable} is not a file" if executable else _NOT_FOUND
+        )
+        return {"browser.run": reason}
 
     @asynccontextmanager
     async def open(self, settings: Settings) -> AsyncIterator[OpenedFamily]:
@@ -80,29 +81,31 @@ class BrowserFamily(Family[BrowserSettings]):
         from moothall.toolkits.browser.toolkit import BrowserTools
 
         yield OpenedFamily(
-            BrowserTools(self.own(settings), WebFamily().own(settings), settings.sandbox).call
+            BrowserTools(
+                self.own_settings(settings), WebFamily().own_settings(settings), settings.sandbox
+            ).call
         )
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
-        """Start it."""
+        """Start a browser and ask for its version."""
         from moothall.domain.status import Finding
         from moothall.network.destinations import Destinations
         from moothall.toolkits.browser.chromium import chromium, find_chromium
 
-        own, part = self.own(settings), "tool browser.run"
-        if find_chromium(own) is None and own.executable is None:
+        browser, part = self.own_settings(settings), "tool browser.run"
+        if find_chromium(browser) is None and browser.executable is None:
             yield Finding(part, ok=True, detail=f"not offered: no Chromium on PATH ({_MEND})")
             return
         try:
             async with chromium(
-                own, settings.sandbox, Destinations(), lambda _method, _told: None
+                browser, settings.sandbox, Destinations(), lambda _method, _told: None
             ) as running:
                 version = await running.tools.call("Browser.getVersion")
         except MoothallError as error:
             yield Finding(part, ok=False, detail=error.message, mend=_MEND)
             return
-        where = (
+        sandbox_note = (
             "in the sandbox of a workspace without network but its proxy; its own sandbox is off "
             "in there"
         )
-        yield Finding(part, ok=True, detail=f"{version.get('product')}, {where}")
+        yield Finding(part, ok=True, detail=f"{version.get('product')}, {sandbox_note}")

@@ -1,6 +1,4 @@
-"""What the catalogue says of the browser. It acts beyond the workspace: no role has it by
-default.
-"""
+"""The catalogue entry of the browser. It acts beyond the workspace: no role has it by default."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ _MAY: Final = {"text": ("selector",)}
 
 
 class PageAction(Arguments):
-    """One thing to do. `selector` is CSS and means the first element that it fits."""
+    """One action. `selector` is a CSS selector; the first matching element is used."""
 
     do: Literal["open", "click", "type", "wait", "text", "screenshot"]
     selector: Annotated[str, Field(max_length=500)] = ""
@@ -36,18 +34,18 @@ class PageAction(Arguments):
     def _check(self) -> Self:
         needed = _NEEDS[self.do]
         for name in ("selector", "text", "url"):
-            given = bool(getattr(self, name))
-            if name in needed and not given:
+            is_set = bool(getattr(self, name))
+            if name in needed and not is_set:
                 raise ValueError(f"{self.do} needs {' and '.join(needed)}")
-            if given and name not in (*needed, *_MAY.get(self.do, ())):
-                raise ValueError(f"{self.do} takes no {name}")
+            if is_set and name not in (*needed, *_MAY.get(self.do, ())):
+                raise ValueError(f"{self.do} does not accept {name}")
         return self
 
 
 class BrowserRun(Arguments):
-    """Opens `url`, then acts in order: open(url), click(selector), type(selector, text: a line end
-    at its end presses Enter), wait(selector), text(selector?) and, once, screenshot, which is
-    stored at `path`.
+    """Open `url`, then perform the actions in order: open(url), click(selector), type(selector,
+    text; a trailing newline presses Enter), wait(selector), text(selector?) and, once, screenshot,
+    which is stored at `path`.
     """
 
     url: Annotated[str, Field(min_length=8, max_length=2000)]
@@ -57,14 +55,12 @@ class BrowserRun(Arguments):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if sum(action.do == "screenshot" for action in self.actions) > 1:
-            raise ValueError("one screenshot may be taken in a call")
+            raise ValueError("at most one screenshot may be taken in a call")
         return self
 
 
 class Browsed(Output):
-    """Where the browser was at the end, what each action gave, and the hosts that the page asked
-    for in vain.
-    """
+    """The final location, the result of each action, and the hosts that the page was refused."""
 
     url: str
     title: str

@@ -71,8 +71,8 @@ class BrowserTools:
         actions: Sequence[Mapping[str, str]] = call.arguments["actions"]
         if len(actions) > self._settings.actions:
             raise InvalidRequest(
-                f"{len(actions)} actions; at most {self._settings.actions} are done in a call "
-                "(browser.actions)"
+                f"there are {len(actions)} actions; a call may have at most "
+                f"{self._settings.actions} (browser.actions)"
             )
         self._destinations.check(str(call.arguments["url"]))
         events = _PageEvents()
@@ -112,8 +112,10 @@ class BrowserTools:
 
 
 def _describe(number: int, action: Mapping[str, str]) -> str:
-    what = " ".join(action[name][:100] for name in ("do", "selector", "url") if action.get(name))
-    return f"action {number} ({what})" if number else what
+    description = " ".join(
+        action[name][:100] for name in ("do", "selector", "url") if action.get(name)
+    )
+    return f"action {number} ({description})" if number else description
 
 
 @dataclass(slots=True)
@@ -176,7 +178,7 @@ class _Page:
             case "type":
                 await self._type(selector, action["text"])
             case "wait":
-                await self._find(_EXISTS, selector)
+                await self._evaluate_on(_EXISTS, selector)
             case "text":
                 return await self._text(selector or "body")
             case "screenshot":
@@ -205,7 +207,7 @@ class _Page:
             raise CallFailed(f"{url.host} cannot be opened: {reason}")
 
     async def _click(self, selector: str) -> None:
-        x, y = await self._find(_FIND_CENTER, selector)
+        x, y = await self._evaluate_on(_FIND_CENTER, selector)
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             button = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
             await self._tools.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
@@ -213,8 +215,8 @@ class _Page:
         await self._check_allowed()
 
     async def _type(self, selector: str, text: str) -> None:
-        if not await self._find(_FOCUS, selector):
-            raise CallFailed("nothing can be typed there")
+        if not await self._evaluate_on(_FOCUS, selector):
+            raise CallFailed("the element does not accept text")
         await self._tools.call("Input.insertText", text=text.rstrip("\n"))
         if text.endswith("\n"):
             key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13}
@@ -225,7 +227,7 @@ class _Page:
 
     async def _text(self, selector: str) -> Output:
         max_chars = self._settings.text_chars
-        text = str(await self._find(_TEXT % (max_chars + 1), selector))
+        text = str(await self._evaluate_on(_TEXT % (max_chars + 1), selector))
         return {"text": text[:max_chars], "truncated": len(text) > max_chars}
 
     async def _screenshot(self) -> Output:
@@ -254,7 +256,7 @@ class _Page:
 
     async def _check_allowed(self) -> None:
         """Raise `Refused` if the page has led to a destination that tools may not open."""
-        if self._proxy.left < 0:
+        if self._proxy.bytes_left < 0:
             raise CallFailed(
                 f"the page loaded more than {self._settings.transfer_bytes} bytes "
                 "(browser.transfer_bytes)"
@@ -268,9 +270,9 @@ class _Page:
         if reason:
             raise Refused(reason)
         if url.scheme not in {"http", "https", "about", "data", "blob", "chrome-error"}:
-            raise Refused(f"pages of the scheme {url.scheme[:20]!r} are not opened")
+            raise Refused(f"pages with the scheme {url.scheme[:20]!r} may not be opened")
 
-    async def _find(self, script: str, selector: str) -> Any:
+    async def _evaluate_on(self, script: str, selector: str) -> Any:
         """Return the result of a script for the first matching element, once there is one."""
         while True:
             world = await self._tools.call(
@@ -288,7 +290,7 @@ class _Page:
                     reply["exceptionDetails"].get("exception", {}).get("description", "")
                 )
                 if "SyntaxError" in description or "selector" in description:
-                    raise InvalidRequest(f"{selector[:100]!r} is no CSS selector")
+                    raise InvalidRequest(f"{selector[:100]!r} is not a CSS selector")
             elif (value := reply["result"].get("value")) is not None:
                 return value
             await self._pause(_POLL_SECONDS)

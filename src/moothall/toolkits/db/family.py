@@ -25,8 +25,8 @@ _FIX = "see docs/tools.md, Databases"
 
 
 class Databases(Section):
-    """Servers, by URLs that hold user and password. Give each a user of its own that may only read
-    what is to be read.
+    """Servers, by URLs with user and password. Create a user for each that can read only the
+    required data.
     """
 
     postgres_url: SecretStr | None = Field(
@@ -44,24 +44,26 @@ class Databases(Section):
 
 
 class DbSettings(Databases):
-    """The tools `db.*`. Granted to no role unless `policies/roles.yaml` says so."""
+    """The tools `db.*`. No role has them unless `policies/roles.yaml` grants them."""
 
     tenants: Mapping[str, Databases] = Field(
         default_factory=dict,
-        description="by tenant, servers of its own: such a tenant has these and none of the "
-        "others; [db.tenants.NAME] in the file",
+        description="servers by tenant; such a tenant has only these; [db.tenants.NAME] in the "
+        "file",
     )
     write: bool = Field(
-        default=False, description="tools may change data; else every query is read-only"
+        default=False, description="tools may change data; otherwise every query is read-only"
     )
     seconds: float = Field(15.0, gt=0, description="one query, connecting included")
-    rows: int = Field(500, ge=1, le=100_000, description="of one answer; more are cut")
-    result_bytes: int = Field(50_000, ge=1000, description="of one answer, as JSON; more is cut")
+    rows: int = Field(500, ge=1, le=100_000, description="rows of one answer; more are dropped")
+    result_bytes: int = Field(
+        50_000, ge=1000, description="size of one answer as JSON; a longer one is truncated"
+    )
     receive_bytes: int = Field(
-        8_000_000, ge=10_000, description="what a server may send for one call before it is ended"
+        8_000_000, ge=10_000, description="what a server may send for one call; more ends the call"
     )
 
-    def of(self, tenant: str) -> Databases:
+    def for_tenant(self, tenant: str) -> Databases:
         """Return the servers of a tenant."""
         return self.tenants.get(tenant, self)
 
@@ -78,13 +80,15 @@ class DbFamily(Family[DbSettings]):
         """Return the tools. If the operator lets them change data, they have the tag `change`."""
         from moothall.toolkits.db.spec import SPECS
 
-        return [_as_changing(spec) for spec in SPECS] if self.own(settings).write else SPECS
+        return (
+            [_as_changing(spec) for spec in SPECS] if self.own_settings(settings).write else SPECS
+        )
 
     def missing_settings(self, settings: Settings, tenant: str) -> Mapping[str, str]:
         """See `Family`."""
-        db = self.own(settings)
+        db = self.own_settings(settings)
         section = f" in [db.tenants.{tenant}]" if tenant in db.tenants else ""
-        servers = db.of(tenant)
+        servers = db.for_tenant(tenant)
         return {
             f"db.{server}": f"MOOTHALL_DB__{server.upper()}_URL is not set{section}"
             for server in _SERVERS
@@ -96,14 +100,14 @@ class DbFamily(Family[DbSettings]):
         """See `Family`."""
         from moothall.toolkits.db.toolkit import DatabaseTools
 
-        yield OpenedFamily(DatabaseTools(self.own(settings)).call)
+        yield OpenedFamily(DatabaseTools(self.own_settings(settings)).call)
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
         """Send a query to each server."""
         from moothall.domain.status import Finding
         from moothall.toolkits.db.toolkit import TEST_QUERIES, DatabaseTools
 
-        db = self.own(settings)
+        db = self.own_settings(settings)
         try:
             tools = DatabaseTools(db)
         except ConfigurationError as error:
@@ -112,7 +116,7 @@ class DbFamily(Family[DbSettings]):
         for tenant in (LOCAL.tenant, *sorted(db.tenants)):
             for server, arguments in TEST_QUERIES.items():
                 part = f"tool db.{server}" + (f" of {tenant}" if tenant in db.tenants else "")
-                if getattr(db.of(tenant), f"{server}_url") is None:
+                if getattr(db.for_tenant(tenant), f"{server}_url") is None:
                     if tenant not in db.tenants:
                         yield Finding(
                             part,

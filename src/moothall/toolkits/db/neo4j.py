@@ -67,12 +67,12 @@ async def query(url: str, text: str, params: Mapping[str, str], limits: DbSettin
     except (AuthError, DriverError, OSError, ValueError) as error:
         was_rejected = isinstance(error, AuthError)
         reason = (
-            "it lets nobody in with this user and password"
+            "it refuses this user and password"
             if was_rejected
             else f"it does not answer ({type(error).__name__})"
         )
         raise CallFailed(
-            f"Neo4j cannot be asked: {reason} (db.neo4j_url); `moothall doctor` says more"
+            f"Neo4j cannot be queried: {reason} (db.neo4j_url); `moothall doctor` shows details"
         ) from error
     except Neo4jError as error:
         raise _translate_error(error) from error
@@ -93,7 +93,7 @@ async def _run(
             explanation = await planning.run(f"EXPLAIN {text}", dict(params))
             summary = await explanation.consume()
             if summary.plan is None:
-                raise Refused("queries that cannot be planned before they run are not taken")
+                raise Refused("queries that cannot be planned before they run are not allowed")
             _check_plan(summary.plan, summary.query_type or "", limits)
     async with (
         driver.session(database=database, default_access_mode=access, fetch_size=_BATCH) as session,
@@ -117,13 +117,13 @@ async def _check_functions(transaction: AsyncTransaction, text: str) -> None:
     may do anything and are not in plans.
     """
     unescaped = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text).lower()
-    words = set(re.findall(r"\w+", unescaped))
+    names = set(re.findall(r"\w+", unescaped))
     functions = await transaction.run(_CUSTOM_FUNCTIONS)
     async for record in functions:
         name = str(record["name"])
-        if set(re.findall(r"\w+", name.lower())) <= words:
+        if set(re.findall(r"\w+", name.lower())) <= names:
             raise Refused(
-                f"{name} is no function of Neo4j's own; queries that name one are not taken"
+                f"{name} is not a built-in function of Neo4j; queries that name one are not allowed"
             )
 
 
@@ -137,9 +137,9 @@ def _check_plan(plan: Mapping[str, Any], kind: str, limits: DbSettings) -> None:
     for step in _steps(plan):
         name = str(step.get("operatorType", "")).partition("@")[0]
         if _LOAD_CSV.search(name):
-            raise Refused("LOAD CSV reads the server's files and network; it is not taken")
+            raise Refused("LOAD CSV is not allowed: it reads the server's files and network")
         if _ADMINISTRATION.match(name):
-            raise Refused("commands that administer the server are not taken")
+            raise Refused("commands that administer the server are not allowed")
         if "procedure" in name.lower():
             procedure = (
                 str(step.get("args", {}).get("Details", ""))
@@ -149,7 +149,7 @@ def _check_plan(plan: Mapping[str, Any], kind: str, limits: DbSettings) -> None:
             )
             if procedure.lower() not in _ALLOWED_PROCEDURES:
                 raise Refused(
-                    f"the procedure {procedure[:80]} is not taken; taken are "
+                    f"the procedure {procedure[:80]} is not allowed; allowed are "
                     f"{', '.join(sorted(_ALLOWED_PROCEDURES))}"
                 )
 

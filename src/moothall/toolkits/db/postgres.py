@@ -25,7 +25,7 @@ from psycopg.types import TypeInfo
 from psycopg.types.string import TextLoader
 
 from moothall.errors import CallFailed, InvalidRequest, Refused
-from moothall.network.proxy import CHUNK, Streams, pump
+from moothall.network.proxy import CHUNK, Streams, copy_stream
 from moothall.toolkits.answering import Output
 from moothall.toolkits.db.family import DbSettings
 from moothall.toolkits.db.rows import Table
@@ -83,12 +83,12 @@ class _TooMuchData(OSError):
 class LoopbackRelay:
     """A relay that listens on a loopback port.
 
-    left: how many bytes may still come from the server.
-    too_much_data: whether more came.
+    bytes_left: how many bytes the server may still send.
+    too_much_data: whether it sent more.
     """
 
     connect: Callable[[], Awaitable[Streams]]
-    left: int
+    bytes_left: int
     port: int = 0
     too_much_data: bool = False
     failed: str = ""
@@ -105,8 +105,12 @@ class LoopbackRelay:
             upstream = await self.connect()
             self._open.add(upstream[1])
             async with asyncio.TaskGroup() as group:
-                group.create_task(pump(reader, upstream[1], lambda _: None), name="relay-out")
-                group.create_task(pump(upstream[0], writer, self._spend), name="relay-in")
+                group.create_task(
+                    copy_stream(reader, upstream[1], lambda _: None), name="relay-out"
+                )
+                group.create_task(
+                    copy_stream(upstream[0], writer, self._count_bytes), name="relay-in"
+                )
         except* _TooMuchData:
             self.too_much_data = True
         except* OSError as errors:
@@ -116,9 +120,9 @@ class LoopbackRelay:
                 self._open.discard(stream_writer)
                 stream_writer.transport.abort()
 
-    def _spend(self, size: int) -> None:
-        self.left -= size
-        if self.left < 0:
+    def _count_bytes(self, size: int) -> None:
+        self.bytes_left -= size
+        if self.bytes_left < 0:
             raise _TooMuchData
 
     async def close(self) -> None:
@@ -133,7 +137,7 @@ class LoopbackRelay:
 
 
 @asynccontextmanager
-async def relay_to(
+async def open_relay(
     connect: Callable[[], Awaitable[Streams]], max_bytes: int
 ) -> AsyncIterator[LoopbackRelay]:
     """Relay to the server that `connect` connects to, until the context ends. At most `max_bytes`
@@ -156,11 +160,11 @@ async def query(url: str, text: str, params: list[str], limits: DbSettings) -> O
         host, port = _server_address(conninfo)
     except (psycopg.Error, ValueError) as error:
         raise CallFailed(
-            "db.postgres_url is no URL of one server that PostgreSQL's client can read"
+            "db.postgres_url is not a URL of one server that PostgreSQL's client can parse"
         ) from error
     # libpq reads a whole row into memory, and a row may be a gigabyte, so the relay counts the
     # bytes.
-    async with relay_to(
+    async with open_relay(
         functools.partial(_open, host, port, limits.seconds), limits.receive_bytes
     ) as relay:
         try:
@@ -171,7 +175,8 @@ async def query(url: str, text: str, params: list[str], limits: DbSettings) -> O
                 if privileges:
                     described = "; ".join(str(row[0]) for row in privileges)
                     raise Refused(
-                        f"the role of db.postgres_url may do too much: {described}. Mend: {_FIX}"
+                        f"the role of db.postgres_url has dangerous privileges: {described}. "
+                        f"Fix: {_FIX}"
                     )
                 run_statement = _write if limits.write else _read
                 return await run_statement(connection, sql.SQL(text), params, limits)
@@ -222,13 +227,10 @@ async def _connection(
         )
     except (psycopg.Error, OSError, ValueError) as error:
         was_rejected = "FATAL" in str(error)  # from the server, unlike a refused connection
-        reason = (
-            "it lets nobody in with this user and password"
-            if was_rejected
-            else "it does not answer"
-        )
+        reason = "it refuses this user and password" if was_rejected else "it does not answer"
         raise CallFailed(
-            f"PostgreSQL cannot be asked: {reason} (db.postgres_url); `moothall doctor` says more"
+            f"PostgreSQL cannot be queried: {reason} (db.postgres_url); `moothall doctor` shows "
+            "details"
         ) from (OSError(relay.failed) if relay.failed else error)
     try:
         await _set_limits(connection, limits)
@@ -290,7 +292,7 @@ def _translate_error(error: psycopg.Error, *, reading: bool) -> Exception:
     message = diagnostics.message_primary
     is_invalid = isinstance(error, psycopg.ProgrammingError | psycopg.DataError)
     if message is None and is_invalid:  # an error of the client, before the query was sent
-        return InvalidRequest(f"PostgreSQL is not asked: {str(error)[:300]}")
+        return InvalidRequest(f"the query was not sent: {str(error)[:300]}")
     if message is None:
         return CallFailed(f"the connection to PostgreSQL broke ({type(error).__name__})")
     details = "".join(
@@ -302,5 +304,5 @@ def _translate_error(error: psycopg.Error, *, reading: bool) -> Exception:
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return Refused(text)
     if reading and error.sqlstate == _SYNTAX:
-        text += ". Taken is one SELECT, VALUES or WITH: queries are read-only here (db.write)"
+        text += ". Allowed is one SELECT, VALUES or WITH: queries are read-only here (db.write)"
     return InvalidRequest(text) if is_invalid else CallFailed(text)

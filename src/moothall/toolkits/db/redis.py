@@ -41,29 +41,29 @@ class _TooMuchData(Exception):
 class _LimitedStream:
     """A stream that ends a reply that is too long."""
 
-    def __init__(self, stream: asyncio.StreamReader, most: int) -> None:
-        self._stream, self._left = stream, most
+    def __init__(self, stream: asyncio.StreamReader, max_bytes: int) -> None:
+        self._stream, self._bytes_left = stream, max_bytes
 
-    def _spend(self, count: int) -> None:
-        self._left -= count
-        if self._left < 0:
+    def _count_bytes(self, count: int) -> None:
+        self._bytes_left -= count
+        if self._bytes_left < 0:
             raise _TooMuchData
 
     async def readexactly(self, count: int) -> bytes:
         """Read `count` bytes."""
-        self._spend(count)
+        self._count_bytes(count)
         return await self._stream.readexactly(count)
 
     async def readline(self) -> bytes:
         """Read a line."""
         line = await self._stream.readline()
-        self._spend(len(line))
+        self._count_bytes(len(line))
         return line
 
     async def read(self, count: int) -> bytes:
         """Read at most `count` bytes."""
         data = await self._stream.read(count)
-        self._spend(len(data))
+        self._count_bytes(len(data))
         return data
 
     def at_eof(self) -> bool:
@@ -109,13 +109,9 @@ async def _connect(connection: AbstractConnection, limits: DbSettings) -> None:
         await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's
     except (RedisError, OSError) as error:
         was_rejected = isinstance(error, AuthenticationError | NoPermissionError | ResponseError)
-        reason = (
-            "it lets nobody in with this user and password"
-            if was_rejected
-            else "it does not answer"
-        )
+        reason = "it refuses this user and password" if was_rejected else "it does not answer"
         raise CallFailed(
-            f"Redis cannot be asked: {reason} (db.redis_url); `moothall doctor` says more"
+            f"Redis cannot be queried: {reason} (db.redis_url); `moothall doctor` shows details"
         ) from error
     parser: Any = connection._parser  # noqa: SLF001 - the one place where a reply can be bounded before it is in memory
     parser._stream = _LimitedStream(parser._stream, limits.receive_bytes)  # noqa: SLF001 - as above
@@ -126,8 +122,8 @@ async def _run(
 ) -> Output:
     await connection.send_command("COMMAND", "INFO", *_candidates(name, args))
     entries = await connection.read_response()
-    known = {entry[0].decode().upper().replace("|", " "): entry for entry in entries if entry}
-    _check_command(" ".join(name), args, known, limits)
+    commands = {entry[0].decode().upper().replace("|", " "): entry for entry in entries if entry}
+    _check_command(" ".join(name), args, commands, limits)
     await connection.send_command(*name, *args)
     return _truncate(jsonable(await connection.read_response()), limits)
 
@@ -141,18 +137,18 @@ def _candidates(name: list[str], args: list[str]) -> list[str]:
 
 
 def _check_command(
-    name: str, args: list[str], known: dict[str, list[Any]], limits: DbSettings
+    name: str, args: list[str], commands: dict[str, list[Any]], limits: DbSettings
 ) -> None:
-    base = known.get(name.split(" ", maxsplit=1)[0])
+    base = commands.get(name.split(" ", maxsplit=1)[0])
     if base is None:
-        raise InvalidRequest(f"this Redis server knows no command {name}")
+        raise InvalidRequest(f"this Redis server has no command {name}")
     subcommands = len(base) > _SUBCOMMANDS and base[_SUBCOMMANDS]
     entry = base
     if subcommands:
         full_name = name if " " in name else f"{name} {args[0].upper() if args else ''}"
-        if full_name not in known:
-            raise InvalidRequest(f"this Redis server knows no command {full_name.strip()}")
-        entry = known[full_name]
+        if full_name not in commands:
+            raise InvalidRequest(f"this Redis server has no command {full_name.strip()}")
+        entry = commands[full_name]
     elif " " in name:
         raise InvalidRequest(
             f"{name.split(' ', maxsplit=1)[0]} has no subcommands: give its arguments in args"
@@ -172,7 +168,7 @@ def _check_command(
             if limits.write
             else "is not a command that only reads (db.write)"
         )
-        raise Refused(f"{name} is not taken: it {reason}")
+        raise Refused(f"{name} is not allowed: it {reason}")
 
 
 _FLAGS, _CATEGORIES, _SUBCOMMANDS = 2, 6, 9

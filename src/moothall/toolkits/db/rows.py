@@ -16,7 +16,7 @@ _MAX_DEPTH = 40
 
 
 def jsonable(value: Any, depth: int = _MAX_DEPTH) -> Any:  # noqa: PLR0911 - one case a kind of value
-    """Convert a value to JSON: bytes to text, or to {"base64": …} if they are no text, and other
+    """Convert a value to JSON: bytes to text, or to {"base64": …} if they are not text, and other
     types to text.
     """
     if depth == 0:
@@ -58,16 +58,16 @@ class Table:
     limits: DbSettings
     rows: list[list[Any]] = field(default_factory=list)
     cut: bool = False
-    _left: int = 0
+    _chars_left: int = 0
 
     def __post_init__(self) -> None:
-        self._left = self.limits.result_bytes - size(list(self.columns))
+        self._chars_left = self.limits.result_bytes - size(list(self.columns))
 
     def add(self, row: Iterable[Any]) -> bool:
         """Add a row. Return False if it does not fit; no more rows can be added then."""
         values = [jsonable(value) for value in row]
-        self._left -= size(values) + 2
-        if len(self.rows) >= self.limits.rows or self._left < 0:
+        self._chars_left -= size(values) + 2
+        if len(self.rows) >= self.limits.rows or self._chars_left < 0:
             self.cut = True
             return False
         self.rows.append(values)

@@ -1,5 +1,5 @@
-"""What the catalogue says of the tools that ask databases. They act beyond the workspace: no role
-has them by default.
+"""The catalogue entries of the database tools. They act beyond the workspace, so no role has them
+by default.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Value = Annotated[str, Field(max_length=100_000)]
 
 
 class PostgresQuery(Arguments):
-    """One statement; `params` are $1, $2, … in it, as text whose type the server knows from its
-    place.
+    """One statement; `params` are the values of $1, $2, …, as text. The server derives their types
+    from the statement.
     """
 
     query: Query
@@ -37,8 +37,8 @@ class RedisCommand(Arguments):
 
 
 class Neo4jQuery(Arguments):
-    """One query; `params` are strings, $name in it: write numbers and lists into the query, or use
-    toInteger($name).
+    """One query; `params` are the values of $name, as strings. Write numbers and lists into the
+    query, or use toInteger($name).
     """
 
     query: Query
@@ -56,13 +56,13 @@ class Rows(Output):
 
 
 class Reply(Output):
-    """What the server replied."""
+    """The server's reply."""
 
     reply: object
     truncated: bool
 
 
-def _asks(
+def _query_tool(
     server: str, model: type[Arguments], output: type[Output], summary: str, example: Example
 ) -> ToolSpec:
     return ToolSpec(
@@ -81,7 +81,7 @@ def _asks(
 
 
 SPECS: Final = (
-    _asks(
+    _query_tool(
         "postgres",
         PostgresQuery,
         Rows,
@@ -92,7 +92,7 @@ SPECS: Final = (
             {"columns": ["count"], "rows": [[12]], "truncated": False},
         ),
     ),
-    _asks(
+    _query_tool(
         "redis",
         RedisCommand,
         Reply,
@@ -103,7 +103,7 @@ SPECS: Final = (
             {"reply": "Ada", "truncated": False},
         ),
     ),
-    _asks(
+    _query_tool(
         "neo4j",
         Neo4jQuery,
         Rows,

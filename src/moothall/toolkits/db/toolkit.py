@@ -25,9 +25,9 @@ SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def url_of(databases: Databases, server: str) -> str:
-    """Return the URL of a server, empty if none is set. Raises `ConfigurationError` for an invalid
-    one.
+def server_url(databases: Databases, server: str) -> str:
+    """Return the URL of a server, or '' if it is not set. Raises `ConfigurationError` if it is
+    invalid.
     """
     secret_url: SecretStr | None = getattr(databases, f"{server}_url")
     url = secret_url.get_secret_value() if secret_url else ""
@@ -37,7 +37,7 @@ def url_of(databases: Databases, server: str) -> str:
         scheme = ""
     if url and scheme not in SCHEMES[server]:
         raise ConfigurationError(
-            f"db.{server}_url is no URL that begins with "
+            f"db.{server}_url must be a URL that begins with "
             f"{' or '.join(f'{name}://' for name in SCHEMES[server])}"
         )
     return url
@@ -60,7 +60,7 @@ class DatabaseTools:
         self._secrets = secret_values(settings)
         for databases in (settings, *settings.tenants.values()):
             for server in SCHEMES:
-                url_of(databases, server)
+                server_url(databases, server)
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
         """Query a database until the call's deadline or for `db.seconds`. If a query that may have
@@ -80,10 +80,10 @@ class DatabaseTools:
         """Return the answer of a tenant's server. Raises `CallFailed`, `InvalidRequest`,
         `Refused`.
         """
-        url = url_of(self._settings.of(tenant), server)
+        url = server_url(self._settings.for_tenant(tenant), server)
         if not url:
             raise CallFailed(
-                f"db.{server} is not set up here: MOOTHALL_DB__{server.upper()}_URL is not set"
+                f"db.{server} is not configured: MOOTHALL_DB__{server.upper()}_URL is not set"
             )
         output: Output = scrub_all(await self._query(server, url, args), known=self._secrets)
         return output

@@ -1,1 +1,1 @@
-"""`docker.*`: containers on an engine of the operator's."""
+"""`docker.*`: containers on the operator's engine."""

@@ -45,18 +45,18 @@ def check(text: str, allowed: Callable[[str], bool], *, runs: bool) -> tuple[str
     stages: set[str] = set()
     images: list[str] = []
     has_from = False
-    for instruction, rest in _instructions(text):
-        _require_known(instruction, runs=runs)
+    for instruction, arguments in _instructions(text):
+        _check_instruction(instruction, runs=runs)
         has_from = has_from or instruction == "FROM"
         if not has_from and instruction != "ARG":
             break
         sources: Iterable[str] = ()
         if instruction == "FROM":
-            image, stage = _from(rest)
+            image, stage = _from(arguments)
             sources = () if image == _EMPTY_IMAGE else (image,)
         elif instruction == "COPY":
             sources, stage = (
-                [source for source in _sources(rest) if not _NUMBER.fullmatch(source)],
+                [source for source in _sources(arguments) if not _NUMBER.fullmatch(source)],
                 "",
             )
         else:
@@ -64,27 +64,27 @@ def check(text: str, allowed: Callable[[str], bool], *, runs: bool) -> tuple[str
         for image in (source for source in sources if source not in stages):
             if not allowed(image):
                 raise Refused(
-                    f"nothing may be built on {image[:100]!r} here (docker.images), only on "
-                    "scratch and what is allowed"
+                    f"builds may not use the image {image[:100]!r}, only scratch and the allowed "
+                    "images (docker.images)"
                 )
             images.append(image)
         stages.add(stage)
     if not has_from:
-        raise InvalidRequest("a Dockerfile begins with FROM")
+        raise InvalidRequest("a Dockerfile must begin with FROM")
     return tuple(dict.fromkeys(images))
 
 
-def _require_known(instruction: str, *, runs: bool) -> None:
+def _check_instruction(instruction: str, *, runs: bool) -> None:
     if instruction not in _ALLOWED_INSTRUCTIONS:
         advice = "; COPY copies files" if instruction == "ADD" else ""
         raise Refused(
-            f"{instruction[:40]!r} is not taken in a Dockerfile{advice}; taken are "
+            f"{instruction[:40]!r} is not allowed in a Dockerfile{advice}; allowed are "
             f"{', '.join(sorted(_ALLOWED_INSTRUCTIONS))}"
         )
     if instruction == "RUN" and not runs:
         raise Refused(
-            "RUN is not taken in a Dockerfile here (docker.build_runs): copy what is needed, and "
-            "act in a container"
+            "RUN is not allowed in a Dockerfile here (docker.build_runs): copy the needed files, "
+            "and run commands in a container"
         )
 
 
@@ -96,14 +96,15 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
         r"[^\S\n\r\t ]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u0085\u2028\u2029\ufeff]", text
     ):
         raise Refused(
-            "a Dockerfile has spaces, tabs and line ends, and no other blank or control characters"
+            "a Dockerfile may have spaces, tabs and line ends, but no other blank or control "
+            "characters"
         )
     joined = ""
     for raw_line in text.split("\n"):
         line = raw_line.removesuffix("\r")
         if _DIRECTIVE.match(line):
             raise Refused(
-                "directives such as # escape= and # syntax= are not taken in a Dockerfile"
+                "directives such as # escape= and # syntax= are not allowed in a Dockerfile"
             )
         if line.lstrip(" \t").startswith("#") or (joined and not line.strip(" \t")):
             continue
@@ -125,30 +126,30 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _split(line: str) -> tuple[str, str]:
-    first, _, rest = line.strip(" \t").replace("\t", " ").partition(" ")
-    if "<<" in rest and first.upper() in {"RUN", "COPY"}:
-        raise Refused("documents in a Dockerfile (<<) are not taken: put them into a file")
-    return first.upper(), rest.strip(" ")
+    instruction, _, arguments = line.strip(" \t").replace("\t", " ").partition(" ")
+    if "<<" in arguments and instruction.upper() in {"RUN", "COPY"}:
+        raise Refused("here-documents (<<) are not allowed in a Dockerfile: put them into a file")
+    return instruction.upper(), arguments.strip(" ")
 
 
-def _from(rest: str) -> tuple[str, str]:
-    arguments = rest.split()
+def _from(text: str) -> tuple[str, str]:
+    arguments = text.split()
     is_named = (
         len(arguments) == 3  # noqa: PLR2004 - image AS name
         and arguments[1].upper() == "AS"
         and _STAGE.fullmatch(arguments[2].lower())
     )
     if not (len(arguments) == 1 or is_named):
-        raise Refused("FROM takes an image, or an image AS a name, and nothing else")
+        raise Refused("FROM may have only an image, or an image AS a name")
     return arguments[0], arguments[2].lower() if is_named else ""
 
 
-def _sources(rest: str) -> Iterator[str]:
-    for argument in rest.split():
+def _sources(text: str) -> Iterator[str]:
+    for argument in text.split():
         if not argument.startswith("--"):
             return
         option, _, value = argument.partition("=")
         if option == "--from":
             yield value
         elif option not in {"--chown", "--chmod"}:
-            raise Refused(f"COPY takes --from, --chown and --chmod, not {argument[:40]!r}")
+            raise Refused(f"COPY may have --from, --chown and --chmod, not {argument[:40]!r}")

@@ -20,13 +20,13 @@ _FRAME_HEADER_BYTES = 8
 _NOT_FOUND, _FIRST_ERROR, _FIRST_SERVER_ERROR = 404, 400, 500
 
 
-def socket_of(host: str) -> str:
+def socket_path(host: str) -> str:
     """Return the path in a setting such as unix:///var/run/docker.sock. Raises
     `ConfigurationError`.
     """
     path = host.removeprefix("unix://")
     if path == host or not path.startswith("/"):
-        raise ConfigurationError(f"docker.host {host!r} is not unix:// and the path of a socket")
+        raise ConfigurationError(f"docker.host {host!r} must be unix:// and the path of a socket")
     return path
 
 
@@ -63,7 +63,8 @@ class DockerEngine:
                 yield response
         except aiohttp.ClientConnectorError as error:
             raise CallFailed(
-                "the container engine does not answer (docker.host); `moothall doctor` says more"
+                "the container engine does not answer (docker.host); `moothall doctor` shows "
+                "details"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise CallFailed(
@@ -79,7 +80,7 @@ class DockerEngine:
         try:
             return json.loads(raw) if raw.strip() else None
         except ValueError as error:
-            raise CallFailed("the container engine answered with what is no JSON") from error
+            raise CallFailed("the container engine did not answer with JSON") from error
 
     async def read_output(
         self,
@@ -106,9 +107,9 @@ class DockerEngine:
 
 
 @asynccontextmanager
-async def engine_at(host: str) -> AsyncIterator[DockerEngine]:
+async def open_engine(host: str) -> AsyncIterator[DockerEngine]:
     """Open a session with an engine."""
-    connector = aiohttp.UnixConnector(socket_of(host), force_close=True)
+    connector = aiohttp.UnixConnector(socket_path(host), force_close=True)
     async with aiohttp.ClientSession(
         connector=connector, timeout=aiohttp.ClientTimeout(total=None)
     ) as session:
@@ -123,7 +124,7 @@ def quote_name(text: str) -> str:
 async def _read_body(response: aiohttp.ClientResponse) -> bytes:
     body = await whole_body(response.content.readexactly, _MAX_REPLY_BYTES)
     if body is None:
-        raise CallFailed("the container engine answered with more than can be taken")
+        raise CallFailed("the container engine sent a response over the size limit")
     return body
 
 

@@ -21,33 +21,33 @@ _NEEDED = ("MemoryLimit", "PidsLimit", "CpuCfsQuota")
 
 
 class DockerSettings(Section):
-    """The tools `docker.*`. No host: there are none. Granted to no role unless the table says
-    so.
+    """The tools `docker.*`. They are offered only with a host. No role has them unless the table of
+    roles grants them.
     """
 
     host: str | None = Field(
         None,
-        description="unix:///path of an engine's socket, best one of its own: who builds on it, "
-        "trusts it",
+        description="unix:///path of an engine's socket, preferably a dedicated engine: whoever "
+        "builds on it must trust it",
     )
     images: tuple[str, ...] = Field(
         (),
         description="images that may be run and built on, as patterns such as python:3.*; they "
-        "must be there, nothing is pulled",
+        "must exist, since none is pulled",
     )
     build_runs: bool = Field(
         default=False,
-        description="builds may have RUN, which the engine bounds less well than containers",
+        description="builds may use RUN, which the engine limits less strictly than containers",
     )
     network: str = Field(
         "none",
         pattern="^[a-zA-Z0-9][a-zA-Z0-9_.-]*$",
-        description="of containers; never host; builds have none",
+        description="network of containers; never host; builds have none",
     )
     user: str = Field(
         "65534:65534",
         pattern=r"^[1-9]\d*:[1-9]\d*$",
-        description="uid:gid of containers, whatever their image says",
+        description="uid:gid of containers, whatever their image sets",
     )
     seconds: float = Field(120.0, gt=0, description="one call")
     ttl_seconds: float = Field(
@@ -55,24 +55,26 @@ class DockerSettings(Section):
         ge=10,
         description="containers and images are removed after this long, or with their workspace",
     )
-    containers: int = Field(4, ge=1, description="of one workspace")
+    containers: int = Field(4, ge=1, description="containers of one workspace")
     built: int = Field(4, ge=1, description="images of one workspace")
     memory_bytes: int = Field(
         512_000_000,
         ge=8_000_000,
-        description="of one container, without swap; also of a build's steps",
+        description="memory of one container, without swap; also of a build's steps",
     )
-    cpus: float = Field(1.0, gt=0, description="of one container")
-    processes: int = Field(128, ge=4, description="of one container")
+    cpus: float = Field(1.0, gt=0, description="CPUs of one container")
+    processes: int = Field(128, ge=4, description="processes of one container")
     scratch_bytes: int = Field(
         64_000_000,
         ge=1_000_000,
-        description="of a container's /tmp, in its memory; all else is read-only",
+        description="size of a container's /tmp, in its memory; everything else is read-only",
     )
-    context_files: int = Field(500, ge=1, description="of a build")
-    context_bytes: int = Field(20_000_000, ge=10_000, description="of a build's files, together")
+    context_files: int = Field(500, ge=1, description="files of a build")
+    context_bytes: int = Field(20_000_000, ge=10_000, description="total size of a build's files")
     output_bytes: int = Field(
-        30_000, ge=1000, description="what a container, a build or a log says; more is cut"
+        30_000,
+        ge=1000,
+        description="output of a container, a build or a log; a longer one is truncated",
     )
 
 
@@ -97,7 +99,7 @@ class DockerFamily(Family[DockerSettings]):
         missing = "MOOTHALL_DOCKER__HOST, unix:// and an engine's socket, is not set"
         return (
             {spec.name: missing for spec in self.specs(settings)}
-            if self.own(settings).host is None
+            if self.own_settings(settings).host is None
             else {}
         )
 
@@ -106,25 +108,25 @@ class DockerFamily(Family[DockerSettings]):
         """Run the tools, and remove what has expired."""
         from moothall.toolkits.docker.toolkit import DockerTools
 
-        tools = DockerTools(self.own(settings))
+        tools = DockerTools(self.own_settings(settings))
         async with beside(tools.run(), "containers"):
             yield OpenedFamily(tools.call, tools.close_workspace)
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
         """Ask the engine for its version, and whether it can limit containers."""
         from moothall.domain.status import Finding
-        from moothall.toolkits.docker.engine import engine_at
+        from moothall.toolkits.docker.engine import open_engine
 
-        host, part = self.own(settings).host, "tools docker.*"
+        host, part = self.own_settings(settings).host, "tools docker.*"
         if host is None:
             yield Finding(part, ok=True, detail="not offered: MOOTHALL_DOCKER__HOST is not set")
             return
         try:
-            async with engine_at(host) as engine:
+            async with open_engine(host) as engine:
                 version = await engine.call("GET", "/version")
                 limits = await engine.call("GET", "/info")
         except MoothallError as error:
-            mend = "see that the engine runs and that its socket may be opened by this user"
+            mend = "check that the engine runs and that this user may open its socket"
             yield Finding(
                 part,
                 ok=False,
@@ -135,7 +137,7 @@ class DockerFamily(Family[DockerSettings]):
         detail = f"engine {version.get('Version')} at {host}"
         if lacks := [name for name in _NEEDED if not limits.get(name)]:
             mend = (
-                "give the engine those cgroup controllers; without them containers are not bounded"
+                "give the engine these cgroup controllers; without them containers are not limited"
             )
             yield Finding(
                 part, ok=False, detail=f"{detail} cannot enforce {', '.join(lacks)}", mend=mend

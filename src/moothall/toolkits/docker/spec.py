@@ -1,5 +1,5 @@
-"""What the catalogue says of the tools that use a container engine. They act beyond the workspace:
-no role has them by default.
+"""The catalogue entries of the container tools. They act beyond the workspace, so no role has them
+by default.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Container = Annotated[str, Field(min_length=12, max_length=64), _CONTAINER]
 
 
 class BuildImage(Arguments):
-    """Builds the files of the folder `path` into an image called `tag`. `dockerfile` is a path in
-    that folder.
+    """A build of the folder `path` into an image called `tag`. `dockerfile` is a path in that
+    folder.
     """
 
     tag: Annotated[str, Field(min_length=1, max_length=60), _TAG]
@@ -38,8 +38,8 @@ class BuildImage(Arguments):
 
 
 class RunContainer(Arguments):
-    """`command` is a list of words; none: what the image says. With `detach` it goes on when the
-    call ends.
+    """`command` is a list of words; empty: the command of the image. With `detach`, the container
+    keeps running when the call ends.
     """
 
     image: Annotated[str, Field(min_length=1, max_length=200), _IMAGE]
@@ -51,7 +51,7 @@ class RunContainer(Arguments):
 
 
 class Exec(Arguments):
-    """Runs a command, a list of words, in a container that runs."""
+    """A command, as a list of words, for a running container."""
 
     container: Container
     command: Annotated[
@@ -60,28 +60,28 @@ class Exec(Arguments):
 
 
 class Logs(Arguments):
-    """The last `lines` of what a container said."""
+    """The last `lines` of a container's log."""
 
     container: Container
     lines: int = Field(200, ge=1, le=10_000)
 
 
-class Which(Arguments):
+class ContainerId(Arguments):
     """One container."""
 
     container: Container
 
 
-class Built(Output):
-    """The image, and the end of what the build said."""
+class BuiltImage(Output):
+    """The image, and the end of the build's output."""
 
     tag: str
     image: str
     output: str
 
 
-class Ran(Output):
-    """How a container ended and what it said; one that goes on has no exit code yet."""
+class ContainerRun(Output):
+    """A container's exit code and output; a running one has no exit code yet."""
 
     container: str
     exit_code: int | None
@@ -89,27 +89,27 @@ class Ran(Output):
 
 
 class Executed(Output):
-    """How a command ended, and what it said."""
+    """The exit code and output of a command."""
 
     exit_code: int
     output: str
 
 
 class Containers(Output):
-    """Those of this workspace."""
+    """The containers of the workspace."""
 
     containers: list[dict[str, object]]
 
 
-class Said(Output):
-    """What a container said."""
+class ContainerLogs(Output):
+    """The log of a container."""
 
     output: str
     truncated: bool
 
 
-class Done(Output):
-    """Which container it was."""
+class StoppedContainer(Output):
+    """The container that was stopped or removed."""
 
     container: str
 
@@ -149,7 +149,7 @@ SPECS: Final = (
         "build",
         "build an image of the workspace's files",
         BuildImage,
-        Built,
+        BuiltImage,
         (
             {"tag": "app"},
             {"tag": "app", "image": "sha256:5f0e", "output": "Step 1/2 : FROM scratch\n"},
@@ -160,7 +160,7 @@ SPECS: Final = (
         "run",
         "run a container",
         RunContainer,
-        Ran,
+        ContainerRun,
         (
             {"image": "app", "command": ["/app", "--version"]},
             {"container": _ID, "exit_code": 0, "output": "1.0\n"},
@@ -185,10 +185,10 @@ SPECS: Final = (
         "logs",
         "read what a container said",
         Logs,
-        Said,
+        ContainerLogs,
         ({"container": _ID}, {"output": "listening\n", "truncated": False}),
         looks=True,
     ),
-    _docker("stop", "stop a container", Which, Done, _DONE),
-    _docker("rm", "remove a container", Which, Done, _DONE),
+    _docker("stop", "stop a container", ContainerId, StoppedContainer, _DONE),
+    _docker("rm", "remove a container", ContainerId, StoppedContainer, _DONE),
 )

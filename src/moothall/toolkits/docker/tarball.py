@@ -1,6 +1,4 @@
-"""The build context of an image: files of a workspace, read one by one from its executor and packed
-here.
-"""
+"""The build context of an image: files of a workspace, read one by one from its executor."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ async def pack(workspace: Workspace, call: ToolCall, settings: DockerSettings) -
         try:
             content = base64.b64decode(str(loaded["content"]), validate=True)
         except (KeyError, ValueError) as error:
-            raise CallFailed("the workspace gave what is no file") from error
+            raise CallFailed("the workspace did not return a file") from error
         remaining -= len(content)
         if remaining < 0:
             raise InvalidRequest(

@@ -29,7 +29,7 @@ from moothall.ports import Workspace
 from moothall.telemetry import get_logger
 from moothall.toolkits.answering import Output, run_within
 from moothall.toolkits.docker import dockerfile
-from moothall.toolkits.docker.engine import DockerEngine, engine_at, quote_name, socket_of
+from moothall.toolkits.docker.engine import DockerEngine, open_engine, quote_name, socket_path
 from moothall.toolkits.docker.family import DockerSettings
 from moothall.toolkits.docker.tarball import BuildContext, pack
 
@@ -41,7 +41,7 @@ _SHORT, _LINE_BYTES = 12, 1_000_000
 _FORBIDDEN_NETWORKS = frozenset({"host", "container"})
 
 
-def owner_of(tenant: str, workspace: str) -> str:
+def owner_label(tenant: str, workspace: str) -> str:
     """Return the label of a workspace's containers and images."""
     return hashlib.sha256(f"{tenant}\0{workspace}".encode()).hexdigest()[:24]
 
@@ -54,7 +54,7 @@ class DockerTools:
         self._settings = settings
         self._host = settings.host or ""
         if self._host:
-            socket_of(self._host)
+            socket_path(self._host)
         if settings.network in _FORBIDDEN_NETWORKS:
             raise ConfigurationError(
                 "docker.network may not be the host's, nor another container's"
@@ -77,12 +77,12 @@ class DockerTools:
     async def sweep(self) -> None:
         """Remove expired containers and images once."""
         try:
-            async with engine_at(self._host) as engine:
+            async with open_engine(self._host) as engine:
                 now = time.time()
                 for kind in ("containers", "images"):
                     for item in await _list_labelled(engine, kind, _EXPIRES):
                         if _expiry(item) < now:
-                            await _ensure_gone(engine, kind, item["Id"])
+                            await _remove_item(engine, kind, item["Id"])
         except MoothallError as error:
             log.warning("containers could not be swept", error=error.message)
 
@@ -91,14 +91,14 @@ class DockerTools:
         to its expiry.
         """
         for owner in self._owners.pop(workspace, ()):
-            async with engine_at(self._host) as engine:
-                await _clean_up(_remove(engine, owner))
+            async with open_engine(self._host) as engine:
+                await _try_remove(_remove(engine, owner))
 
     async def _output(self, call: ToolCall, workspace: Workspace, tenant: str) -> Output:  # noqa: PLR0911 - one case a tool
         if not self._host:
-            raise CallFailed(f"{call.tool} is not set up here: MOOTHALL_DOCKER__HOST is not set")
-        async with engine_at(self._host) as engine:
-            owner = owner_of(tenant, workspace.id)
+            raise CallFailed(f"{call.tool} is not configured: MOOTHALL_DOCKER__HOST is not set")
+        async with open_engine(self._host) as engine:
+            owner = owner_label(tenant, workspace.id)
             self._owners.setdefault(workspace.id, set()).add(owner)
             containers = _WorkspaceContainers(engine, self._settings, owner, self._creation_lock)
             args = call.arguments
@@ -124,7 +124,7 @@ class DockerTools:
 async def _remove(engine: DockerEngine, owner: str) -> None:
     for kind in ("containers", "images"):
         for item in await _list_labelled(engine, kind, f"{_OWNER}={owner}"):
-            await _ensure_gone(engine, kind, item["Id"])
+            await _remove_item(engine, kind, item["Id"])
 
 
 async def _list_labelled(engine: DockerEngine, kind: str, label: str) -> list[dict[str, Any]]:
@@ -135,7 +135,7 @@ async def _list_labelled(engine: DockerEngine, kind: str, label: str) -> list[di
     return items or []
 
 
-async def _ensure_gone(engine: DockerEngine, kind: str, item: str) -> None:
+async def _remove_item(engine: DockerEngine, kind: str, item: str) -> None:
     with suppress(NotFound, InvalidRequest):  # another process removes it too
         await engine.call(
             "DELETE",
@@ -144,7 +144,7 @@ async def _ensure_gone(engine: DockerEngine, kind: str, item: str) -> None:
         )
 
 
-async def _clean_up(removal: Awaitable[None]) -> None:
+async def _try_remove(removal: Awaitable[None]) -> None:
     """Clean up after a call that may have been cancelled. What cannot be removed is left to its
     expiry.
     """
@@ -155,20 +155,20 @@ async def _clean_up(removal: Awaitable[None]) -> None:
         log.warning("containers are left to their expiry", error=str(error))
 
 
-def _expiry(thing: Mapping[str, Any]) -> float:
+def _expiry(item: Mapping[str, Any]) -> float:
     try:
-        return float((thing.get("Labels") or {})[_EXPIRES])
+        return float((item.get("Labels") or {})[_EXPIRES])
     except (KeyError, ValueError):
         return float("inf")
 
 
 async def _read_json_lines(content: Any) -> AsyncIterator[Mapping[str, Any]]:
     """Yield the messages of a build, one document a line."""
-    rest = b""
+    buffer = b""
     async for piece in content.iter_any():
-        *lines, rest = (rest + piece).split(b"\n")
-        if len(rest) > _LINE_BYTES:
-            raise CallFailed("the container engine answered with more than can be taken")
+        *lines, buffer = (buffer + piece).split(b"\n")
+        if len(buffer) > _LINE_BYTES:
+            raise CallFailed("the container engine sent a response over the size limit")
         for line in lines:
             if line.strip():
                 yield json.loads(line)
@@ -255,7 +255,7 @@ class _WorkspaceContainers:
             }
         finally:
             if not is_kept:
-                await _clean_up(_ensure_gone(self._engine, "containers", container))
+                await _try_remove(_remove_item(self._engine, "containers", container))
 
     async def execute(self, container: str, command: list[str]) -> Output:
         full_id = await self._full_id(container)
@@ -278,7 +278,7 @@ class _WorkspaceContainers:
             has_ended = True
         finally:
             if not has_ended:  # an engine does not end a command alone, so its container is killed
-                await _clean_up(self._kill(full_id))
+                await _try_remove(self._kill(full_id))
         exit_code = (await self._engine.call("GET", f"/exec/{exec_id}/json"))["ExitCode"]
         return {"exit_code": exit_code, "output": output, "truncated": truncated}
 
@@ -326,7 +326,7 @@ class _WorkspaceContainers:
         )
         if full_id is None:
             raise NotFound(
-                f"this workspace has no container {container}; docker.ps lists those that it has"
+                f"this workspace has no container {container}; docker.ps lists its containers"
             )
         return str(full_id)
 
@@ -362,8 +362,8 @@ class _WorkspaceContainers:
             )
         except NotFound as error:
             raise NotFound(
-                f"the engine has no image {reference[:100]!r}, and none is pulled: docker.build "
-                "makes one, or the operator"
+                f"the engine has no image {reference[:100]!r}, and images are not pulled: build it "
+                "with docker.build, or ask the operator"
             ) from error
         return image
 
@@ -378,7 +378,7 @@ class _WorkspaceContainers:
                 }
         if not self._is_allowed(image):
             raise Refused(
-                f"{image[:100]!r} is no image of this workspace, nor one that may be run here "
+                f"{image[:100]!r} is neither an image of this workspace nor an allowed image "
                 "(docker.images)"
             )
         return {**await self._image(image), "reference": image, "tag": image}

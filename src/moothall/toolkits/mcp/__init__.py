@@ -1,3 +1,3 @@
-"""Tools of configured MCP servers: taken into the catalogue by the operator, run behind the gateway
-like any other.
+"""Tools of configured MCP servers. The operator accepts them into the catalogue; calls pass the
+tool gateway like all others.
 """

@@ -48,14 +48,14 @@ def translated_errors(name: str, link_end: LinkEnd) -> Iterator[None]:
     except MoothallError:
         raise
     except Exception as error:
-        raise _as_error(name, link_end.why, tuple(_leaves(error))) from error
+        raise _as_error(name, link_end.end_reason, tuple(_innermost_errors(error))) from error
 
 
-def _leaves(error: Exception) -> Iterator[Exception]:
+def _innermost_errors(error: Exception) -> Iterator[Exception]:
     """Yield the innermost exceptions of an exception or a group."""
     if isinstance(error, ExceptionGroup):
         for inner in error.exceptions:
-            yield from _leaves(inner)
+            yield from _innermost_errors(inner)
     else:
         yield error
 
@@ -69,9 +69,7 @@ def _as_error(name: str, reason: str, errors: Sequence[Exception]) -> MoothallEr
         (f"it answered: {error.args[1]}" for error in errors if isinstance(error, MCPError)), ""
     )
     description = (
-        reason
-        or answer
-        or f"it answered what is no answer of the protocol ({type(errors[0]).__name__})"
+        reason or answer or f"its answer does not follow the protocol ({type(errors[0]).__name__})"
     )
     return CallFailed(f"the MCP server {name}: {one_line(description, _REASON_CHARS)}")
 
@@ -114,7 +112,7 @@ async def call_tool(client: Client, tool: str, arguments: Mapping[str, Any]) -> 
             skipped_types.append(block.type)
     text = remove_invisible("\n".join(texts)[:_TEXT_CHARS])
     if result.is_error:
-        raise CallFailed(text or "it failed, and said nothing of it")
+        raise CallFailed(text or "it failed without a message")
     return {"text": text, "data": _clean(result.structured_content), "left_out": skipped_types[:20]}
 
 

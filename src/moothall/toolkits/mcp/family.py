@@ -26,16 +26,16 @@ class McpFamily(Family[McpSettings]):
 
     def specs(self, settings: Settings) -> Sequence[ToolSpec]:
         """Return the accepted tools as they were described when they were accepted."""
-        mcp = self.own(settings)
+        mcp = self.own_settings(settings)
         if not mcp.servers:
             return ()
-        from moothall.toolkits.mcp.spec import taken_tools
+        from moothall.toolkits.mcp.spec import accepted_tools
 
-        return [tool.spec for tool in taken_tools(settings, mcp)]
+        return [tool.spec for tool in accepted_tools(settings, mcp)]
 
     def missing_settings(self, settings: Settings, tenant: str) -> Mapping[str, str]:
         """Return the tools of servers that belong to other tenants."""
-        mcp = self.own(settings)
+        mcp = self.own_settings(settings)
         closed_servers = {
             name
             for name, server in mcp.servers.items()
@@ -62,20 +62,20 @@ class McpFamily(Family[McpSettings]):
         """Return the toolkit, which also lists the tools of servers. Raises
         `ConfigurationError`.
         """
-        from moothall.toolkits.mcp.spec import taken_tools
+        from moothall.toolkits.mcp.spec import accepted_tools
         from moothall.toolkits.mcp.toolkit import McpTools
 
-        mcp = self.own(settings)
+        mcp = self.own_settings(settings)
         return McpTools(
-            settings.sandbox, mcp, WebFamily().own(settings), taken_tools(settings, mcp)
+            settings.sandbox, mcp, WebFamily().own_settings(settings), accepted_tools(settings, mcp)
         )
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
         """Ask each server for its tools, and compare them with the accepted ones."""
         from moothall.domain.status import Finding
-        from moothall.toolkits.mcp.spec import read_offers, taken_tools
+        from moothall.toolkits.mcp.spec import accepted_tools, read_offers
 
-        mcp = self.own(settings)
+        mcp = self.own_settings(settings)
         if not mcp.servers:
             yield Finding(
                 "tools mcp.*", ok=True, detail="not offered: no server is set ([mcp.servers.NAME])"
@@ -83,12 +83,12 @@ class McpFamily(Family[McpSettings]):
         for name in mcp.servers:
             part, advice = (
                 f"tools mcp.{name}.*",
-                f"`moothall tools take {name}` shows what it offers and takes it",
+                f"`moothall tools take {name}` shows its tools and accepts them",
             )
             try:
                 accepted = {
                     tool.offer.name: tool.offer.digest
-                    for tool in taken_tools(settings, mcp)
+                    for tool in accepted_tools(settings, mcp)
                     if tool.server == name
                 }
                 offered = read_offers(name, mcp, await self.tools(settings).offers(name))

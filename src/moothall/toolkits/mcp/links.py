@@ -1,7 +1,7 @@
-"""Three links to an MCP server, each a transport of the official SDK: a sandbox of its own, a
-program in a workspace, and streamable HTTP.
+"""Three links to an MCP server, each a transport of the official SDK: a program in a sandbox of its
+own, a program in a workspace, and streamable HTTP.
 
-The first may last as long as a workspace of one tenant, the others last for one call, so that
+The first may last as long as a workspace of one tenant. The others last for one call, so that
 tenants do not share state.
 """
 
@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from moothall.config import SandboxSettings
 from moothall.errors import CallFailed
 from moothall.network.destinations import Destinations
-from moothall.network.proxy import proxying
+from moothall.network.proxy import run_proxy
 from moothall.ports import Workspace
 from moothall.sandbox.bubblewrap import SandboxSpec, interpreter, interpreter_binds
 from moothall.sandbox.spawn import Sandboxed, spawn
@@ -36,7 +36,7 @@ from moothall.toolkits.mcp.settings import McpServerSettings
 for _name in (
     "mcp.client",
     "mcp.shared",
-):  # what a server sent is nothing for the operator's terminal
+):  # messages of a server do not belong on the operator's terminal
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 Incoming = MemoryObjectSendStream[SessionMessage | Exception]
@@ -57,21 +57,21 @@ class LinkEnd:
     """
 
     def __init__(self) -> None:
-        self.why = ""
-        self.left = self.max_bytes = 0
-        self.is_over = asyncio.Event()
+        self.end_reason = ""
+        self.bytes_left = self.max_bytes = 0
+        self.ended = asyncio.Event()
 
-    def end_because(self, why: str) -> None:
+    def record_end(self, reason: str) -> None:
         """Record that the link has ended or must end. Only the first reason counts."""
-        self.why = self.why or why
-        self.is_over.set()
+        self.end_reason = self.end_reason or reason
+        self.ended.set()
 
 
 def _read(line: str | bytes) -> SessionMessage | Exception:
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValidationError:
-        return ValueError("it sent a line that is no message of the protocol")
+        return ValueError("it sent a line that is not a message of the protocol")
 
 
 def _text(message: SessionMessage) -> str:
@@ -79,50 +79,50 @@ def _text(message: SessionMessage) -> str:
 
 
 @asynccontextmanager
-async def in_sandbox(
+async def sandbox_link(
     server: McpServerSettings, sandbox: SandboxSettings, max_bytes: int, link_end: LinkEnd
 ) -> AsyncIterator[Streams]:
     """Run the server in a sandbox of its own, without network and files."""
-    link_end.left = link_end.max_bytes = max_bytes
-    ours, theirs = socket.socketpair()
-    with ours:
-        with theirs:
-            inside = await spawn(_spec(server, sandbox, theirs.fileno()))
+    link_end.bytes_left = link_end.max_bytes = max_bytes
+    local, remote = socket.socketpair()
+    with local:
+        with remote:
+            sandboxed = await spawn(_spec(server, sandbox, remote.fileno()))
         try:
-            reader, writer = await asyncio.open_unix_connection(sock=ours.dup(), limit=max_bytes)
+            reader, writer = await asyncio.open_unix_connection(sock=local.dup(), limit=max_bytes)
             try:
                 async with (
                     _streams() as (streams, incoming, outgoing),
                     anyio.create_task_group() as group,
                 ):
-                    group.start_soon(_receive_messages, reader, incoming, inside, link_end)
+                    group.start_soon(_receive_messages, reader, incoming, sandboxed, link_end)
                     group.start_soon(_send_messages, outgoing, writer)
                     yield streams
                     group.cancel_scope.cancel()
             finally:
                 writer.transport.abort()
         finally:
-            await inside.close()
+            await sandboxed.close()
 
 
 async def _receive_messages(
-    reader: asyncio.StreamReader, incoming: Incoming, inside: Sandboxed, link_end: LinkEnd
+    reader: asyncio.StreamReader, incoming: Incoming, sandboxed: Sandboxed, link_end: LinkEnd
 ) -> None:
-    flooded = f"it sent more than {link_end.max_bytes} bytes (mcp.receive_bytes)"
+    too_many_bytes = f"it sent more than {link_end.max_bytes} bytes (mcp.receive_bytes)"
     async with incoming:
         try:
             while line := await reader.readline():
-                link_end.left -= len(line)
-                if link_end.left < 0:
-                    link_end.end_because(flooded)
+                link_end.bytes_left -= len(line)
+                if link_end.bytes_left < 0:
+                    link_end.record_end(too_many_bytes)
                     return
                 await incoming.send(_read(line))
-        except ValueError:  # a line is longer than all lines together may be
-            link_end.end_because(flooded)
+        except ValueError:  # a single line exceeds the limit of all lines together
+            link_end.record_end(too_many_bytes)
             return
         except OSError:
             pass
-        link_end.end_because(f"it ended: {inside.log_tail()[-500:] or 'it said nothing'}")
+        link_end.record_end(f"it ended: {sandboxed.log_tail()[-500:] or 'it logged nothing'}")
 
 
 async def _send_messages(outgoing: Outgoing, writer: asyncio.StreamWriter) -> None:
@@ -160,52 +160,53 @@ def _spec(server: McpServerSettings, sandbox: SandboxSettings, descriptor: int) 
 
 
 @asynccontextmanager
-async def in_workspace(
+async def workspace_link(
     server: McpServerSettings,
     workspace: Workspace,
     seconds: float,
     max_bytes: int,
     link_end: LinkEnd,
     *,
-    keeps: bool,
+    keep_changes: bool,
 ) -> AsyncIterator[Streams]:
     """Run the server in the workspace's sandbox, with access to its files. Messages to it are
     delivered when its own pending requests are answered.
     """
     async with _streams() as (streams, incoming, outgoing), anyio.create_task_group() as group:
-        hearing = _LineExchange(incoming, outgoing, max_bytes, link_end)
+        exchange = _LineExchange(incoming, outgoing, max_bytes, link_end)
 
-        is_over = anyio.Event()
+        ended = anyio.Event()
 
         async def run() -> None:
             try:
                 async with incoming, outgoing:
-                    why = await workspace.converse(
-                        server.command, hearing, seconds=seconds, most=max_bytes, keeps=keeps
+                    reason = await workspace.converse(
+                        server.command,
+                        exchange,
+                        seconds=seconds,
+                        max_bytes=max_bytes,
+                        keep_changes=keep_changes,
                     )
-                    link_end.end_because(why)
+                    link_end.record_end(reason)
             finally:
-                is_over.set()
+                ended.set()
 
         group.start_soon(run)
         yield streams
-        await streams[
-            1
-            # nothing comes any more: the program is told to end, and has its files written when it
-            # has
-        ].aclose()
+        # No message follows: the program is asked to end, and its changes are stored after that.
+        await streams[1].aclose()
         with anyio.move_on_after(_END_SECONDS):
-            await is_over.wait()
+            await ended.wait()
         group.cancel_scope.cancel()
 
 
 class _LineExchange:
-    """Passes lines to the client, and collects those for the program. See `ports.Hear`."""
+    """Passes lines to the client, and collects those for the program. See `ports.HandleLines`."""
 
     def __init__(
         self, incoming: Incoming, outgoing: Outgoing, max_bytes: int, link_end: LinkEnd
     ) -> None:
-        self._incoming, self._outgoing, self._max_bytes, self._left, self._ended = (
+        self._incoming, self._outgoing, self._max_bytes, self._bytes_left, self._link_end = (
             incoming,
             outgoing,
             max_bytes,
@@ -225,9 +226,9 @@ class _LineExchange:
 
     async def _exchange(self, lines: Sequence[str]) -> Sequence[str] | None:
         for line in lines:
-            self._left -= len(line)
-            if self._left < 0:
-                self._ended.end_because(
+            self._bytes_left -= len(line)
+            if self._bytes_left < 0:
+                self._link_end.record_end(
                     f"it sent more than {self._max_bytes} bytes (mcp.receive_bytes)"
                 )
                 await self._incoming.aclose()
@@ -263,20 +264,20 @@ async def _streams() -> AsyncIterator[tuple[Streams, Incoming, Outgoing]]:
 
 
 @asynccontextmanager
-async def over_http(
+async def http_link(
     server: McpServerSettings, destinations: Destinations, max_bytes: int, link_end: LinkEnd
 ) -> AsyncIterator[Streams]:
     """Connect to the server through a proxy that connects only to the address that was checked.
     Raises `InvalidRequest`, `Refused`.
     """
     address = (await destinations.pin(server.url)).split(":", 2)[2].strip("[]")
-    only = Destinations(
+    pinned = Destinations(
         networks=(ipaddress.ip_network(address),), only=True, setting=destinations.setting
     )
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setblocking(False)
     async with (
-        proxying(only, listening, max_bytes) as proxy,
+        run_proxy(pinned, listening, max_bytes) as proxy,
         httpx2.AsyncClient(
             headers={"Accept-Encoding": "identity", **server.named_credentials()},
             proxy=f"http://127.0.0.1:{listening.getsockname()[1]}",
@@ -291,11 +292,11 @@ async def over_http(
         try:
             yield streams
         finally:
-            if proxy.left < 0:
-                link_end.end_because(f"it sent more than {max_bytes} bytes (mcp.receive_bytes)")
+            if proxy.bytes_left < 0:
+                link_end.record_end(f"it sent more than {max_bytes} bytes (mcp.receive_bytes)")
 
 
 async def _check_encoding(response: httpx2.Response) -> None:
-    """A few packed bytes may unpack to any number."""
+    """Raise `CallFailed` for a compressed response: a few bytes may expand to any number."""
     if response.headers.get("Content-Encoding", "identity").strip().lower() not in {"", "identity"}:
-        raise CallFailed("it answered in a content encoding that was not asked for")
+        raise CallFailed("it answered in a content encoding that was not requested")

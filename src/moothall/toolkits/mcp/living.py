@@ -1,9 +1,9 @@
-"""Persistent MCP servers: each is kept for a workspace between calls, so that its state, such as a
-login, is there for the next call.
+"""Persistent MCP servers: each runs for a workspace between calls, so that its state, such as a
+login, is available to the next call.
 
-Each connection is held by a task of its own, because it must end in the task in which it began. A
-server that has ended stays registered until a call was told: its state is lost, and a call that
-silently got a new server might do something else than intended.
+Each connection has a task of its own, because it must end in the task in which it began. A server
+that has ended stays registered until the next call fails with the reason. Its state is lost, and a
+call that silently got a new server might do something unintended.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class LiveServer:
 
     def __init__(self, name: str, link: Link, seconds: float, keep_seconds: float) -> None:
         self.link_end, self.call_lock, self.last_used = LinkEnd(), asyncio.Lock(), monotonic()
-        self._name, self._seconds, self._keep = name, seconds, keep_seconds
+        self._name, self._seconds, self._keep_seconds = name, seconds, keep_seconds
         self.client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self.task = asyncio.create_task(self._keep_connected(link), name=f"mcp server {name}")
 
     def end(self, reason: str) -> None:
         """End the server. The reason is reported to its next call, unless it ended by itself."""
-        self.link_end.end_because(reason)
+        self.link_end.record_end(reason)
         if not self.client.done():  # it is connecting, which would have to finish first
             self.task.cancel()
 
     def has_ended(self) -> bool:
         """Return whether it has ended or is ending."""
-        return self.link_end.is_over.is_set()
+        return self.link_end.ended.is_set()
 
     async def _keep_connected(self, link: Link) -> None:
         try:
@@ -51,7 +51,9 @@ class LiveServer:
             self._fail(error)
         finally:
             self._fail(
-                CallFailed(f"the MCP server {self._name}: {self.link_end.why or 'it was ended'}")
+                CallFailed(
+                    f"the MCP server {self._name}: {self.link_end.end_reason or 'it was ended'}"
+                )
             )
             self.end("it was ended")
 
@@ -63,14 +65,14 @@ class LiveServer:
     async def _wait_unused(self) -> None:
         """Return when it is ended, has ended by itself, or was unused for long enough."""
         while (
-            remaining := self.last_used + self._keep - monotonic()
+            remaining := self.last_used + self._keep_seconds - monotonic()
         ) > 0 or self.call_lock.locked():
             try:
-                await asyncio.wait_for(self.link_end.is_over.wait(), max(remaining, 1.0))
+                await asyncio.wait_for(self.link_end.ended.wait(), max(remaining, 1.0))
             except TimeoutError:
                 continue
             return
-        self.end(f"nobody called it for {self._keep:g} s (keep_seconds)")
+        self.end(f"nobody called it for {self._keep_seconds:g} s (keep_seconds)")
 
 
 class ServerPool:
@@ -95,11 +97,11 @@ class ServerPool:
                 self._forget(key, server)
                 raise CallFailed(
                     f"the MCP server {key[2]} has ended since its last call: "
-                    f"{server.link_end.why}; "
-                    "what it remembered is gone, and the next call starts it anew"
+                    f"{server.link_end.end_reason}; "
+                    "its state is lost, and the next call starts it anew"
                 )
             try:
-                server.link_end.left = server.link_end.max_bytes
+                server.link_end.bytes_left = server.link_end.max_bytes
                 with translated_errors(key[2], server.link_end):
                     yield await asyncio.shield(server.client)
             except asyncio.CancelledError:  # it may never answer, so later calls must not wait
@@ -137,12 +139,11 @@ class ServerPool:
             idle = [server for server in running if not server.call_lock.locked()]
             if not idle:
                 raise CallFailed(
-                    f"{self._max_servers} MCP servers are at work (mcp.kept); try again when one "
-                    "of them "
-                    "is done"
+                    f"all {self._max_servers} MCP servers are busy (mcp.kept); try again when one "
+                    "of them is idle"
                 )
             min(idle, key=lambda server: server.last_used).end(
-                "another one needed its place (mcp.kept)"
+                "it was replaced by another one (mcp.kept)"
             )
         return self._servers.setdefault(key, start())
 

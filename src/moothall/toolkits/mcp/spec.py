@@ -47,49 +47,51 @@ _PLAIN: Final[Mapping[str, Any]] = {
 }
 _DEPTH, _PARTS, _CHOICES, _CHOICE_CHARS, _ITEMS = 6, 200, 100, 100, 1000
 _TOOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,63}")
-_SAID = 160
+_DESCRIPTION_CHARS = 160
 _LIST_BYTES = 20_000_000
-_FILES: Mapping[str, Any] = {"none": "none", "read": "read", "write": "write"}
+_FILE_ACCESS: Mapping[str, Any] = {"none": "none", "read": "read", "write": "write"}
 
 
 class ArgumentsModel(Arguments):
-    """Tells what was given and what has a default, under the server's own names."""
+    """Arguments that are dumped under the server's names, without unset optional ones."""
 
     model_config = ConfigDict(
         validate_by_alias=True, validate_by_name=False, serialize_by_alias=True
     )
 
     @model_serializer(mode="wrap")
-    def _dump_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        kept = {
+    def _dump_set_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        set_names = {
             field.alias or name
             for name, field in type(self).model_fields.items()
             if name in self.model_fields_set or getattr(self, name) is not None
         }
-        return {name: value for name, value in handler(self).items() if name in kept}
+        return {name: value for name, value in handler(self).items() if name in set_names}
 
 
-def arguments_of(schema: Mapping[str, Any], most: int) -> type[Arguments]:
-    """Return the model of what a tool takes. Raises `ValueError` with what is wrong with it."""
+def arguments_model(schema: Mapping[str, Any], max_bytes: int) -> type[Arguments]:
+    """Return the model of a tool's arguments. Raises `ValueError` with the reason if the schema
+    cannot be bounded.
+    """
     try:
         size = len(json.dumps(schema, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError("its schema is no JSON") from error
-    if size > most:
+        raise ValueError("its schema is not JSON") from error
+    if size > max_bytes:
         raise ValueError(
-            f"its schema has {size} bytes; at most {most} are taken (mcp.schema_bytes)"
+            f"its schema has {size} bytes; at most {max_bytes} are allowed (mcp.schema_bytes)"
         )
     if schema.get("type") != "object":
-        raise ValueError("its schema is not that of an object")
-    return _Reading(schema).model(schema, 0)
+        raise ValueError("its schema does not describe an object")
+    return _SchemaReader(schema).model(schema, 0)
 
 
-class _Reading:
-    def __init__(self, whole: Mapping[str, Any]) -> None:
+class _SchemaReader:
+    def __init__(self, schema: Mapping[str, Any]) -> None:
         self._shared = {
-            f"#/{place}/{name}": one
-            for place in ("$defs", "definitions")
-            for name, one in _object(whole.get(place)).items()
+            f"#/{section}/{name}": definition
+            for section in ("$defs", "definitions")
+            for name, definition in _object(schema.get(section)).items()
         }
         self._parts = 0
 
@@ -101,26 +103,25 @@ class _Reading:
         for number, (name, shape) in enumerate(properties.items()):
             if not _NAME.fullmatch(name):
                 raise ValueError(
-                    f"{name[:40]!r} is no name of an argument that is taken: letters, digits and _ "
-                    ". -"
+                    f"{name[:40]!r} is not an allowed argument name: letters, digits and _ . -"
                 )
-            kind, own = (
+            kind, field = (
                 self.kind(shape, depth + 1),
                 f"argument_{number}" if _is_reserved(name) else name,
             )
-            alias = None if own == name else name
+            alias = None if field == name else name
             if name in required:
-                fields[own] = (kind, Field(alias=alias))
+                fields[field] = (kind, Field(alias=alias))
             elif (default := _object(shape).get("default")) is not None:
-                fields[own] = (kind, Field(default, validate_default=True, alias=alias))
+                fields[field] = (kind, Field(default, validate_default=True, alias=alias))
             else:
-                fields[own] = (_any_of([kind, type(None)]), Field(None, alias=alias))
+                fields[field] = (_union([kind, type(None)]), Field(None, alias=alias))
         model: type[Arguments] = create_model("Given", __base__=ArgumentsModel, **fields)
         if any("default" in _object(shape) for shape in properties.values()):
             _check_defaults(model, required)
         return model
 
-    def kind(self, shape: Any, depth: int, within: tuple[str, ...] = ()) -> Any:
+    def kind(self, shape: Any, depth: int, parents: tuple[str, ...] = ()) -> Any:
         self._parts += 1
         if depth > _DEPTH or self._parts > _PARTS:
             raise ValueError(f"its schema is deeper than {_DEPTH} or has more than {_PARTS} parts")
@@ -128,77 +129,81 @@ class _Reading:
             return Any
         shape = _object(shape, strict=True)
         if "$ref" in shape:
-            place = str(shape["$ref"])
-            if place in within or place not in self._shared:
+            reference = str(shape["$ref"])
+            if reference in parents or reference not in self._shared:
                 raise ValueError(
-                    f"its schema refers to {place[:60]!r}, which is not there or refers to itself"
+                    f"its schema refers to {reference[:60]!r}, which is missing or refers to itself"
                 )
-            return self.kind(self._shared[place], depth + 1, (*within, place))
+            return self.kind(self._shared[reference], depth + 1, (*parents, reference))
         if "enum" in shape or "const" in shape:
             return _choice(shape.get("enum", [shape.get("const")]))
-        for word in ("anyOf", "oneOf"):
-            if word in shape:
-                ways = shape[word]
-                if not isinstance(ways, list) or not 0 < len(ways) <= _CHOICES:
-                    raise ValueError(f"its schema has a wrong {word}")
-                return _any_of([self.kind(way, depth + 1, within) for way in ways])
-        named = shape.get("type")
-        if isinstance(named, list) and named:
-            return _any_of([self._one(str(one), shape, depth, within) for one in named])
-        return Any if named is None else self._one(str(named), shape, depth, within)
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in shape:
+                alternatives = shape[keyword]
+                if not isinstance(alternatives, list) or not 0 < len(alternatives) <= _CHOICES:
+                    raise ValueError(f"its schema has an invalid {keyword}")
+                return _union(
+                    [self.kind(alternative, depth + 1, parents) for alternative in alternatives]
+                )
+        type_name = shape.get("type")
+        if isinstance(type_name, list) and type_name:
+            return _union([self._type(str(name), shape, depth, parents) for name in type_name])
+        return Any if type_name is None else self._type(str(type_name), shape, depth, parents)
 
-    def _one(
-        self, named: str, shape: Mapping[str, Any], depth: int, within: tuple[str, ...]
+    def _type(
+        self, type_name: str, shape: Mapping[str, Any], depth: int, parents: tuple[str, ...]
     ) -> Any:
-        if named == "array":
-            items = self.kind(shape.get("items", True), depth + 1, within)
+        if type_name == "array":
+            items = self.kind(shape.get("items", True), depth + 1, parents)
             return Annotated[list[items], Field(max_length=_read_bound(shape, "maxItems", _ITEMS))]  # type: ignore[valid-type]
-        if named == "object":
+        if type_name == "object":
             if shape.get("properties"):
                 return self.model(shape, depth)
             values = shape.get("additionalProperties", True)
-            return dict[str, self.kind(values, depth + 1, within) if values is not False else Any]  # type: ignore[misc]
-        if named not in _PLAIN:
-            raise ValueError(f"its schema has the type {named[:40]!r}, which JSON does not know")
-        if named == "string":
+            return dict[str, self.kind(values, depth + 1, parents) if values is not False else Any]  # type: ignore[misc]
+        if type_name not in _PLAIN:
+            raise ValueError(
+                f"its schema has the type {type_name[:40]!r}, which is not a JSON type"
+            )
+        if type_name == "string":
             return Annotated[str, Field(max_length=_read_bound(shape, "maxLength", MAX_CONTENT))]
-        if named in {"integer", "number"}:
+        if type_name in {"integer", "number"}:
             bounds = {
-                ours: shape[theirs]
-                for ours, theirs in (("ge", "minimum"), ("le", "maximum"))
-                if _finite(shape.get(theirs))
+                bound: shape[keyword]
+                for bound, keyword in (("ge", "minimum"), ("le", "maximum"))
+                if _finite(shape.get(keyword))
             }
-            return Annotated[_PLAIN[named], Field(**bounds)] if bounds else _PLAIN[named]
-        return _PLAIN[named]
+            return Annotated[_PLAIN[type_name], Field(**bounds)] if bounds else _PLAIN[type_name]
+        return _PLAIN[type_name]
 
 
 def _object(value: Any, *, strict: bool = False) -> Mapping[str, Any]:
     if isinstance(value, Mapping):
         return value
     if strict:
-        raise ValueError("its schema has something else where the schema of an argument belongs")
+        raise ValueError("its schema has an argument whose schema is not an object")
     return {}
 
 
 def _is_reserved(name: str) -> bool:
-    """Whether a model cannot have a field of that name."""
+    """Whether a model cannot have a field with this name."""
     return not name.isidentifier() or name.startswith(("_", "model_")) or hasattr(BaseModel, name)
 
 
 def _check_defaults(model: type[Arguments], required: Any) -> None:
-    """A default is checked when it is used: use it now."""
+    """Use the defaults once: pydantic checks them only when they are used."""
     try:
         model.model_validate({})
     except ValidationError as error:
         if any(
             item.fault != "missing" or item.place[0] not in required for item in wrong_fields(error)
         ):
-            raise ValueError("its schema has a default that does not fit") from error
+            raise ValueError("its schema has an invalid default") from error
 
 
 def _choice(values: Any) -> Any:
     if not isinstance(values, list) or not 0 < len(values) <= _CHOICES:
-        raise ValueError(f"its schema lists none or more than {_CHOICES} values to choose from")
+        raise ValueError(f"its schema has an empty choice, or more than {_CHOICES} values in one")
     for value in values:
         if not (
             value is None
@@ -206,29 +211,29 @@ def _choice(values: Any) -> Any:
             or (isinstance(value, str) and len(value) <= _CHOICE_CHARS and value.isprintable())
         ):
             raise ValueError(
-                "its schema lets choose among what is no short plain text or whole number"
+                "its schema has a choice with a value that is not a short text or whole number"
             )
     return Literal[tuple(values)]
 
 
-def _any_of(kinds: list[Any]) -> Any:
+def _union(kinds: list[Any]) -> Any:
     if any(kind is Any for kind in kinds):
         return Any
-    return reduce(lambda one, other: Union[one, other], kinds)  # noqa: UP007 - of values, not of written types
+    return reduce(lambda left, right: Union[left, right], kinds)  # noqa: UP007 - of values, not of written types
 
 
-def _read_bound(shape: Mapping[str, Any], word: str, most: int) -> int:
-    given = shape.get(word)
-    return min(given, most) if isinstance(given, int) and given >= 0 else most
+def _read_bound(shape: Mapping[str, Any], keyword: str, limit: int) -> int:
+    value = shape.get(keyword)
+    return min(value, limit) if isinstance(value, int) and value >= 0 else limit
 
 
 def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-class Answered(Output):
-    """What the tool said: its `text`, its `data` where that has a shape, and in a few words what is
-    not shown (pictures, sound).
+class McpOutput(Output):
+    """The answer of a tool: its `text`, its `data` if structured, and a description of content that
+    is left out, such as images and sound.
     """
 
     text: str
@@ -246,13 +251,13 @@ class OfferedTool:
 
     @property
     def digest(self) -> str:
-        """Tells this description from another."""
+        """The digest of the tool's name, description and schema."""
         return digest(self.name, self.description, json.dumps(self.schema, sort_keys=True))
 
 
 @dataclass(frozen=True, slots=True)
-class TakenTool:
-    """A tool of the catalogue, its server, and what that said of it."""
+class AcceptedTool:
+    """A tool of the catalogue, its server, and the server's description of it."""
 
     spec: ToolSpec
     server: str
@@ -260,89 +265,89 @@ class TakenTool:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """What came of a server's list: the tools, and why others are refused."""
+class AcceptedOffers:
+    """The result of reading a server's list: the tools, and the reasons why others are refused."""
 
-    tools: tuple[TakenTool, ...]
+    tools: tuple[AcceptedTool, ...]
     refused: tuple[str, ...]
 
 
-def read_offers(name: str, settings: McpSettings, offers: Iterable[OfferedTool]) -> Read:
-    """Return the tools that a server offers as the catalogue's."""
-    tools: dict[str, TakenTool] = {}
+def read_offers(name: str, settings: McpSettings, offers: Iterable[OfferedTool]) -> AcceptedOffers:
+    """Return the tools that a server offers as catalogue entries."""
+    tools: dict[str, AcceptedTool] = {}
     refused: list[str] = []
     for offer in offers:
-        shown = one_line(offer.name, 60)
+        offer_name = one_line(offer.name, 60)
         if len(tools) >= settings.tools:
-            refused.append(f"{shown}: a server has at most {settings.tools} tools (mcp.tools)")
+            refused.append(f"{offer_name}: a server has at most {settings.tools} tools (mcp.tools)")
             break
         try:
             spec = _spec(name, settings, offer)
         except ValueError as error:
-            refused.append(f"{shown}: {one_line(str(error), 300)}")
+            refused.append(f"{offer_name}: {one_line(str(error), 300)}")
             continue
         key = spec.name.lower().replace("-", "_")
         if key in tools:
             refused.append(
-                f"{shown}: {spec.name} is another tool's name already, or too near to it"
+                f"{offer_name}: {spec.name} is already the name of another tool, or too similar"
             )
             continue
-        tools[key] = TakenTool(spec, name, offer)
-    return Read(tuple(tools.values()), tuple(refused))
+        tools[key] = AcceptedTool(spec, name, offer)
+    return AcceptedOffers(tuple(tools.values()), tuple(refused))
 
 
 def _spec(server: str, settings: McpSettings, offer: OfferedTool) -> ToolSpec:
     if not _TOOL.fullmatch(offer.name):
-        raise ValueError("a tool's name is up to 64 letters, digits and _ - . / :")
-    own = settings.servers[server]
-    said = own.tools.get(offer.name, Declared())
+        raise ValueError("a tool's name must have at most 64 letters, digits and _ - . / :")
+    server_settings = settings.servers[server]
+    declared = server_settings.tools.get(offer.name, Declared())
     name = f"mcp.{server}.{re.sub(r'[^A-Za-z0-9_-]', '_', offer.name)}"
-    danger = Danger(said.danger or own.danger or "execute")
-    looks = danger is Danger.READ
-    about = one_line(offer.description.replace('"', "'"), _SAID)
+    danger = Danger(declared.danger or server_settings.danger or "execute")
+    is_read = danger is Danger.READ
+    description = one_line(offer.description.replace('"', "'"), _DESCRIPTION_CHARS)
     return ToolSpec(
         name=name,
-        summary=said.summary
+        summary=declared.summary
         or (
-            f'of an MCP server, which says of it: "{about}"'
-            if about
+            f'of an MCP server, which says of it: "{description}"'
+            if description
             else "of an MCP server, which says nothing of it"
         ),
-        arguments=arguments_of(offer.schema, settings.schema_bytes),
-        output=Answered,
-        danger=Danger.OUTSIDE if own.url else danger,
+        arguments=arguments_model(offer.schema, settings.schema_bytes),
+        output=McpOutput,
+        danger=Danger.OUTSIDE if server_settings.url else danger,
         caps=Caps(settings.seconds, settings.result_bytes),
         requirements=Requirements(
-            os_access=bool(own.command),
-            network_access=bool(own.url),
-            file_system=_FILES[files_for(own, danger)],
+            os_access=bool(server_settings.command),
+            network_access=bool(server_settings.url),
+            file_system=_FILE_ACCESS[file_access(server_settings, danger)],
         ),
-        tags=("mcp", server, "look" if looks else "change"),
+        tags=("mcp", server, "look" if is_read else "change"),
         version=offer.digest[:12],
         profiles=("mcp",),
         cost=Cost.LOW,
     )
 
 
-def files_for(server: McpServerSettings, danger: Danger) -> str:
-    """Return what a tool is given of the workspace's files: one that only reads cannot write,
-    whatever its server may.
+def file_access(server: McpServerSettings, danger: Danger) -> str:
+    """Return a tool's access to the workspace's files. A tool with the danger `read` cannot write,
+    whatever its server may do.
     """
     return "read" if server.files == "write" and danger is Danger.READ else server.files
 
 
-def list_file(settings: Settings, own: McpSettings, server: str) -> Path:
-    """Return where the list of a server's taken tools lies."""
-    return (own.folder or settings.data_dir / "mcp") / f"{server}.json"
+def list_file(settings: Settings, mcp: McpSettings, server: str) -> Path:
+    """Return the path of the list of a server's accepted tools."""
+    return (mcp.folder or settings.data_dir / "mcp") / f"{server}.json"
 
 
-def taken_tools(settings: Settings, own: McpSettings) -> Sequence[TakenTool]:
-    """Return the tools that were taken, those of one server after the other's. Raises
-    `ConfigurationError` for a file that is no such list.
+def accepted_tools(settings: Settings, mcp: McpSettings) -> Sequence[AcceptedTool]:
+    """Return the accepted tools, in the order of the servers. Raises `ConfigurationError` for an
+    invalid file.
     """
-    found: list[TakenTool] = []
-    for name, server in own.servers.items():
-        file = list_file(settings, own, name)
+    tools: list[AcceptedTool] = []
+    for name, server in mcp.servers.items():
+        file = list_file(settings, mcp, name)
         try:
             with file.open("rb") as opened:
                 text = opened.read(_LIST_BYTES)
@@ -350,13 +355,13 @@ def taken_tools(settings: Settings, own: McpSettings) -> Sequence[TakenTool]:
             continue
         except OSError as error:
             raise ConfigurationError(f"{file}: {error.strerror}") from error
-        found += _read(str(file), name, text, _settings_text(own, server, name))
-    return found
+        tools += _read(str(file), name, text, _settings_text(mcp, server, name))
+    return tools
 
 
-def _settings_text(own: McpSettings, server: McpServerSettings, name: str) -> str:
-    """What the settings say that a tool's entry goes by, as a text."""
-    return own.model_copy(
+def _settings_text(mcp: McpSettings, server: McpServerSettings, name: str) -> str:
+    """Return the settings that determine a server's catalogue entries, as JSON."""
+    return mcp.model_copy(
         update={
             "servers": {
                 name: server.model_copy(update={"credentials": {}, "credentials_file": None})
@@ -365,31 +370,37 @@ def _settings_text(own: McpSettings, server: McpServerSettings, name: str) -> st
     ).model_dump_json(exclude_unset=True)
 
 
-@functools.lru_cache(200)  # a tool has one entry, which is equal to itself alone
-def _read(file: str, name: str, text: bytes, settings: str) -> tuple[TakenTool, ...]:
+@functools.lru_cache(200)  # specs compare by identity, so each must be created only once
+def _read(file: str, name: str, text: bytes, settings: str) -> tuple[AcceptedTool, ...]:
     try:
         offers = [
-            OfferedTool(str(one["name"]), str(one["description"]), dict(one["schema"]))
-            for one in json.loads(text)["tools"]
+            OfferedTool(str(entry["name"]), str(entry["description"]), dict(entry["schema"]))
+            for entry in json.loads(text)["tools"]
         ]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigurationError(
-            f"{file} is no list of taken tools; `moothall tools take {name}` writes it anew"
+            f"{file} is not a list of accepted tools; `moothall tools take {name}` rewrites it"
         ) from error
     return read_offers(name, McpSettings.model_validate_json(settings), offers).tools
 
 
-def keep(settings: Settings, own: McpSettings, server: str, tools: Sequence[TakenTool]) -> Path:
-    """Write the list of a server's taken tools. Raises `ConfigurationError`."""
-    file = list_file(settings, own, server)
-    told = [
-        {"name": one.offer.name, "description": one.offer.description, "schema": one.offer.schema}
-        for one in tools
+def write_accepted_tools(
+    settings: Settings, mcp: McpSettings, server: str, tools: Sequence[AcceptedTool]
+) -> Path:
+    """Write the list of a server's accepted tools. Raises `ConfigurationError`."""
+    file = list_file(settings, mcp, server)
+    entries = [
+        {
+            "name": tool.offer.name,
+            "description": tool.offer.description,
+            "schema": tool.offer.schema,
+        }
+        for tool in tools
     ]
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         new = file.with_name(f".{file.name}")
-        new.write_text(json.dumps({"tools": told}, indent=2), encoding="utf-8")
+        new.write_text(json.dumps({"tools": entries}, indent=2), encoding="utf-8")
         new.chmod(0o600)
         new.replace(file)
     except OSError as error:

@@ -15,7 +15,7 @@ from moothall.network.destinations import Destinations
 from moothall.ports import Workspace
 from moothall.toolkits.answering import Output, run_within
 from moothall.toolkits.mcp.settings import McpServerSettings, McpSettings
-from moothall.toolkits.mcp.spec import OfferedTool, TakenTool, files_for
+from moothall.toolkits.mcp.spec import AcceptedTool, OfferedTool, file_access
 from moothall.toolkits.web.family import HttpSettings
 
 if TYPE_CHECKING:  # the SDK takes time to import, and few deployments have servers
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # the SDK takes time to import, and few deployments have serv
 
     from moothall.toolkits.mcp.living import ServerPool
 
-_LACKS = "MCP's library is not installed: pip install 'moothall[mcp]'"
+_NOT_INSTALLED = "MCP's library is not installed: pip install 'moothall[mcp]'"
 
 
 class McpTools:
@@ -36,7 +36,7 @@ class McpTools:
         sandbox: SandboxSettings,
         mcp: McpSettings,
         http: HttpSettings,
-        tools: Sequence[TakenTool] = (),
+        tools: Sequence[AcceptedTool] = (),
     ) -> None:
         self._mcp, self._sandbox = mcp, sandbox
         self._destinations = Destinations.read(http.allow, only=http.only_allowed)
@@ -73,7 +73,7 @@ class McpTools:
             await self._server_pool.close()
 
     async def _output(
-        self, call: ToolCall, tool: TakenTool, workspace: Workspace, tenant: str
+        self, call: ToolCall, tool: AcceptedTool, workspace: Workspace, tenant: str
     ) -> Output:
         async with self._connect(tool, workspace, tenant) as client:
             from moothall.toolkits.mcp.client import call_tool, list_tools
@@ -88,14 +88,13 @@ class McpTools:
             )
             if offered is None or offered.digest != tool.offer.digest:
                 difference = (
-                    "has no such tool any more"
+                    "no longer has this tool"
                     if offered is None
-                    else "describes this tool otherwise than when it was taken"
+                    else "has changed the description of this tool since it was accepted"
                 )
                 raise CallFailed(
                     f"the MCP server {tool.server} {difference}; `moothall tools take "
-                    f"{tool.server}` "
-                    "takes what it has now"
+                    f"{tool.server}` accepts its current tools"
                 )
             output: Output = scrub_all(
                 await call_tool(client, offered.name, call.arguments), known=self._secrets
@@ -103,19 +102,21 @@ class McpTools:
         return output
 
     def _connect(
-        self, tool: TakenTool, workspace: Workspace, tenant: str
+        self, tool: AcceptedTool, workspace: Workspace, tenant: str
     ) -> AbstractAsyncContextManager[Client]:
         """Return a connection to the server of a tool: the workspace's persistent server, or one
         for this call.
         """
         server, name = self._mcp.servers[tool.server], tool.server
-        if not server.lives_on:
-            files = files_for(server, tool.spec.danger)
-            return self._once(name, None if files == "none" else workspace, keeps=files == "write")
+        if not server.is_persistent:
+            files = file_access(server, tool.spec.danger)
+            return self._connect_once(
+                name, None if files == "none" else workspace, keep_changes=files == "write"
+            )
         try:
             from moothall.toolkits.mcp.living import LiveServer, ServerPool
         except ModuleNotFoundError as error:
-            raise CallFailed(_LACKS) from error
+            raise CallFailed(_NOT_INSTALLED) from error
         server_pool = self._server_pool = self._server_pool or ServerPool(
             self._mcp.kept, self._slots
         )
@@ -123,7 +124,7 @@ class McpTools:
             (tenant, workspace.id, name),
             lambda: LiveServer(
                 name,
-                lambda link_end: self._link(server, None, link_end, keeps=False),
+                lambda link_end: self._link(server, None, link_end, keep_changes=False),
                 self._mcp.seconds,
                 server.keep_seconds,
             ),
@@ -136,58 +137,64 @@ class McpTools:
         if name not in self._mcp.servers:
             names = ", ".join(self._mcp.servers) or "none"
             raise NotFound(
-                f"no MCP server {name[:60]!r} is set; there are: {names} ([mcp.servers.NAME])"
+                f"no MCP server {name[:60]!r} is configured ([mcp.servers.NAME]); there are: "
+                f"{names}"
             )
         try:
             async with (
                 asyncio.timeout(self._mcp.seconds),
-                self._client(name, None, keeps=False) as client,
+                self._client(name, None, keep_changes=False) as client,
             ):
                 from moothall.toolkits.mcp.client import list_tools
 
                 return await list_tools(client)
         except TimeoutError as error:
             raise CallFailed(
-                f"the MCP server {name} gave no whole list within {self._mcp.seconds:g} s "
+                f"the MCP server {name} did not list its tools within {self._mcp.seconds:g} s "
                 "(mcp.seconds)"
             ) from error
 
     @asynccontextmanager
-    async def _once(
-        self, name: str, workspace: Workspace | None, *, keeps: bool
+    async def _connect_once(
+        self, name: str, workspace: Workspace | None, *, keep_changes: bool
     ) -> AsyncIterator[Client]:
-        async with self._slots, self._client(name, workspace, keeps=keeps) as client:
+        async with self._slots, self._client(name, workspace, keep_changes=keep_changes) as client:
             yield client
 
     @asynccontextmanager
     async def _client(
-        self, name: str, workspace: Workspace | None, *, keeps: bool
+        self, name: str, workspace: Workspace | None, *, keep_changes: bool
     ) -> AsyncIterator[Client]:
         server, mcp = self._mcp.servers[name], self._mcp
         try:
             from moothall.toolkits.mcp.client import connect
             from moothall.toolkits.mcp.links import LinkEnd
         except ModuleNotFoundError as error:
-            raise CallFailed(_LACKS) from error
+            raise CallFailed(_NOT_INSTALLED) from error
         link_end = LinkEnd()
         async with connect(
             name,
-            lambda end: self._link(server, workspace, end, keeps=keeps),
+            lambda end: self._link(server, workspace, end, keep_changes=keep_changes),
             mcp.seconds,
             link_end,
         ) as client:
             yield client
 
     def _link(
-        self, server: McpServerSettings, workspace: Workspace | None, link_end: Any, *, keeps: bool
+        self,
+        server: McpServerSettings,
+        workspace: Workspace | None,
+        link_end: Any,
+        *,
+        keep_changes: bool,
     ) -> Any:
         from moothall.toolkits.mcp import links
 
         max_bytes = self._mcp.receive_bytes
         if server.url:
-            return links.over_http(server, self._destinations, max_bytes, link_end)
+            return links.http_link(server, self._destinations, max_bytes, link_end)
         if workspace is None:
-            return links.in_sandbox(server, self._sandbox, max_bytes, link_end)
-        return links.in_workspace(
-            server, workspace, self._mcp.seconds, max_bytes, link_end, keeps=keeps
+            return links.sandbox_link(server, self._sandbox, max_bytes, link_end)
+        return links.workspace_link(
+            server, workspace, self._mcp.seconds, max_bytes, link_end, keep_changes=keep_changes
         )

@@ -107,9 +107,9 @@ class HttpCaller:
         try:
             target = url.join(URL(response.headers["Location"]))
         except (ValueError, UnicodeError) as error:
-            raise CallFailed(f"{url} redirects to what is no URL") from error
+            raise CallFailed(f"{url} redirects to an invalid URL") from error
         if url.scheme == "https" and target.scheme == "http":
-            raise Refused(f"{url} redirects from https to http; that is not followed")
+            raise Refused(f"{url} redirects from https to http, which is not followed")
         try:
             return self._destinations.check(str(target))
         except (InvalidRequest, Refused) as error:
@@ -208,7 +208,7 @@ async def _unpack(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     if encoding not in _ENCODINGS:
         raise CallFailed(
             f"{response.url.host} answered in the content encoding {encoding[:40]!r}, which was "
-            "not asked for"
+            "not requested"
         )
     decompressor = zlib.decompressobj(_ENCODINGS[encoding])
     try:

@@ -18,19 +18,21 @@ if TYPE_CHECKING:
 
 
 class HttpSettings(Section):
-    """What tools may do on the network: `http.*` and `web.*`. They are granted to no role unless
-    `policies/roles.yaml` says so.
+    """Network access of tools: `http.*` and `web.*`. No role has them unless `policies/roles.yaml`
+    grants them.
     """
 
     allow: tuple[str, ...] = Field(
         (),
-        description="hosts (name or name:port) and networks that tools may call though their "
+        description="hosts (name or name:port) and networks that tools may call although their "
         "addresses are not public",
     )
-    only_allowed: bool = Field(default=False, description="tools may call nothing but those")
+    only_allowed: bool = Field(default=False, description="tools may call only those in `allow`")
     seconds: float = Field(30.0, gt=0, description="one call, redirects included")
     redirects: int = Field(5, ge=0, le=20)
-    response_bytes: int = Field(1_000_000, ge=1024, description="an answer, unpacked; more is cut")
+    response_bytes: int = Field(
+        1_000_000, ge=1024, description="a response after decompression; a longer one is truncated"
+    )
     download_bytes: int = Field(
         5_000_000,
         ge=1024,
@@ -56,7 +58,7 @@ class WebFamily(Family[HttpSettings]):
     def missing_settings(self, settings: Settings, tenant: str) -> Mapping[str, str]:
         """See `Family`."""
         del tenant  # all tenants use one search server
-        if self.own(settings).search_url:
+        if self.own_settings(settings).search_url:
             return {}
         return {"web.search": "MOOTHALL_HTTP__SEARCH_URL, the root of a SearXNG server, is not set"}
 
@@ -65,4 +67,4 @@ class WebFamily(Family[HttpSettings]):
         """See `Family`."""
         from moothall.toolkits.web.toolkit import WebTools
 
-        yield OpenedFamily(WebTools(self.own(settings)).call)
+        yield OpenedFamily(WebTools(self.own_settings(settings)).call)

@@ -1,5 +1,5 @@
-"""What the catalogue says of the tools that reach the network. They act beyond the workspace: no
-role has them by default.
+"""The catalogue entries of the network tools. They act beyond the workspace, so no role has them by
+default.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Cost, Danger, Example, Rate, Requirements, ToolSpec
 
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
-_MOST_HEADERS = 30
+_MAX_HEADERS = 30
 _ENGINE = must_match(r"[A-Za-z0-9 _.-]+", "the name of a search engine such as wikipedia")
 _OURS = frozenset(
     [
@@ -35,11 +35,11 @@ _OURS = frozenset(
 
 
 def _check_headers(headers: dict[str, str]) -> dict[str, str]:
-    if len(headers) > _MOST_HEADERS:
-        raise ValueError(f"{len(headers)} headers; at most {_MOST_HEADERS} may be set")
+    if len(headers) > _MAX_HEADERS:
+        raise ValueError(f"{len(headers)} headers; at most {_MAX_HEADERS} may be set")
     for name, value in headers.items():
         if not _NAME.fullmatch(name) or name.lower() in _OURS:
-            raise ValueError(f"{name[:60]!r} is no header that may be set")
+            raise ValueError(f"the header {name[:60]!r} may not be set")
         if not value.isprintable():
             raise ValueError(f"the value of header {name!r} has a line end or a control character")
     return headers
@@ -59,13 +59,13 @@ class Fetch(Arguments):
 
 
 class Send(Fetch):
-    """`body` is sent as it is, in UTF-8; say in a header what it is."""
+    """`body` is sent unchanged, in UTF-8; set a header for its content type."""
 
     body: Text = ""
 
 
 class Download(Arguments):
-    """`path` is where the answer goes."""
+    """`path` is the file for the response."""
 
     url: Url
     path: Path
@@ -84,9 +84,7 @@ class WebFetch(Arguments):
 
 
 class WebSearch(Arguments):
-    """`engines` are those that the search server knows, such as "wikipedia"; none: its usual
-    ones.
-    """
+    """`engines` are engines of the search server, such as "wikipedia"; empty: its default ones."""
 
     query: Annotated[str, Field(min_length=1, max_length=500)]
     engines: Annotated[
@@ -95,9 +93,7 @@ class WebSearch(Arguments):
 
 
 class HttpAnswer(Output):
-    """`status` is the server's; `body` is text, empty for what is none; `url` is where the last
-    redirect led.
-    """
+    """A response. `body` is empty if it is not text; `url` is the target of the last redirect."""
 
     status: int
     url: str
@@ -107,8 +103,8 @@ class HttpAnswer(Output):
     truncated: bool
 
 
-class Transferred(Output):
-    """A file that came or went."""
+class TransferredFile(Output):
+    """A file that was downloaded or uploaded."""
 
     status: int
     url: str
@@ -117,7 +113,7 @@ class Transferred(Output):
 
 
 class PageText(Output):
-    """What a reader sees of a page."""
+    """The visible text of a page."""
 
     status: int
     url: str
@@ -127,8 +123,8 @@ class PageText(Output):
     truncated: bool
 
 
-class Found(Output):
-    """Each with title, url and text."""
+class SearchResults(Output):
+    """Search results, each with title, url and text."""
 
     results: list[dict[str, str]]
 
@@ -158,7 +154,7 @@ def _network(
     cache_seconds: float = 0.0,
     rate: Rate | None = None,
 ) -> ToolSpec:
-    """`file`: what becomes of the argument `path`, where there is one."""
+    """`file`: the access to the file named by the argument `path`, if there is one."""
     return ToolSpec(
         name=name,
         summary=summary,
@@ -206,7 +202,7 @@ def _transfer(
         f"http.{name}",
         summary,
         model,
-        Transferred,
+        TransferredFile,
         example,
         file=file,
         tags=("network", "files"),
@@ -277,7 +273,7 @@ SPECS: Final = (
         "web.search",
         "search the web through the operator's search server",
         WebSearch,
-        Found,
+        SearchResults,
         Example(
             "look something up",
             {"query": "python zoneinfo fold"},

@@ -69,7 +69,7 @@ class WebTools:
             max_bytes=self._settings.response_bytes,
             truncate=True,
         )
-        return _output_of(response)
+        return _response_output(response)
 
     async def _get(self, url: str) -> HttpResponse:
         return await self._exchange.call(
@@ -102,11 +102,11 @@ class WebTools:
         try:
             body = base64.b64decode(str(loaded["content"]), validate=True)
         except ValueError as error:
-            raise CallFailed("the workspace gave what is no file") from error
+            raise CallFailed("the workspace did not return a file") from error
         if len(body) > self._settings.download_bytes:
             limit = self._settings.download_bytes
             raise CallFailed(
-                f"{args['path']} has {len(body)} bytes; at most {limit} are sent "
+                f"{args['path']} has {len(body)} bytes; at most {limit} may be sent "
                 "(http.download_bytes)"
             )
         response = await self._exchange.call(
@@ -177,7 +177,7 @@ def _is_text(response: HttpResponse) -> bool:
     return kind.startswith(_TEXT_TYPES) or kind.endswith(("+json", "+xml"))
 
 
-def _output_of(response: HttpResponse) -> Output:
+def _response_output(response: HttpResponse) -> Output:
     readable = _is_text(response)
     return {
         "status": response.status,

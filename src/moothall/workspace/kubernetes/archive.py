@@ -1,5 +1,5 @@
-"""Folder trees as tar streams, in pieces. Packing and unpacking follow nothing that hostile code
-may have made.
+"""Folder trees as tar streams, in pieces. Packing and unpacking never follow links, which hostile
+code may have created.
 
 `tarfile.extractall` is not used: its filters have been bypassed more than once, and the files that
 a setup returns were written by code of the repository.
@@ -22,7 +22,7 @@ from typing import IO, TypeVar, cast
 
 from moothall.errors import WorkspaceFailed
 
-Keep = Callable[[str, os.stat_result], bool]
+Include = Callable[[str, os.stat_result], bool]
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -39,17 +39,17 @@ def everything(_path: str, _status: os.stat_result) -> bool:
     return True
 
 
-def pack(root: Path, target: IO[bytes], keep: Keep = everything) -> None:
-    """Write the files, folders and symlinks below `root` for which `keep` is true, a folder before
-    its contents; pipes and sockets are left out.
+def pack(root: Path, target: IO[bytes], include: Include = everything) -> None:
+    """Write the files, folders and symlinks below `root` for which `include` is true, a folder
+    before its contents. Pipes and sockets are left out.
     """
     with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for folder, names, files, descriptor in os.fwalk(root, follow_symlinks=False):
             names.sort()
             for name in (*names, *sorted(files)):
-                path = os.path.relpath(os.path.join(folder, name), root)  # noqa: PTH118 - bytes that are no text come back as they were
+                path = os.path.relpath(os.path.join(folder, name), root)  # noqa: PTH118 - names that are not text are preserved
                 status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-                if keep(path, status):
+                if include(path, status):
                     _add(archive, path, name, descriptor, status)
 
 
@@ -75,31 +75,32 @@ def _add(
                 archive.addfile(member, file)
 
 
-def unpack(source: IO[bytes], root: Path, *, owner: int | None = None, most: int) -> None:
+def unpack(source: IO[bytes], root: Path, *, owner: int | None = None, max_bytes: int) -> None:
     """Write the contents of a stream below `root`, over existing files. Raises `WorkspaceFailed` if
-    it is no valid tree or has more than `most` bytes, and `OSError` if something cannot be written.
+    it is not a valid tree or has more than `max_bytes`, and `OSError` if something cannot be
+    written.
     """
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _unpack(_Bounded(source), top, owner, most)
+        _unpack(_Bounded(source), top, owner, max_bytes)
     except (OSError, WorkspaceFailed):
         raise
-    except Exception as error:  # whatever a stream made up, what came of it is not the whole tree
-        raise WorkspaceFailed(f"what came is no tree: {error}") from error
+    except Exception as error:  # a hostile stream can cause any error
+        raise WorkspaceFailed(f"the received tree is invalid: {error}") from error
     finally:
         os.close(top)
 
 
-def _unpack(source: _Bounded, top: int, owner: int | None, most: int) -> None:
-    left = most
+def _unpack(source: _Bounded, top: int, owner: int | None, max_bytes: int) -> None:
+    bytes_left = max_bytes
     with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r|") as archive:
         for member in archive:
-            archive.members, archive.pax_headers = [], {}  # type: ignore[attr-defined]  # it would remember each
-            left -= max(member.size, 0) + _ENTRY
-            if left < 0:
-                raise WorkspaceFailed(f"more than {most} bytes came where a tree belongs")
+            archive.members, archive.pax_headers = [], {}  # type: ignore[attr-defined]  # it would store every member
+            bytes_left -= max(member.size, 0) + _ENTRY
+            if bytes_left < 0:
+                raise WorkspaceFailed(f"the received tree has more than {max_bytes} bytes")
             source.room = member.size + _HEADERS
-            _put(archive, member, top, owner)
+            _write_member(archive, member, top, owner)
 
 
 class _Bounded:
@@ -114,9 +115,7 @@ class _Bounded:
         """Read the next bytes."""
         self.room -= size
         if self.room < 0:
-            raise WorkspaceFailed(
-                f"more than {_HEADERS} bytes of headers came where a tree belongs"
-            )
+            raise WorkspaceFailed(f"the received tree has more than {_HEADERS} bytes of headers")
         return self._source.read(size)
 
 
@@ -126,11 +125,13 @@ def split_path(path: str) -> list[str]:
     """
     parts = path.split("/")
     if any(part in {"", ".", ".."} or "\0" in part for part in parts):
-        raise WorkspaceFailed(f"the path {path[:200]!r} leads elsewhere")
+        raise WorkspaceFailed(f"the path {path[:200]!r} leads out of the folder")
     return parts
 
 
-def _put(archive: tarfile.TarFile, member: tarfile.TarInfo, top: int, owner: int | None) -> None:
+def _write_member(
+    archive: tarfile.TarFile, member: tarfile.TarInfo, top: int, owner: int | None
+) -> None:
     parts = split_path(member.name)
     with _parent(top, parts[:-1]) as folder:
         name = parts[-1]
@@ -151,7 +152,7 @@ def _put(archive: tarfile.TarFile, member: tarfile.TarInfo, top: int, owner: int
         elif member.isreg():
             _write(archive, member, name, folder)
         else:
-            raise WorkspaceFailed(f"{member.name[:200]!r} is neither file, folder nor symlink")
+            raise WorkspaceFailed(f"{member.name[:200]!r} is not a file, folder or symlink")
         if owner is not None:
             os.chown(name, owner, owner, dir_fd=folder, follow_symlinks=False)
 
@@ -189,7 +190,7 @@ def _parent(top: int, parts: list[str]) -> Iterator[int]:
                 inner = os.open(part, _FOLDER, dir_fd=folder)
             except OSError as error:
                 raise WorkspaceFailed(
-                    f"{'/'.join(parts)[:200]!r} is no folder: {error.strerror}"
+                    f"{'/'.join(parts)[:200]!r} is not a folder: {error.strerror}"
                 ) from error
             os.close(folder)
             folder = inner
@@ -217,26 +218,26 @@ async def receive(pipe: Pipe, stream: asyncio.StreamReader) -> None:
             if not await asyncio.to_thread(pipe.write, await stream.readexactly(size)):
                 return
     except asyncio.IncompleteReadError as error:
-        raise WorkspaceFailed("a tree broke off on its way") from error
+        raise WorkspaceFailed("the transfer of a tree was cut off") from error
 
 
 class Pipe:
-    """A thread that packs or unpacks, and our end of its pipe. The methods block, so they are
-    called in other threads.
+    """A thread that packs or unpacks, and the caller's end of its pipe. The methods block, so call
+    them in other threads.
     """
 
     def __init__(self, work: Callable[[IO[bytes]], None], *, reads: bool) -> None:
         source, target = os.pipe2(os.O_CLOEXEC)
-        theirs, mode = (source, "rb") if reads else (target, "wb")
-        self._ours = target if reads else source
-        self._using, self._over = threading.Lock(), False
+        worker_end, mode = (source, "rb") if reads else (target, "wb")
+        self._caller_end = target if reads else source
+        self._using, self._finished = threading.Lock(), False
         self._failed: list[BaseException] = []
 
         def run() -> None:
             try:
-                with os.fdopen(theirs, mode) as end:
+                with os.fdopen(worker_end, mode) as end:
                     work(end)
-            except Exception as error:  # noqa: BLE001 - whoever finishes hears it, and takes no part for the whole
+            except Exception as error:  # noqa: BLE001 - `finish` raises it, so that a part is not taken for the whole
                 self._failed.append(error)
 
         self._thread = threading.Thread(target=run, daemon=True)
@@ -252,31 +253,31 @@ class Pipe:
             return False
         return True
 
-    def read(self, most: int) -> bytes:
-        """Return the next piece of the packed tree, of `most` bytes except for the last; empty at
+    def read(self, max_bytes: int) -> bytes:
+        """Return the next piece of the packed tree, of `max_bytes` except for the last; empty at
         the end. Raises `BrokenPipeError` once the pipe is finished.
         """
         parts: list[bytes] = []
-        left = most
-        while left and (part := self._use(os.read, left)):
+        bytes_left = max_bytes
+        while bytes_left and (part := self._use(os.read, bytes_left)):
             parts.append(part)
-            left -= len(part)
+            bytes_left -= len(part)
         return b"".join(parts)
 
-    def _use(self, call: Callable[[int, _T], _R], what: _T) -> _R:
-        """Call with our end. A caller that was cancelled may leave a thread that still reads; it
-        must not get another file that has the same descriptor number by then.
+    def _use(self, call: Callable[[int, _T], _R], argument: _T) -> _R:
+        """Call a function with the caller's end. A cancelled caller may leave a thread that still
+        reads; it must not use another file that has the same descriptor number by then.
         """
         with self._using:
-            if self._over:
+            if self._finished:
                 raise BrokenPipeError
-            return call(self._ours, what)
+            return call(self._caller_end, argument)
 
     def finish(self) -> None:
-        """Close our end and wait for the thread. Raises the error that ended it."""
+        """Close the caller's end and wait for the thread. Raises the error that ended it."""
         with self._using:
-            self._over = True
-            os.close(self._ours)
+            self._finished = True
+            os.close(self._caller_end)
         self._thread.join()
         if self._failed:
             raise self._failed[0]
@@ -284,8 +285,8 @@ class Pipe:
 
 @asynccontextmanager
 async def piped(work: Callable[[IO[bytes]], None], *, reads: bool) -> AsyncIterator[Pipe]:
-    """Provide a pipe that is finished at the end of the block. An error of the block is raised, and
-    not the one that it causes in the thread.
+    """Provide a pipe that is finished at the end of the block. An error of the block is raised
+    instead of the one that it causes in the thread.
     """
     pipe = Pipe(work, reads=reads)
     try:

@@ -44,7 +44,7 @@ def pod_failure(pod: Mapping[str, Any]) -> str:
     """Return why a pod will never answer or no longer answers; '' if it may answer."""
     status = pod.get("status") or {}
     if reason := status.get("reason"):  # Evicted, DeadlineExceeded, NodeLost, …
-        return _say(f"its pod was ended: {reason}", status.get("message"))
+        return _with_detail(f"its pod was ended: {reason}", status.get("message"))
     for container_status in status.get("containerStatuses") or ():
         if failure := _container_failure(container_status):
             return failure
@@ -55,16 +55,18 @@ def _container_failure(container_status: Mapping[str, Any]) -> str:
     state, name = container_status.get("state") or {}, container_status.get("name")
     waiting, terminated = state.get("waiting") or {}, state.get("terminated") or {}
     if waiting.get("reason") in _PULL_ERRORS:
-        return _say(
+        return _with_detail(
             f"the image {container_status.get('image')!r} of {name} cannot be pulled",
             waiting.get("message") or waiting["reason"],
         )
     if waiting.get("reason") in _START_ERRORS:
-        return _say(f"{name} cannot be started", waiting.get("message") or waiting["reason"])
+        return _with_detail(
+            f"{name} cannot be started", waiting.get("message") or waiting["reason"]
+        )
     if terminated.get("reason") == "OOMKilled":
-        return f"{name} used more memory than it may (sandbox.memory_bytes) and was killed"
+        return f"{name} exceeded its memory limit (sandbox.memory_bytes) and was killed"
     return (
-        _say(
+        _with_detail(
             f"{name} ended with {terminated.get('exitCode')}",
             terminated.get("message") or terminated.get("reason"),
         )
@@ -77,7 +79,7 @@ def pod_waiting_reason(pod: Mapping[str, Any]) -> str:
     """Return what a pod that is not running yet waits for, or ''."""
     for condition in (pod.get("status") or {}).get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return _say("no node takes it", condition.get("message"))
+            return _with_detail("no node takes it", condition.get("message"))
     return ""
 
 
@@ -86,14 +88,14 @@ def event_failure(event: Mapping[str, Any]) -> str:
     evicts its pod.
     """
     is_evicted = event.get("reason") == "Evicted"
-    return _say(
+    return _with_detail(
         "its pod was ended: Evicted" if is_evicted else "the cluster refuses its pod",
         event.get("message"),
     )
 
 
-def _say(what: str, why: object) -> str:
-    return f"{what}: {str(why)[:_REASON_CHARS]}" if why else what
+def _with_detail(summary: str, detail: object) -> str:
+    return f"{summary}: {str(detail)[:_REASON_CHARS]}" if detail else summary
 
 
 class Cluster:
@@ -156,7 +158,7 @@ class Cluster:
             )
         except FAILURES as error:
             raise ConfigurationError(
-                f"Jobs cannot be made in the namespace {self._jobs.namespace!r}: "
+                f"Jobs cannot be created in the namespace {self._jobs.namespace!r}: "
                 f"{error_text(error)}"
             ) from error
 
@@ -202,7 +204,7 @@ class Cluster:
         except FAILURES as error:
             await self.remove(name)
             raise SandboxUnavailable(
-                f"no Job can be made for a workspace: {error_text(error)}"
+                f"no Job can be created for a workspace: {error_text(error)}"
             ) from error
 
     async def label(self, name: str, labels: Mapping[str, str]) -> None:
@@ -224,7 +226,9 @@ class Cluster:
             )
         except FAILURES as error:
             log.info(
-                "a workspace's Job does not say whose it is", job=name, reason=error_text(error)
+                "a workspace's Job could not be labelled with its owner",
+                job=name,
+                reason=error_text(error),
             )
 
     def wait_for_failure(self, name: str) -> asyncio.Future[str]:
@@ -287,7 +291,10 @@ class Cluster:
                     self._loop.call_soon_threadsafe(handler, event["type"], event["raw_object"])
             except FAILURES as error:
                 if not self._closed.is_set() and getattr(error, "status", 0) != _GONE:
-                    log.warning("the cluster is not heard; trying again", reason=error_text(error))
+                    log.warning(
+                        "the watch of the cluster was interrupted; trying again",
+                        reason=error_text(error),
+                    )
             except RuntimeError:
                 return  # the event loop is closed, so the process ends
             finally:
@@ -298,17 +305,19 @@ class Cluster:
         name = str(((pod.get("metadata") or {}).get("labels") or {}).get("job-name"))
         if name in self._failures:
             self._waiting_reasons[name] = pod_waiting_reason(pod)
-        self._say(name, pod_failure(pod) or ("its pod was deleted" if kind == "DELETED" else ""))
+        self._report_failure(
+            name, pod_failure(pod) or ("its pod was deleted" if kind == "DELETED" else "")
+        )
 
     def _handle_event(self, _kind: str, event: Mapping[str, Any]) -> None:
         involved = event.get("involvedObject") or {}
         name = str(involved.get("name"))
         # The controller of a Job appends five characters to the name of each pod.
-        self._say(
+        self._report_failure(
             name.rpartition("-")[0] if involved.get("kind") == "Pod" else name, event_failure(event)
         )
 
-    def _say(self, name: str, failure: str) -> None:
+    def _report_failure(self, name: str, failure: str) -> None:
         future = self._failures.get(name)
         if failure and future is not None and not future.done():
             future.set_result(failure)
@@ -328,8 +337,8 @@ def connect(jobs: JobSettings) -> client.ApiClient:
         return _default_client()
     except config.ConfigException as error:
         raise ConfigurationError(
-            f"workspace.kind is kubernetes and no cluster is known: {error}; give jobs.kubeconfig, "
-            "or run in a pod with a service account"
+            f"workspace.kind is kubernetes, but no cluster is configured: {error}; set "
+            "jobs.kubeconfig, or run in a pod with a service account"
         ) from error
 
 

@@ -28,7 +28,7 @@ from moothall.repositories.objects import Change
 from moothall.repositories.patch_rules import MODES
 from moothall.repositories.workspace_history import NAME as HISTORY_NAME
 from moothall.sandbox.bubblewrap import interpreter
-from moothall.sandbox.spawn import drop_uid
+from moothall.sandbox.spawn import sandbox_uid
 from moothall.sandbox_runtime.protocol import pack_path, unpack_path
 from moothall.workspace.executor_client import (
     Answer,
@@ -40,10 +40,10 @@ from moothall.workspace.executor_connection import ExecutorConnection
 from moothall.workspace.kubernetes import archive, manifest
 from moothall.workspace.kubernetes.cluster import Cluster
 from moothall.workspace.kubernetes.multiplexer import (
-    CODE,
+    CODE_EXECUTOR,
     CONTROL,
-    FILES,
-    HANDS,
+    EXECUTOR,
+    TREES,
     Multiplexer,
     Streams,
     Transport,
@@ -91,8 +91,8 @@ class JobExecutor(ExecutorClient):
     def assign_owner(self, owner: Mapping[str, str]) -> None:
         """Set the owner, and update the labels of a Job that exists already."""
         super().assign_owner(owner)
-        if self._trunk_task is not None and (labels := manifest.labels_of(owner)):
-            self._beside(self._cluster.label(self.job, labels), "labels")
+        if self._trunk_task is not None and (labels := manifest.owner_labels(owner)):
+            self._run_in_background(self._cluster.label(self.job, labels), "labels")
 
     @property
     def alive(self) -> bool:
@@ -137,16 +137,16 @@ class JobExecutor(ExecutorClient):
             self._trunk.run(self._settings.jobs.start_seconds), name=f"trunk {self.job}"
         )
         labels, bus = (
-            {**self._cluster.labels, **manifest.labels_of(self.owner)},
+            {**self._cluster.labels, **manifest.owner_labels(self.owner)},
             self._bus(self.job),
         )
         await self._cluster.create(manifest.job(self.job, labels, self.setup, self._settings, bus))
         await self._wait_connected()
-        self._control = await ExecutorConnection.over(await self._trunk.open(CONTROL))
+        self._control = await ExecutorConnection.create(await self._trunk.open(CONTROL))
         await self._control.ready
-        self._files = self._proxies.enter_context(await self._trunk.open(FILES))
+        self._files = self._proxies.enter_context(await self._trunk.open(TREES))
         self._files.setblocking(False)
-        tools_link = await ExecutorConnection.over(await self._trunk.open(HANDS))
+        tools_link = await ExecutorConnection.create(await self._trunk.open(EXECUTOR))
         for layer in reversed(self.setup.tree):
             await self._upload(layer, "tree")
         if self.setup.env:
@@ -155,7 +155,7 @@ class JobExecutor(ExecutorClient):
         await self._call_link("begin")
         self._link = tools_link
         await tools_link.ready
-        if self.setup.reach:
+        if self.setup.network_access:
             reply = await self._call_link("port")
             with _checked_parsing():
                 self._port = int(reply["port"])
@@ -187,7 +187,7 @@ class JobExecutor(ExecutorClient):
             raise WorkspaceFailed(self._failure or "the workspace is not open")
         try:
             async with asyncio.timeout(_CONTROL_SECONDS):
-                _, answer = self._control.ask({"op": op, **fields})
+                _, answer = self._control.send({"op": op, **fields})
                 reply = await answer
         except TimeoutError as error:
             raise WorkspaceFailed(
@@ -201,13 +201,13 @@ class JobExecutor(ExecutorClient):
             raise WorkspaceFailed(f"the link of {self.job}: {str(reply.get('error'))[:1000]}")
         return reply
 
-    async def _upload(self, tree: Path, where: str) -> None:
+    async def _upload(self, tree: Path, volume: str) -> None:
         async with archive.piped(lambda target: archive.pack(tree, target), reads=False) as pipe:
             sending = asyncio.create_task(
                 archive.send(pipe, self._files), name=f"tree for {self.job}"
             )
             try:
-                await self._call_link("unpack", where=where, most=self._settings.jobs.disk_bytes)
+                await self._call_link("unpack", where=volume, most=self._settings.jobs.disk_bytes)
                 await sending
             finally:
                 sending.cancel()
@@ -217,11 +217,11 @@ class JobExecutor(ExecutorClient):
         """Upload the operator's configuration for set-up: each folder under its number, and all
         files in one folder, under their numbers.
         """
-        if self.setup.reach is None or not self.setup.reach.ro:
+        if self.setup.network_access is None or not self.setup.network_access.ro:
             return
         folder = self.folder / "config"
         await asyncio.to_thread(folder.mkdir)
-        for number, (path, _) in enumerate(self.setup.reach.ro):
+        for number, (path, _) in enumerate(self.setup.network_access.ro):
             if await asyncio.to_thread(path.is_dir):
                 await self._upload(path, str(number))
             else:
@@ -232,7 +232,10 @@ class JobExecutor(ExecutorClient):
         """Return the environment of a command. Paths of uploaded configuration files are replaced
         by their paths in the pod.
         """
-        variables, ro = super().variables(), self.setup.reach.ro if self.setup.reach else ()
+        variables, ro = (
+            super().variables(),
+            self.setup.network_access.ro if self.setup.network_access else (),
+        )
         files = {
             inside: f"{_CONFIG}/{number}"
             for number, (path, inside) in enumerate(ro)
@@ -242,17 +245,17 @@ class JobExecutor(ExecutorClient):
 
     def _serve_proxy(self, _stream: int, streams: Streams) -> None:
         """Serve a connection of a set-up with the same proxy as on this machine."""
-        reach = self.setup.reach
-        if reach is None:
+        access = self.setup.network_access
+        if access is None:
             streams[1].transport.abort()
             return
         if self._proxy is None:
-            self._proxy = Proxy(reach.destinations, reach.most, reach.credentials)
-        self._beside(self._proxy.serve(*streams), "way out")
+            self._proxy = Proxy(access.destinations, access.max_bytes, access.credentials)
+        self._run_in_background(self._proxy.serve(*streams), "way out")
 
-    def _beside(self, work: Coroutine[Any, Any, None], what: str) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None], purpose: str) -> None:
         """Run something in the background until the executor ends at the latest."""
-        task = asyncio.create_task(work, name=f"{what} of {self.job}")
+        task = asyncio.create_task(work, name=f"{purpose} of {self.job}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -325,12 +328,12 @@ class JobExecutor(ExecutorClient):
         if self.setup.tree:
             await self._fetch("tree", self.upper)
 
-    async def _fetch(self, where: str, target: Path) -> None:
-        owner, max_bytes = drop_uid(self._limits), self._settings.jobs.disk_bytes
-        unpack = functools.partial(archive.unpack, root=target, owner=owner, most=max_bytes)
+    async def _fetch(self, volume: str, target: Path) -> None:
+        owner, max_bytes = sandbox_uid(self._limits), self._settings.jobs.disk_bytes
+        unpack = functools.partial(archive.unpack, root=target, owner=owner, max_bytes=max_bytes)
         async with archive.piped(unpack, reads=True) as pipe:
             while True:
-                reply = await self._call_link("pack", where=where)
+                reply = await self._call_link("pack", where=volume)
                 with _checked_parsing():
                     piece = base64.b64decode(reply["data"])
                 if not piece or not await asyncio.to_thread(pipe.write, piece):
@@ -339,7 +342,7 @@ class JobExecutor(ExecutorClient):
     async def code(self) -> ExecutorConnection:
         """Return the connection to the container for blocks of Python."""
         if self._code is None:
-            self._code = await ExecutorConnection.over(await self._trunk.open(CODE))
+            self._code = await ExecutorConnection.create(await self._trunk.open(CODE_EXECUTOR))
             await self._code.ready
         return self._code
 
@@ -367,7 +370,9 @@ class JobExecutor(ExecutorClient):
                 timeout=_FAILURE_SECONDS,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-        return self._failure or (f"pod of {self.job}: {self._trunk.why}" if self._trunk.why else "")
+        return self._failure or (
+            f"pod of {self.job}: {self._trunk.end_reason}" if self._trunk.end_reason else ""
+        )
 
     def _write_log(self, text: str) -> None:
         with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as log:

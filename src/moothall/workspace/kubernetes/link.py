@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from moothall.errors import MoothallError, PatchRefused, WorkspaceFailed
-from moothall.network.proxy import listener
+from moothall.network.proxy import receive_listener
 from moothall.repositories.changes import ChangeCaps, ChangeScan, Stamp, measure, stamp, stamps
 from moothall.sandbox_runtime.protocol import (
     FrameReader,
@@ -32,24 +32,24 @@ from moothall.sandbox_runtime.protocol import (
 from moothall.workspace.kubernetes import archive
 from moothall.workspace.kubernetes.multiplexer import (
     CONTROL,
-    FILES,
-    FIRST,
-    HANDS,
+    EXECUTOR,
+    FIRST_OF_POD,
     SILENT_SECONDS,
+    TREES,
     Multiplexer,
     Transport,
 )
 
 LINK = "WORKSPACE_LINK"
 """The environment variable with the link's settings: JSON of `name`, `names` and `proxied`."""
-_PIECE_BYTES = 2_000_000  # of a returned tree, in one answer
+_PIECE_BYTES = 2_000_000  # bytes of a returned tree in one answer
 _MAX_NEW_ENTRIES = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """Where the link's volumes are mounted: `links` has a folder for the socket of each container
-    beside it, `shown` has further ones by number.
+    """The mount points of the link's volumes: `links` has a folder for the socket of each container
+    beside it, `shown` has further volumes by number.
     """
 
     tree: Path = Path("/workspace")
@@ -58,20 +58,22 @@ class Folders:
     links: Path = Path("/links")
     shown: Path = Path("/shown")
 
-    def of(self, name: str) -> Path:
-        """Return the folder with the host's name for it; a number is a folder that is shown as on
-        the host. Raises `WorkspaceFailed`.
+    def path(self, name: str) -> Path:
+        """Return the mount point of a volume. A number is a folder that is shown at the same path
+        as on the host. Raises `WorkspaceFailed`.
         """
-        known = {"tree": self.tree, "env": self.env, "config": self.config}
-        if name in known or name.isdecimal():
-            return known.get(name, self.shown / name)
-        raise WorkspaceFailed(f"no volume {name[:80]!r}; there are {', '.join(known)} and numbers")
+        volumes = {"tree": self.tree, "env": self.env, "config": self.config}
+        if name in volumes or name.isdecimal():
+            return volumes.get(name, self.shown / name)
+        raise WorkspaceFailed(
+            f"no volume {name[:80]!r}; there are {', '.join(volumes)} and numbers"
+        )
 
 
 @dataclass(slots=True)
 class PodLink:
-    """A link on its folders. `names` are the containers beside it, by the stream of each.
-    `proxied`: the first of them opens a way to the network.
+    """The link of a pod. `names` are the containers beside it, by the stream of each. `proxied`:
+    the first of them opens a port for the proxy, its network access.
     """
 
     folders: Folders
@@ -81,11 +83,15 @@ class PodLink:
     _initial_size: int = 0
     _port: int = 0
     _packing: archive.Pipe | None = None
-    _next_stream: int = FIRST
+    _next_stream: int = FIRST_OF_POD
     _scan: ChangeScan | None = None
 
-    async def run(self, carrier: Transport, name: str, first: float = SILENT_SECONDS) -> None:
-        """Serve the host of a workspace until it is gone, or was silent for the `first` seconds."""
+    async def run(
+        self, carrier: Transport, name: str, connect_seconds: float = SILENT_SECONDS
+    ) -> None:
+        """Serve the host of a workspace until it is gone, or does not connect within
+        `connect_seconds`.
+        """
         listeners = {
             stream: await asyncio.to_thread(_listen, self.folders.links / name)
             for stream, name in self.names.items()
@@ -94,7 +100,7 @@ class PodLink:
         async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
             for listener_socket in listeners.values():
                 stack.enter_context(listener_socket)
-            carrying = group.create_task(trunk.run(first), name="trunk")
+            carrying = group.create_task(trunk.run(connect_seconds), name="trunk")
             serving = group.create_task(self._serve(trunk, listeners), name="serving")
             await carrying
             serving.cancel()
@@ -104,37 +110,38 @@ class PodLink:
         await trunk.connected.wait()
         try:
             control = await trunk.open(CONTROL)
-            files, held = await asyncio.open_connection(sock=await trunk.open(FILES))
+            tree_reader, tree_writer = await asyncio.open_connection(sock=await trunk.open(TREES))
             try:
                 async with asyncio.TaskGroup() as group:
-                    for stream, where in listening.items():
+                    for stream, server_socket in listening.items():
                         group.create_task(
-                            self._accept_container(trunk, stream, where), name=f"container {stream}"
+                            self._accept_container(trunk, stream, server_socket),
+                            name=f"container {stream}",
                         )
-                    group.create_task(self._answer(control, files), name="control")
+                    group.create_task(self._answer(control, tree_reader), name="control")
             finally:
-                held.transport.abort()
+                tree_writer.transport.abort()
         except* ConnectionError:
-            pass  # the host was gone again at once
+            pass  # the host disconnected at once
 
     async def _accept_container(
         self, trunk: Multiplexer, stream: int, listening: socket.socket
     ) -> None:
-        """Accept one connection of a container; a later one finds no socket."""
+        """Accept one connection of a container; the socket is then removed."""
         loop = asyncio.get_running_loop()
-        taken, _ = await loop.sock_accept(listening)
+        connection, _ = await loop.sock_accept(listening)
         await asyncio.to_thread(os.unlink, listening.getsockname())
         listening.close()
         servers = []
-        if self.proxied and stream == HANDS:
-            opened = await listener(taken)
+        if self.proxied and stream == EXECUTOR:
+            opened = await receive_listener(connection)
             self._port = opened.getsockname()[1]
             servers.append(
                 await asyncio.start_server(
                     lambda *streams: self._open_connection(trunk, streams), sock=opened
                 )
             )
-        await trunk.join(stream, await asyncio.open_connection(sock=taken))
+        await trunk.join(stream, await asyncio.open_connection(sock=connection))
         try:
             await asyncio.Event().wait()
         finally:
@@ -208,26 +215,28 @@ class PodLink:
                 return {"status": "success", "port": self._port}
             case "pack":
                 return self._pack(str(request["where"]))
-        raise WorkspaceFailed(f"the link knows no {str(request['op'])[:80]!r}")
+        raise WorkspaceFailed(f"unknown operation {str(request['op'])[:80]!r}")
 
     async def _unpack(self, request: dict[str, Any], files: asyncio.StreamReader) -> dict[str, Any]:
         """Receive and unpack the next tree."""
         unpack = functools.partial(
-            archive.unpack, root=self.folders.of(str(request["where"])), most=int(request["most"])
+            archive.unpack,
+            root=self.folders.path(str(request["where"])),
+            max_bytes=int(request["most"]),
         )
         async with archive.piped(unpack, reads=True) as pipe:
             await archive.receive(pipe, files)
         return {"status": "success"}
 
-    def _pack(self, where: str) -> dict[str, Any]:
-        """Return a piece of a tree; of the checkout, only what was written. An empty piece is the
-        end.
+    def _pack(self, volume: str) -> dict[str, Any]:
+        """Return a piece of a tree; an empty piece is the end. Of the checkout, only changed files
+        are returned.
         """
         if self._packing is None:
-            root = self.folders.of(where)
-            keep = self._is_changed if where == "tree" else archive.everything
+            root = self.folders.path(volume)
+            include = self._is_changed if volume == "tree" else archive.everything
             self._packing = archive.Pipe(
-                lambda target: archive.pack(root, target, keep), reads=False
+                lambda target: archive.pack(root, target, include), reads=False
             )
         piece = self._packing.read(_PIECE_BYTES)
         if not piece:
@@ -250,8 +259,12 @@ class PodLink:
         self._scan = None
         written = scan.read()
         changes = [
-            {"path": pack_path(one.path), "mode": one.mode, "content": _to_base64(one.content)}
-            for one in written.changes
+            {
+                "path": pack_path(change.path),
+                "mode": change.mode,
+                "content": _to_base64(change.content),
+            }
+            for change in written.changes
         ]
         return {
             "status": "success",

@@ -13,7 +13,7 @@ from moothall.sandbox.bubblewrap import ENVIRONMENT, UID, WORKSPACE
 from moothall.sandbox_runtime.confinement import BOOT
 from moothall.workspace.executor_client import ExecutorSetup
 from moothall.workspace.kubernetes.link import LINK
-from moothall.workspace.kubernetes.multiplexer import CODE, HANDS
+from moothall.workspace.kubernetes.multiplexer import CODE_EXECUTOR, EXECUTOR
 
 LABEL = "app.kubernetes.io/name"
 NAME = "moothall-workspace"
@@ -32,7 +32,7 @@ _RESTRICTED = {
 }
 
 
-def labels_of(owner: Mapping[str, str]) -> dict[str, str]:
+def owner_labels(owner: Mapping[str, str]) -> dict[str, str]:
     """Return the labels with the owner of a Job. Characters that labels cannot have are replaced by
     `-`; empty labels are left out.
     """
@@ -55,12 +55,12 @@ def containers(setup: ExecutorSetup, runner: RunnerSettings) -> dict[int, str]:
     CPython on the same files.
     """
     blocks = bool(setup.tree) and runner.enabled and runner.full
-    return {HANDS: "hands", **({CODE: "code"} if blocks else {})}
+    return {EXECUTOR: "hands", **({CODE_EXECUTOR: "code"} if blocks else {})}
 
 
 def visible_folders(setup: ExecutorSetup) -> dict[str, str]:
     """Return the folders of this machine that a set-up sees at their own paths: volume → path."""
-    ro = setup.reach.ro if setup.reach else ()
+    ro = setup.network_access.ro if setup.network_access else ()
     return {f"shown-{number}": inside for number, (path, inside) in enumerate(ro) if path.is_dir()}
 
 
@@ -82,7 +82,7 @@ def job(
     # against its own limit.
     share, bound = jobs.disk_bytes // (1 + len(executors)), {"sizeLimit": str(jobs.disk_bytes)}
     link_options = json.dumps(
-        {"name": name, "names": executors, "proxied": setup.reach is not None}
+        {"name": name, "names": executors, "proxied": setup.network_access is not None}
     )
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
@@ -167,7 +167,7 @@ def _executor_container(
     and with no writable paths but its files.
     """
     limits = setup.limits or settings.sandbox
-    proxied = setup.reach is not None and name == "hands"
+    proxied = setup.network_access is not None and name == "hands"
     options = setup.describe_limits(
         limits, program=setup.program, own_users=False, cgroup=False, proxied=proxied
     )

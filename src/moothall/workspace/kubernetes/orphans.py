@@ -51,8 +51,8 @@ class Reconciler:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._receive_beats(), name="hosts of jobs")
             for action, failure_message in (
-                (self._send_beat, "other hosts are not told that this one lives"),
-                (self.delete_orphans, "Jobs without a host are not looked for"),
+                (self._send_beat, "the beat of this host could not be sent"),
+                (self.delete_orphans, "orphaned Jobs could not be deleted"),
             ):
                 group.create_task(self._repeat(action, failure_message), name="jobs without a host")
 
@@ -70,11 +70,13 @@ class Reconciler:
     async def _receive_beats(self) -> None:
         while True:
             try:
-                async with aclosing(self._carrier.hear(PRESENCE)) as messages:
+                async with aclosing(self._carrier.listen(PRESENCE)) as messages:
                     async for message in messages:
                         self.record_beat(message.decode(errors="replace"))
             except MoothallError as error:
-                log.warning("other hosts are not heard; trying again", reason=error.message)
+                log.warning(
+                    "beats of other hosts cannot be received; trying again", reason=error.message
+                )
             await asyncio.sleep(self._seconds / _BEATS)
 
     def record_beat(self, host: str) -> None:
@@ -100,7 +102,7 @@ class Reconciler:
         misses_beats = now - self._last_own_beat > self._seconds / 2
         for name, host in hosts.items():
             if host == self._cluster.host:
-                # It was removed, but the cluster missed that.
+                # It was removed, but the cluster missed the deletion.
                 is_orphan = not self._cluster.created_here(name)
             else:
                 is_orphan = (

@@ -15,7 +15,7 @@ from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
 from moothall.toolkits.db.family import Databases, DbFamily, DbSettings
 from moothall.toolkits.db.rows import Table, jsonable, size
-from moothall.toolkits.db.toolkit import DatabaseTools, url_of
+from moothall.toolkits.db.toolkit import DatabaseTools, server_url
 from support.gate import Room, in_seconds
 from support.tools import CATALOGUE
 
@@ -68,7 +68,7 @@ async def test_what_is_not_set_says_which_setting_is_missing() -> None:
 
 def test_a_url_of_another_kind_is_named() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"db\.redis_url is no URL that begins with redis://"
+        ConfigurationError, match=r"db\.redis_url must be a URL that begins with redis://"
     ) as caught:
         DatabaseTools(
             DbSettings(
@@ -77,11 +77,11 @@ def test_a_url_of_another_kind_is_named() -> None:
         )
     assert "hush" not in caught.value.message
     with pytest.raises(ConfigurationError):
-        url_of(DbSettings(neo4j_url=SecretStr("bolt://[")), "neo4j")
+        server_url(DbSettings(neo4j_url=SecretStr("bolt://[")), "neo4j")
 
 
 def test_a_tenant_with_servers_of_its_own_has_no_others() -> None:
-    db = DbFamily().own(
+    db = DbFamily().own_settings(
         load_settings(
             db={
                 "postgres_url": "postgresql://one",
@@ -89,11 +89,11 @@ def test_a_tenant_with_servers_of_its_own_has_no_others() -> None:
             }
         )
     )
-    assert [url_of(db.of("acme"), server) for server in ("postgres", "redis")] == [
+    assert [server_url(db.for_tenant("acme"), server) for server in ("postgres", "redis")] == [
         "",
         "redis://:pass%20word@two",
     ]
-    assert url_of(db.of("other"), "postgres") == "postgresql://one"
+    assert server_url(db.for_tenant("other"), "postgres") == "postgresql://one"
     assert {"pass%20word", "pass word", "redis://:pass%20word@two"} <= set(secret_values(db))
     assert "pass" not in db.model_dump_json().replace("password", "")
 

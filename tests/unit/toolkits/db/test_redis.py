@@ -23,8 +23,8 @@ async def test_replies_are_read_from_the_stream_that_we_bound() -> None:
         connection = _connection(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", limits)
         await _connect(connection, limits)
         parser: Any = connection._parser
-        before = parser._stream._left
+        before = parser._stream._bytes_left
         await connection.send_command("PING")
         assert await connection.read_response() == b"OK"
-        assert parser._stream._left < before, "the client reads past what bounds it"
+        assert parser._stream._bytes_left < before, "the client reads past what bounds it"
         await connection.disconnect(nowait=True)

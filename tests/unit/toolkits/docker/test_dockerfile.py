@@ -74,7 +74,7 @@ def test_what_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "\n# nothing\n", "COPY a b", "ARG A=1\nCOPY a b", "ARG A=1"])
 def test_what_is_no_dockerfile(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="begins with FROM"):
+    with pytest.raises(InvalidRequest, match="must begin with FROM"):
         check(text)
 
 

@@ -24,7 +24,7 @@ def through(source: Path, target: Path) -> None:
     pack(source, held)
     held.seek(0)
     target.mkdir()
-    unpack(held, target, most=MOST)
+    unpack(held, target, max_bytes=MOST)
 
 
 def listed(root: Path) -> dict[str, tuple[str, int]]:
@@ -98,7 +98,7 @@ def test_nothing_is_written_elsewhere(
 ) -> None:
     (tmp_path / "in").mkdir()
     with contextlib.suppress(WorkspaceFailed):
-        unpack(archive_of(*members), tmp_path / "in", most=MOST)
+        unpack(archive_of(*members), tmp_path / "in", max_bytes=MOST)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
     assert not any(
         path.is_fifo() or path.is_block_device() or path.is_char_device()
@@ -112,7 +112,7 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_written_through(tmp_p
     unpack(
         archive_of(member("file", tarfile.SYMTYPE, "../precious"), member("file")),
         tmp_path / "in",
-        most=MOST,
+        max_bytes=MOST,
     )
     assert (tmp_path / "precious").read_text() == "mine"
     assert (tmp_path / "in" / "file").read_text() == "evil"
@@ -120,16 +120,16 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_written_through(tmp_p
 
 def test_more_than_there_may_be_and_what_is_no_tree_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WorkspaceFailed, match="more than 3 bytes"):
-        unpack(archive_of(member("file")), tmp_path, most=3)
-    with pytest.raises(WorkspaceFailed, match="no tree"):
-        unpack(io.BytesIO(b"x" * 2000), tmp_path, most=MOST)
+        unpack(archive_of(member("file")), tmp_path, max_bytes=3)
+    with pytest.raises(WorkspaceFailed, match="the received tree is invalid"):
+        unpack(io.BytesIO(b"x" * 2000), tmp_path, max_bytes=MOST)
 
 
 def test_a_pipe_says_what_ended_its_other_end(tmp_path: Path) -> None:
-    pipe = Pipe(lambda source: unpack(source, tmp_path, most=MOST), reads=True)
+    pipe = Pipe(lambda source: unpack(source, tmp_path, max_bytes=MOST), reads=True)
     while pipe.write(b"x" * 100_000):
         pass
-    with pytest.raises(WorkspaceFailed, match="no tree"):
+    with pytest.raises(WorkspaceFailed, match="the received tree is invalid"):
         pipe.finish()
 
 
@@ -154,7 +154,7 @@ def told(name: str, link: str = "", **headers: str) -> tuple[tarfile.TarInfo, by
 def test_what_cannot_be_written_is_never_taken_for_the_whole_tree(
     tmp_path: Path, bad: tuple[tarfile.TarInfo, bytes]
 ) -> None:
-    pipe = Pipe(lambda source: unpack(source, tmp_path, most=MOST), reads=True)
+    pipe = Pipe(lambda source: unpack(source, tmp_path, max_bytes=MOST), reads=True)
     pipe.write(archive_of(member("first"), bad, member("last")).read())
     with pytest.raises(WorkspaceFailed):
         pipe.finish()
@@ -164,7 +164,7 @@ def peak_of(made: io.BytesIO, root: Path, most: int) -> int:
     tracemalloc.start()
     try:
         with contextlib.suppress(WorkspaceFailed):
-            unpack(made, root, most=most)
+            unpack(made, root, max_bytes=most)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -178,7 +178,7 @@ def test_headers_take_no_memory_to_speak_of(tmp_path: Path) -> None:
 def test_each_entry_counts_though_it_is_empty_and_none_is_remembered(tmp_path: Path) -> None:
     made = archive_of(*(member(f"folder-{number}/", tarfile.DIRTYPE) for number in range(3000)))
     with pytest.raises(WorkspaceFailed, match="more than 4000000 bytes"):
-        unpack(made, tmp_path, most=4_000_000)
+        unpack(made, tmp_path, max_bytes=4_000_000)
     made.seek(0)
     assert peak_of(made, tmp_path, most=1_000_000_000) < 1_000_000
 
@@ -196,7 +196,7 @@ async def test_a_tree_is_sent_in_pieces_and_the_next_one_after_it(
         back.mkdir()
         (tree / "file").write_bytes(os.urandom(size))
         async with (
-            piped(functools.partial(unpack, root=back, most=MOST), reads=True) as out,
+            piped(functools.partial(unpack, root=back, max_bytes=MOST), reads=True) as out,
             piped(functools.partial(pack, tree), reads=False) as into,
             asyncio.TaskGroup() as group,
         ):
@@ -216,8 +216,10 @@ async def test_a_tree_that_breaks_off_on_its_way_is_said(cut: int, tmp_path: Pat
     reader = asyncio.StreamReader()
     reader.feed_data((struct.pack("!I", len(held.getvalue())) + held.getvalue())[:cut])
     reader.feed_eof()
-    with pytest.raises(WorkspaceFailed, match="broke off on its way"):
-        async with piped(functools.partial(unpack, root=tmp_path, most=MOST), reads=True) as out:
+    with pytest.raises(WorkspaceFailed, match="was cut off"):
+        async with piped(
+            functools.partial(unpack, root=tmp_path, max_bytes=MOST), reads=True
+        ) as out:
             await receive(out, reader)
 
 

@@ -24,7 +24,7 @@ from moothall.workspace.kubernetes.cluster import Cluster
 from moothall.workspace.kubernetes.job_executor import JobExecutor, Pods
 from moothall.workspace.kubernetes.multiplexer import (
     CONTROL,
-    HANDS,
+    EXECUTOR,
     Multiplexer,
     Streams,
     Transport,
@@ -69,7 +69,7 @@ class LyingPods(Cluster):
         async with asyncio.TaskGroup() as group:
             group.create_task(trunk.run())
             await trunk.connected.wait()
-            for stream, hear in ((CONTROL, self._control), (HANDS, self._hands)):
+            for stream, hear in ((CONTROL, self._control), (EXECUTOR, self._hands)):
                 streams = await asyncio.open_connection(sock=await trunk.open(stream))
                 streams[1].write(pack({"id": 0, "status": "ready"}))
                 group.create_task(self._read(streams, hear))
@@ -96,7 +96,7 @@ class LyingPods(Cluster):
 @pytest.fixture
 def pods(tmp_path: Path) -> LyingPods:
     queues = Queues()
-    return LyingPods(Settings(data_dir=tmp_path / "data"), Transport(queues.send, queues.hear))
+    return LyingPods(Settings(data_dir=tmp_path / "data"), Transport(queues.send, queues.listen))
 
 
 def box_of(pods: LyingPods, tmp_path: Path, **place: Any) -> JobExecutor:
@@ -218,7 +218,9 @@ async def test_a_port_that_is_none_is_refused(pods: LyingPods, tmp_path: Path, s
     box = box_of(
         pods,
         tmp_path,
-        reach=NetworkAccess(Destinations.read((), only=True), Credentials((), ()), 1000, (), {}),
+        network_access=NetworkAccess(
+            Destinations.read((), only=True), Credentials((), ()), 1000, (), {}
+        ),
     )
     with pytest.raises(SandboxUnavailable, match="broke its protocol"):
         await box.start()
@@ -265,11 +267,11 @@ async def test_a_container_that_ends_has_its_reason_said_though_the_cluster_tell
     def end(streams: Streams, _asked: Said) -> None:
         streams[1].close()
         asyncio.get_running_loop().call_later(
-            0.5, pods.say, box.job, "hands used more memory than it may and was killed"
+            0.5, pods.say, box.job, "hands exceeded its memory limit and was killed"
         )
 
     pods.hands = end
-    with pytest.raises(WorkspaceFailed, match="hands used more memory than it may"):
+    with pytest.raises(WorkspaceFailed, match="hands exceeded its memory limit"):
         await box.request("run", wall_seconds=20, argv=("true",), env={})
 
 
@@ -282,7 +284,7 @@ async def test_a_spare_that_has_spent_half_its_life_waiting_is_not_taken(
         made.append(JobExecutor(place, folder, settings, Pods(pods, pods._carrier, lambda _: {})))
         return made[-1]
 
-    async with ExecutorPool(settings, make_executor=make) as pool:
+    async with ExecutorPool(settings, create_executor=make) as pool:
         pool.layout.tree("key").mkdir(parents=True)
         prepared = Prepared(Base("sample", "0" * 40, Profile()), "key", ())
         taken: list[ExecutorClient] = []

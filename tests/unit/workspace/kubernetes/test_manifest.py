@@ -22,7 +22,7 @@ from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
 from moothall.workspace.executor_client import ExecutorSetup
 from moothall.workspace.kubernetes.link import LINK
-from moothall.workspace.kubernetes.manifest import job, labels_of
+from moothall.workspace.kubernetes.manifest import job, owner_labels
 from moothall.workspace.layout import environment_key, prepared_key
 
 JOBS = JobSettings(
@@ -169,13 +169,13 @@ def test_a_value_stays_one_value(text: str) -> None:
     )
 )
 def test_whatever_a_task_is_called_its_labels_are_labels(whose: dict[str, str]) -> None:
-    for key, value in labels_of(whose).items():
+    for key, value in owner_labels(whose).items():
         assert key.startswith("moothall/")
         assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", value)
 
 
 def test_labels_say_task_seat_and_tenant() -> None:
-    said = labels_of(
+    said = owner_labels(
         {"task_id": "story-1/$(id)", "seat": "agent-dev-001", "tenant": "team a", "trace_id": "x"}
     )
     assert said == {

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from moothall.workspace.kubernetes.link import Folders, PodLink
 from moothall.workspace.kubernetes.multiplexer import (
-    CODE,
+    CODE_EXECUTOR,
     CONTROL,
-    FIRST,
-    HANDS,
+    EXECUTOR,
+    FIRST_OF_POD,
     Multiplexer,
     Streams,
     Transport,
@@ -42,7 +42,7 @@ class Lossy(Queues):
 async def trunks(
     queues: Queues, accepted: list[tuple[int, Streams]] | None = None
 ) -> AsyncIterator[tuple[Multiplexer, Multiplexer]]:
-    carrier = Transport(queues.send, queues.hear)
+    carrier = Transport(queues.send, queues.listen)
     host = Multiplexer(
         carrier,
         "pod-in",
@@ -81,7 +81,7 @@ async def close(*streams: Streams) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from([CONTROL, HANDS]), st.binary(min_size=1, max_size=400_000)),
+        st.tuples(st.sampled_from([CONTROL, EXECUTOR]), st.binary(min_size=1, max_size=400_000)),
         min_size=1,
         max_size=6,
     )
@@ -92,7 +92,7 @@ def test_what_goes_in_comes_out_whole_and_in_order_on_its_own_stream(
 ) -> None:
     async def main() -> None:
         async with trunks(Queues()) as (host, pod):
-            pairs = {number: await ends(host, pod, number) for number in (CONTROL, HANDS)}
+            pairs = {number: await ends(host, pod, number) for number in (CONTROL, EXECUTOR)}
 
             async def write(number: int) -> None:
                 for at, data in sent:
@@ -113,12 +113,12 @@ def test_what_goes_in_comes_out_whole_and_in_order_on_its_own_stream(
 async def test_a_stream_of_the_pod_is_accepted_once_and_frames_after_its_end_are_dropped() -> None:
     accepted: list[tuple[int, Streams]] = []
     async with trunks(Queues(), accepted) as (_, pod):
-        theirs = await asyncio.open_connection(sock=await pod.open(FIRST))
+        theirs = await asyncio.open_connection(sock=await pod.open(FIRST_OF_POD))
         theirs[1].write(b"CONNECT")
         while not accepted:
             await asyncio.sleep(0.01)
         ((number, (reader, writer)),) = accepted
-        assert number == FIRST
+        assert number == FIRST_OF_POD
         assert await reader.readexactly(7) == b"CONNECT"
         writer.write(b"200")
         assert await theirs[0].readexactly(3) == b"200"
@@ -130,7 +130,7 @@ async def test_a_stream_of_the_pod_is_accepted_once_and_frames_after_its_end_are
 
 async def test_a_message_that_is_lost_ends_everything_and_nothing_wrong_is_read() -> None:
     async with trunks(Lossy(2)) as (host, pod):
-        (_, ours), (theirs, other) = await ends(host, pod, HANDS)
+        (_, ours), (theirs, other) = await ends(host, pod, EXECUTOR)
         for piece in (b"one", b"two", b"three"):
             ours.write(piece)
             await ours.drain()
@@ -145,14 +145,14 @@ async def test_a_trunk_that_has_ended_opens_nothing() -> None:
     async with trunks(Queues()) as (host, _):
         pass
     with pytest.raises(ConnectionError):
-        await host.open(HANDS)
+        await host.open(EXECUTOR)
 
 
 async def test_a_link_that_no_host_speaks_to_ends(tmp_path: Path) -> None:
     queues = Queues()
-    link = PodLink(Folders(links=tmp_path), {HANDS: "hands"})
+    link = PodLink(Folders(links=tmp_path), {EXECUTOR: "hands"})
     async with asyncio.timeout(20):
-        await link.run(Transport(queues.send, queues.hear), "pod", first=0.05)
+        await link.run(Transport(queues.send, queues.listen), "pod", connect_seconds=0.05)
     assert (tmp_path / "hands").is_dir(), "it had begun to listen for its containers"
 
 
@@ -169,28 +169,28 @@ class Flooding:
 
 @pytest.mark.parametrize(
     "stream",
-    [HANDS, CODE, 7, FIRST],
+    [EXECUTOR, CODE_EXECUTOR, 7, FIRST_OF_POD],
     ids=["read slowly", "not opened yet", "never opened", "opened by the pod"],
 )
 async def test_a_link_that_heeds_no_window_is_cut_off_before_it_fills_the_host(stream: int) -> None:
     accepted: list[tuple[int, Streams]] = []
     queues = Queues()
     host = Multiplexer(
-        Transport(queues.send, queues.hear),
+        Transport(queues.send, queues.listen),
         "pod-in",
         "pod-out",
         lambda number, streams: accepted.append((number, streams)),
     )
     running = asyncio.create_task(host.run())
     await asyncio.sleep(0)
-    opened = await host.open(HANDS)  # nobody reads it
+    opened = await host.open(EXECUTOR)  # nobody reads it
     link = Flooding(queues)
     async with asyncio.timeout(20):
         for _ in range(200):
             await link.say(stream, bytes(100_000))
             await asyncio.sleep(0)
         await running
-    assert "more than it may have under way" in host.why
+    assert "exceeded the flow-control window" in host.end_reason
     opened.close()
     for _, (_, writer) in accepted:
         writer.transport.abort()
@@ -198,10 +198,10 @@ async def test_a_link_that_heeds_no_window_is_cut_off_before_it_fills_the_host(s
 
 async def test_a_message_longer_than_any_that_a_link_sends_ends_the_trunk() -> None:
     queues = Queues()
-    host = Multiplexer(Transport(queues.send, queues.hear), "pod-in", "pod-out")
+    host = Multiplexer(Transport(queues.send, queues.listen), "pod-in", "pod-out")
     running = asyncio.create_task(host.run())
     await asyncio.sleep(0)
-    await Flooding(queues).say(CODE, bytes(8_000_000))
+    await Flooding(queues).say(CODE_EXECUTOR, bytes(8_000_000))
     async with asyncio.timeout(20):
         await running
-    assert "more than it may have under way" in host.why
+    assert "exceeded the flow-control window" in host.end_reason

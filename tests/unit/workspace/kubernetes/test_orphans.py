@@ -13,7 +13,7 @@ from moothall.app.jobs import deployment_id, open_jobs
 from moothall.concurrency import beside
 from moothall.config import BusSettings, JobSettings, Settings
 from moothall.errors import SandboxUnavailable
-from moothall.events.nats.accounts import make
+from moothall.events.nats.accounts import create_account_files
 from moothall.events.nats.server import embedded_server
 from moothall.workspace.kubernetes.cluster import Cluster
 from moothall.workspace.kubernetes.manifest import HOST, HOUSE, LABEL, NAME
@@ -63,7 +63,7 @@ def time() -> Time:
 @pytest.fixture
 def reconciler(cluster: Cluster, time: Time) -> Reconciler:
     queues = Queues()
-    return Reconciler(cluster, Transport(queues.send, queues.hear), GRACE, clock=time)
+    return Reconciler(cluster, Transport(queues.send, queues.listen), GRACE, clock=time)
 
 
 def go_on(reconciler: Reconciler, time: Time, seconds: int, *hosts: str) -> None:
@@ -140,10 +140,10 @@ async def test_who_waits_for_the_cluster_says_all_the_same_that_it_lives(api: Ku
     queues = Queues()
     heard = 0
     reconciler = Reconciler(
-        Stuck(jobs(api), "me", "ours"), Transport(queues.send, queues.hear), 0.3
+        Stuck(jobs(api), "me", "ours"), Transport(queues.send, queues.listen), 0.3
     )
     async with beside(reconciler.run(), "reconciler"), asyncio.timeout(20):
-        async for _ in queues.hear(PRESENCE):
+        async for _ in queues.listen(PRESENCE):
             heard += 1
             if heard == 5:
                 break
@@ -151,7 +151,7 @@ async def test_who_waits_for_the_cluster_says_all_the_same_that_it_lives(api: Ku
 
 async def test_hosts_hear_each_other_over_the_bus(api: KubeApi) -> None:
     queues = Queues()
-    carrier = Transport(queues.send, queues.hear)
+    carrier = Transport(queues.send, queues.listen)
     async with AsyncExitStack() as stack:
         for host in ("first", "second"):
             one = await stack.enter_async_context(Cluster(jobs(api), host, "ours"))
@@ -210,7 +210,8 @@ def test_a_house_is_whose_pods_reach_the_same_bus(tmp_path: Path) -> None:
     assert named(url="bus.moothall:4222") == named(url=f"{seen}/") == named(url=seen)
     assert named() != named(bus_url=seen)
     first, second = (
-        make(tmp_path / name)["links.json"].read_text() for name in ("first", "second")
+        create_account_files(tmp_path / name)["links.json"].read_text()
+        for name in ("first", "second")
     )
     assert named(link_keys=first) == named(link_keys=first)
     assert len({named(), named(link_keys=first), named(link_keys=second)}) == 3, (

@@ -66,7 +66,7 @@ async def test_a_cluster_that_takes_workspaces(api: KubeApi, tmp_path: Path) -> 
 async def test_what_we_may_not_do_there_is_named(api: KubeApi, tmp_path: Path) -> None:
     api.denied = {("delete", "jobs"), ("watch", "events"), ("list", "resourcequotas")}
     seen = await found(api, tmp_path)
-    assert seen["cluster rights"].detail == f"in {SPACE} we may not delete jobs, watch events"
+    assert seen["cluster rights"].detail == f"missing in {SPACE}: delete jobs, watch events"
     assert "rbac.yaml" in seen["cluster rights"].mend
     assert seen["cluster quota"].ok, "it is not ours to read, and need not be"
     assert "resourcequotas is forbidden" in seen["cluster quota"].detail
@@ -88,7 +88,7 @@ async def test_a_quota_without_room_for_one_more_workspace_is_said(
     api.quotas = [{"status": {"hard": hard, "used": used}}]
     quota = (await found(api, tmp_path))["cluster quota"]
     assert quota.ok == (not full)
-    assert not full or quota.detail == f"no room for one more workspace: {full}"
+    assert not full or quota.detail == f"too low for another workspace: {full}"
 
 
 async def test_a_job_that_is_refused_or_warned_of_says_why(api: KubeApi, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ async def test_a_cluster_that_is_not_there_is_all_that_is_said(
 ) -> None:
     (tmp_path / "none").write_text("{}", encoding="utf-8")
     (only,) = [finding async for finding in examine_jobs(configured(tmp_path, tmp_path / "none"))]
-    assert "no cluster is known" in only.detail
+    assert "no cluster is configured" in only.detail
     assert "MOOTHALL_JOBS__KUBECONFIG" in only.mend
     api.kubeconfig.write_text(api.kubeconfig.read_text().replace(api.address, "http://127.0.0.1:9"))
     (only,) = (await found(api, tmp_path)).values()

@@ -1,86 +1,86 @@
 "use strict";
-// Keeps what is shown as the server has it: a change on the board or in a council, or time while a council runs, fetches this page anew and
-// puts its parts marked data-live in place of those shown. Cards of the board are dragged, the coach reads along, and what cannot be sent is kept.
-// All of it works without this: then a page is as it was when it was loaded, and a card moves by its buttons.
+// Keeps the page up to date: after a change on the board or in a council, and regularly while a council runs, it fetches the page again and
+// replaces the parts marked data-live. It also lets users drag cards, scores drafts while they are written, and keeps input while offline.
+// The page works without this script: it then stays as loaded, and cards are moved by their buttons.
 const main = document.querySelector("main");
-const rest = 3000;
+const pollMilliseconds = 3000;
 const focusable = "a, button, summary, input, textarea, select, [tabindex]";
-const silence = 10000;
-const spread = 300; // what everybody hears at once, not everybody asks for at once
-let soon = 0;
-let source = null;
-let words = null;
+const partialReplyMilliseconds = 10000;
+const spreadMilliseconds = 300; // clients notified at the same moment do not all reload at the same moment
+let renewalTimer = 0;
+let changeStream = null;
+let textStream = null;
 let renewing = false;
-let again = false;
-let here = true;
-let lifted = null;
+let renewAgain = false;
+let isConnected = true;
+let draggedCard = null;
 
-function isWrittenIn(part) {
+function isBeingEdited(part) {
   return part.contains(document.activeElement) && /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName)
     || [...part.querySelectorAll("input:not([type=hidden]), textarea")].some((field) => field.value !== field.defaultValue);
 }
 
-// What a reader has opened, scrolled and reached by the keyboard stays so.
-function put(next, part) {
+// Open details and keyboard focus are preserved.
+function replacePart(next, part) {
   const at = [...part.querySelectorAll(focusable)].indexOf(document.activeElement);
-  for (const kept of next.querySelectorAll("[data-keep]")) {
-    const before = part.querySelector(`[data-keep="${kept.dataset.keep}"]`);
-    if (before) kept.open = before.open;
+  for (const details of next.querySelectorAll("[data-keep]")) {
+    const current = part.querySelector(`[data-keep="${details.dataset.keep}"]`);
+    if (current) details.open = current.open;
   }
   part.replaceWith(next);
   if (at >= 0) next.querySelectorAll(focusable)[at]?.focus({ preventScroll: true });
 }
 
-async function take() {
+async function refresh() {
   const answer = await fetch(location.href, { redirect: "manual" });
-  if (answer.type === "opaqueredirect") location.reload(); // not signed in any more
-  if (answer.status === 429 || answer.status === 503) setTimeout(() => renew().catch(() => tell(false)), rest * (1 + Math.random()));
+  if (answer.type === "opaqueredirect") location.reload(); // the session has ended
+  if (answer.status === 429 || answer.status === 503) setTimeout(() => renew().catch(() => setConnected(false)), pollMilliseconds * (1 + Math.random()));
   if (!answer.ok) return;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   main.dataset.every = fresh.querySelector("main").dataset.every;
-  if (!(main.dataset.growing = fresh.querySelector("main").dataset.growing)) unlisten();
+  if (!(main.dataset.growing = fresh.querySelector("main").dataset.growing)) closeTextStream();
   for (const part of document.querySelectorAll("[data-live]")) {
     const next = fresh.querySelector(`[data-live="${part.dataset.live}"]`);
-    if (next && next.innerHTML !== part.innerHTML && !isWrittenIn(part) && !part.contains(lifted)) put(document.importNode(next, true), part);
+    if (next && next.innerHTML !== part.innerHTML && !isBeingEdited(part) && !part.contains(draggedCard)) replacePart(document.importNode(next, true), part);
   }
 }
 
 async function renew() {
-  again = true;
+  renewAgain = true;
   if (renewing) return;
   renewing = true;
   try {
-    while (again) {
-      again = false;
-      await take();
+    while (renewAgain) {
+      renewAgain = false;
+      await refresh();
     }
   } finally {
     renewing = false;
   }
 }
 
-function renewSoon() {
-  soon ||= setTimeout(() => { soon = 0; renew().catch(() => tell(false)); }, Math.random() * spread);
+function scheduleRenewal() {
+  renewalTimer ||= setTimeout(() => { renewalTimer = 0; renew().catch(() => setConnected(false)); }, Math.random() * spreadMilliseconds);
 }
 
-function tell(connected) {
-  if (here && !connected) document.getElementById("since").textContent = new Date().toLocaleTimeString();
-  here = connected;
+function setConnected(connected) {
+  if (isConnected && !connected) document.getElementById("since").textContent = new Date().toLocaleTimeString();
+  isConnected = connected;
   document.getElementById("offline").hidden = connected;
   document.body.classList.toggle("away", !connected);
 }
 
-function say(text) {
-  const told = document.getElementById("told");
-  told.hidden = !text;
-  told.textContent = text;
+function showMessage(text) {
+  const notice = document.getElementById("told");
+  notice.hidden = !text;
+  notice.textContent = text;
 }
 
-function busy(is) {
+function setBusy(is) {
   document.body.classList.toggle("busy", is);
 }
 
-// Sends a form as its button would, and returns the page that it leads to.
+// Sends a form like its button, and returns the resulting page.
 async function send(form, name, value, to = form.getAttribute("action")) {
   const fields = new URLSearchParams(new FormData(form));
   fields.set(name, value);
@@ -88,70 +88,70 @@ async function send(form, name, value, to = form.getAttribute("action")) {
   return { ok: answer.ok, page: new DOMParser().parseFromString(await answer.text(), "text/html") };
 }
 
-function way(column) {
-  return lifted && column && lifted.querySelector(`[data-to="${column.dataset.state}"]`);
+function moveButton(column) {
+  return draggedCard && column && draggedCard.querySelector(`[data-to="${column.dataset.state}"]`);
 }
 
-// Where a card may go is what the server says on its buttons; whether it goes there, the server decides anew.
+// The buttons from the server define where a card may go; the server checks the move again.
 async function move(button) {
-  say("");
-  busy(true);
+  showMessage("");
+  setBusy(true);
   try {
     const { ok, page } = await send(button.form, "event", button.value, button.getAttribute("formaction"));
-    if (!ok) say(page.querySelector("main [role=alert]")?.textContent ?? "It was not moved.");
+    if (!ok) showMessage(page.querySelector("main [role=alert]")?.textContent ?? "The story was not moved.");
     await renew();
   } catch {
-    tell(false);
+    setConnected(false);
   } finally {
-    busy(false);
+    setBusy(false);
   }
 }
 
-function lay() {
-  lifted?.classList.remove("lifted");
-  lifted = null;
+function endDrag() {
+  draggedCard?.classList.remove("lifted");
+  draggedCard = null;
   for (const column of document.querySelectorAll("[data-state]")) column.classList.remove("way", "shut", "over");
 }
 
 document.addEventListener("dragstart", (event) => {
-  lifted = event.target.closest?.("[data-card]") ?? null;
-  if (!lifted) return;
+  draggedCard = event.target.closest?.("[data-card]") ?? null;
+  if (!draggedCard) return;
   event.dataTransfer.effectAllowed = "move";
-  event.dataTransfer.setData("text/plain", lifted.dataset.card);
-  lifted.classList.add("lifted");
+  event.dataTransfer.setData("text/plain", draggedCard.dataset.card);
+  draggedCard.classList.add("lifted");
   for (const column of document.querySelectorAll("[data-state]")) {
-    const button = way(column);
+    const button = moveButton(column);
     if (button) column.classList.add(button.disabled ? "shut" : "way");
   }
 });
 document.addEventListener("dragover", (event) => {
   const column = event.target.closest?.("[data-state]");
   for (const other of document.querySelectorAll(".over")) if (other !== column) other.classList.remove("over");
-  if (!way(column)) return;
+  if (!moveButton(column)) return;
   event.preventDefault();
   column.classList.add("over");
 });
 document.addEventListener("drop", (event) => {
-  const button = way(event.target.closest?.("[data-state]"));
+  const button = moveButton(event.target.closest?.("[data-state]"));
   if (!button) return;
   event.preventDefault();
-  lay();
-  if (button.disabled) say(`It stays where it is: ${button.dataset.why}`);
+  endDrag();
+  if (button.disabled) showMessage(`The story cannot be moved: ${button.dataset.why}`);
   else move(button);
 });
-document.addEventListener("dragend", () => { lay(); renew().catch(() => tell(false)); });
+document.addEventListener("dragend", () => { endDrag(); renew().catch(() => setConnected(false)); });
 
-// Nothing is lost to a server that is away: a form is sent where somebody answers, and once.
+// A form is sent only once, and only while the server answers, so that no input is lost.
 document.addEventListener("submit", (event) => {
-  if (here && !document.body.classList.contains("busy")) { busy(true); return; }
+  if (isConnected && !document.body.classList.contains("busy")) { setBusy(true); return; }
   event.preventDefault();
-  if (!here) document.getElementById("offline").focus();
+  if (!isConnected) document.getElementById("offline").focus();
 });
-addEventListener("pageshow", () => busy(false)); // also of a page that a browser kept
-addEventListener("offline", () => tell(false));
-document.getElementById("retry").addEventListener("click", () => { take().then(() => tell(true), () => tell(false)); });
+addEventListener("pageshow", () => setBusy(false)); // also for a page from the browser's cache
+addEventListener("offline", () => setConnected(false));
+document.getElementById("retry").addEventListener("click", () => { refresh().then(() => setConnected(true), () => setConnected(false)); });
 
-// The coach reads along, a moment after the last word.
+// Score the draft a moment after the last input.
 for (const form of document.querySelectorAll("[data-scores]")) {
   const place = document.getElementById(form.dataset.scores);
   let pause = 0;
@@ -163,58 +163,58 @@ for (const form of document.querySelectorAll("[data-scores]")) {
         const fresh = page.getElementById(form.dataset.scores);
         if (ok && fresh) place.replaceChildren(...document.importNode(fresh, true).children);
       } catch {
-        tell(false);
+        setConnected(false);
       }
     }, 400);
   });
 }
 
-function follow() {
-  source = new EventSource(main.dataset.changes);
-  source.onopen = () => { tell(true); renewSoon(); };
-  source.onmessage = renewSoon;
-  source.onerror = () => {
-    tell(false);
-    if (source.readyState !== EventSource.CLOSED) return; // it tries again by itself
-    setTimeout(follow, 2000);
+function openChangeStream() {
+  changeStream = new EventSource(main.dataset.changes);
+  changeStream.onopen = () => { setConnected(true); scheduleRenewal(); };
+  changeStream.onmessage = scheduleRenewal;
+  changeStream.onerror = () => {
+    setConnected(false);
+    if (changeStream.readyState !== EventSource.CLOSED) return; // it reconnects by itself
+    setTimeout(openChangeStream, 2000);
     renew().catch(() => {});
   };
 }
 
-// What a seat is writing is text and nothing else. Where no more of it comes, it is shown no longer.
-function grow({ seat, text }) {
+// A partial reply is shown as plain text, and hidden when it stops growing.
+function showPartialReply({ seat, text }) {
   for (const part of document.querySelectorAll("[data-grows]")) {
     if (part.dataset.grows !== seat) continue;
     clearTimeout(part.silent);
-    part.silent = setTimeout(() => { part.hidden = true; }, silence);
+    part.silent = setTimeout(() => { part.hidden = true; }, partialReplyMilliseconds);
     part.hidden = !text;
     part.lastElementChild.textContent = text;
     part.lastElementChild.scrollTop = part.lastElementChild.scrollHeight;
   }
 }
 
-function listen() {
+function openTextStream() {
   if (!main.dataset.growing) return;
-  words = new EventSource(main.dataset.growing);
-  words.onmessage = (message) => grow(JSON.parse(message.data));
+  textStream = new EventSource(main.dataset.growing);
+  textStream.onmessage = (message) => showPartialReply(JSON.parse(message.data));
 }
 
-function unlisten() {
-  if (words) words.close();
-  words = null;
+function closeTextStream() {
+  if (textStream) textStream.close();
+  textStream = null;
   for (const part of document.querySelectorAll("[data-grows]")) part.hidden = true;
 }
 
-// A browser has few connections to one host: only the page that is looked at holds any.
+// Browsers allow few connections to one host, so only the visible page holds any.
 document.addEventListener("visibilitychange", () => {
-  if (source) source.close();
-  unlisten();
-  if (!document.hidden) { follow(); listen(); }
+  if (changeStream) changeStream.close();
+  closeTextStream();
+  if (!document.hidden) { openChangeStream(); openTextStream(); }
 });
-// Where one request failed, the next that is answered says that the server is there.
+// After a failed request, the next successful one shows that the server is back.
 setInterval(() => {
   if (document.hidden) return;
-  if (!here) take().then(() => tell(true), () => {});
-  else if (Number(main.dataset.every)) renew().catch(() => tell(false));
-}, rest);
-if (!document.hidden) { follow(); listen(); }
+  if (!isConnected) refresh().then(() => setConnected(true), () => {});
+  else if (Number(main.dataset.every)) renew().catch(() => setConnected(false));
+}, pollMilliseconds);
+if (!document.hidden) { openChangeStream(); openTextStream(); }
