@@ -277,9 +277,7 @@ async def _views(app: Served, user: Reader) -> dict[str, str]:
         "href"
     )
     lines = await user.page.get_by_role("link", name="Origin of its lines").get_attribute("href")
-    origins = await user.page.get_by_role("link", name="Show in the graph").get_attribute(
-        "href"
-    )
+    origins = await user.page.get_by_role("link", name="Show in the graph").get_attribute("href")
     task = await user.page.get_by_role("link", name="evidence of").first.get_attribute("href")
     await ask(user, "Add hello_world")
     answer = user.page.url.removeprefix(user.web)
@@ -294,11 +292,11 @@ async def _views(app: Served, user: Reader) -> dict[str, str]:
         "remark": f"{council}?on=1.9",
         "task": str(task),
         "wrong": "/stories/nowhere",
-        "health": "/house",
-        "audit": "/house/audit",
-        "tools": "/house/tools",
-        "budgets": "/house/budgets",
-        "parked": "/house/parked",
+        "health": "/system",
+        "audit": "/system/audit",
+        "tools": "/system/tools",
+        "budgets": "/system/budgets",
+        "parked": "/system/parked",
         "origin": f"{lines}&path=src/utils.py&line=4",
         "graph": str(origins),
     }

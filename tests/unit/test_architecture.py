@@ -12,10 +12,10 @@ import moothall
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(moothall.__file__).parent
 OLD_WORDS = re.compile(
-    r"\b(houses?|desks?|rosters?|purses?|turnstiles?|narrators?|onlookers?|households?)\b",
+    r"\b(houses?|desks?|rosters?|purses?|turnstiles?|narrators?|onlookers?|households?|visitors|lends?|hallways?)\b",
     re.IGNORECASE,
 )
-ON_THE_WIRE = re.compile(r"/house\b|house\.mark|requests\.house|\"house\"|\bHOUSE\b|moothall/house")
+ON_THE_WIRE = re.compile(r"house\.mark|requests\.house|\"house\"|moothall/house")
 TEXT = (ROOT / "docs" / "architecture.md").read_text()
 PACKAGES = {path.stem for path in SOURCE.iterdir() if (path / "__init__.py").exists()} | {
     path.stem for path in SOURCE.glob("*.py") if not path.stem.startswith("__")

@@ -456,7 +456,7 @@ class ToolSessions:
         await self._sessions[workspace].settled.setdefault(request_id, asyncio.Event()).wait()
 
     @contextmanager
-    def lend(self, workspace: str, flow: str) -> Iterator[WorkspaceLease]:
+    def lease(self, workspace: str, flow: str) -> Iterator[WorkspaceLease]:
         """Let a workflow use an open workspace exclusively. Raises `Refused` if another workflow
         uses it.
         """

@@ -236,7 +236,7 @@ class Workflows:
         try:
             record = await workflow_log.read()
             if record.document is None:
-                with self._sessions.lend(workflow_log.workspace, plan.id) as lease:
+                with self._sessions.lease(workflow_log.workspace, plan.id) as lease:
                     entry = WorkflowEntry(plan.id, _reopen_state(lease, start.who), start.token)
                     # The entry comes first, so that a recorded start can always be resumed.
                     await self._index.put(entry.key, entry.document())
@@ -285,7 +285,7 @@ class Workflows:
                 )
                 await self._mark_ended(entry)
                 return
-            with self._sessions.lend(reopen_state.workspace, entry.workflow_id) as lease:
+            with self._sessions.lease(reopen_state.workspace, entry.workflow_id) as lease:
                 self._release_workspace(reopen_state.workspace)
                 log.info(
                     "a workflow is taken up again", workflow=entry.workflow_id, done=record.ended

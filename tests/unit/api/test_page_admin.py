@@ -123,25 +123,25 @@ async def test_what_is_malformed_tells_nothing(bus: MemoryBus, data: dict[str, A
 
 async def test_operators_see_the_audit_and_others_do_not(browser: Browser, bus: MemoryBus) -> None:
     await browser.sign_in()
-    assert "No tool has been called yet." in (await browser.get("/house/audit")).text
+    assert "No tool has been called yet." in (await browser.get("/system/audit")).text
     await tell(bus, 1, record(1, tool=HOSTILE), record(2, status="blocked", tool="net.get"))
-    shown = (await browser.get("/house/audit")).text
+    shown = (await browser.get("/system/audit")).text
     assert SHOWN in shown
     assert shown.count("<script") == 1
-    refused = (await browser.get("/house/audit?only=refused")).text
+    refused = (await browser.get("/system/audit?only=refused")).text
     assert "net.get" in refused
     assert SHOWN not in refused
-    assert (await browser.get("/house/audit?only=x")).status == 400
+    assert (await browser.get("/system/audit?only=x")).status == 400
     await browser.sign_in(OTHER)
-    got = await browser.get("/house/audit")
+    got = await browser.get("/system/audit")
     assert (got.status, "only operators can see" in got.text) == (403, True)
-    assert "/house/audit" not in (await browser.get("/house")).text
+    assert "/system/audit" not in (await browser.get("/system")).text
 
 
 async def test_each_part_says_how_it_is(browser: Browser) -> None:
-    assert (await browser.get("/house")).status == 303
+    assert (await browser.get("/system")).status == 303
     await browser.sign_in()
-    shown = (await browser.get("/house")).text
+    shown = (await browser.get("/system")).text
     for words in (
         "degraded",
         '<strong class="won">Healthy',
@@ -154,11 +154,11 @@ async def test_each_part_says_how_it_is(browser: Browser) -> None:
 
 async def test_what_each_story_used_is_told(browser: Browser) -> None:
     await browser.sign_in()
-    assert "There are no stories yet." in (await browser.get("/house/budgets")).text
+    assert "There are no stories yet." in (await browser.get("/system/budgets")).text
     card = await browser.dependencies.board.create(
         replace(DRAFT, title=HOSTILE), LOCAL, key="1", budget=Budget(tokens=1_000)
     )
-    shown = (await browser.get("/house/budgets")).text
+    shown = (await browser.get("/system/budgets")).text
     assert SHOWN in shown
     book = await browser.dependencies.story_budgets.of(
         card.story.id, LOCAL.tenant, card.story.budget
@@ -168,12 +168,12 @@ async def test_what_each_story_used_is_told(browser: Browser) -> None:
 
 async def test_tools_are_found_by_their_words(browser: Browser) -> None:
     await browser.sign_in()
-    assert "files.append" in (await browser.get("/house/tools")).text
-    found = (await browser.get("/house/tools?query=FILES.append")).text
+    assert "files.append" in (await browser.get("/system/tools")).text
+    found = (await browser.get("/system/tools?query=FILES.append")).text
     assert "<code>files.append</code>" in found
     assert "<code>files.read</code>" not in found
     assert "1 tool<" in found
     assert (
         "No tool matches all of these words."
-        in (await browser.get("/house/tools?query=%3Cb%3E")).text
+        in (await browser.get("/system/tools?query=%3Cb%3E")).text
     )

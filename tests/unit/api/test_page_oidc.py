@@ -97,7 +97,7 @@ async def test_roles_are_what_the_groups_give_and_nothing_else(there: Provider) 
         for groups, may_look in ((["house"], True), (["product"], False), ("guests", False)):
             there.claims = {"sub": "ann", "groups": groups, "roles": ["operator"], "operator": True}
             assert (await sign_in(browser)).status == 200
-            assert (await browser.get("/house/audit")).status == (200 if may_look else 403)
+            assert (await browser.get("/system/audit")).status == (200 if may_look else 403)
 
 
 @pytest.mark.parametrize("groups", [[], ["others"], None, {"product": 1}, [["product"]]])

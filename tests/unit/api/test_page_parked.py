@@ -75,20 +75,20 @@ async def app(tmp_path: Path) -> AsyncIterator[App]:
 
 async def test_an_operator_sees_what_waits_and_says_a_word_once(app: App) -> None:
     form = await app.browser.sign_in()
-    assert "There are no parked requests." in (await app.browser.get("/house/parked")).text
+    assert "There are no parked requests." in (await app.browser.get("/system/parked")).text
     await app.park(
         ITEM, replace(ITEM, id="b2", request_id="r-2"), replace(ITEM, id="c3", tenant="elsewhere")
     )
-    shown = (await app.browser.get("/house/parked")).text
+    shown = (await app.browser.get("/system/parked")).text
     assert shown.count('class="panel"') == 2
     assert shown.count("<script") == 1
     assert shown.count(SHOWN) == 6
-    allowed = await app.browser.send("/house/parked/a1", form=form, do="allow", reason="fine")
-    assert (allowed.status, allowed.headers["Location"]) == (303, "/house/parked")
+    allowed = await app.browser.send("/system/parked/a1", form=form, do="allow", reason="fine")
+    assert (allowed.status, allowed.headers["Location"]) == (303, "/system/parked")
     assert (
-        await app.browser.send("/house/parked/b2", form=form, do="refuse", reason="no")
+        await app.browser.send("/system/parked/b2", form=form, do="refuse", reason="no")
     ).status == 303
-    assert "There are no parked requests." in (await app.browser.get("/house/parked")).text
+    assert "There are no parked requests." in (await app.browser.get("/system/parked")).text
     kept = await app.bus.bucket(BUCKET).entries()
     told = {
         key: (item["state"], item["approver"], item["comment"], bool(item["grant"][0]))
@@ -97,18 +97,18 @@ async def test_an_operator_sees_what_waits_and_says_a_word_once(app: App) -> Non
     assert told["local.a1"] == ("allowed", "local", "fine", True)
     assert told["local.b2"] == ("refused", "local", "no", False)
     assert told["elsewhere.c3"] == ("waiting", "", "", False)
-    again = await app.browser.send("/house/parked/a1", form=form, do="refuse")
+    again = await app.browser.send("/system/parked/a1", form=form, do="refuse")
     assert (again.status, "it was allowed already" in again.text) == (400, True)
 
 
 async def test_a_word_that_is_none_or_of_somebody_else_changes_nothing(app: App) -> None:
     form = await app.browser.sign_in()
     await app.park(ITEM)
-    assert (await app.browser.send("/house/parked/a1", form="other", do="allow")).status == 403
-    assert (await app.browser.send("/house/parked/a1", form=form, do="maybe")).status == 400
-    assert (await app.browser.send("/house/parked/nothing", form=form, do="allow")).status == 404
+    assert (await app.browser.send("/system/parked/a1", form="other", do="allow")).status == 403
+    assert (await app.browser.send("/system/parked/a1", form=form, do="maybe")).status == 400
+    assert (await app.browser.send("/system/parked/nothing", form=form, do="allow")).status == 404
     mine = await app.browser.sign_in(OTHER)
-    assert (await app.browser.get("/house/parked")).status == 403
-    assert (await app.browser.send("/house/parked/a1", form=mine, do="allow")).status == 403
-    assert "/house/parked" not in (await app.browser.get("/house")).text
+    assert (await app.browser.get("/system/parked")).status == 403
+    assert (await app.browser.send("/system/parked/a1", form=mine, do="allow")).status == 403
+    assert "/system/parked" not in (await app.browser.get("/system")).text
     assert [item.id for item in app.parking.list_waiting("local")] == ["a1"]

@@ -105,7 +105,7 @@ async def test_many_readers_cost_no_calls_and_the_log_is_read_once(
         assert len({await told(stream) for stream in streams}) == 1
         streams[0].close()
         async with asyncio.timeout(10):
-            while (await browser.get("/house/tools")).status != 200:
+            while (await browser.get("/system/tools")).status != 200:
                 await asyncio.sleep(0.01)
         async with asyncio.timeout(10):
             while True:  # the one that went leaves its place to another

@@ -63,7 +63,7 @@ async def test_a_token_for_a_moment_opens_a_workspace_for_as_long_as_its_first_o
         app.visits.await_calls(find)
         token = app.visits.token(ANN, "task-1", "DEV", 600)
         await app.visits.ready(ANN, "task-1", narrow(token, seconds=5))
-        with app.visits.lend("task-1", "flow") as loan:
+        with app.visits.lease("task-1", "flow") as loan:
             assert loan.seat.deadline > in_seconds(500)
 
 

@@ -73,10 +73,10 @@ def server_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         )
 
     return [
-        Route("/house", require_session(health, sessions)),
-        Route("/house/audit", require_session(audit, sessions)),
-        Route("/house/budgets", require_session(budgets, sessions)),
-        Route("/house/tools", require_session(tools, sessions)),
+        Route("/system", require_session(health, sessions)),
+        Route("/system/audit", require_session(audit, sessions)),
+        Route("/system/budgets", require_session(budgets, sessions)),
+        Route("/system/tools", require_session(tools, sessions)),
     ]
 
 
@@ -102,9 +102,9 @@ def parked_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         await service.resolve(
             request_id, allow=form["do"] == "allow", reason=form.get("reason", "").strip()
         )
-        return redirect("/house/parked")
+        return redirect("/system/parked")
 
     return [
-        Route("/house/parked", require_session(list_parked, sessions)),
-        Route("/house/parked/{id}", require_session(resolve, sessions), methods=["POST"]),
+        Route("/system/parked", require_session(list_parked, sessions)),
+        Route("/system/parked/{id}", require_session(resolve, sessions), methods=["POST"]),
     ]

@@ -17,7 +17,7 @@ from urllib3.exceptions import HTTPError
 from moothall.config import JobSettings
 from moothall.errors import ConfigurationError, SandboxUnavailable
 from moothall.telemetry import get_logger
-from moothall.workspace.kubernetes.manifest import HOST, HOUSE, LABEL, NAME
+from moothall.workspace.kubernetes.manifest import APP_LABEL, HOST, LABEL, NAME
 
 log = get_logger(__name__)
 
@@ -165,7 +165,7 @@ class Cluster:
     @property
     def labels(self) -> dict[str, str]:
         """The labels of all Jobs of this process."""
-        return {LABEL: NAME, HOST: self.host, HOUSE: self._app}
+        return {LABEL: NAME, HOST: self.host, APP_LABEL: self._app}
 
     def created_here(self, name: str) -> bool:
         """Return whether a Job was created by this process and not removed yet."""
@@ -179,7 +179,7 @@ class Cluster:
             response: Any = await asyncio.to_thread(
                 self._batch.list_namespaced_job,
                 self._jobs.namespace,
-                label_selector=f"{LABEL}={NAME},{HOUSE}={self._app}",
+                label_selector=f"{LABEL}={NAME},{APP_LABEL}={self._app}",
                 _preload_content=False,
                 _request_timeout=CALL_SECONDS,
             )

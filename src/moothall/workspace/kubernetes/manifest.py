@@ -18,7 +18,7 @@ from moothall.workspace.kubernetes.multiplexer import CODE_EXECUTOR, EXECUTOR
 LABEL = "app.kubernetes.io/name"
 NAME = "moothall-workspace"
 HOST = "moothall/host"
-HOUSE = "moothall/house"
+APP_LABEL = "moothall/house"
 OWNER_LABELS = {"task_id": "moothall/task", "seat": "moothall/seat", "tenant": "moothall/tenant"}
 _UNSAFE_CHARACTERS, _LABEL_CHARS = re.compile(r"[^A-Za-z0-9._-]+"), 63
 _EXTRA_MEMORY_BYTES = 64_000_000  # for the executor itself, and its volumes in memory

@@ -16,7 +16,7 @@ from moothall.errors import SandboxUnavailable
 from moothall.events.nats.accounts import create_account_files
 from moothall.events.nats.server import embedded_server
 from moothall.workspace.kubernetes.cluster import Cluster
-from moothall.workspace.kubernetes.manifest import HOST, HOUSE, LABEL, NAME
+from moothall.workspace.kubernetes.manifest import APP_LABEL, HOST, LABEL, NAME
 from moothall.workspace.kubernetes.multiplexer import Transport
 from moothall.workspace.kubernetes.orphans import PRESENCE, Reconciler
 from support.council import until
@@ -37,7 +37,7 @@ def jobs(api: KubeApi) -> JobSettings:
 
 
 def add(api: KubeApi, name: str, host: str, app: str = "ours") -> None:
-    api.job(name, **{LABEL: NAME, HOST: host, HOUSE: app})
+    api.job(name, **{LABEL: NAME, HOST: host, APP_LABEL: app})
 
 
 @pytest_asyncio.fixture
