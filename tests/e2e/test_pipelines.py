@@ -1,4 +1,4 @@
-"""The pipeline examples of docs/doors.md, run against a real server with a repository by URL."""
+"""The pipeline examples of docs/api.md, run against a real server with a repository by URL."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.repos import Repo, make_sample
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
-PAGE = (Path(__file__).parents[2] / "docs/doors.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/api.md").read_text(encoding="utf-8")
 SERVER = "grpc.moothall.example:443"
 PROVEN, UNPROVEN = (
     'Add hello_world() function to src/utils.py; say "hi" and $(touch MISUSED)',

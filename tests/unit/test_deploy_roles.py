@@ -207,7 +207,7 @@ def test_a_door_that_one_process_has_has_all_ports_of_the_wire() -> None:
 
 def test_the_page_of_doors_names_the_host_that_pipelines_reach(overlay: Objects) -> None:
     (rule,) = overlay["Ingress", "moothall", "moothall-grpc"]["spec"]["rules"]
-    page = (OVERLAY.parents[3] / "docs/doors.md").read_text(encoding="utf-8")
+    page = (OVERLAY.parents[3] / "docs/api.md").read_text(encoding="utf-8")
     assert page.count(f"--server {rule['host']}:443 ") == 2
 
 

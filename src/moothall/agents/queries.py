@@ -1,7 +1,7 @@
 """Queries of callers: for an agent, or for tools that run without a model, as the query's context
 says.
 
-Tools may be called by the names that other systems use. docs/doors.md has the same table, and a
+Tools may be called by the names that other systems use. docs/api.md has the same table, and a
 test compares them.
 """
 

@@ -1,5 +1,5 @@
 """AgentService: agents for other orchestrators, over the protocol those orchestrators use
-(docs/doors.md).
+(docs/api.md).
 """
 
 from __future__ import annotations

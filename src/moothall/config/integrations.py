@@ -16,7 +16,7 @@ _OWNER_AND_NAME = re.compile(
 
 
 class ForgeSettings(Section):
-    """The forge whose issues `moothall watch` answers with pull requests: docs/doors.md."""
+    """The forge whose issues `moothall watch` answers with pull requests: docs/api.md."""
 
     kind: Literal["github", "gitea"] = Field(
         "github", description="the REST API of the forge; for Forgejo, use gitea"
@@ -77,7 +77,7 @@ class ForgeSettings(Section):
 
 
 class WebhookSettings(Section):
-    """The webhook for each decision and each transition of a story: docs/doors.md."""
+    """The webhook for each decision and each transition of a story: docs/api.md."""
 
     url: str | None = Field(
         None,

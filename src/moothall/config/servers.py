@@ -89,7 +89,7 @@ class WebSettings(Section):
 
 
 class OidcSettings(Section):
-    """Sign-in to the page with an OpenID provider: docs/doors.md. Without an issuer, users sign in
+    """Sign-in to the page with an OpenID provider: docs/api.md. Without an issuer, users sign in
     by link, token or account.
     """
 

@@ -173,7 +173,7 @@ async def test_a_tool_runs_by_the_name_that_other_systems_give_it(
 
 
 def test_the_document_has_the_table_of_names() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "doors.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| `([\w.]+)` \| (.*) \|$", text, re.MULTILINE)
     told = {
         name: (tool, dict(re.findall(r"`(\w+)` as `(\w+)`", arguments)))

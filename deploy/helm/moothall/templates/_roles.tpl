@@ -3,7 +3,7 @@
 - {name: moothall, component: "", args: [serve], replicas: 1, strategy: {type: Recreate}}
 {{- end }}
 
-{{- /* Deployments by role, in its place. Replicas of api and collector are the HorizontalPodAutoscalers'; a second of tools would wait with its doors, and a
+{{- /* Deployments by role, in its place. Replicas of api and collector are the HorizontalPodAutoscalers'; a second of tools would wait with its APIs, and a
 new one waits for the old one's lease. */}}
 {{- define "moothall.roles" -}}
 {{- $rolling := dict "type" "RollingUpdate" "rollingUpdate" (dict "maxSurge" 1 "maxUnavailable" 0) | toJson -}}

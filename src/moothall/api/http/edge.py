@@ -95,7 +95,7 @@ async def not_served(request: Request, error: Exception) -> Response:
     path, response_headers = request.url.path[:100], {}
     detail = error.detail
     if error.status_code == HTTPStatus.NOT_FOUND:
-        detail = f"there is nothing at {path}; docs/doors.md lists the paths"
+        detail = f"there is nothing at {path}; docs/api.md lists the paths"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         matching = [
             route
