@@ -251,16 +251,19 @@ class Candidate:
         refuted = any(not run.passed and run.author in _AGENTS for run in self.cross)
         if self.reproducing and not refuted:
             return EvidenceLevel.REPRODUCED
-        own_verdicts = {
+        return EvidenceLevel.SELF_TESTED if self.brings_tests else EvidenceLevel.UNPROVEN
+
+    @property
+    def brings_tests(self) -> bool:
+        """Whether the author's own tests count: they fail on the base, pass with the answer and do
+        not contradict the task.
+        """
+        verdicts = {
             item.check: item.verdict
             for item in self.assessment.evidence
             if item.check in {OWN_TESTS, CONTRADICTION}
         }
-        return (
-            EvidenceLevel.SELF_TESTED
-            if own_verdicts == {OWN_TESTS: Verdict.PASSED}
-            else EvidenceLevel.UNPROVEN
-        )
+        return verdicts == {OWN_TESTS: Verdict.PASSED}
 
 
 @dataclass(frozen=True, slots=True)

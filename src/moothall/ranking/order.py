@@ -193,8 +193,16 @@ CRITERIA: tuple[Criterion, ...] = (
     Criterion(
         "seats with the same change", lambda standing: standing.same_change_count, tested=False
     ),
-    # Of two tied candidates, prefer the one with the better evidence, so that the claimed level
-    # does not depend on a hash. The author passes the same test, so the tie is still undecided.
+    # Whoever wrote a test that reproduces the problem understood it. A tied answer without a test
+    # that passes it may be right by chance, as far as the test goes. The tie is still undecided.
+    Criterion(
+        "brings a test that counts",
+        lambda standing: int(standing.candidate.brings_tests),
+        lambda value: "yes" if value else "no",
+        tested=False,
+        decides=False,
+    ),
+    # The claimed level does not depend on a hash.
     Criterion(
         "passes a test of another seat",
         lambda standing: int(standing.candidate.level.independent),
@@ -665,7 +673,9 @@ def _explain_undecided(standing: _Standing, undecided: Sequence[_Standing]) -> I
         else "no test"
     )
     note = " Nobody reviewed them." if evidence == "no test" else ""
-    if len({other.candidate.level.independent for other in undecided}) > 1:
+    if len({other.candidate.brings_tests for other in undecided}) > 1:
+        last_resort = "The one that brings a test is first."
+    elif len({other.candidate.level.independent for other in undecided}) > 1:
         last_resort = "The one that passes a test of another seat is first."
     elif len({other.tests_failed for other in undecided}) > 1:
         last_resort = "Fewer failing tests decide."

@@ -399,18 +399,34 @@ def test_the_same_answer_has_the_same_reviews() -> None:
     assert order(reviewed, twin, other)[0] == SEATS[2]
 
 
-def test_of_two_that_are_level_the_one_with_a_test_of_another_seat_is_first() -> None:
-    """Its level is higher, so that no hash decides the reported level."""
+def test_of_two_that_are_level_the_one_that_brings_a_test_is_first() -> None:
+    """A test that both pass does not tell which one is right, so the winner is undecided."""
     own = (*GREEN, Evidence(OWN_TESTS, Verdict.PASSED, passed=1))
     for text, other in (("a", "b"), ("b", "a")):
         author = candidate(1, text, evidence=own)
         reproduced = candidate(2, other, cross=(CrossRun(SEATS[0], passed=True),))
         first, second = rank([author, reproduced])
-        assert (first.seat, first.undecided) == (SEATS[1], True)
-        assert any("The one that passes a test of another seat" in line for line in first.reasons)
+        assert (first.seat, first.level, first.undecided) == (
+            SEATS[0],
+            EvidenceLevel.SELF_TESTED,
+            True,
+        )
+        assert second.level is EvidenceLevel.REPRODUCED
+        assert any("The one that brings a test is first." in line for line in first.reasons)
+        assert "Below agent-dev-001: brings a test that counts: no against yes." in second.reasons
+
+
+def test_of_two_that_bring_tests_the_one_that_passes_the_others_is_first() -> None:
+    own = (*GREEN, Evidence(OWN_TESTS, Verdict.PASSED, passed=1))
+    for text, other in (("a", "b"), ("b", "a")):
+        plain = candidate(1, text, evidence=own)
+        reproduced = candidate(2, other, evidence=own, cross=(CrossRun(SEATS[3], passed=True),))
+        first, second = rank([plain, reproduced])
+        assert (first.seat, first.level) == (SEATS[1], EvidenceLevel.REPRODUCED)
+        assert first.undecided
         assert (
             "Below agent-dev-002: passes a test of another seat: no against yes." in second.reasons
-        ), second.reasons
+        )
 
 
 def test_an_answer_that_changes_a_test_which_it_breaks_is_told_which_version_counts() -> None:
