@@ -43,7 +43,7 @@ async def decider(app: App) -> AsyncIterator[JetStreamBus]:
 
 
 async def test_who_decides_makes_the_streams_and_the_others_find_them(app: App) -> None:
-    with pytest.raises(BusUnavailable, match="may these credentials make them"):
+    with pytest.raises(BusUnavailable, match="may these credentials create streams"):
         async with open_bus(app.of("hosts"), app.url):
             pytest.fail("a host created the streams")
     async with AsyncExitStack() as stack:

@@ -48,7 +48,7 @@ async def test_what_a_host_logs_beside_a_command_stays_in_its_file(
         result = await command("deliberate", "--text", "--agents", "1", "--json", "Write a HAIKU")
     assert result.code == 3, result.err
     assert result.err == ""
-    assert "reply mode found out" in (tmp_path / "data" / "logs" / "host-1.log").read_text(
+    assert "reply mode detected" in (tmp_path / "data" / "logs" / "host-1.log").read_text(
         encoding="utf-8"
     )
 

@@ -177,4 +177,4 @@ async def test_without_a_server_the_command_answers_by_itself_and_a_rebuild_give
     (alone.data_dir / "graph" / "context.kgl").write_bytes(digest("broken").encode())
     broken = await alone("graph", "show")
     assert broken.code == 2
-    assert "the log has everything" in broken.err
+    assert "restores it from the log" in broken.err

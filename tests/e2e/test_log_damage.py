@@ -43,7 +43,7 @@ async def test_inverted_bytes_in_a_block_are_told_and_the_deliberation_is_marked
             line = (await server.stderr.readline()).decode()
             assert line, f"serve ended: {output}"
             output += line
-    assert "1 deliberations may lack something" in output
+    assert "1 deliberations may lack records" in output
     server.terminate()
     await server.communicate()
     checked = await command("log", "check")

@@ -134,7 +134,7 @@ async def test_what_fails_and_may_is_left_out_and_said(app: Local) -> None:
     last, first = error.value.message.split("Before it ")
     assert "echo worst; exit 3" in last
     assert first.startswith(
-        f"{' '.join(bad)!r} had failed:\n  ValueError: no such thing\nSay which"
+        f"{' '.join(bad)!r} had failed:\n  ValueError: no such thing\nConfigure the"
     )
 
 
@@ -283,5 +283,5 @@ async def test_a_closed_house_opens_nothing(app: Local, tmp_path: Path) -> None:
     async with LocalWorkspaces(app.settings, lambda _: app.clone) as other:
         pass
     opening = other.open(prepared, "late")
-    with pytest.raises(WorkspaceFailed, match="being closed"):
+    with pytest.raises(WorkspaceFailed, match="the pool is closing"):
         await opening.__aenter__()

@@ -30,7 +30,7 @@ async def test_a_story_from_sign_in_to_the_commit(
     ):
         await user.sign_in(app.link)
         await other.sign_in(app.link)
-        assert "used before" in await other.text()
+        assert "has been used" in await other.text()
         points = await write_story(user, "Greet the world")
         assert points[0] < points[1] <= points[2], points
         await user.press("Refine")
@@ -164,7 +164,7 @@ async def test_a_council_is_watched_told_something_and_cancelled(
         await wait_for_state(user, "design", "Accept design")
         await user.page.get_by_role("link", name="Edit tasks").click()
         await check_appearance(user, "plan")
-        await user.page.get_by_label("What is to be done").nth(1).fill("Test it twice")
+        await user.page.get_by_label("Description").nth(1).fill("Test it twice")
         await user.page.get_by_label("Builds on tasks").nth(1).fill("1, 7")
         await user.press("Save")
         await expect(user.page.get_by_role("alert")).to_contain_text(

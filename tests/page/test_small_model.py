@@ -72,7 +72,8 @@ async def _built(user: Reader) -> bool:
         await user.page.reload()
         text = await user.text()
         dispatched = "begins when those before it" not in text  # shown until its task is dispatched
-        return ("What next:" in text and dispatched) or await _may_accept(user)
+        next_steps = await user.page.locator("ol.tasks > li > p", has_text="Next:").count()
+        return (next_steps > 0 and dispatched) or await _may_accept(user)
 
     await until(ended, 500)
     return await _may_accept(user)
