@@ -200,7 +200,7 @@ class FakeForge:
         return {"permission": self.permissions[login], "user": {"login": login}}
 
     def sha(self, branch: str) -> str:
-        """Return the commit of a branch, empty if there is none."""
+        """Return the commit of a branch, or ''."""
         refs = dict(
             line.split("\t")[::-1]
             for line in self.repo.git("ls-remote", str(self.repo.path)).splitlines()

@@ -45,7 +45,7 @@ def location_of(path: Path, content: Mapping[str, Any], keys: Sequence[str]) -> 
 
 
 def line_of(text: str, keys: Sequence[str]) -> int:
-    """Return the number of the line with the longest prefix of the keys; 1 if there is none."""
+    """Return the number of the line with the longest prefix of the keys, or 1."""
     section: list[str] = []
     best_length, best_number = 0, 1
     for number, line in enumerate(text.splitlines(), 1):

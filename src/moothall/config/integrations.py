@@ -68,7 +68,7 @@ class ForgeSettings(Section):
         return names
 
     @model_validator(mode="after")
-    def _hears_whom_it_knows(self) -> Self:
+    def _check_webhook_secret(self) -> Self:
         if self.webhook_port is not None and self.webhook_secret is None:
             raise ValueError(
                 "forge.webhook_secret is missing; set it, because unsigned webhooks are refused"

@@ -85,7 +85,7 @@ class JobSettings(Section):
     )
 
     def image_of(self, repository: str, origin: str) -> str:
-        """Return the image that `images` sets for a repository; '' if there is none."""
+        """Return the image that `images` sets for a repository, or ''."""
         matches = (
             image
             for pattern, image in self.images.items()

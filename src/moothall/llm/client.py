@@ -323,8 +323,8 @@ class OpenAIModel:
         return self._capabilities.describe()
 
     async def _fetch_json(self, method: str, url: URL, body: dict[str, Any] | None) -> Any:
-        """Return the JSON value at a URL outside the API, or None if there is none. The URL may be
-        one that only another kind of server has.
+        """Return the JSON value at a URL outside the API, or None. Only some kinds of servers have
+        such a URL.
         """
         reader = WholeResponseReader(self._base_url, _LIST_BYTES)
         raw = encode(body) if body is not None else b""

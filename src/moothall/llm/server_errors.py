@@ -121,7 +121,7 @@ def read_models(raw: bytes) -> dict[str, ListedModel]:
 
 
 def window_of(model: Mapping[str, Any]) -> int:
-    """Return the window in a model's description, 0 if there is none."""
+    """Return the window in a model's description, or 0."""
     meta = model.get("meta")
     for fields in (model, meta if isinstance(meta, dict) else {}):
         for name in _WINDOW_FIELDS:

@@ -193,8 +193,8 @@ CRITERIA: tuple[Criterion, ...] = (
     Criterion(
         "seats with the same change", lambda standing: standing.same_change_count, tested=False
     ),
-    # Whoever wrote a test that reproduces the problem understood it. A tied answer without a test
-    # that passes it may be right by chance, as far as the test goes. The tie is still undecided.
+    # A test that counts shows that its author reproduced the problem. An answer that passes this
+    # test and brings none of its own may do so by chance. The tie is still undecided.
     Criterion(
         "brings a test that counts",
         lambda standing: int(standing.candidate.brings_tests),

@@ -1,3 +1,3 @@
-"""The sandbox for code that a model wrote: namespaces, seccomp, Landlock, cgroups and rlimits, each
-of which is probed.
+"""The sandbox for code that a model wrote: namespaces, seccomp, Landlock, cgroups and rlimits. Each
+layer is probed at the start.
 """

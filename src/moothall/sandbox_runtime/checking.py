@@ -274,7 +274,7 @@ def _change_time(path: str) -> int:
 
 def _steering_file(top: str, since: float) -> str:
     """Return the first file below `top` that configures a Python test runner and was written since,
-    '' if there is none.
+    or ''.
     """
     for folder, _, names in os.walk(top):
         for name in names:

@@ -388,7 +388,7 @@ def contradiction_prompt(system: str, shared: str, tests: str) -> tuple[Message,
 def superseded_prompt(
     system: str, shared: str, tests: str, cases: Sequence[str]
 ) -> tuple[Message, ...]:
-    """Ask which existing tests expect what the task asks to change. No change of the code is shown."""
+    """Ask which existing tests expect what the task asks to change. No code change is shown."""
     numbered = "\n".join(f"{number}. {case}" for number, case in enumerate(cases, 1))
     return _pair(
         system,

@@ -32,7 +32,7 @@ _TEST_AFFIX = re.compile(r"^test[_-]|[_.-](?:test|tests|spec)$")
 _LISTED = 200
 _CASES = 20  # failing cases that are named and whose stack frames are followed
 _NAMED = 300  # identifiers that the map prefers
-# The largest share of the budget for each part. What a part leaves is for the next ones.
+# The largest share of the budget for each part. The rest is left to the next parts.
 _CASES_SHARE, _CODE_SHARE, _MAP_SHARE = 0.25, 0.25, 0.25
 _MAP_LEAST = 0.1  # the share of the budget that files leave to the map
 GUIDE = "AGENTS.md"

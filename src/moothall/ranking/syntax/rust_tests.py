@@ -106,7 +106,7 @@ def _match_braces(text: str) -> dict[int, int]:
 
 
 def _bracket_end(text: str, position: int) -> int:
-    """Return the position of the bracket that closes the one at `position`; -1 if there is none."""
+    """Return the position of the bracket that closes the one at `position`, or -1."""
     depth = 0
     for match in _BRACKETS.finditer(text, position):
         depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(match[0], 0)

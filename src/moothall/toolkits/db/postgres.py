@@ -52,8 +52,8 @@ _NATIVE_TYPES = frozenset(
     }
 )
 _SYNTAX = "42601"
-# What a rollback does not undo, and who may do it. A query can assume any role of which its own is
-# a member.
+# Privileges to do what a rollback does not undo. A query can assume any role that its own role is a
+# member of.
 _DANGEROUS_PRIVILEGES = """
 select 'it is or may become the superuser ' || rolname from pg_catalog.pg_roles
  where rolsuper and pg_catalog.pg_has_role(session_user, oid, 'member')

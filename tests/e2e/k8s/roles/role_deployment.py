@@ -64,7 +64,7 @@ class Seen:
     decisions: int = 0
 
     def difference(self, other: Seen) -> str:
-        """Describe the difference to another outcome; '' if there is none."""
+        """Describe the difference to another outcome; '' if they are equal."""
         ends = [(name, getattr(self.end, name), getattr(other.end, name)) for name in SAME]
         return "; ".join(
             f"{name}: {mine!r} became {theirs!r}" for name, mine, theirs in ends if mine != theirs
