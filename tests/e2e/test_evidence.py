@@ -402,7 +402,7 @@ async def test_a_second_right_patch_is_reproduced_by_the_first_one_s_test(tmp_pa
 
 
 @pytest.mark.parametrize("seat", [1, 2])
-async def test_of_two_answers_that_are_level_the_reproduced_one_wins(
+async def test_of_two_different_answers_that_tie_the_author_of_the_test_is_first_and_undecided(
     tmp_path: Path, seat: int
 ) -> None:
     """The hashes of the answers make no difference."""
@@ -414,11 +414,11 @@ async def test_of_two_answers_that_are_level_the_reproduced_one_wins(
             {"shop/price.py": author, **pool.test}, {"shop/price.py": other}, pool.wrong[0]
         )
     assert (first.seat, first.level, first.undecided) == (
-        "agent-dev-002",
-        EvidenceLevel.REPRODUCED,
-        False,
+        "agent-dev-001",
+        EvidenceLevel.SELF_TESTED,
+        True,
     ), first.reasons
-    assert second.level is EvidenceLevel.SELF_TESTED
+    assert second.level is EvidenceLevel.REPRODUCED
 
 
 @pytest.mark.parametrize(

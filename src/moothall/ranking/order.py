@@ -71,6 +71,7 @@ class _Standing:
     same_change_count: the number of seats with the same code change.
     review_score: the reviews, in thousandths.
     ranked_review_score: the review score that counts in the ranking.
+    brings_tests: its author or another seat with the same code change brings a test that counts.
     """
 
     candidate: Candidate
@@ -83,6 +84,7 @@ class _Standing:
     same_change_count: int
     review_score: ReviewScore
     ranked_review_score: int
+    brings_tests: bool
     answer: str
     change: str
 
@@ -193,11 +195,11 @@ CRITERIA: tuple[Criterion, ...] = (
     Criterion(
         "seats with the same change", lambda standing: standing.same_change_count, tested=False
     ),
-    # A test that counts shows that its author reproduced the problem. An answer that passes this
-    # test and brings none of its own may do so by chance. The tie is still undecided.
+    # A test that counts shows that its author reproduced the problem. Another code change that
+    # passes this test and brings none of its own may do so by chance. The tie is still undecided.
     Criterion(
         "brings a test that counts",
-        lambda standing: int(standing.candidate.brings_tests),
+        lambda standing: int(standing.brings_tests),
         lambda value: "yes" if value else "no",
         tested=False,
         decides=False,
@@ -317,6 +319,11 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
         seat, revision = candidate.proposal.seat, candidate.proposal.revision
         if not failed:
             last_revisions[seat] = max(revision, last_revisions.get(seat, 0))
+    tested_changes = {
+        change
+        for candidate, failed, change in zip(candidates, failures, changes, strict=True)
+        if candidate.brings_tests and not failed
+    }
     failed_tests = [_failed_tests(candidate) for candidate in candidates]
     accepted = [tests for tests, failed in zip(failed_tests, failures, strict=True) if not failed]
     standings = [
@@ -334,6 +341,7 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
             same_change_count=0 if candidate.about_text or failed else len(seats_by_change[change]),
             review_score=review_scores[answer],
             ranked_review_score=review_scores[answer].mean,
+            brings_tests=change in tested_changes,
             answer=answer,
             change=change,
         )
@@ -673,7 +681,7 @@ def _explain_undecided(standing: _Standing, undecided: Sequence[_Standing]) -> I
         else "no test"
     )
     note = " Nobody reviewed them." if evidence == "no test" else ""
-    if len({other.candidate.brings_tests for other in undecided}) > 1:
+    if len({other.brings_tests for other in undecided}) > 1:
         last_resort = "The one that brings a test is first."
     elif len({other.candidate.level.independent for other in undecided}) > 1:
         last_resort = "The one that passes a test of another seat is first."
