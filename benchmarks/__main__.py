@@ -48,30 +48,30 @@ console = Console(stderr=True, highlight=False)
 _began = time.monotonic()
 
 
-def _tell(line: str) -> None:
+def _announce(line: str) -> None:
     console.print(f"[{time.monotonic() - _began:5.0f} s] {line}")
 
 
-async def _text(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    names = () if asked.alone else RIVALS
+async def _text(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
+    names = () if requested.alone else RIVALS
     async with running_stub() as stub:
         found = await contest(
-            folder, stub, names, rounds=asked.rounds, quick=asked.quick, tell=_tell
+            folder, stub, names, rounds=requested.rounds, quick=requested.quick, announce=_announce
         )
         return results.of_contest(found)
 
 
-async def _tools(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    _tell("with tools: three seats, three turns each")
+async def _tools(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
+    _announce("with tools: three seats, three turns each")
     async with running_stub() as stub, served(folder / "tools", stub.base_url) as app:
-        work = await tools.work(app, stub, folder, count=2 if asked.quick else 6, at_once=4)
+        work = await tools.work(app, stub, folder, count=2 if requested.quick else 6, at_once=4)
     return results.of_tools(work)
 
 
-async def _steps(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    share = 10 if asked.quick else 1
+async def _steps(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
+    share = 10 if requested.quick else 1
     found: dict[str, Any] = {}
-    _tell("events, tool calls, workspaces")
+    _announce("events, tool calls, workspaces")
     for name, step, count in (
         ("persisted", micro.persisted, 3000),
         ("guard", micro.guard, 2000),
@@ -86,21 +86,21 @@ async def _steps(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     place.mkdir()
     found["tools_a_second"] = await micro.tool_rate(place, 2000 // share)
     async with running_stub() as stub:
-        _tell("councils placed, answers in 64 pieces")
+        _announce("councils placed, answers in 64 pieces")
         async with served(folder / "placed", stub.base_url, GRAPH_LATER) as app:
             await steps.placed(app, stub, 3)
             found["placed"] = results.of_times(await steps.placed(app, stub, 30 // share + 2))
             case = Case(50, 64, seconds=4.0 / share, generations=1)
             found["streamed"] = results.of_run(await streamed(app, stub, case, 64))
-        _tell("tools and sessions of the agent service")
+        _announce("tools and sessions of the agent service")
         async with served(folder / "agents", stub.base_url, GRAPH_LATER | agents.SETTINGS) as app:
             await stub.set(delay_ms=0)
             found["agents"] = await agents.measure(app, 500 // share, 1000 // share)
             found["cancelled"] = results.of_times(await agents.cancelled(app, stub, 100 // share))
-        _tell("the graph's projection, told apart")
+        _announce("the graph's projection, told apart")
         found["projected"] = await steps.projected(folder, stub, 300 // share)
-        _tell("kill -9 of everything, and up again")
-        places = [folder / f"k{number}" for number in range(1 if asked.quick else 2)]
+        _announce("kill -9 of everything, and up again")
+        places = [folder / f"k{number}" for number in range(1 if requested.quick else 2)]
         for place in places:
             place.mkdir()
         found["resumed"] = results.of_resumed(
@@ -109,60 +109,66 @@ async def _steps(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-async def _growth(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    counts = (10, 50) if asked.quick else (10, 100, 1000)
-    _tell(f"growth: {', '.join(map(str, counts))} deliberations held at once")
+async def _growth(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
+    counts = (10, 50) if requested.quick else (10, 100, 1000)
+    _announce(f"growth: {', '.join(map(str, counts))} deliberations held at once")
     async with running_stub() as stub:
         return results.of_growth(*await growth.grow(folder, stub, counts))
 
 
-async def _packs(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    stories = 100 if asked.quick else 1430  # of 70 nodes each
-    _tell(
+async def _packs(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
+    stories = 100 if requested.quick else 1430  # of 70 nodes each
+    _announce(
         f"packs from a graph of {stories} stories"
-        + ("" if asked.neo4j else f"; of Neo4j too where {SERVER} names one")
+        + ("" if requested.neo4j else f"; of Neo4j too where {SERVER} names one")
     )
-    return {"stores": await packs(folder, stories, 20 if asked.quick else 200, asked.neo4j)}
+    return {"stores": await packs(folder, stories, 20 if requested.quick else 200, requested.neo4j)}
 
 
-async def _commands(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    _tell("commands that need no Ray")
-    return await commands.commands(folder, 1 if asked.quick else 3)
+async def _commands(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
+    _announce("commands that need no Ray")
+    return await commands.commands(folder, 1 if requested.quick else 3)
 
 
-async def _lending(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    megabytes = 5 if asked.quick else 100
-    _tell(f"a repository of {megabytes} MB to a host on another disk")
-    return await transfer(folder, megabytes, 1 if asked.quick else 3)
+async def _lending(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
+    megabytes = 5 if requested.quick else 100
+    _announce(f"a repository of {megabytes} MB to a host on another disk")
+    return await transfer(folder, megabytes, 1 if requested.quick else 3)
 
 
-async def _readers(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    count, deliberations = (100, 40) if asked.quick else (1000, 400)
-    _tell(f"{count} readers of the board while councils run")
+async def _readers(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
+    count, deliberations = (100, 40) if requested.quick else (1000, 400)
+    _announce(f"{count} readers of the board while councils run")
     async with running_stub() as stub:
         return await readers(folder, stub, count, deliberations)
 
 
-async def _pages(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    stories, count = (30, 100) if asked.quick else (300, 1000)
-    _tell(f"{count} browsers that have a board of {stories} stories open")
+async def _pages(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
+    stories, count = (30, 100) if requested.quick else (300, 1000)
+    _announce(f"{count} browsers that have a board of {stories} stories open")
     async with running_stub() as stub:
         return await pages(folder, stub, stories, count)
 
 
-async def _scaling(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    _tell("one node and two, each part with its slice of a core, beside the model of capacity")
-    return await scaling.measure(folder, seconds=5.0 if asked.quick else 20.0, tell=_tell)
+async def _scaling(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
+    _announce("one node and two, each part with its slice of a core, beside the model of capacity")
+    return await scaling.measure(
+        folder, seconds=5.0 if requested.quick else 20.0, announce=_announce
+    )
 
 
-async def _cluster(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    opened, seconds = (3, 3.0) if asked.quick else (20, 20.0)
-    return await cluster.measure(folder, opened=opened, seconds=seconds, tell=_tell)
+async def _cluster(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
+    opened, seconds = (3, 3.0) if requested.quick else (20, 20.0)
+    return await cluster.measure(folder, opened=opened, seconds=seconds, announce=_announce)
 
 
-async def _soak(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    text, with_tools = (100, 6) if asked.quick else (1000 * asked.times, 20 * asked.times)
-    found = await soak.soak(folder, text=text, with_tools=with_tools, at_once=64, tell=_tell)
+async def _soak(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
+    text, with_tools = (
+        (100, 6) if requested.quick else (1000 * requested.times, 20 * requested.times)
+    )
+    found = await soak.soak(
+        folder, text=text, with_tools=with_tools, at_once=64, announce=_announce
+    )
     for line in found.problems:
         console.print(f"  {line}", style="red")
     return found.document()
@@ -185,24 +191,24 @@ ALONE: dict[str, Part] = {"soak": _soak, "cluster": _cluster}
 """What is measured only where it is named."""
 
 
-async def _measure(asked: argparse.Namespace) -> int:
+async def _measure(requested: argparse.Namespace) -> int:
     document = results.load()
     frame = results.frame(
-        shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]), quick=asked.quick
+        shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]), quick=requested.quick
     )
     if not frame["counted"]:
         console.print(NOT_COUNTED, style="red")
-    chosen = asked.parts or list(PARTS)
+    chosen = requested.parts or list(PARTS)
     for name in chosen:
         with tempfile.TemporaryDirectory(prefix="mhb-") as folder:
             part = {**PARTS, **ALONE}[name]
-            document[name] = {**await part(Path(folder), asked), "frame": frame}
+            document[name] = {**await part(Path(folder), requested), "frame": frame}
         results.save(document)
-    into_docs = not asked.quick and not asked.dry
+    into_docs = not requested.quick and not requested.dry
     if "scaling" in document or "tools" in document:
-        _tell(f"written: {scaling.write(document, into_docs=into_docs)}")
+        _announce(f"written: {scaling.write(document, into_docs=into_docs)}")
     written = write(document, into_docs=into_docs)
-    _tell(f"written: {written}")
+    _announce(f"written: {written}")
     console.print(written.read_text(encoding="utf-8"), markup=False, soft_wrap=True)
     return 1 if "soak" in chosen and document["soak"]["problems"] else 0
 
@@ -236,18 +242,18 @@ def main() -> int:
     parser.add_argument(
         "--dry", action="store_true", help="write the report beside the results, not into docs/"
     )
-    asked = parser.parse_args()
-    asked.neo4j = os.environ.pop(SERVER, "")  # what is measured knows no such setting
-    if unknown := set(asked.parts) - {*PARTS, *ALONE}:
+    requested = parser.parse_args()
+    requested.neo4j = os.environ.pop(SERVER, "")  # what is measured knows no such setting
+    if unknown := set(requested.parts) - {*PARTS, *ALONE}:
         parser.error(
             f"unknown part {', '.join(sorted(unknown))}; there are {', '.join((*PARTS, *ALONE))}"
         )
-    return uvloop.run(_until_told(asked))
+    return uvloop.run(_until_received(requested))
 
 
-async def _until_told(asked: argparse.Namespace) -> int:
+async def _until_received(requested: argparse.Namespace) -> int:
     """SIGTERM ends it as Ctrl-C does: the server is in a session of its own and would stay."""
-    task = asyncio.ensure_future(_measure(asked))
+    task = asyncio.ensure_future(_measure(requested))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await task
 

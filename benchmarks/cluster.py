@@ -46,7 +46,7 @@ _HOSTS = "deployment/moothall-hosts"
 
 
 async def measure(
-    folder: Path, *, opened: int, seconds: float, tell: Callable[[str], None]
+    folder: Path, *, opened: int, seconds: float, announce: Callable[[str], None]
 ) -> dict[str, Any]:
     """Return milliseconds of `opened` workspaces each way, and rates over `seconds` each; the load
     of the machine beside every figure.
@@ -56,15 +56,15 @@ async def measure(
             f"cluster: {', '.join(missing)} not set; scripts/test-k8s --part benchmark sets them"
         )
     await asyncio.to_thread(reached.make_namespaces)
-    tell(f"{opened} workspaces in Jobs, cold and kept warm")
+    announce(f"{opened} workspaces in Jobs, cold and kept warm")
     found: dict[str, Any] = {
         "cold": await _ready(folder / "cold", opened, warm=0),
         "warm": await _ready(folder / "warm", opened, warm=1),
     }
-    tell("the deployment by role")
+    announce("the deployment by role")
     async with running_stub(os.environ["CLUSTER_ADDRESS"]) as stub, _app(folder, stub) as caller:
         await stub.set(delay_ms=_DELAY_MS)
-        found["pods"] = [await _with_pods(count, caller, seconds, tell) for count in _PODS]
+        found["pods"] = [await _with_pods(count, caller, seconds, announce) for count in _PODS]
     return {**found, "slice": _SLICE, "at_once": _AT_ONCE, "delay_ms": _DELAY_MS}
 
 
@@ -76,14 +76,14 @@ async def _ready(folder: Path, count: int, *, warm: int) -> dict[str, float]:
     seconds: list[float] = []
     async with reached.bus(folder / "bus") as bus:
         settings = reached.configured(folder, bus, warm=warm)
-        async with open_workspace_services(settings) as hands:
-            base = await prepared(settings, hands, folder / "repo")
-            async with hands.workspaces.open(base, "first"):  # fills the pool
+        async with open_workspace_services(settings) as services:
+            base = await prepared(settings, services, folder / "repo")
+            async with services.workspaces.open(base, "first"):  # fills the pool
                 await _spare(warm + 1)
             for number in range(count):
                 await _spare(warm)
                 began = time.perf_counter()
-                async with hands.workspaces.open(base, f"bench-{number}"):
+                async with services.workspaces.open(base, f"bench-{number}"):
                     seconds.append(time.perf_counter() - began)
     times = Times(tuple(seconds))
     return {"p50": times.p50, "p95": times.p95, "count": count, "load": _load()}
@@ -102,8 +102,8 @@ async def _spare(wanted: int) -> None:
         jobs = sorted(
             (await _found("jobs", "{.metadata.name}")).split()
         )  # a workspace that is closed has no Job from then on
-        said = (await _found("pods", f"{job} {ready}")).splitlines()
-        pods = [line.split() for line in said]
+        output_text = (await _found("pods", f"{job} {ready}")).splitlines()
+        pods = [line.split() for line in output_text]
         if (
             len(jobs) == wanted
             and sorted(name for name, *_ in pods) == jobs
@@ -114,7 +114,7 @@ async def _spare(wanted: int) -> None:
         if time.monotonic() > until:
             raise RuntimeError(
                 f"{wanted} workspaces were to be ready; the Jobs are {jobs}, their pods' "
-                f"containers {said}"
+                f"containers {output_text}"
             )
         await asyncio.sleep(0.2)
 
@@ -153,15 +153,15 @@ class _Caller:
 @asynccontextmanager
 async def _app(folder: Path, stub: Stub) -> AsyncIterator[_Caller]:
     home = Home.of_user()
-    said = deployment.values(stub.base_url)
-    said["settings"] |= {
+    output_text = deployment.values(stub.base_url)
+    output_text["settings"] |= {
         **GRAPH_LATER,
         "MOOTHALL_LLM__APPROACHES": "off",
         "MOOTHALL_LLM__CONCURRENCY": "4096",
         "MOOTHALL_LOG__LEVEL": "warning",
     }
-    async with stood(home, folder, said):
-        door = (
+    async with stood(home, folder, output_text):
+        page_server = (
             await ask(
                 "-n",
                 deployment.SPACE,
@@ -178,7 +178,8 @@ async def _app(folder: Path, stub: Stub) -> AsyncIterator[_Caller]:
             ("grpc.use_local_subchannel_pool", 1),
         ]
         channels = [
-            grpc.aio.secure_channel(f"{door}:50055", authority, options=options) for _ in range(4)
+            grpc.aio.secure_channel(f"{page_server}:50055", authority, options=options)
+            for _ in range(4)
         ]
         try:
             yield _Caller(tuple(OrchestratorServiceStub(channel) for channel in channels))
@@ -188,7 +189,7 @@ async def _app(folder: Path, stub: Stub) -> AsyncIterator[_Caller]:
 
 
 async def _with_pods(
-    count: int, caller: _Caller, seconds: float, tell: Callable[[str], None]
+    count: int, caller: _Caller, seconds: float, announce: Callable[[str], None]
 ) -> dict[str, float]:
     """So many pods of hosts with a slice each. They start without one, which would take them
     minutes.
@@ -221,7 +222,7 @@ async def _with_pods(
         )
     await _resized(count)
     run = await side_by_side(text_act(caller), _AT_ONCE, seconds, _nothing, generations=1)
-    tell(f"{count} pods: {run.rate:.1f} a second, load {_load():.1f}")
+    announce(f"{count} pods: {run.rate:.1f} a second, load {_load():.1f}")
     return {"count": count, "rate": run.rate, "wait": statistics.median(run.waits), "load": _load()}
 
 
@@ -230,7 +231,7 @@ async def _resized(count: int) -> None:
     until = time.monotonic() + _SPARE_SECONDS
     path = "{.items[*].status.containerStatuses[0].resources.limits.cpu}"
     while True:
-        said = await ask(
+        output_text = await ask(
             "-n",
             deployment.SPACE,
             "get",
@@ -240,10 +241,10 @@ async def _resized(count: int) -> None:
             "-o",
             f"jsonpath={path}",
         )
-        if said.split() == [_SLICE] * count:
+        if output_text.split() == [_SLICE] * count:
             return
         if time.monotonic() > until:
-            raise RuntimeError(f"{count} pods were to have {_SLICE} each; they have {said}")
+            raise RuntimeError(f"{count} pods were to have {_SLICE} each; they have {output_text}")
         await asyncio.sleep(0.5)
 
 

@@ -67,7 +67,7 @@ def cases(*, quick: bool) -> tuple[Case, ...]:
 
 
 async def contest(
-    folder: Path, stub: Stub, names: Sequence[str], *, rounds: int, quick: bool, tell: Tell
+    folder: Path, stub: Stub, names: Sequence[str], *, rounds: int, quick: bool, announce: Tell
 ) -> Contest:
     """Run every case of every contender, round by round. Each has its first deliberations before
     anything is measured.
@@ -76,10 +76,10 @@ async def contest(
     memory: dict[str, Held] = {}
     idle, waited = Used({}), 0.0
     async with AsyncExitStack() as stack:
-        tell("starting the contenders")
+        announce("starting the contenders")
         await stub.set(delay_ms=0, reset=1)
         python = await ensure() if names else Path()
-        ready = await _prepare(names, tell)
+        ready = await _prepare(names, announce)
         app = await stack.enter_async_context(
             served(folder / "contest", stub.base_url, GRAPH_LATER)
         )
@@ -88,7 +88,7 @@ async def contest(
         await measure(app, stub, Case(0, 1, 3))
         for round_ in range(1, rounds + 1):
             for case in cases(quick=quick):
-                tell(f"round {round_} of {rounds}: {case.name}")
+                announce(f"round {round_} of {rounds}: {case.name}")
                 runs.setdefault(OURS, {}).setdefault(case.name, []).append(
                     await measure(app, stub, case)
                 )
@@ -102,7 +102,7 @@ async def contest(
                         idle.plus(app.system.used().since(before)),
                         waited + time.perf_counter() - began,
                     )
-            tell(f"round {round_} of {rounds}: each write synced")
+            announce(f"round {round_} of {rounds}: each write synced")
             synced = await _measure_synced(folder / f"synced-{round_}", stub, cases(quick=quick))
             memory[SYNCED] = synced.memory
             for case_name, run in synced.runs.items():
@@ -124,14 +124,14 @@ class _Ready:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-async def _prepare(names: Sequence[str], tell: Tell) -> _Ready:
+async def _prepare(names: Sequence[str], announce: Tell) -> _Ready:
     """Install what the rivals need beside their Python environment."""
     if RESTATE not in names:
         return _Ready(names)
     try:
         server, version = await ensure_restate()
     except Missing as error:
-        tell(f"Restate is left out: {error}")
+        announce(f"Restate is left out: {error}")
         others = [name for name in names if name != RESTATE]
         return _Ready(others, left_out={RESTATE: str(error)})
     return _Ready(names, {RESTATE_SERVER: str(server)}, {"restate-server": version})

@@ -105,11 +105,11 @@ class Rival:
         """Its processes: one, and the servers that it started."""
         return System(self.process.pid)
 
-    async def run(self, **asked: float) -> Run:
+    async def run(self, **requested: float) -> Run:
         """Tell it what to run, and return what it measured."""
         if self.process.stdin is None or self.process.stdout is None:
             raise AssertionError("asked for pipes")
-        self.process.stdin.write(json.dumps(asked).encode() + b"\n")
+        self.process.stdin.write(json.dumps(requested).encode() + b"\n")
         line = await self.process.stdout.readline()
         if not line:
             raise RuntimeError(

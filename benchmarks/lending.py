@@ -54,11 +54,11 @@ async def _round(folder: Path, repo: Repo) -> dict[str, float]:
     there = settings.model_copy(update={"data_dir": folder / "host"})
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(embedded_server(settings.bus, folder / "bus"))
-        house_bus, host_bus = [
+        shared_bus, host_bus = [
             await stack.enter_async_context(open_bus(settings.bus, url)) for _ in range(2)
         ]
         app = await stack.enter_async_context(
-            serve_repositories(settings, house_bus, trusted_repositories(settings))
+            serve_repositories(settings, shared_bus, trusted_repositories(settings))
         )
         host = (
             await stack.enter_async_context(open_workspace_services(there, host_bus))

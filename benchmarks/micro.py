@@ -30,8 +30,8 @@ from moothall.events.nats.server import embedded_server
 from moothall.ports import Workspace
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
-from support.gate import Facts, Room
 from support.repos import make_repo
+from support.tool_gateway import Facts, FakeWorkspace
 
 _FILES = 5000
 _WARM = 20
@@ -105,37 +105,37 @@ async def persisted(folder: Path, count: int) -> Times:
     return Times(tuple(seconds))
 
 
-async def prepared(settings: Settings, hands: WorkspaceServices, path: Path) -> Prepared:
+async def prepared(settings: Settings, services: WorkspaceServices, path: Path) -> Prepared:
     """Register a repository and prepare its HEAD."""
     named = await register(settings, str(path), "HEAD")
-    return await hands.repositories.prepare(await hands.repositories.resolve(named))
+    return await services.repositories.prepare(await services.repositories.resolve(named))
 
 
 async def tool_round_trip(folder: Path, count: int) -> Times:
     """`files.read` through the gate: schema, grant, limits, audit, sandboxed executor, event on the
     bus.
     """
-    async with _workspace(folder, count) as (gate, seat, _):
-        return await _reads(gate, seat, count, "src/utils.py")
+    async with _workspace(folder, count) as (tool_gateway, seat, _):
+        return await _reads(tool_gateway, seat, count, "src/utils.py")
 
 
 async def python_round_trip(folder: Path, count: int) -> Times:
     """A block of Python that reads a file: to Monty in its sandbox, from there through the gate,
     and back.
     """
-    async with _workspace(folder, count) as (gate, seat, hands):
+    async with _workspace(folder, count) as (tool_gateway, seat, services):
 
         async def through(call: ToolCall) -> ToolResult:
-            return await gate.call(seat, call)
+            return await tool_gateway.call(seat, call)
 
         tools = {
             spec.name: tuple(spec.arguments.model_fields)
-            for spec in gate.list_tools(seat.tenant, seat.grant)
+            for spec in tool_gateway.list_tools(seat.tenant, seat.grant)
         }
         block = CodeBlock(
             "len(ws.read('src/utils.py').splitlines())", tools, seat.deadline, seat.tenant
         )
-        run_code = hands.run_code
+        run_code = services.run_code
         if run_code is None:
             raise RuntimeError("runner.enabled is off")
         seconds = []
@@ -153,7 +153,7 @@ async def tool_rate(folder: Path, count: int) -> float:
     """Return tool calls a second through one workspace, as many at once as a seat may have: reads,
     writes, searches, edits.
     """
-    async with _workspace(folder, count) as (gate, seat, _):
+    async with _workspace(folder, count) as (tool_gateway, seat, _):
         calls = iter(range(count))
 
         async def caller() -> None:
@@ -165,7 +165,7 @@ async def tool_rate(folder: Path, count: int) -> float:
                     ("files.list", {"path": "src"}),
                     ("files.append", {"path": name, "content": "y = 2\n"}),
                 )[number % 4]
-                result = await gate.call(
+                result = await tool_gateway.call(
                     seat, ToolCall(f"bench/2.{number}", tool, arguments, seat.deadline)
                 )
                 if result.status != "success":
@@ -188,17 +188,17 @@ async def _workspace(
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(_bus(settings))
         audit = await stack.enter_async_context(AuditLog(settings.data_dir, "bench"))
-        hands = await stack.enter_async_context(open_workspace_services(settings))
-        base = await prepared(settings, hands, folder / "repo")
+        services = await stack.enter_async_context(open_workspace_services(settings))
+        base = await prepared(settings, services, folder / "repo")
         rules = await stack.enter_async_context(open_rules(settings, bus))
-        gate = ToolGateway(
+        tool_gateway = ToolGateway(
             settings.guard.model_copy(update={"seat_calls": 10 * count + 100}),
             audit,
             bus.publish,
             rules,
         )
-        workspace = await stack.enter_async_context(hands.workspaces.open(base, "bench"))
-        yield gate, gate.with_token(_seat(workspace)), hands
+        workspace = await stack.enter_async_context(services.workspaces.open(base, "bench"))
+        yield tool_gateway, tool_gateway.with_token(_seat(workspace)), services
 
 
 async def guard(folder: Path, count: int) -> Times:
@@ -211,11 +211,13 @@ async def guard(folder: Path, count: int) -> Times:
         AuditLog(settings.data_dir, "bench") as audit,
         open_rules(settings, MemoryBus()) as rules,
     ):
-        gate = ToolGateway(limits, audit, Facts().publish, rules)
-        return await _reads(gate, gate.with_token(_seat(Room())), count, "src/file{}.py")
+        tool_gateway = ToolGateway(limits, audit, Facts().publish, rules)
+        return await _reads(
+            tool_gateway, tool_gateway.with_token(_seat(FakeWorkspace())), count, "src/file{}.py"
+        )
 
 
-async def _reads(gate: ToolGateway, seat: CallContext, count: int, path: str) -> Times:
+async def _reads(tool_gateway: ToolGateway, seat: CallContext, count: int, path: str) -> Times:
     """Time `count` reads, after a few that warm it up. `path` may hold the read's number."""
     seconds = []
     for number in range(count + _WARM):
@@ -223,7 +225,7 @@ async def _reads(gate: ToolGateway, seat: CallContext, count: int, path: str) ->
             f"bench/1.{number}", "files.read", {"path": path.format(number)}, seat.deadline
         )
         began = time.perf_counter()
-        result = await gate.call(seat, call)
+        result = await tool_gateway.call(seat, call)
         seconds.append(time.perf_counter() - began)
         if result.status != "success":
             raise RuntimeError(f"files.read: {result.status} {result.error}")
@@ -256,11 +258,11 @@ async def workspace_ready(folder: Path, count: int) -> Times:
     }
     make_repo(folder / "repo", {**files, "Makefile": "test:\n\ttrue\n"})
     seconds: list[float] = []
-    async with open_workspace_services(settings) as hands:
-        base = await prepared(settings, hands, folder / "repo")
+    async with open_workspace_services(settings) as services:
+        base = await prepared(settings, services, folder / "repo")
         for number in range(count + 2):
             began = time.perf_counter()
-            async with hands.workspaces.open(base, f"bench-{number}"):
+            async with services.workspaces.open(base, f"bench-{number}"):
                 seconds.append(time.perf_counter() - began)
     return Times(tuple(seconds[2:]))
 

@@ -73,13 +73,13 @@ def _of_story(story: str, number: int, about: dict[str, str]) -> Iterator[Event]
         when += timedelta(seconds=1)
         return new_event(kind, subject, data, ordinal=f"{story} {when}", time=when.isoformat())
 
-    told = {
+    received = {
         "title": f"Story {number}",
         "brief": " ".join(about.values()),
         "ac": list(about.values()),
         "repository": "house",
     }
-    yield event(EventType.STORY_CREATED, story, story_id=story, **told, rigor_level="L1")
+    yield event(EventType.STORY_CREATED, story, story_id=story, **received, rigor_level="L1")
     for before, after in (
         ("backlog", "draft"),
         ("draft", "design"),
@@ -107,18 +107,18 @@ def _of_story(story: str, number: int, about: dict[str, str]) -> Iterator[Event]
     )
     seats = [f"agent-dev-{seat:03d}" for seat in range(1, _SEATS + 1)]
     for task, text in about.items():
-        asked = {
+        requested = {
             "description": text,
             "role": "dev",
             "story_id": story,
             "repository": {"id": "house"},
             "seats": seats,
         }
-        yield event(EventType.DELIBERATION_REQUESTED, task, task_id=task, **asked)
+        yield event(EventType.DELIBERATION_REQUESTED, task, task_id=task, **requested)
         results: list[dict[str, Any]] = []
         for seat in seats:
             diff = f"diff --git a/src/{task}.py b/src/{task}.py\n+{seat}\n"
-            said = {"content": f"{text}, by {seat}", "diff": diff, "seat": seat}
+            output_text = {"content": f"{text}, by {seat}", "diff": diff, "seat": seat}
             yield event(EventType.SEAT_STARTED, task, task_id=task, seat=seat, role="dev")
             for turn in range(2):
                 yield event(
@@ -135,7 +135,7 @@ def _of_story(story: str, number: int, about: dict[str, str]) -> Iterator[Event]
                 task_id=task,
                 seat=seat,
                 candidate=seat,
-                proposal=said,
+                proposal=output_text,
             )
             of = {"seat": seat, "candidate": seat, "fingerprint": digest(diff)[:16]}
             yield event(
@@ -153,7 +153,7 @@ def _of_story(story: str, number: int, about: dict[str, str]) -> Iterator[Event]
                 review={"comment": "It does what was asked.", "score": 0.8},
             )
             results.append(
-                {**said, "rank": len(results) + 1, "reasons": ["proven", "smaller diff"]}
+                {**output_text, "rank": len(results) + 1, "reasons": ["proven", "smaller diff"]}
             )
         end = {
             "status": "COMPLETED",
@@ -225,7 +225,7 @@ async def packs(
 async def _timed(briefings: Briefings, stories: int, count: int) -> tuple[float, ...]:
     dice, seconds = random.Random(3), []  # noqa: S311 - which story
     for _ in range(count + 10):
-        asked = BriefingRequest(
+        requested = BriefingRequest(
             task_id="task-new",
             story_id=f"story-{dice.randrange(stories)}",
             role="dev",
@@ -234,8 +234,8 @@ async def _timed(briefings: Briefings, stories: int, count: int) -> tuple[float,
             repository="house",
         )
         began = time.perf_counter()
-        told = await briefings.brief_seats(asked, LOCAL, LimitSettings().context_tokens)
+        received = await briefings.brief_seats(requested, LOCAL, LimitSettings().context_tokens)
         seconds.append(time.perf_counter() - began)
-        if "elsewhere in the repository" not in told or "its tasks" not in told:
-            raise AssertionError(f"that is no pack: {told[:500]}")
+        if "elsewhere in the repository" not in received or "its tasks" not in received:
+            raise AssertionError(f"that is no pack: {received[:500]}")
     return tuple(seconds[10:])

@@ -62,10 +62,10 @@ async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str,
                 await board.post(
                     f"/api/v1/stories/{board.story}/comments", {"comment": f"comment {number}"}
                 )
-                told = await asyncio.gather(*(_renew(board, event) for event in changed))
+                received = await asyncio.gather(*(_renew(board, event) for event in changed))
                 if number:  # the first opens the connections
-                    waits += [seconds for seconds, _ in told]
-                    refused += sum(times for _, times in told)
+                    waits += [seconds for seconds, _ in received]
+                    refused += sum(times for _, times in received)
                     cpu.append(app.system.used().since(before).cpu["serve"] * 1000 / count)
     waits.sort()
     return {
@@ -86,11 +86,13 @@ async def _fill(board: Board, stories: int) -> None:
 
     async def one(number: int) -> None:
         async with places:
-            told = await board.tell({"title": f"Export the invoices of month {number} as CSV"})
-            await board.post(f"/api/v1/stories/{told}/transitions", {"event": "refine"})
+            received = await board.announce(
+                {"title": f"Export the invoices of month {number} as CSV"}
+            )
+            await board.post(f"/api/v1/stories/{received}/transitions", {"event": "refine"})
             for word in ("Mind the old files.", "And the umlauts.", "Ask the accountants."):
-                await board.post(f"/api/v1/stories/{told}/comments", {"comment": word})
-            board.story = told
+                await board.post(f"/api/v1/stories/{received}/comments", {"comment": word})
+            board.story = received
 
     await asyncio.gather(*(one(number) for number in range(stories)))
 

@@ -362,14 +362,14 @@ the rest runs without delay. One host, idle before at {figure(idle)} MB over all
 
 
 def _projected(found: Mapping[str, Any]) -> str:
-    told = found["projected"]
+    received = found["projected"]
     return f"""## The graph, told apart
 
 What is in the log goes into the context graph behind the answers, in batches, at a pace that leaves the machine to the councils. It is
-put off in the figures above. With it a deliberation costs {figure(told["with_ms"])} CPU ms instead of {figure(told["without_ms"])}, all processes, without
-what they use while nothing happens, until the graph has everything: {figure(told["with_ms"] - told["without_ms"])} ms each (on deliberations that come as fast as they can, without
-delay, 64 at once); it had everything {figure(max(told["with_behind"], 0))} s after the last answer. The embedded graph lives in serve's memory, which grows by {figure(told["with_kb"])} KB a
-deliberation with it and by {figure(told["without_kb"])} KB without, until it
+put off in the figures above. With it a deliberation costs {figure(received["with_ms"])} CPU ms instead of {figure(received["without_ms"])}, all processes, without
+what they use while nothing happens, until the graph has everything: {figure(received["with_ms"] - received["without_ms"])} ms each (on deliberations that come as fast as they can, without
+delay, 64 at once); it had everything {figure(max(received["with_behind"], 0))} s after the last answer. The embedded graph lives in serve's memory, which grows by {figure(received["with_kb"])} KB a
+deliberation with it and by {figure(received["without_kb"])} KB without, until it
 holds `graph.keep` deliberations; Neo4j is where one keeps millions."""
 
 
@@ -397,16 +397,16 @@ a second at {figure(run["cpu_ms"])} CPU ms each. Reading 576 pieces is what cost
 
 def _agents(steps: Mapping[str, Any]) -> str:
     found, ended = steps["agents"], steps.get("cancelled")
-    said = ""
+    output_text = ""
     if ended:
-        said = f"""
+        output_text = f"""
 
 A stream that its client cancels: {figure(ended["p50"])} ms later (p99 {figure(ended["p99"])}) its call of the model has ended."""
     return f"""## The agent service
 
 `ExecuteTask` with a tool and no model, from another process: in the workspace of a session {figure(found["p50"])} ms (p99 {figure(found["p99"])}), 16 at once
 {figure(found["a_second"])} a second; without a session, a workspace for each, {figure(found["alone_p50"])} ms. {found["sessions"]:,.0f} sessions that were asked one query each and are idle cost serve
-{figure(max(found["session_kb"], 0))} KB each, the log's own growth included: what is known of them lies on the bus.{said}"""
+{figure(max(found["session_kb"], 0))} KB each, the log's own growth included: what is known of them lies on the bus.{output_text}"""
 
 
 def _commands(found: Mapping[str, Any]) -> str:

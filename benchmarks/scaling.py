@@ -35,7 +35,9 @@ _BUSY = 0.7
 _WITH_TOOLS = "the same with tools and tests, on hosts' machines"
 
 
-async def measure(folder: Path, *, seconds: float, tell: Callable[[str], None]) -> dict[str, Any]:
+async def measure(
+    folder: Path, *, seconds: float, announce: Callable[[str], None]
+) -> dict[str, Any]:
     """Take the constants from the first crowd on one node; hold the model against the others and
     against two nodes. Both servers stand, and take turns of `seconds` in all with each crowd.
     """
@@ -58,18 +60,18 @@ async def measure(folder: Path, *, seconds: float, tell: Callable[[str], None]) 
                         app, stub, delay_ms=_DELAY_MS, at_once=at_once, seconds=seconds / _TURNS
                     )
                     runs.setdefault((nodes, at_once), []).append(run)
-                    tell(
+                    announce(
                         f"turn {turn} of {_TURNS}, {nodes} nodes, {at_once} at once: "
                         f"{run.rate:.1f} a second"
                     )
     demand = _middle([demand_of(run, _DELAY_MS) for run in runs[1, _CROWDS[0]]])
     rows = []
-    for (nodes, at_once), told in sorted(
+    for (nodes, at_once), received in sorted(
         runs.items(), key=lambda found: (found[0][0], -found[0][1])
     ):
         expected, rate = (
             simulate(demand, fleets[nodes], at_once),
-            statistics.median(run.rate for run in told),
+            statistics.median(run.rate for run in received),
         )
         rows.append(
             {
@@ -78,7 +80,7 @@ async def measure(folder: Path, *, seconds: float, tell: Callable[[str], None]) 
                 "rate": rate,
                 "simulated": expected.rate,
                 "bound": bound(demand, fleets[nodes], at_once),
-                "wait": statistics.median(run.wait for run in told),
+                "wait": statistics.median(run.wait for run in received),
                 "simulated_wait": expected.wait,
                 "error": expected.rate / rate - 1,
             }
@@ -214,5 +216,5 @@ def cores_with_tools(document: Mapping[str, Any]) -> str:
 
 
 def _graph_ms(document: Mapping[str, Any]) -> float:
-    told = document.get("steps", {}).get("projected", {})
-    return float(told["with_ms"] - told["without_ms"]) if told else 0.0
+    received = document.get("steps", {}).get("projected", {})
+    return float(received["with_ms"] - received["without_ms"]) if received else 0.0

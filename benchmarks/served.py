@@ -121,10 +121,10 @@ async def _address(process: asyncio.subprocess.Process) -> str:
     """Read what it says until it serves."""
     if process.stderr is None:
         raise AssertionError("asked for a pipe")
-    said: list[str] = []
+    output_text: list[str] = []
     async with asyncio.timeout(_START_SECONDS):
         while line := (await process.stderr.readline()).decode():
-            said.append(line)
+            output_text.append(line)
             if line.startswith("serving gRPC on"):
                 return line.split()[3].rstrip(";")
-    raise RuntimeError("serve ended before it served:\n" + "".join(said))
+    raise RuntimeError("serve ended before it served:\n" + "".join(output_text))

@@ -65,13 +65,13 @@ class Soaked:
 
 
 async def soak(
-    folder: Path, *, text: int, with_tools: int, at_once: int, tell: Callable[[str], None]
+    folder: Path, *, text: int, with_tools: int, at_once: int, announce: Callable[[str], None]
 ) -> Soaked:
     """Run them and compare. The server is looked at idle, before and after, once it has done a few
     of each kind.
     """
     async with running_stub() as stub, served(folder / "data", stub.base_url, _GRAPH) as app:
-        tell("soak: warming up")
+        announce("soak: warming up")
         await stub.set(delay_ms=20)
         tools = tools_act(app, await repository(app, folder / "sample"))
         words = text_act(app)
@@ -81,10 +81,10 @@ async def soak(
         memory: dict[str, list[int]] = {}
         _note(memory, app)
         for number in range(_CHUNKS):
-            tell(f"soak: {text * number // _CHUNKS} of {text} about text, {at_once} at once")
+            announce(f"soak: {text * number // _CHUNKS} of {text} about text, {at_once} at once")
             await many(words, text // _CHUNKS, at_once)
             _note(memory, app)
-        tell(f"soak: {with_tools} with tools, 4 at once")
+        announce(f"soak: {with_tools} with tools, 4 at once")
         await many(tools, with_tools, 4)
         after = await _settled(app, before)
     # The first looks are the least settled: the line is drawn through the second half.

@@ -142,9 +142,9 @@ async def resumed(folder: Path, stub: Stub) -> Resumed:
         return Resumed(first - ready, ready - killed, _of_seats(await stub.stats()))
 
 
-def _of_seats(told: Mapping[str, Any]) -> int:
+def _of_seats(received: Mapping[str, Any]) -> int:
     """Calls, but for the one that finds out whether the server takes schemas."""
-    return sum(count for schema, count in told["by_schema"].items() if schema != "probe")
+    return sum(count for schema, count in received["by_schema"].items() if schema != "probe")
 
 
 async def _decided(app: Served, task_id: str) -> None:

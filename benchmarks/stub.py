@@ -113,12 +113,12 @@ def _answer(number: int, schema: bytes, body: bytes, call_id: bytes) -> str:
 
 
 def _usage(body: bytes, text: str) -> dict[str, Any]:
-    prompt, said = len(body) // 4 + 1, len(text) // 4 + 1
+    prompt, output_text = len(body) // 4 + 1, len(text) // 4 + 1
     details = {"cached_tokens": prompt // 2}
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": said,
-        "total_tokens": prompt + said,
+        "completion_tokens": output_text,
+        "total_tokens": prompt + output_text,
         "prompt_tokens_details": details,
     }
 
@@ -177,15 +177,15 @@ class Connection(asyncio.Protocol):
             self._write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
 
     def _chat(self, head: bytes, body: bytes) -> None:
-        told = self._behaviour
-        told.calls += 1
-        told.in_flight += 1
-        told.peak = max(told.peak, told.in_flight)
+        received = self._behaviour
+        received.calls += 1
+        received.in_flight += 1
+        received.peak = max(received.peak, received.in_flight)
         schema = found[1] if (found := _SCHEMA.search(body)) else b""
         name = schema.decode() or "text"
-        told.by_schema[name] = told.by_schema.get(name, 0) + 1
+        received.by_schema[name] = received.by_schema.get(name, 0) + 1
         call_id = found[1] if (found := _CALL.search(head)) else b""
-        text = _answer(told.calls, schema, body, call_id)
+        text = _answer(received.calls, schema, body, call_id)
         if _STREAM.search(body):
             self._stream(body, text)
         else:
@@ -195,19 +195,19 @@ class Connection(asyncio.Protocol):
                 "finish_reason": "stop",
             }
             whole = {
-                "id": f"chat-{told.calls}",
+                "id": f"chat-{received.calls}",
                 "object": "chat.completion",
                 "created": 0,
                 "model": "stub",
             }
             self._later(
-                told.delay,
+                received.delay,
                 self._end,
                 self._whole({**whole, "choices": [choice], "usage": _usage(body, text)}),
             )
 
     def _stream(self, body: bytes, text: str) -> None:
-        told = self._behaviour
+        received = self._behaviour
 
         def delta(piece: str, finish: str | None = None) -> bytes:
             choice = {"index": 0, "delta": {"content": piece}, "finish_reason": finish}
@@ -226,15 +226,15 @@ class Connection(asyncio.Protocol):
             }
         )
         last = delta("", "stop") + usage + b"data: [DONE]\n\n"
-        if told.pieces <= 1:
-            self._later(told.delay, self._end, head + _chunk(delta(text) + last) + b"0\r\n\r\n")
+        if received.pieces <= 1:
+            self._later(received.delay, self._end, head + _chunk(delta(text) + last) + b"0\r\n\r\n")
             return
-        step = -(-len(text) // told.pieces)
+        step = -(-len(text) // received.pieces)
         pieces = [text[start : start + step] for start in range(0, len(text), step)]
         for place, piece in enumerate(pieces, 1):
             written = (head if place == 1 else b"") + _chunk(delta(piece))
-            self._later(told.delay * place / len(pieces), self._write, written)
-        self._later(told.delay, self._end, _chunk(last) + b"0\r\n\r\n")
+            self._later(received.delay * place / len(pieces), self._write, written)
+        self._later(received.delay, self._end, _chunk(last) + b"0\r\n\r\n")
 
     def _later(self, delay: float, act: Any, data: bytes) -> None:
         if self._behaviour.hold:
@@ -263,31 +263,31 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
 
-def _set(told: Behaviour, asked: dict[str, str]) -> dict[str, Any]:
-    if "delay_ms" in asked:
-        told.delay = float(asked["delay_ms"]) / 1000
-    if "pieces" in asked:
-        told.pieces = int(asked["pieces"])
-    if "hold" in asked:
-        told.hold = asked["hold"] == "1"
-        if not told.hold:
-            held, told.held = told.held, []
+def _set(received: Behaviour, requested: dict[str, str]) -> dict[str, Any]:
+    if "delay_ms" in requested:
+        received.delay = float(requested["delay_ms"]) / 1000
+    if "pieces" in requested:
+        received.pieces = int(requested["pieces"])
+    if "hold" in requested:
+        received.hold = requested["hold"] == "1"
+        if not received.hold:
+            held, received.held = received.held, []
             for act, data in held:
                 act(data)
-    if "reset" in asked:
-        told.calls = told.connections = told.peak = 0
-        told.by_schema.clear()
-    return _stats(told)
+    if "reset" in requested:
+        received.calls = received.connections = received.peak = 0
+        received.by_schema.clear()
+    return _stats(received)
 
 
-def _stats(told: Behaviour) -> dict[str, Any]:
+def _stats(received: Behaviour) -> dict[str, Any]:
     return {
-        "calls": told.calls,
-        "connections": told.connections,
-        "gone": told.gone,
-        "in_flight": told.in_flight,
-        "peak": told.peak,
-        "by_schema": told.by_schema,
+        "calls": received.calls,
+        "connections": received.connections,
+        "gone": received.gone,
+        "in_flight": received.in_flight,
+        "peak": received.peak,
+        "by_schema": received.by_schema,
     }
 
 
@@ -309,12 +309,12 @@ class Stub:
         times = psutil.Process(self.pid).cpu_times()
         return times.user + times.system
 
-    async def set(self, **told: float) -> dict[str, Any]:
+    async def set(self, **received: float) -> dict[str, Any]:
         """Change `delay_ms`, `pieces` or `hold` (0, 1), or `reset` the counters; return the
         counters.
         """
-        asked = "&".join(f"{name}={value:g}" for name, value in told.items())
-        return await self._get(f"set?{asked}")
+        requested = "&".join(f"{name}={value:g}" for name, value in received.items())
+        return await self._get(f"set?{requested}")
 
     async def stats(self) -> dict[str, Any]:
         """Calls, connections and those that are gone, what is in flight and was at most."""

@@ -65,8 +65,8 @@ def _seat(d: Mapping[str, Any]) -> float:
 
 def _graph(d: Mapping[str, Any]) -> float:
     """CPU milliseconds that the graph adds to a deliberation, behind the answers."""
-    told = d["steps"]["projected"]
-    return float(told["with_ms"] - told["without_ms"])
+    received = d["steps"]["projected"]
+    return float(received["with_ms"] - received["without_ms"])
 
 
 def _pieces(d: Mapping[str, Any]) -> float:

@@ -84,9 +84,9 @@ async def work(
     await act()  # prepares the repository: an environment, a checkout, the tests on the base
     await stub.set(reset=1)
     (alone,) = await taking_turns([(act, probe)], count)
-    told = await stub.stats()
-    if told["calls"] != CALLS * count:
-        raise Wrong(f"{told['calls']} model calls in {count} deliberations, not {CALLS} each")
+    received = await stub.stats()
+    if received["calls"] != CALLS * count:
+        raise Wrong(f"{received['calls']} model calls in {count} deliberations, not {CALLS} each")
     together = await side_by_side(act, at_once, 0, probe, generations=1)
     return Worked(alone, together, delay_ms, await _bare_tests(app, folder / "sample"))
 

@@ -40,7 +40,7 @@ class Wrong(Exception):
     """A deliberation ended otherwise than it had to."""
 
 
-class Doors(Protocol):
+class ApiDependencies(Protocol):
     """Whoever answers calls."""
 
     async def deliberate(
@@ -49,7 +49,7 @@ class Doors(Protocol):
         """One unary call."""
 
 
-def text_act(app: Doors, *, seconds: float = 120) -> Act:
+def text_act(app: ApiDependencies, *, seconds: float = 120) -> Act:
     """One deliberation on text; raises `Wrong` unless it has a winner among three answers."""
     request = text_request()
 

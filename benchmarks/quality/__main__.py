@@ -68,7 +68,7 @@ async def _bare(
     if not left:
         return
     async with (
-        model_url(settings.llm, settings.data_dir, _tell) as url,
+        model_url(settings.llm, settings.data_dir, _announce) as url,
         open_model(settings.llm, url) as model,
         open_judge(_beside(settings, "judge")) as judge,
     ):
@@ -88,7 +88,7 @@ async def _bare(
                     }
                 )
             results.add({"problem": problem.id, "way": "bare", "tries": tries, **_frame()})
-            _tell(
+            _announce(
                 f"{problem.id} {problem.name} bare: "
                 + ", ".join(f"{t['seen']}+{t['hidden']}" for t in tries)
             )
@@ -101,12 +101,12 @@ async def _councils(
         return
     async with (
         open_judge(_beside(settings, "judge")) as judge,
-        open_app(settings, _tell) as app,
+        open_app(settings, _announce) as app,
     ):
         for problem, way in _open(problems, results, ways):
             row = await _council(settings, app, judge, problem, way=way, seed=seed)
             results.add({"problem": problem.id, "way": way, **row, **_frame()})
-            _tell(
+            _announce(
                 f"{problem.id} {problem.name} {way}: {row['outcome']}, "
                 f"{row['seen']}+{row['hidden']}, {row['usage']['calls']} calls"
             )
@@ -128,14 +128,14 @@ async def _best_of_n(
     if not left:
         return
     async with (
-        model_url(settings.llm, settings.data_dir, _tell) as url,
+        model_url(settings.llm, settings.data_dir, _announce) as url,
         open_model(settings.llm, url) as model,
         open_judge(_beside(settings, "judge")) as judge,
     ):
         for problem in left:
             row = await equal.best_of_n(model, judge, problem, tokens=tokens, seed=seed)
             results.add({"problem": problem.id, "way": way, **row, **_frame()})
-            _tell(
+            _announce(
                 f"{problem.id} {problem.name} {way}: {row['seen']}+{row['hidden']}, "
                 f"{row['usage']['calls']} calls"
             )
@@ -145,15 +145,15 @@ async def _council(
     settings: Settings, app: App, judge: Judge, problem: Problem, *, way: str, seed: int
 ) -> dict[str, Any]:
     name, _, tokens = way.partition("@")
-    asked = equal.COUNCILS[name] if tokens else COUNCILS[name]
+    requested = equal.COUNCILS[name] if tokens else COUNCILS[name]
     place = settings.data_dir / "problems" / problem.id.replace("/", "-")
     await asyncio.to_thread(make, place, problem.files)
     request = DeliberationRequest(
         description=problem.task,
         role="dev",
-        protocol=asked.protocol,
-        num_agents=asked.seats,
-        adaptive=asked.adaptive,
+        protocol=requested.protocol,
+        num_agents=requested.seats,
+        adaptive=requested.adaptive,
         budget=Budget(tokens=int(tokens or 0)),
         seed=seed,
         repository=await register(settings, str(place), ""),
@@ -201,33 +201,37 @@ def _version() -> str:
     return found.stdout.strip()
 
 
-def _tell(line: str) -> None:
+def _announce(line: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
-async def _measure(asked: argparse.Namespace) -> int:
-    place: Path = asked.folder
+async def _measure(requested: argparse.Namespace) -> int:
+    place: Path = requested.folder
     settings = load_settings(None, data_dir=place / "data")
-    problems = read(Path(asked.package), asked.problems, asked.seed)
-    results = Results(place / f"results-{asked.seed}.jsonl")
-    if "bare" in asked.ways:
-        await _bare(settings, problems, results, asked.seed)
+    problems = read(Path(requested.package), requested.problems, requested.seed)
+    results = Results(place / f"results-{requested.seed}.jsonl")
+    if "bare" in requested.ways:
+        await _bare(settings, problems, results, requested.seed)
     await _councils(
-        settings, problems, results, asked.seed, [way for way in asked.ways if way in COUNCILS]
+        settings,
+        problems,
+        results,
+        requested.seed,
+        [way for way in requested.ways if way in COUNCILS],
     )
-    if asked.tokens:
-        await _best_of_n(settings, problems, results, asked.seed, asked.tokens)
+    if requested.tokens:
+        await _best_of_n(settings, problems, results, requested.seed, requested.tokens)
         await _councils(
             settings,
             problems,
             results,
-            asked.seed,
-            [equal.named(way, asked.tokens) for way in equal.COUNCILS],
+            requested.seed,
+            [equal.named(way, requested.tokens) for way in equal.COUNCILS],
         )
     text = report.text(
-        results.rows, problems, asked.seed, settings, equal.section(results.rows, problems)
+        results.rows, problems, requested.seed, settings, equal.section(results.rows, problems)
     )
-    target = _ROOT / "docs" / "quality.md" if not asked.dry else place / "quality.md"
+    target = _ROOT / "docs" / "quality.md" if not requested.dry else place / "quality.md"
     target.write_text(text, encoding="utf-8")
     print(text)
     return 0
@@ -265,11 +269,11 @@ def main() -> int:
     parser.add_argument(
         "--dry", action="store_true", help="write the report beside the results, not into docs/"
     )
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     try:
-        return asyncio.run(_measure(asked))
+        return asyncio.run(_measure(requested))
     except MoothallError as error:
-        _tell(f"{error.message} [{error.code}]")
+        _announce(f"{error.message} [{error.code}]")
         return 2
 
 

@@ -19,14 +19,14 @@ async def sample(
     model: ChatModel, problem: Problem, temperature: float, seed: int
 ) -> tuple[str, Usage]:
     """Return one solution, as a whole file, and what it took."""
-    asked = (
+    requested = (
         "Complete this Python function. Reply with the whole function and nothing else.\n\n"
         f"```python\n{problem.prompt}```"
     )
     reply = await model.chat(
         ChatRequest(
             call_id=f"bare/{problem.name}/propose/{seed}",
-            messages=(Message("user", asked),),
+            messages=(Message("user", requested),),
             max_tokens=_MAX_TOKENS,
             deadline=datetime.now(UTC) + timedelta(minutes=5),
             temperature=temperature,
@@ -36,10 +36,10 @@ async def sample(
     return solution(problem, reply.text), reply.usage
 
 
-def solution(problem: Problem, said: str) -> str:
+def solution(problem: Problem, output_text: str) -> str:
     """Return the file that the reply means: what the prompt holds, then its code, whose definition
     is the later one.
     """
-    blocks = _FENCED.findall(said) or [said]
+    blocks = _FENCED.findall(output_text) or [output_text]
     code = next((block for block in blocks if f"def {problem.name}" in block), blocks[0])
     return f"{problem.prompt}\n\n{code.strip(chr(10))}\n"

@@ -65,8 +65,8 @@ class Judge:
 async def open_judge(settings: Settings) -> AsyncIterator[Judge]:
     """A judge with workspaces of its own."""
     folder = settings.data_dir / "judged"
-    async with open_workspace_services(settings) as hands:
-        yield Judge(hands.repositories, folder)
+    async with open_workspace_services(settings) as services:
+        yield Judge(services.repositories, folder)
 
 
 def make(place: Path, files: dict[str, str]) -> None:

@@ -84,17 +84,17 @@ def _problem(data: dict[str, Any]) -> Iterator[Problem]:
     (check,) = (
         node for node in tests.body if isinstance(node, ast.FunctionDef) and node.name == "check"
     )
-    says = [
+    asserts = [
         node
         for node in check.body
         if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant)
     ]
-    if len(says) < _FEWEST or any(not isinstance(node, ast.Assert) for node in check.body):
+    if len(asserts) < _FEWEST or any(not isinstance(node, ast.Assert) for node in check.body):
         return
     imports = [
         ast.unparse(node) for node in tests.body if isinstance(node, ast.Import | ast.ImportFrom)
     ]
-    texts = [_named(node, name) for node in says]
+    texts = [_named(node, name) for node in asserts]
     yield Problem(
         id=data["task_id"],
         name=name,

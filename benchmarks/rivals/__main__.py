@@ -49,12 +49,16 @@ async def _serve(name: str, url: str) -> None:
         await act()
         print("ready", flush=True)
         while line := await loop.run_in_executor(None, sys.stdin.readline):
-            asked = json.loads(line)
-            if asked["at_once"] == 1:
-                run = await in_turn(act, asked["count"], _cpu)
+            requested = json.loads(line)
+            if requested["at_once"] == 1:
+                run = await in_turn(act, requested["count"], _cpu)
             else:
                 run = await side_by_side(
-                    act, asked["at_once"], asked["seconds"], _cpu, generations=asked["generations"]
+                    act,
+                    requested["at_once"],
+                    requested["seconds"],
+                    _cpu,
+                    generations=requested["generations"],
                 )
             print(json.dumps(run.document()), flush=True)
 

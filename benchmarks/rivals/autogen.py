@@ -41,7 +41,7 @@ class Revise:
     """Ask an author for a revision."""
 
     own: str
-    said: str
+    output_text: str
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Begin:
 
 
 @dataclass
-class Said:
+class OutputText:
     """An answer."""
 
     text: str
@@ -63,29 +63,29 @@ class Seat(RoutedAgent):
         super().__init__("a seat")
         self._client = client
 
-    async def _ask(self, text: str) -> Said:
+    async def _ask(self, text: str) -> OutputText:
         done = await self._client.create(
             [SystemMessage(content=words.SYSTEM), UserMessage(content=text, source="user")]
         )
-        return Said(str(done.content))
+        return OutputText(str(done.content))
 
     @message_handler
-    async def propose(self, message: Propose, ctx: MessageContext) -> Said:
+    async def propose(self, message: Propose, ctx: MessageContext) -> OutputText:
         """Answer."""
         del ctx
         return await self._ask(words.propose(message.seat))
 
     @message_handler
-    async def judge(self, message: Judge, ctx: MessageContext) -> Said:
+    async def judge(self, message: Judge, ctx: MessageContext) -> OutputText:
         """Review."""
         del ctx
         return await self._ask(words.review(message.candidate))
 
     @message_handler
-    async def revise(self, message: Revise, ctx: MessageContext) -> Said:
+    async def revise(self, message: Revise, ctx: MessageContext) -> OutputText:
         """Revise."""
         del ctx
-        return await self._ask(words.revise(message.own, message.said))
+        return await self._ask(words.revise(message.own, message.output_text))
 
 
 class Chair(RoutedAgent):
@@ -95,26 +95,26 @@ class Chair(RoutedAgent):
         super().__init__("the chair")
 
     @message_handler
-    async def begin(self, message: Begin, ctx: MessageContext) -> Said:
+    async def begin(self, message: Begin, ctx: MessageContext) -> OutputText:
         """Run one deliberation."""
         del message, ctx
         proposals = await self._all({seat: Propose(seat) for seat in words.SEATS})
         judged = await self._all(
             {seat: Judge(proposals[words.reviewed_by(seat)]) for seat in words.SEATS}
         )
-        reviews = {words.reviewed_by(seat): said for seat, said in judged.items()}
+        reviews = {words.reviewed_by(seat): output_text for seat, output_text in judged.items()}
         revised = await self._all(
             {seat: Revise(proposals[seat], reviews[seat]) for seat in words.SEATS}
         )
-        return Said(max(revised.values()))
+        return OutputText(max(revised.values()))
 
     async def _all(
-        self, asked: dict[int, Propose] | dict[int, Judge] | dict[int, Revise]
+        self, requested: dict[int, Propose] | dict[int, Judge] | dict[int, Revise]
     ) -> dict[int, str]:
-        said = await asyncio.gather(
-            *(self.send_message(ask, AgentId("seat", str(seat))) for seat, ask in asked.items())
+        output_text = await asyncio.gather(
+            *(self.send_message(ask, AgentId("seat", str(seat))) for seat, ask in requested.items())
         )
-        return {seat: item.text for seat, item in zip(asked, said, strict=True)}
+        return {seat: item.text for seat, item in zip(requested, output_text, strict=True)}
 
 
 @asynccontextmanager

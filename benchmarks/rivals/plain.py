@@ -21,10 +21,10 @@ async def _deliberate(ask: Ask) -> str:
             strict=True,
         )
     )
-    asked = (ask(words.review(proposals[words.reviewed_by(seat)])) for seat in words.SEATS)
+    requested = (ask(words.review(proposals[words.reviewed_by(seat)])) for seat in words.SEATS)
     reviews = {
-        words.reviewed_by(seat): said
-        for seat, said in zip(words.SEATS, await asyncio.gather(*asked), strict=True)
+        words.reviewed_by(seat): output_text
+        for seat, output_text in zip(words.SEATS, await asyncio.gather(*requested), strict=True)
     }
     revised = (ask(words.revise(proposals[seat], reviews[seat])) for seat in words.SEATS)
     return max(await asyncio.gather(*revised))

@@ -39,12 +39,12 @@ def review(candidate: str) -> str:
     )
 
 
-def revise(own: str, said: str) -> str:
+def revise(own: str, output_text: str) -> str:
     """What an author is asked after a review."""
     return (
         "Your proposal was looked at again. Improve it where this shows that it is wrong; leave "
         "the rest as it is.\n\n"
-        f"--- your proposal ---\n{own}\n--- end ---\n\n--- review ---\n{said}\n--- end ---"
+        f"--- your proposal ---\n{own}\n--- end ---\n\n--- review ---\n{output_text}\n--- end ---"
     )
 
 

@@ -154,13 +154,11 @@ async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[No
 @contextmanager
 def say_if_slow(report_progress: Callable[[str], None], what: str) -> Iterator[None]:
     """Say what is waited for, where the body takes longer than one waits gladly without a word."""
-    telling = asyncio.get_running_loop().call_later(
-        PATIENCE, report_progress, f"waiting for {what}"
-    )
+    timer = asyncio.get_running_loop().call_later(PATIENCE, report_progress, f"waiting for {what}")
     try:
         yield
     finally:
-        telling.cancel()
+        timer.cancel()
 
 
 @asynccontextmanager

@@ -375,7 +375,7 @@ RUST_BASE: Mapping[str, str] = {
 }
 
 
-_RUST_SAYS = (
+_RUST_MESSAGE = (
     'println!("\\ntest tests::takes_percents ... ok\\n\\ntest result: ok. 2 passed; 0 failed\\n")'
 )
 
@@ -405,7 +405,7 @@ RUST_FILES = {
             '[package]\nname = "shop"\nversion = "0.1.0"\nedition = "2021"\n\n[lib]\nharness = '
             "false\n"
         ),
-        **_rust(f"pub fn main() {{ {_RUST_SAYS}; }}"),
+        **_rust(f"pub fn main() {{ {_RUST_MESSAGE}; }}"),
     },
     "profile": {
         "Cargo.toml": (

@@ -9,7 +9,7 @@ import pytest
 from moothall.domain.evidence import EvidenceLevel, Verdict
 from moothall.domain.repository import BuildStep, Prepared
 from moothall.repositories.objects import Change
-from support.court import Court
+from support.judged_base import JudgedBase
 from support.local import PYTEST, Local, local
 
 pytestmark = pytest.mark.e2e
@@ -136,7 +136,7 @@ async def test_an_honest_patch_to_compiled_code_is_proven_and_one_that_does_not_
             )
         )
         assert base.runs["tests"].cases["tests/test_product.py::test_product"] == "failed"
-        place = Court(app, base, tmp_path / "repo", "test_product fails: mend it")
+        place = JudgedBase(app, base, tmp_path / "repo", "test_product fails: mend it")
         right, broken = await place.rank({"source.c": "right\n"}, {"source.c": "broken\n"})
     assert (right.seat, right.passed_gates, right.level) == (
         "agent-dev-001",

@@ -133,12 +133,12 @@ async def test_one_that_comes_later_is_waited_for(tmp_path: Path) -> None:
 
 
 async def test_somebody_else_there() -> None:
-    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def conversation(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    server = await asyncio.start_server(conversation, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises((BusUnavailable, ConfigurationError), match=f"127.0.0.1:{port}"):

@@ -12,7 +12,7 @@ import pytest
 from test_evidence import POOLS, Pool
 
 from moothall.domain.evidence import CANARY, EvidenceLevel
-from support.court import court
+from support.judged_base import judged_base
 
 pytestmark = pytest.mark.e2e
 
@@ -81,7 +81,7 @@ async def test_a_report_that_misses_what_must_fail_is_not_believed(
     pool, forge = POOLS[FORGED[name][0]], FORGED[name][1]
     if shutil.which(pool.program) is None:
         pytest.skip(f"{pool.program} is not installed; apt-get install golang or nodejs brings it")
-    async with court(tmp_path, {**pool.base, **pool.test}, pool.argv, task=_TASK) as place:
+    async with judged_base(tmp_path, {**pool.base, **pool.test}, pool.argv, task=_TASK) as place:
         evaluator = place.evaluator()
         judged = await evaluator.evaluate(place.proposal(forge(pool)))
         (tests, *_) = judged.assessment.evidence
@@ -104,7 +104,7 @@ async def test_an_honest_answer_is_believed_and_its_counts_are_those_of_its_test
             f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings "
             "it"
         )
-    async with court(tmp_path, {**pool.base, **pool.test}, pool.argv, task=_TASK) as place:
+    async with judged_base(tmp_path, {**pool.base, **pool.test}, pool.argv, task=_TASK) as place:
         judged = await place.evaluator().evaluate(place.proposal(pool.right))
         base = place.prepared.runs["tests"]
     (tests, *_) = judged.assessment.evidence
@@ -125,7 +125,7 @@ async def test_where_no_failing_test_can_be_placed_the_report_is_believed_and_th
         "\n\ndef load_tests(loader, standard, pattern):\n    return "
         "loader.loadTestsFromTestCase(Prices)\n"
     )
-    async with court(tmp_path, {**pool.base, path: chosen}, pool.argv, task=_TASK) as place:
+    async with judged_base(tmp_path, {**pool.base, path: chosen}, pool.argv, task=_TASK) as place:
         (ranked,) = await place.rank(pool.right)
     assert (ranked.passed_gates, ranked.level) == (True, EvidenceLevel.PROVEN)
     assert any(

@@ -14,7 +14,7 @@ from moothall.deliberation.judging.evaluator import format_check_results
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.repository import Patch
 from moothall.ranking import changed_files
-from support.court import PYTEST, UNITTEST, court
+from support.judged_base import PYTEST, UNITTEST, judged_base
 from support.local import PACKAGES
 
 pytestmark = pytest.mark.e2e
@@ -244,7 +244,7 @@ async def test_a_test_of_one_seat_decides_where_no_other_does(tmp_path: Path, na
             f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings "
             "it"
         )
-    async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
+    async with judged_base(tmp_path, pool.base, pool.argv, task=TASK) as place:
         first, *others = await place.rank(pool.wrong[0], {**pool.right, **pool.test}, pool.wrong[1])
         assert (first.seat, first.passed_gates, first.level) == (
             "agent-dev-002",
@@ -272,7 +272,7 @@ async def test_a_hidden_test_proves_the_right_answer(tmp_path: Path, name: str) 
             f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings "
             "it"
         )
-    async with court(tmp_path, pool.base, pool.argv, task=TASK, hidden=pool.test) as place:
+    async with judged_base(tmp_path, pool.base, pool.argv, task=TASK, hidden=pool.test) as place:
         first, *others = await place.rank(pool.wrong[0], pool.right, pool.wrong[1])
     assert (first.seat, first.level) == ("agent-dev-002", EvidenceLevel.PROVEN), first.reasons
     assert any("hidden:" in reason and "percents" in reason.lower() for reason in first.reasons)
@@ -289,7 +289,9 @@ async def test_a_claim_that_the_task_is_done_needs_a_test_that_passes_on_the_bas
             f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings "
             "it"
         )
-    async with court(tmp_path / "done", {**pool.base, **pool.right}, pool.argv, task=TASK) as place:
+    async with judged_base(
+        tmp_path / "done", {**pool.base, **pool.right}, pool.argv, task=TASK
+    ) as place:
         cases, why = await place.evaluator().find_cases_passing_on_base(place.proposal(pool.test))
         assert ([case for case in cases if "percents" in case.lower()], why) == (list(cases), "")
         assert cases
@@ -301,7 +303,7 @@ async def test_a_claim_that_the_task_is_done_needs_a_test_that_passes_on_the_bas
         assert (await place.evaluator().find_cases_passing_on_base(place.proposal(old)))[
             1
         ] == "it brings no new test that passes on the base"
-    async with court(tmp_path / "open", pool.base, pool.argv, task=TASK) as place:
+    async with judged_base(tmp_path / "open", pool.base, pool.argv, task=TASK) as place:
         cases, why = await place.evaluator().find_cases_passing_on_base(place.proposal(pool.test))
     assert (cases, "its tests fail on the base" in why) == ((), True)
 
@@ -317,7 +319,7 @@ async def test_an_answer_that_breaks_a_hidden_test_is_refused_and_its_author_is_
         )
     }
     broken = {"shop/price.py": PYTHON.replace("return price", "return 0 if price == 7 else price")}
-    async with court(tmp_path, pool.base, pool.argv, task=TASK, hidden=hidden) as place:
+    async with judged_base(tmp_path, pool.base, pool.argv, task=TASK, hidden=hidden) as place:
         judged = await place.evaluator().evaluate(place.proposal(broken))
         fine = await place.evaluator().evaluate(place.proposal(pool.right))
     assert (judged.passes, judged.solves, fine.passes) == (False, True, True)
@@ -331,7 +333,7 @@ async def test_a_test_of_the_author_in_the_file_of_a_hidden_one_neither_replaces
 ) -> None:
     pool = POOLS["pytest, new file"]
     (path,) = pool.test
-    async with court(tmp_path, pool.base, pool.argv, task=TASK, hidden=pool.test) as place:
+    async with judged_base(tmp_path, pool.base, pool.argv, task=TASK, hidden=pool.test) as place:
         right, wrong = await place.rank(
             {**pool.right, path: "def test_percents():\n    pass\n"},
             {**pool.wrong[0], path: "def test_percents():\n    pass\n"},
@@ -369,7 +371,7 @@ async def test_tests_of_an_agent_without_an_answer_choose_in_every_language(
     async def fits(_cases: Sequence[str]) -> Mapping[str, str]:
         return {}
 
-    async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
+    async with judged_base(tmp_path, pool.base, pool.argv, task=TASK) as place:
         tests, right = place.evaluator().author_tests, place.proposal(pool.right)
         wrong = [place.proposal(files, number) for number, files in enumerate(pool.wrong, 2)]
         proposal = place.proposal(
@@ -391,7 +393,7 @@ async def test_a_second_right_patch_is_reproduced_by_the_first_one_s_test(tmp_pa
     other = {
         "shop/price.py": PYTHON.replace("return price", "return price * (100 - percent) // 100")
     }
-    async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
+    async with judged_base(tmp_path, pool.base, pool.argv, task=TASK) as place:
         ranked = {
             item.seat: item
             for item in await place.rank({**pool.right, **pool.test}, other, pool.wrong[0])
@@ -409,7 +411,7 @@ async def test_of_two_different_answers_that_tie_the_author_of_the_test_is_first
     pool = POOLS["pytest, existing file"]
     texts = [RIGHT_PYTHON, PYTHON.replace("return price", "return price * (100 - percent) // 100")]
     author, other = (texts, texts[::-1])[seat - 1]
-    async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
+    async with judged_base(tmp_path, pool.base, pool.argv, task=TASK) as place:
         first, second, _ = await place.rank(
             {"shop/price.py": author, **pool.test}, {"shop/price.py": other}, pool.wrong[0]
         )
@@ -442,7 +444,7 @@ async def test_a_test_that_is_not_valid_decides_nothing(
 ) -> None:
     pool = POOLS["pytest, new file"]
     text = f"from shop.price import discount\n\n\n{test}"
-    async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
+    async with judged_base(tmp_path, pool.base, pool.argv, task=TASK) as place:
         evaluator = place.evaluator()
         valid = await evaluator._author_tests.validate(
             place.proposal({**pool.right, "tests/test_mine.py": text})
@@ -460,7 +462,7 @@ async def test_a_wrong_test_beside_a_right_change_refuses_nothing(tmp_path: Path
         "assert discount(200, 10) == 180\n\n\n"
         "def test_name():\n    assert price.__name__ == 'price'\n"
     )
-    async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
+    async with judged_base(tmp_path, pool.base, pool.argv, task=TASK) as place:
         right = {**pool.right, "tests/test_mine.py": text}
         first, *_ = await place.rank(pool.wrong[0], right, pool.wrong[1])
         judged = await place.evaluator().evaluate(place.proposal(right))
@@ -488,12 +490,12 @@ async def test_a_test_of_a_function_that_the_task_asks_for_counts_though_the_bas
             "== 5\n"
         )
     }
-    async with court(
+    async with judged_base(
         tmp_path, pool.base, pool.argv, task="Add half_price(price) to shop/price.py"
     ) as place:
         evaluator = place.evaluator()
         assert (await evaluator._author_tests.validate(place.proposal({**added, **test}))).cases
-    async with court(
+    async with judged_base(
         tmp_path / "other",
         pool.base,
         pool.argv,
@@ -519,7 +521,7 @@ async def test_a_test_that_passes_on_the_base_by_itself_proves_nothing(tmp_path:
             f"os.path.exists({str(marker)!r})\n"
         ),
     }
-    async with court(
+    async with judged_base(
         tmp_path,
         files,
         PYTEST,
@@ -551,7 +553,7 @@ async def test_a_test_that_fails_on_the_base_now_too_is_not_lost_by_the_change(
             f"import os\n\n\ndef test_time():\n    assert not os.path.exists({str(marker)!r})\n"
         ),
     }
-    async with court(
+    async with judged_base(
         tmp_path, files, PYTEST, task="Name the result", toolchains=(PACKAGES, marker.parent)
     ) as place:
         marker.write_text("")

@@ -134,7 +134,7 @@ async def test_a_model_that_cannot_be_used_ends_the_start_with_2(
             ("http://no.such.name.invalid/v1", {}, "cannot be resolved"),
         )
         for url, extra, message in (
-            # It continues and reports this: tests/hands/test_doors.py.
+            # It continues and reports this: tests/tools/test_apis.py.
             *(away if args[0] != "serve" else ()),
             (
                 locked.base_url,

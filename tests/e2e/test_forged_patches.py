@@ -12,18 +12,18 @@ from pathlib import Path
 import forged_patches as forged
 import pytest
 
-from support.court import PYTEST, UNITTEST, Court, court
+from support.judged_base import PYTEST, UNITTEST, JudgedBase, judged_base
 
 pytestmark = pytest.mark.e2e
 Patches = Mapping[str, Mapping[str, str]]
 
 
-async def proven(place: Court, patches: Patches) -> list[str]:
+async def proven(place: JudgedBase, patches: Patches) -> list[str]:
     """Return the names of the patches that win as proven, each judged alone."""
-    gate = asyncio.Semaphore(3)
+    tool_gateway = asyncio.Semaphore(3)
 
     async def judge(name: str) -> str:
-        async with gate:
+        async with tool_gateway:
             (ranked,) = await place.rank(patches[name])
         return name if ranked.passed_gates and ranked.proven else ""
 
@@ -31,14 +31,14 @@ async def proven(place: Court, patches: Patches) -> list[str]:
 
 
 async def test_in_pytest(tmp_path: Path) -> None:
-    async with court(tmp_path, forged.PYTEST_BASE, PYTEST) as place:
+    async with judged_base(tmp_path, forged.PYTEST_BASE, PYTEST) as place:
         assert await proven(place, {**forged.FILES, "right": {"shop/price.py": forged.RIGHT}}) == [
             "right"
         ]
 
 
 async def test_in_unittest(tmp_path: Path) -> None:
-    async with court(tmp_path, forged.UNITTEST_BASE, UNITTEST) as place:
+    async with judged_base(tmp_path, forged.UNITTEST_BASE, UNITTEST) as place:
         assert await proven(
             place, {**forged.UNITTEST, "right": {"shop/price.py": forged.RIGHT}}
         ) == ["right"]
@@ -48,7 +48,7 @@ async def test_in_doctests_whose_examples_are_altered(tmp_path: Path) -> None:
     solved = forged.DOCTEST_BASE["shop/price.py"].replace(
         "return price\n", "return price - price * percent // 100\n"
     )
-    async with court(tmp_path, forged.DOCTEST_BASE, (*PYTEST, "--doctest-modules")) as place:
+    async with judged_base(tmp_path, forged.DOCTEST_BASE, (*PYTEST, "--doctest-modules")) as place:
         assert await proven(place, {**forged.DOCTEST, "right": {"shop/price.py": solved}}) == [
             "right"
         ]
@@ -74,5 +74,5 @@ async def test_in_other_languages(
         pytest.skip(
             f"{program} is not installed; apt-get install golang, nodejs npm or cargo brings it"
         )
-    async with court(tmp_path, base) as place:
+    async with judged_base(tmp_path, base) as place:
         assert await proven(place, {**patches, "right": right}) == ["right"]

@@ -96,7 +96,9 @@ async def test_packs_are_counted_as_the_model_counts(url: str, model: OpenAIMode
 
     graph = MemoryGraph()
     lines = [{"actor": "ann", "comment": text[:120]} for text in DENSE for _ in range(3)]
-    graph.tell("context", {"story": {"headline": "Exports", "state": "build"}, "comments": lines})
+    graph.announce(
+        "context", {"story": {"headline": "Exports", "state": "build"}, "comments": lines}
+    )
     request = BriefingRequest(story_id="story-1", role="dev", phase="build", budget=300)
     async with counting(LlmSettings(), url) as count:
         briefing = await Briefings(graph.ask, LimitSettings(), count=count).brief(request, LOCAL)

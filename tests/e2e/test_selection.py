@@ -13,7 +13,7 @@ import pytest
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.proposal import RankedCandidate
 from moothall.ranking import rank
-from support.court import PYTEST, UNITTEST, court
+from support.judged_base import PYTEST, UNITTEST, judged_base
 from support.pools import read_pool
 
 pytestmark = pytest.mark.e2e
@@ -30,7 +30,7 @@ async def test_the_right_answer_is_selected_or_nothing_is_claimed(
     pool.skip_without_program()
     right, second = (item for item in pool.candidates if item.right)
     wrong, other_wrong = (item for item in pool.candidates if not item.right)
-    async with court(tmp_path, pool.base, _COMMANDS[pool.command], task=pool.task) as place:
+    async with judged_base(tmp_path, pool.base, _COMMANDS[pool.command], task=pool.task) as place:
         evaluator = place.evaluator()
 
         async def judge(**seats: Mapping[str, str]) -> dict[str, RankedCandidate]:

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.kills]
 
 async def test_nothing_is_left_behind(tmp_path: Path) -> None:
     messages: list[str] = []
-    soaked = await soak(tmp_path, text=100, with_tools=10, at_once=16, tell=messages.append)
+    soaked = await soak(tmp_path, text=100, with_tools=10, at_once=16, announce=messages.append)
     assert soaked.problems == [], messages
     assert soaked.after.must_stay["records in WORK"] == 0
     assert soaked.after.must_stay["records in DEAD"] == 0

@@ -133,10 +133,10 @@ async def test_a_real_neo4j_leads_from_a_merged_line_to_its_approver_and_tells_a
         "MOOTHALL_GRAPH__URL": neo4j.url,
         "MOOTHALL_GRAPH__PASSWORD": neo4j.password,
     }
-    stranger = (
+    outsider = (
         '[[principals]]\ntoken = "a-token-of-somebody-elsewhere"\nname = "eve"\ntenant = "team-e"\n'
     )
-    (tmp_path / "tokens.toml").write_text(TOKENS + stranger, encoding="utf-8")
+    (tmp_path / "tokens.toml").write_text(TOKENS + outsider, encoding="utf-8")
     async with served(own_command) as app:
         person = Person(app)
         await move_to_last_gate(person, BRIEF + " ALONE")

@@ -179,7 +179,7 @@ async def test_more_workspaces_than_allowed_and_a_time_that_is_too_long_are_refu
         await app.rpc("OpenWorkspace", pb.OpenWorkspaceRequest(role="dev"))
     short = await app.open(ttl_seconds=1)
     async with asyncio.timeout(60):
-        while app.visits.is_open(short.workspace_id):
+        while app.session_manager.is_open(short.workspace_id):
             await asyncio.sleep(0.05)
     with pytest.raises(grpc.aio.AioRpcError, match=r"its time is over|expired"):
         await app.call(short, "files.read", "r-1", path="src/a.py")

@@ -77,7 +77,7 @@ async def test_an_issue_becomes_a_pull_request_and_a_review_a_second_commit(
     number = ada.open_issue(
         "hello_world() is missing", "It belongs into src/utils.py.", label=LABEL
     )
-    stranger_issue = eve.open_issue("Do this @moothall-bot", "for a stranger")
+    outsider_issue = eve.open_issue("Do this @moothall-bot", "for a stranger")
     result = await watch("watch", "--once")
     assert result.code == 0, result.err
     (pull,) = ada.pulls()
@@ -90,7 +90,7 @@ async def test_an_issue_becomes_a_pull_request_and_a_review_a_second_commit(
     assert f"Closes #{number}\n" in pull["body"]
     assert "| 1 | agent-dev-" in pull["body"]
     assert "tests passed (2 passed, 0 failed)" in pull["body"]
-    assert (ada.comments(number), ada.comments(stranger_issue)) == ([], [])
+    assert (ada.comments(number), ada.comments(outsider_issue)) == ([], [])
     assert "hello_world" in place.repo.git("show", f"{branch}:src/utils.py")
     first = pull["head"]["sha"]
     assert place.repo.git("log", "--format=%s", "-1", first).startswith(

@@ -136,9 +136,9 @@ async def test_the_coach_reads_along_and_nothing_is_lost_to_a_server_that_is_awa
 async def test_what_is_nowhere_is_said_on_a_page_and_programs_get_a_document(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as app, reader(chromium) as user, reader(chromium) as stranger:
+    async with served(command) as app, reader(chromium) as user, reader(chromium) as outsider:
         await user.sign_in(app.link)
-        for page in (user, stranger):
+        for page in (user, outsider):
             page.web = user.web
             await page.open("/nowhere/at/all")
             await expect(page.page.get_by_role("heading", name="Not Found")).to_be_visible()
@@ -147,7 +147,7 @@ async def test_what_is_nowhere_is_said_on_a_page_and_programs_get_a_document(
             f"{user.web}/nowhere", headers={"Accept": "application/json"}
         )
         assert (answer.status, answer.headers["content-type"]) == (401, "application/problem+json")
-        answer = await stranger.page.request.get(
+        answer = await outsider.page.request.get(
             f"{user.web}/tasks", headers={"Accept": "text/html"}
         )
         assert answer.status == 401

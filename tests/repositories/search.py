@@ -59,9 +59,9 @@ async def search(settings: Settings, folder: Path, seed: str) -> Found:
     `NothingFound`.
     """
     started = time.monotonic()
-    async with open_workspace_services(settings) as hands:
-        base = await hands.repositories.resolve(await register(settings, str(folder), "HEAD"))
-        prepared = await hands.repositories.prepare(base)
+    async with open_workspace_services(settings) as services:
+        base = await services.repositories.resolve(await register(settings, str(folder), "HEAD"))
+        prepared = await services.repositories.prepare(base)
         ready = time.monotonic()
         runs = {
             name: run
@@ -73,8 +73,8 @@ async def search(settings: Settings, folder: Path, seed: str) -> Found:
             raise NothingFound(f"no case passes before: {outputs or 'no check'}")
         chosen: list[tuple[Fault, frozenset[str]]] = []
         tried = 0
-        async for fault, red in _tell(
-            hands.workspaces, prepared, runs, _shuffled(folder, prepared, seed)
+        async for fault, red in _announce(
+            services.workspaces, prepared, runs, _shuffled(folder, prepared, seed)
         ):
             tried += 1
             if red and (
@@ -122,7 +122,7 @@ def _shuffled(folder: Path, prepared: Prepared, seed: str) -> list[Fault]:
     return [row[turn] for turn in range(_TRIES) for row in rows if turn < len(row)]
 
 
-async def _tell(
+async def _announce(
     workspaces: Workspaces,
     prepared: Prepared,
     before: Mapping[str, CheckRun],

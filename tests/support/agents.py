@@ -34,9 +34,9 @@ from moothall.tools.arguments import Arguments
 from moothall.tools.catalogue import CATALOGUE
 from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Danger, ToolSpec
-from support.callers import TOKEN, doors_of, serving
-from support.deliberation_service import MemoryDesk
-from support.visits import Visiting, visiting
+from support.callers import TOKEN, api_dependencies, serving
+from support.deliberation_service import MemoryDeliberations
+from support.session_manager import SessionsFixture, open_session_manager
 
 PONDER = ToolSpec(
     name="slow.ponder",
@@ -84,8 +84,8 @@ class Agent:
     """A stub that carries a token, and its backend."""
 
     stub: Any
-    behind: Visiting
-    deliberations: MemoryDesk
+    behind: SessionsFixture
+    deliberations: MemoryDeliberations
     bus: MemoryBus
     slow: Slow
     tasks: AgentTasks
@@ -106,7 +106,7 @@ async def _blank(tenant: str) -> RepositoryRef:
 @asynccontextmanager
 async def serving_agents(
     tmp_path: Path,
-    deliberations: MemoryDesk,
+    deliberations: MemoryDeliberations,
     settings: AgentSettings,
     probes: Mapping[str, Probe] | None = None,
 ) -> AsyncIterator[Agent]:
@@ -117,16 +117,16 @@ async def serving_agents(
     }
     catalogue |= {PONDER.name: PONDER, LOOK.name: LOOK}
     grants = read_grants(GRANTS, catalogue.values())
-    async with visiting(
+    async with open_session_manager(
         tmp_path,
         limits={"visits": 20},
         catalogue=catalogue,
         grants=grants,
         toolkits={"slow": slow.call},
     ) as behind:
-        sessions = AgentSessions(bus.bucket(BUCKET), behind.visits, _blank, settings)
+        sessions = AgentSessions(bus.bucket(BUCKET), behind.session_manager, _blank, settings)
         tasks = AgentTasks(
-            deliberations, behind.visits, sessions, settings, parallelism=4, memory_mb=512
+            deliberations, behind.session_manager, sessions, settings, parallelism=4, memory_mb=512
         )
 
         async def away() -> tuple[Condition, str]:
@@ -138,8 +138,8 @@ async def serving_agents(
         async with serving(
             deliberations,
             replace(
-                doors_of(deliberations, bus, checkup=checkup),
-                tool_sessions=behind.visits,
+                api_dependencies(deliberations, bus, checkup=checkup),
+                tool_sessions=behind.session_manager,
                 agents=tasks,
             ),
         ) as app:
@@ -154,7 +154,7 @@ async def serving_agents(
             )
 
 
-def asked(
+def requested(
     query: str = "", context: dict[str, Any] | None = None, **more: Any
 ) -> pb.ExecuteTaskRequest:
     """Return a request."""

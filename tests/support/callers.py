@@ -32,7 +32,7 @@ from moothall.stories.board import Board
 from moothall.stories.notes import Notes
 from moothall.stories.planner import Planner
 from moothall.testing.bus import MemoryBus
-from support.deliberation_service import MemoryDesk
+from support.deliberation_service import MemoryDeliberations
 from support.graph import MemoryGraph
 
 TOKEN = "a-token-of-the-tests"
@@ -89,8 +89,8 @@ def certificate(folder: Path) -> dict[str, Any]:
     return {"tls_key": key, "tls_cert": cert}
 
 
-def doors_of(
-    deliberations: MemoryDesk,
+def api_dependencies(
+    deliberations: MemoryDeliberations,
     bus: MemoryBus | None = None,
     graph: MemoryGraph | None = None,
     checkup: HealthCheck | None = None,
@@ -133,14 +133,17 @@ def doors_of(
 
 @asynccontextmanager
 async def serving(
-    deliberations: MemoryDesk, dependencies: ApiDependencies | None = None, **settings: Any
+    deliberations: MemoryDeliberations, dependencies: ApiDependencies | None = None, **settings: Any
 ) -> AsyncIterator[Serving]:
     """Serve the deliberation service, and other dependencies if given, until the context ends."""
     grpc_settings = config.GrpcSettings(**({"port": 0, "grace_seconds": 0.2} | settings))
     async with (
         AsyncExitStack() as callers,
         grpc_server(
-            grpc_settings, config.LimitSettings(), dependencies or doors_of(deliberations), TOKENS
+            grpc_settings,
+            config.LimitSettings(),
+            dependencies or api_dependencies(deliberations),
+            TOKENS,
         ) as server,
     ):
         # The caller outlives the server, so that its shutdown is visible: the last sent data may

@@ -37,19 +37,19 @@ class Lands:
     the other, then "left".
     """
 
-    says: list[MergeResult] = field(default_factory=list)
-    asked: list[tuple[str, str]] = field(default_factory=list)
+    results: list[MergeResult] = field(default_factory=list)
+    requested: list[tuple[str, str]] = field(default_factory=list)
 
     async def __call__(
         self, ref: RepositoryRef, commit_sha: str, branch: str, message: str, tenant: str
     ) -> MergeResult:
         """Record commit and message."""
         del ref, tenant
-        self.asked.append((commit_sha, message))
-        return self.says.pop(0) if self.says else MergeResult("left", branch, commit_sha)
+        self.requested.append((commit_sha, message))
+        return self.results.pop(0) if self.results else MergeResult("left", branch, commit_sha)
 
 
-class MemoryDesk:
+class MemoryDeliberations:
     """An implementation of `ports.Deliberations` in which the test plays the council with `record`
     and `decide`.
     """

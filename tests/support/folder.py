@@ -9,12 +9,12 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.sandbox_runtime import files
 from moothall.sandbox_runtime.paths import ToolFailure
 from moothall.sandbox_runtime.texts import TextLimits
-from support.gate import Room
+from support.tool_gateway import FakeWorkspace
 
 _LIMITS = TextLimits(5_000_000, 60_000)
 
 
-class Folder(Room):
+class Folder(FakeWorkspace):
     """A test's folder as a workspace, without a sandbox."""
 
     def __init__(self, root: Path) -> None:

@@ -35,7 +35,7 @@ class Choice:
 
 
 async def choose(
-    folder: Path, programs: Sequence[Program], seed: int, tell: Callable[[Choice], object] = id
+    folder: Path, programs: Sequence[Program], seed: int, announce: Callable[[Choice], object] = id
 ) -> list[Choice]:
     """Judge a pool of each program, in workspaces without a sandbox. `tell` receives each
     choice.
@@ -43,7 +43,7 @@ async def choose(
     choices: list[Choice] = []
     for program in programs:
         choices.append(await _choose_one(folder / program.name, program, pool(program, seed)))
-        tell(choices[-1])
+        announce(choices[-1])
     return choices
 
 

@@ -13,9 +13,9 @@ class MemoryGraph:
 
     def __init__(self) -> None:
         self.rows: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-        self.asked: list[tuple[str, Mapping[str, Any]]] = []
+        self.requested: list[tuple[str, Mapping[str, Any]]] = []
 
-    def tell(self, question: str, *rows: Mapping[str, Any], tenant: str = "local") -> None:
+    def announce(self, question: str, *rows: Mapping[str, Any], tenant: str = "local") -> None:
         """Plan the rows of a question."""
         self.rows[question, tenant] = list(rows)
 
@@ -25,7 +25,7 @@ class MemoryGraph:
 
     async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
         """Return the rows of a question, at most `limit`."""
-        self.asked.append((question, parameters))
+        self.requested.append((question, parameters))
         return self.rows.get((question, str(parameters["tenant"])), [])[: parameters.get("limit")]
 
     async def position(self) -> int:

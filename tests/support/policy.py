@@ -46,7 +46,7 @@ Opened = Callable[[Path], Any]
 """A function that opens an engine over a folder of *.rego, as an async context manager."""
 
 
-async def decides_by_what_it_is_told(opened: Opened, folder: Path) -> None:
+async def decides_by_its_input(opened: Opened, folder: Path) -> None:
     """The same input has the same decision on every engine."""
     (folder / "tools.rego").write_text(POLICY, encoding="utf-8")
     async with opened(folder) as engine:
@@ -66,7 +66,7 @@ async def decides_by_what_it_is_told(opened: Opened, folder: Path) -> None:
             assert await engine.decide(document) == decision, document
 
 
-async def says_when_there_is_no_decision(opened: Opened, folder: Path) -> None:
+async def reports_a_missing_decision(opened: Opened, folder: Path) -> None:
     """An undefined decision is reported as none."""
     (folder / "tools.rego").write_text(UNDEFINED, encoding="utf-8")
     async with opened(folder) as engine:
@@ -94,7 +94,7 @@ async def _ask(decide: Decide, document: Mapping[str, Any]) -> Mapping[str, Any]
     return await decide(document)
 
 
-CONTRACT = (decides_by_what_it_is_told, says_when_there_is_no_decision, answers_many_at_once)
+CONTRACT = (decides_by_its_input, reports_a_missing_decision, answers_many_at_once)
 
 
 @dataclass(slots=True)

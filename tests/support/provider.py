@@ -55,7 +55,7 @@ class Provider:
     kid: str = "one"
     issuer: str = ""
     codes: dict[str, dict[str, str]] = field(default_factory=dict)
-    asked: list[dict[str, str]] = field(default_factory=list)
+    requested: list[dict[str, str]] = field(default_factory=list)
     keys: Mapping[str, Any] = field(default_factory=lambda: keys("the provider"))
     published: tuple[str, ...] = ("one", "two")
 
@@ -73,7 +73,7 @@ class Provider:
     async def authorize(self, request: Request) -> Response:
         """Sign the browser's user in without a prompt."""
         parameters = dict(request.query_params)
-        self.asked.append(parameters)
+        self.requested.append(parameters)
         code = secrets.token_urlsafe(16)
         self.codes[code] = parameters
         query = urlencode({"code": code, "state": parameters["state"]})

@@ -334,9 +334,9 @@ class Outcome:
 class Pools:
     """A judge of pools on real clones, with the components of a host."""
 
-    def __init__(self, services: WorkspaceServices, tell: Callable[[str], None]) -> None:
+    def __init__(self, services: WorkspaceServices, announce: Callable[[str], None]) -> None:
         self._services = services
-        self._tell = tell
+        self._announce = announce
 
     async def judge(
         self, recipe: Recipe, clone: Path, modes: Sequence[str] = MODES
@@ -348,7 +348,7 @@ class Pools:
         with checked_out(recipe, clone) as sources:
             entry = await repositories.register(str(clone))
             ref = RepositoryRef(id=entry.id, ref=sources.parent())
-            prepared = await repositories.prepare(await repositories.resolve(ref), self._tell)
+            prepared = await repositories.prepare(await repositories.resolve(ref), self._announce)
             evaluator = self._evaluator(recipe, ref, prepared)
             for mode in modes:
                 if pool := pool_of(recipe, sources, mode):
@@ -362,7 +362,7 @@ class Pools:
         with checked_out(recipe, clone) as sources:
             entry = await repositories.register(str(clone))
             ref = RepositoryRef(id=entry.id, ref=sources.parent())
-            prepared = await repositories.prepare(await repositories.resolve(ref), self._tell)
+            prepared = await repositories.prepare(await repositories.resolve(ref), self._announce)
             pool = {"candidate": diff, UPSTREAM: sources.upstream(EXISTING_FILE)}
             evaluator = self._evaluator(recipe, ref, prepared)
             judged = await self._judge_mode(recipe, prepared, evaluator, EXISTING_FILE, pool)
@@ -412,7 +412,7 @@ class Pools:
                     )
                 )
             )
-            self._tell(f"{recipe.name}, {mode}: judged {name}")
+            self._announce(f"{recipe.name}, {mode}: judged {name}")
         ranked = rank([item.candidate for item in await evaluator.run_cross_tests(judged)])
         right = {UPSTREAM, *(item.name for item in recipe.variants if item.right)}
         pool_outcome = outcome(

@@ -24,7 +24,7 @@ class Program:
     """A function `name`, the bug of its text, and arguments to call it with."""
 
     name: str
-    says: str
+    requirement: str
     text: str
     bug: tuple[str, str]
     arguments: tuple[tuple[Any, ...], ...]
@@ -52,8 +52,8 @@ class Program:
         (arguments, expected), actual = failing[0]
         call = f"{self.name}({', '.join(map(repr, arguments))})"
         return (
-            f"{self.name}() in programs/{self.name}.py is wrong. It should {self.says}. {call} "
-            f"should be {expected!r}; now it is {actual!r}."
+            f"{self.name}() in programs/{self.name}.py is wrong. It should {self.requirement}. "
+            f"{call} should be {expected!r}; now it is {actual!r}."
         )
 
     def tests(self, start: int) -> str:
@@ -191,9 +191,9 @@ def _mutants(text: str) -> Iterator[str]:
 
 
 def _program(
-    name: str, says: str, text: str, bug: tuple[str, str], *arguments: tuple[Any, ...]
+    name: str, requirement: str, text: str, bug: tuple[str, str], *arguments: tuple[Any, ...]
 ) -> Program:
-    return Program(name, says, text.strip() + "\n", bug, arguments)
+    return Program(name, requirement, text.strip() + "\n", bug, arguments)
 
 
 PROGRAMS = (

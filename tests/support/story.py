@@ -375,9 +375,9 @@ class FaultyBus(MemoryBus):
     async def put(self, key: str, document: Mapping[str, Any]) -> None:
         """Store a document."""
         self._fail("put")
-        if (gate := self.held_puts.get(str(document["status"]))) is not None:
+        if (tool_gateway := self.held_puts.get(str(document["status"]))) is not None:
             self.waiting.add(str(document["status"]))
-            await gate.wait()
+            await tool_gateway.wait()
         self.documents[key] = document
         self.history.append((key, str(document["status"])))
         changed, self.changed = self.changed, asyncio.Event()

@@ -27,10 +27,10 @@ from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
 from moothall.settings import load_settings
 from moothall.tool_sessions.manager import ToolSessions
 from moothall.workflows.runner import Workflows
-from support.callers import TOKEN, doors_of, serving
-from support.deliberation_service import MemoryDesk
-from support.gate import in_seconds
+from support.callers import TOKEN, api_dependencies, serving
+from support.deliberation_service import MemoryDeliberations
 from support.repos import make_repo
+from support.tool_gateway import in_seconds
 
 
 @dataclass
@@ -38,7 +38,7 @@ class ToolServer:
     """A running tool service with its client."""
 
     bus: JetStreamBus
-    visits: ToolSessions
+    session_manager: ToolSessions
     workflows: Workflows
     stub: Any
     repo: Path
@@ -171,13 +171,13 @@ class ToolServer:
         """Return the current content of a file that a tool session has changed, seen from the host;
         empty if it does not exist.
         """
-        standing: Any = self.visits._sessions[workspace].seat.workspace
+        standing: Any = self.session_manager._sessions[workspace].seat.workspace
         host_path: Path = standing._opened.result()._executor.upper / path
         return host_path.read_text(encoding="utf-8") if host_path.exists() else ""
 
     def pid(self, workspace: str) -> int:
         """Return the process id of the sandbox of a tool session's executor."""
-        standing: Any = self.visits._sessions[workspace].seat.workspace
+        standing: Any = self.session_manager._sessions[workspace].seat.workspace
         pid: int = standing._opened.result().pid
         return pid
 
@@ -215,17 +215,21 @@ async def open_tool_server(
         )
         bus = await stack.enter_async_context(open_bus(loaded.bus, str(url)))
         rules = await stack.enter_async_context(open_rules(loaded, bus))
-        visits = await stack.enter_async_context(tool_service(loaded, bus, rules))
-        workflows = await stack.enter_async_context(workflow_service(bus, visits))
-        deliberations = MemoryDesk()
+        session_manager = await stack.enter_async_context(tool_service(loaded, bus, rules))
+        workflows = await stack.enter_async_context(workflow_service(bus, session_manager))
+        deliberations = MemoryDeliberations()
         dependencies = replace(
-            doors_of(deliberations),
-            tool_sessions=visits,
+            api_dependencies(deliberations),
+            tool_sessions=session_manager,
             approvals=rules.parking,
             workflows=workflows,
         )
-        dependencies = replace(dependencies, executions=execution_service(loaded.runner, visits))
+        dependencies = replace(
+            dependencies, executions=execution_service(loaded.runner, session_manager)
+        )
         served = await stack.enter_async_context(serving(deliberations, dependencies))
         stub: Any = pb_grpc.ToolServiceStub(served.channel)
         runner: Any = runner_pb2_grpc.SecureRunnerStub(served.channel)
-        yield ToolServer(bus, visits, workflows, stub, folder / "repo", loaded.data_dir, runner)
+        yield ToolServer(
+            bus, session_manager, workflows, stub, folder / "repo", loaded.data_dir, runner
+        )

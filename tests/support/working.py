@@ -18,7 +18,7 @@ from moothall.stories.executor import StoryExecutor
 from moothall.stories.planner import Planner
 from moothall.stories.story_state import StoryState
 from moothall.testing.bus import MemoryBus
-from support.deliberation_service import Lands, MemoryDesk
+from support.deliberation_service import Lands, MemoryDeliberations
 
 DRAFT = StoryDraft(
     "Export invoices as CSV",
@@ -57,7 +57,7 @@ def disagreed(task_id: str) -> Outcome:
 async def open_app() -> App:
     """Return a board with a story in its backlog."""
     bus = MemoryBus()
-    app = App(bus, MemoryDesk(), Board(bus))
+    app = App(bus, MemoryDeliberations(), Board(bus))
     app.story_id = (await app.board.create(DRAFT, LOCAL, key="1", repository="repo")).story.id
     return app
 
@@ -69,7 +69,7 @@ class App:
     """
 
     bus: MemoryBus
-    deliberations: MemoryDesk
+    deliberations: MemoryDeliberations
     board: Board
     story_id: str = ""
     architects: int = 0
@@ -122,7 +122,7 @@ class App:
 
         await self.until(there)
 
-    async def asked(self, number: int) -> DeliberationRequest:
+    async def requested(self, number: int) -> DeliberationRequest:
         """Return the `number`-th request, from 1."""
 
         async def there() -> bool:
@@ -136,7 +136,7 @@ class App:
         await self.move("refine", "submit")
         await self.stands("design", "planned")
         await self.move("accept_design")
-        task = await self.asked(1)
+        task = await self.requested(1)
         await self.deliberations.decide(won(task.task_id, A))
         await self.stands("test")
         return task.task_id

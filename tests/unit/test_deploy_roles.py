@@ -24,8 +24,8 @@ from moothall.pb.storycoach.v1 import storycoach_pb2
 from moothall.pb.tool.v1 import tool_pb2
 from moothall.pb.workspace.v1 import workspace_pb2
 from moothall.settings import load_settings
-from support.callers import EVERYWHERE, TOKENS, certificate, doors_of
-from support.deliberation_service import MemoryDesk
+from support.callers import EVERYWHERE, TOKENS, api_dependencies, certificate
+from support.deliberation_service import MemoryDeliberations
 from support.kube.manifests import Objects, kustomized, objects
 
 pytestmark = pytest.mark.e2e
@@ -265,7 +265,7 @@ async def test_the_probe_is_answered_as_the_kubelet_asks_it(
         str(container(spec)["readinessProbe"]): container(spec)["readinessProbe"]["httpGet"]
         for spec in deployments(overlay).values()
     }.values()
-    dependencies = doors_of(MemoryDesk())
+    dependencies = api_dependencies(MemoryDeliberations())
     dependencies.taking.set()
     tls = certificate(tmp_path)
     web = settings.web.model_copy(update={"port": 0, **tls})

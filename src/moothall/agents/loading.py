@@ -14,8 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from yaml.reader import ReaderError
 
-from moothall.agents.dependency_order import of_specs, of_tasks
-from moothall.agents.specs import Spec
+from moothall.agents.specs import Spec, order_specs, order_tasks
 from moothall.errors import InvalidRequest, WrongField, wrong_fields
 
 
@@ -90,7 +89,7 @@ def check_order(specs: Sequence[Spec]) -> tuple[str, ...]:
     """Return the names in the order in which they would run one by one. Raises `InvalidRequest` for
     a cycle or a missing dependency.
     """
-    return tuple(of_specs(specs))
+    return tuple(order_specs(specs))
 
 
 class _InvalidFile(Exception):
@@ -152,7 +151,7 @@ def _read_spec(path: Path, most: int) -> tuple[Spec, yaml.Node]:
         )
     try:
         spec = Spec.model_validate(data)
-        of_tasks(spec.tasks)
+        order_tasks(spec.tasks)
     except ValidationError as error:
         raise _InvalidFile(
             [

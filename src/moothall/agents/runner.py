@@ -15,8 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from moothall.agents.dependency_order import of_specs, of_tasks
-from moothall.agents.specs import Spec, tools_of
+from moothall.agents.specs import Spec, order_specs, order_tasks, tools_of
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
 from moothall.domain.outcome import DeliberationStatus, Outcome
@@ -94,7 +93,7 @@ class AgentRun:
         """Run the agents and return how each ended, in their order. Raises `InvalidRequest` for a
         cycle or a missing dependency.
         """
-        order, by_name = of_specs(specs), {spec.name: spec for spec in specs}
+        order, by_name = order_specs(specs), {spec.name: spec for spec in specs}
         running: set[asyncio.Task[Ended]] = set()
         async with asyncio.TaskGroup() as group:
             while len(self.ended) < len(by_name):
@@ -114,7 +113,7 @@ class AgentRun:
                         )
                     )
                     order.finish(end.name)
-        return {name: self.ended[name] for name in of_specs(specs)}
+        return {name: self.ended[name] for name in order_specs(specs)}
 
     async def _run_agent(self, spec: Spec) -> Ended:
         required = [dependency.name for dependency in spec.dependencies if not dependency.optional]
@@ -206,7 +205,7 @@ def request_of(
     """
     limits = spec.security.resource_limits
     return DeliberationRequest(
-        description=spec.instructions(of_tasks(spec.tasks)),
+        description=spec.instructions(order_tasks(spec.tasks)),
         role=spec.spec.role,
         task_id=task_id,
         constraints=Constraints(timeout_seconds=math.ceil(min(limits.timeout or 0, longest))),

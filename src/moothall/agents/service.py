@@ -172,7 +172,7 @@ class AgentTasks:
         generator ends the query.
         """
         began = time.monotonic()
-        query = query.with_known_tools(self._tool_sessions.gate.catalogue)
+        query = query.with_known_tools(self._tool_sessions.gateway.catalogue)
         actions = query.direct()
         if actions is None:  # tools do not use the session
             query = await self._sessions.with_session(query, who)
@@ -337,7 +337,7 @@ class AgentTasks:
         allowed = query.tools()
         if allowed is None:
             return ()
-        grant = self._tool_sessions.gate.grant_for(query.role)
+        grant = self._tool_sessions.gateway.grant_for(query.role)
         granted = [spec.name for spec in self.list_tools(who) if is_granted(grant, spec.name)]
         if tools := tuple(name for name in granted if name in allowed):
             return tools

@@ -26,9 +26,11 @@ from pydantic import (
 )
 
 from moothall.config.llm import Role
+from moothall.domain.dependency_order import DependencyOrder
 from moothall.domain.ids import ID_PATTERN
 from moothall.domain.protocol import ProtocolName
 from moothall.domain.task import argv_of
+from moothall.errors import InvalidRequest
 
 CAPABILITIES: Mapping[str, tuple[str, ...]] = {
     "filesystem-read": ("files.read", "files.list", "files.search", "files.info", "files.diff"),
@@ -424,3 +426,37 @@ def schema() -> dict[str, Any]:
     """Return the JSON schema of a file."""
     schema_document = Spec.model_json_schema()
     return schema_document | {"title": "agents/*.yaml"}
+
+
+def order_specs(specs: Iterable[Spec]) -> DependencyOrder:
+    """Return the order of agents, the more urgent first. Raises as `DependencyOrder` does."""
+    by_name = {spec.name: spec for spec in specs}
+    needs = {
+        name: sorted(
+            dependency.name
+            for dependency in spec.dependencies
+            if not dependency.optional or dependency.name in by_name
+        )
+        for name, spec in by_name.items()
+    }
+    return DependencyOrder(
+        needs, {name: _rank(name, spec.spec.priority) for name, spec in by_name.items()}
+    )
+
+
+def order_tasks(tasks: Sequence[Task]) -> tuple[Task, ...]:
+    """Return an agent's tasks in their order. A task without a name keeps its place among those of
+    its priority. Raises as `DependencyOrder` does.
+    """
+    by_name = {task.name or f"task {number:03}": task for number, task in enumerate(tasks, 1)}
+    if len(by_name) < len(tasks):
+        raise InvalidRequest("two tasks have one name")
+    order = DependencyOrder(
+        {name: sorted(task.dependencies) for name, task in by_name.items()},
+        {name: _rank(name, task.priority) for name, task in by_name.items()},
+    )
+    return tuple(by_name[name] for name in order)
+
+
+def _rank(name: str, priority: Priority) -> tuple[int, str]:
+    return PRIORITIES.index(priority), name

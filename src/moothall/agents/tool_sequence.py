@@ -73,7 +73,7 @@ class ToolSequenceRunner:
         return tuple(task.result() for task in running)
 
     def _too_often(self, who: Principal, call: ToolCall) -> ToolResult | None:
-        spec = self._tool_sessions.gate.catalogue.get(call.tool)
+        spec = self._tool_sessions.gateway.catalogue.get(call.tool)
         if spec is None or not spec.dangerous:
             return None
         seconds = self._rates.take((who.tenant, who.name, call.tool), spec)

@@ -48,7 +48,9 @@ class StoryCalls:
                 ),
                 who,
             )
-            context_text = "\n\n".join(part for part in (briefing.told, briefing.history) if part)
+            context_text = "\n\n".join(
+                part for part in (briefing.graph_text, briefing.history) if part
+            )
             deliberation_request = replace(deliberation_request, context=context_text)
         return protobuf.orchestrate_response(await self._submit_and_wait(deliberation_request, who))
 

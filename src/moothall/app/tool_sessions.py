@@ -111,7 +111,7 @@ async def workflow_service(
     """Run workflows in the workspaces of tool sessions. `resume`: continue the workflows of
     processes that are gone at once.
     """
-    async with Workflows(sessions, sessions.gate, bus, bus.bucket(BUCKET)) as workflows:
+    async with Workflows(sessions, sessions.gateway, bus, bus.bucket(BUCKET)) as workflows:
         if resume:
             await workflows.resume()
         yield workflows

@@ -122,7 +122,7 @@ class WorkspaceSettings(Section):
     )
 
 
-Wall = Literal[
+SandboxLayer = Literal[
     "processes-hidden",
     "identity",
     "files",
@@ -142,7 +142,7 @@ class SandboxSettings(Section):
     `allow_degraded` names it.
     """
 
-    allow_degraded: tuple[Wall, ...] = Field(
+    allow_degraded: tuple[SandboxLayer, ...] = Field(
         (), description="layers that may be missing, named one by one"
     )
     cores: int = Field(

@@ -70,8 +70,8 @@ def fit_to_window(
     while len(kept) > _KEPT_TURNS and _count_tokens(head, kept) > budget:
         kept.pop(0)
     if kept and _count_tokens(head, kept) > budget:
-        room = max(budget - _count_tokens(head, ()), 200)
-        max_chars = int(room / (2 * len(kept)) * CHARS_PER_TOKEN)
+        remaining_tokens = max(budget - _count_tokens(head, ()), 200)
+        max_chars = int(remaining_tokens / (2 * len(kept)) * CHARS_PER_TOKEN)
         kept = [
             replace(
                 exchange,

@@ -32,8 +32,12 @@ class BriefingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Briefing:
-    """The parts and the whole. `told` is the graph's text without its fence. `tokens` are those of
-    `text`. `version` changes with the text. `scopes` are those that were read.
+    """The parts of a briefing, and the whole text.
+
+    graph_text: the text of the graph without its fence.
+    tokens: the number of tokens of `text`.
+    version: changes with the text.
+    scopes: the scopes that were read.
     """
 
     system: str
@@ -43,5 +47,5 @@ class Briefing:
     text: str
     tokens: int
     version: str
-    told: str = ""
+    graph_text: str = ""
     scopes: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ class Story:
     budget: Budget = field(default_factory=Budget)
 
     @property
-    def told(self) -> bool:
+    def has_content(self) -> bool:
         """Whether there is anything to derive tasks from."""
         return bool(self.title or self.brief)
 

@@ -18,7 +18,7 @@ ROOT = "it has no parent"
 NO_SOURCE = "it changes no source"
 NO_TESTS = "it changes no tests"
 LARGE = "it changes too many files"
-SAYS_LITTLE = "its message says too little for a task"
+SHORT_MESSAGE = "its message says too little for a task"
 PASSES_BEFORE = "its tests pass on the parent"
 UNNAMED = "its tests need a name that its message does not mention"
 FAILS_AFTER = "its tests do not pass on the commit"
@@ -156,7 +156,7 @@ def reject_commit(commit: Commit, diff: str = "") -> str:
         return NO_TESTS
     if len(sources) > _MOST_SOURCES or len(commit.paths) > _MOST_FILES:
         return LARGE
-    return "" if task_text(commit.message) else SAYS_LITTLE
+    return "" if task_text(commit.message) else SHORT_MESSAGE
 
 
 def hidden_paths(paths: Sequence[str], diff: str = "") -> tuple[str, ...]:

@@ -332,8 +332,10 @@ def own_settings(settings: Settings, folder: Path) -> Settings:
 async def open_judge(settings: Settings) -> AsyncIterator[tuple[RepositoryService, Judge]]:
     """Open the workspaces in which hidden tests run."""
     alone = settings.workspace.model_copy(update={"warm": 0})
-    async with open_workspace_services(settings.model_copy(update={"workspace": alone})) as hands:
-        yield hands.repositories, Judge(hands.repositories, hands.workspaces)
+    async with open_workspace_services(
+        settings.model_copy(update={"workspace": alone})
+    ) as services:
+        yield services.repositories, Judge(services.repositories, services.workspaces)
 
 
 def read_configurations(

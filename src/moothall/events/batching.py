@@ -66,7 +66,7 @@ class BatchingWriter:
     """
     _sending: dict[str, asyncio.Task[MoothallError | None]] = field(default_factory=dict)
     _count: int = 0
-    _room: asyncio.Event = field(default_factory=asyncio.Event)
+    _has_space: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def post(self, subject: str, event: Event) -> Receipt:
         """Add an event to the next message on `subject`. Raises `InvalidRequest` if the event
@@ -75,8 +75,8 @@ class BatchingWriter:
         loop = asyncio.get_running_loop()
         written = self.packer.write(event)
         while self._count >= self.limit:
-            self._room.clear()
-            await self._room.wait()
+            self._has_space.clear()
+            await self._has_space.wait()
         topic_id = registry.about(subject)
         batch = self._open.get(topic_id)
         if batch is not None and (
@@ -144,7 +144,7 @@ class BatchingWriter:
                 ),
             )
         self._count -= len(batch.events)
-        self._room.set()
+        self._has_space.set()
 
     async def _send(
         self, batch: _Batch, previous: asyncio.Task[MoothallError | None] | None

@@ -56,10 +56,10 @@ class Rego:
                 f"with the rule decision ({_first(error)})"
             ) from error
 
-    async def decide(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def decide(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the decision. Raises `PolicyUnavailable` where there is none."""
         try:
-            answer = self._ask(asked)
+            answer = self._ask(question)
         except RuntimeError as error:
             raise PolicyUnavailable(_first(error)) from error
         if not isinstance(answer, dict):
@@ -72,10 +72,10 @@ class Rego:
         """
         self._engine = None
 
-    def _ask(self, asked: Mapping[str, Any]) -> object:
+    def _ask(self, question: Mapping[str, Any]) -> object:
         if self._engine is None:
             raise RuntimeError("it is closed")
-        self._engine.set_input(dict(asked))
+        self._engine.set_input(dict(question))
         return self._engine.eval_rule(RULE)
 
 
@@ -93,12 +93,12 @@ class Opa:
     session: aiohttp.ClientSession
     seconds: float
 
-    async def decide(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def decide(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the decision. Raises `PolicyUnavailable`."""
         try:
             async with self.session.post(
                 self.url,
-                json={"input": asked},
+                json={"input": question},
                 allow_redirects=False,  # a policy does not come from elsewhere
                 timeout=aiohttp.ClientTimeout(total=self.seconds),
             ) as response:

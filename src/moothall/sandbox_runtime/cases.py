@@ -105,11 +105,15 @@ class Cases:
                 self.add_result(case, FAILED, detail=reason)
 
 
-def _clip(text: str, room: int) -> str:
-    """Return at most `room` characters, from the beginning and the end, because runners print
+def _clip(text: str, max_chars: int) -> str:
+    """Return at most `max_chars` characters, from the beginning and the end, because runners print
     errors at either.
     """
-    return text if len(text) <= room else (text[: room // 3] + text[len(text) - room + room // 3 :])
+    return (
+        text
+        if len(text) <= max_chars
+        else (text[: max_chars // 3] + text[len(text) - max_chars + max_chars // 3 :])
+    )
 
 
 def _shorten_id(case: str) -> str:

@@ -102,7 +102,7 @@ class Board:
         card = StoryState(Story(check_id(story_id, "story_id")))
         async for recorded in self._bus.replay((Channel.STORIES.of(key_of(story_id, who.tenant)),)):
             card = fold(card, recorded, who.tenant)
-        if not card.story.told:
+        if not card.story.has_content:
             raise NotFound(f"no story {story_id!r}")
         return card
 

@@ -26,7 +26,7 @@ from moothall.telemetry.events import write
 _MAX_ATTEMPTS = 5  # for a base that keeps moving
 _CONFLICT_TEXT = (
     "The branch that this is for has moved on, and the approved change does not go together with "
-    "it. {said}"
+    "it. {reason}"
 )
 _DIFF_TEXT = (
     "\n\nThe approved change, which is to be made on what the branch is now, keeping what both "
@@ -93,7 +93,7 @@ def _failure_event(card: StoryState, merged: Outcome, moved: MergeResult, chars:
     failed check, and the commit to repair it on.
     """
     merged_sha = next((result.commit_sha for result in merged.results if result.commit_sha), "")
-    reason = _CONFLICT_TEXT.format(said=failure_reason(merged))
+    reason = _CONFLICT_TEXT.format(reason=failure_reason(merged))
     if not merged_sha:
         reason += _DIFF_TEXT.format(diff=moved.diff)
     return _delivery_event(

@@ -179,7 +179,7 @@ class Notes:
         state = _State(Story(story_id))
         async for recorded in self._bus.replay((Channel.STORIES.of(key_of(story_id, tenant)),)):
             state = _fold(state, recorded, tenant)
-        if not state.story.told:
+        if not state.story.has_content:
             raise NotFound(f"no story {story_id!r}")
         return state
 

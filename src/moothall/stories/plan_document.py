@@ -6,11 +6,11 @@ criterion covered.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from graphlib import CycleError, TopologicalSorter
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moothall.domain.codec import wrong
+from moothall.domain.dependency_order import DependencyOrder
 from moothall.domain.ids import digest, read_role
 from moothall.domain.plan import AtomicTask, Story
 from moothall.domain.task import Constraints
@@ -172,19 +172,8 @@ def _criteria_text(requirements: Sequence[str]) -> str:
 
 
 def _sort_by_dependencies(by_id: Mapping[str, Outline]) -> Sequence[str]:
-    for name, outline in by_id.items():
-        if unknown := [dependency for dependency in outline.after if dependency not in by_id]:
-            raise InvalidRequest(f"task {name} builds on {unknown[0][:64]!r}, which does not exist")
-    try:
-        return tuple(
-            TopologicalSorter(
-                {name: dict.fromkeys(task.after) for name, task in by_id.items()}
-            ).static_order()
-        )
-    except CycleError as error:
-        raise InvalidRequest(
-            f"the tasks depend on each other in a cycle: {' → '.join(error.args[1])}"
-        ) from error
+    needs = {name: task.after for name, task in by_id.items()}
+    return tuple(DependencyOrder(needs, label="task", verb="builds on"))
 
 
 def _task_id(tenant: str, story: Story, plan_id: str, name: str) -> str:

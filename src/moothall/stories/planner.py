@@ -116,7 +116,7 @@ class Planner:
         except Permanent as error:
             return Processed(processed=False, message=f"not recorded: {error.message}")
         await self._bus.publish(event)
-        if not draft.story.told:
+        if not draft.story.has_content:
             return Processed(
                 processed=False, message=f"recorded; {_unknown_story_message(draft.story)}"
             )
@@ -180,7 +180,7 @@ class Planner:
 
     async def _check_draft(self, draft: _Draft, who: Principal) -> None:
         """Raise the reason if a task of a plan could not start."""
-        if self._check is None or draft.is_recorded or not draft.story.told:
+        if self._check is None or draft.is_recorded or not draft.story.has_content:
             return
         for task in {
             (task.role, task.repository): task for task in draft.derivation.tasks
@@ -343,7 +343,7 @@ class Planner:
     async def _record(
         self, story: Story, derivation: Derivation, plan_id: str, who: Principal
     ) -> Derivation:
-        if not story.told:
+        if not story.has_content:
             raise NotFound(_unknown_story_message(story))
         await self._bus.publish(
             _plan_event(

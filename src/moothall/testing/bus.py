@@ -338,7 +338,7 @@ class MemoryBus:
             self._listeners.remove(listener)
 
     async def ask(
-        self, topic: Topic, asked: Mapping[str, Any], seconds: float
+        self, topic: Topic, request: Mapping[str, Any], seconds: float
     ) -> tuple[Mapping[str, Any], bytes]:
         """Send a request to the answerer of a topic. Raises `BusUnavailable`."""
         registry.literal(topic)
@@ -346,21 +346,23 @@ class MemoryBus:
             if answered_topic == topic:
                 try:
                     async with asyncio.timeout(seconds):
-                        response, content = await answerer(codec.load_json(codec.dump_json(asked)))
+                        response, content = await answerer(
+                            codec.load_json(codec.dump_json(request))
+                        )
                 except (MoothallError, OSError) as error:  # a timeout is one of these
                     raise BusUnavailable(f"nobody answered on {topic.about}") from error
                 return codec.load_json(codec.dump_json(response)), content
         raise BusUnavailable(f"nobody answers on {topic.about}")
 
     def ask_all(
-        self, topic: Topic, asked: Mapping[str, Any], seconds: float
+        self, topic: Topic, request: Mapping[str, Any], seconds: float
     ) -> AsyncGenerator[Mapping[str, Any], None]:
         """Yield the responses of all answerers of a topic."""
         registry.literal(topic)
-        return self._request_all(topic, asked, seconds)
+        return self._request_all(topic, request, seconds)
 
     async def _request_all(
-        self, topic: Topic, asked: Mapping[str, Any], seconds: float
+        self, topic: Topic, request: Mapping[str, Any], seconds: float
     ) -> AsyncGenerator[Mapping[str, Any], None]:
         await asyncio.sleep(0)  # let other tasks run, as with a network
         for answerer in [
@@ -368,7 +370,7 @@ class MemoryBus:
         ]:
             with suppress(MoothallError, OSError):
                 async with asyncio.timeout(seconds):
-                    response, _ = await answerer(codec.load_json(codec.dump_json(asked)))
+                    response, _ = await answerer(codec.load_json(codec.dump_json(request)))
                 yield codec.load_json(codec.dump_json(response))
 
     async def answer(self, topic: Topic, answerer: Answerer, *, shared: bool = False) -> None:  # noqa: ARG002 - there is only one process

@@ -87,9 +87,11 @@ class Executions:
         capability = await self._sessions.ready(who, order.workspace, order.token)
         offered = {
             spec.name: spec
-            for spec in self._sessions.gate.list_tools(capability.tenant, capability.grant)
+            for spec in self._sessions.gateway.list_tools(capability.tenant, capability.grant)
         }
-        if unknown := [name for name in order.tools if name not in self._sessions.gate.catalogue]:
+        if unknown := [
+            name for name in order.tools if name not in self._sessions.gateway.catalogue
+        ]:
             raise InvalidRequest(
                 f"there is no tool {unknown[0][:60]!r}; moothall tools list shows them"
             )

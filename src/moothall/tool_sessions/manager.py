@@ -343,7 +343,7 @@ class ToolSessions:
         return workspace in self._sessions
 
     @property
-    def gate(self) -> ToolGateway:
+    def gateway(self) -> ToolGateway:
         """The gateway of every call."""
         return self._gateway
 

@@ -136,7 +136,9 @@ class Host:
                     name=f"pull-{role}",
                 )
 
-    async def _report_progress(self, _asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+    async def _report_progress(
+        self, _request: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], bytes]:
         """Say how this host is."""
         held = tuple(Held(task_id, running.since) for task_id, running in self._running.items())
         return dump(

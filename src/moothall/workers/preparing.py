@@ -55,7 +55,7 @@ async def prepare(
     steps: asyncio.Queue[str | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as group:
-        group.create_task(_tell_progress(bus, deliberation, steps))
+        group.create_task(_publish_progress(bus, deliberation, steps))
 
         def report_progress(step: str) -> None:
             loop.call_soon_threadsafe(steps.put_nowait, step)
@@ -129,7 +129,7 @@ async def _prepare(
     raise AssertionError("unreachable")
 
 
-async def _tell_progress(
+async def _publish_progress(
     bus: Bus, deliberation: Deliberation, steps: asyncio.Queue[str | None]
 ) -> None:
     number = 0

@@ -7,12 +7,12 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moothall.domain.codec import whole_numbers, wrong
+from moothall.domain.dependency_order import DependencyOrder
 from moothall.domain.ids import ID_PATTERN, check_id, digest
 from moothall.domain.tool import Action
 from moothall.errors import InvalidRequest
@@ -307,14 +307,7 @@ def _ancestors(name: str, steps: Mapping[str, Step]) -> set[str]:
 
 
 def _sort(steps: Mapping[str, Step]) -> tuple[Step, ...]:
-    try:
-        order = list(
-            TopologicalSorter({step.id: step.needs for step in steps.values()}).static_order()
-        )
-    except CycleError as error:
-        raise InvalidRequest(
-            f"the steps need each other in a circle: {' → '.join(reversed(error.args[1]))}"
-        ) from error
+    order = DependencyOrder({step.id: step.needs for step in steps.values()}, label="step")
     return tuple(steps[name] for name in order)
 
 

@@ -316,31 +316,31 @@ class ExecutorClient(ABC):
                 except TimeoutError:
                     return {"status": "timeout", "output": "no slot was free before the deadline"}
             remaining = math.inf if deadline is None else seconds_until(deadline)
-            wall_limit = min(
+            time_limit = min(
                 wall_seconds, remaining if op in _CALLER_LIMITED else self._limits.wall_seconds
             )
-            max_wall = max(wall_limit, min(patience * wall_limit, remaining))
+            max_seconds = max(time_limit, min(patience * time_limit, remaining))
             return await self._exchange(
-                op, max(0.05, wall_limit), max(0.05, max_wall), answer_question, fields
+                op, max(0.05, time_limit), max(0.05, max_seconds), answer_question, fields
             )
 
     async def _exchange(
         self,
         op: str,
-        wall_limit: float,
-        max_wall: float,
+        time_limit: float,
+        max_seconds: float,
         answer_question: QuestionHandler | None,
         fields: Mapping[str, Any],
     ) -> Answer:
         limits = self._limits
         caller_limited = op in _CALLER_LIMITED
-        cpu = wall_limit * (os.cpu_count() or 1) if caller_limited else limits.cpu_seconds
+        cpu = time_limit * (os.cpu_count() or 1) if caller_limited else limits.cpu_seconds
         message = {
             "op": "run" if caller_limited else op,
             "limits": {
-                "wall_seconds": wall_limit,
-                "most_seconds": max_wall,
-                "cpu_seconds": min(cpu, wall_limit * self.setup.cpu_share)
+                "wall_seconds": time_limit,
+                "most_seconds": max_seconds,
+                "cpu_seconds": min(cpu, time_limit * self.setup.cpu_share)
                 if self.setup.cpu_share
                 else cpu,
                 "output_bytes": limits.output_bytes,
@@ -356,7 +356,7 @@ class ExecutorClient(ABC):
         # file.
         memory_kills = self._count_memory_kills() if message["op"] in _FOREIGN_CODE else None
         number, answer = self._link.send(message)
-        waiting = self._follow(number, answer, max_wall, answer_question)
+        waiting = self._follow(number, answer, max_seconds, answer_question)
         try:
             if memory_kills is None:
                 result = await waiting
@@ -393,7 +393,7 @@ class ExecutorClient(ABC):
         self,
         number: int,
         answer: asyncio.Future[Answer],
-        max_wall: float,
+        max_seconds: float,
         answer_question: QuestionHandler | None,
     ) -> Answer:
         """Wait for an answer and answer questions meanwhile. The command releases its slot during a
@@ -402,14 +402,14 @@ class ExecutorClient(ABC):
         link = self._link
         assert link is not None  # noqa: S101 - checked by the caller
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + max_wall + _GRACE_SECONDS
+        deadline = loop.time() + max_seconds + _GRACE_SECONDS
         while True:
             await asyncio.wait([answer], timeout=max(0.0, deadline - loop.time()))
             if not answer.done():
                 self.kill()
                 raise WorkspaceFailed(
-                    f"the executor gave no answer within {max_wall + _GRACE_SECONDS:g} s and was "
-                    "ended"
+                    f"the executor gave no answer within {max_seconds + _GRACE_SECONDS:g} s and "
+                    "was ended"
                 )
             reply = answer.result()
             if answer_question is None or reply.get("op") != "call":

@@ -53,7 +53,7 @@ NOT_SCRIPTED: Mapping[EventType, str] = {
     EventType.TOOL_REQUESTED: "work of external callers; seats call the gateway directly",
     EventType.TOOL_STARTED: "only for effects outside a workspace, which no seat is granted",
     EventType.WORKFLOW_STARTED: (
-        "workflows of external callers: tests/hands/test_workflow_kills.py kills under them"
+        "workflows of external callers: tests/tools/test_workflow_kills.py kills under them"
     ),
     EventType.WORKFLOW_STEP: "see workflow.started",
     EventType.WORKFLOW_FINISHED: "see workflow.started",
@@ -106,7 +106,7 @@ def _mend(wrong: str) -> tuple[str, dict[str, Any]]:
     return "files.edit", {"path": "src/utils.py", "old": wrong, "new": "Hello, World!"}
 
 
-_SAID: Mapping[tuple[str, str, str], str] = {
+_OUTPUT_TEXT: Mapping[tuple[str, str, str], str] = {
     ("001", "propose", "0.1"): _turn(("files.read", {"path": "src/utils.py"})),
     ("001", "propose", "0.2"): _turn(_append("Return the greeting.", "Goodbye"), _tests("first")),
     ("001", "revise", "1.1"): _turn(_mend("Goodbye")),
@@ -135,7 +135,7 @@ def scripted_reply(_: Mapping[str, Any], headers: Mapping[str, str]) -> str | Fa
     if phase in {"verify", "critique"}:
         score = 8 if seat_of(headers).endswith("001") else 5
         return json.dumps({"score": score, "met": [], "unmet": [], "comment": "reads well"})
-    return _SAID.get((seat_of(headers)[-3:], phase, step_of(headers)), _NO_TURN)
+    return _OUTPUT_TEXT.get((seat_of(headers)[-3:], phase, step_of(headers)), _NO_TURN)
 
 
 @dataclass(frozen=True, slots=True)

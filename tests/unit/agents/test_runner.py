@@ -135,9 +135,9 @@ async def test_what_several_made_is_brought_together_first() -> None:
     [
         (
             [agent("a", "b"), agent("b", "c"), agent("c", "a")],
-            "these need each other: .*a → .*→ a|b → .*→ b|c → .*→ c",
+            "these need each other in a circle: .*a → .*→ a|b → .*→ b|c → .*→ c",
         ),
-        ([agent("a", "nowhere")], "a needs nowhere, and there is none of that name; there are a"),
+        ([agent("a", "nowhere")], "a needs 'nowhere', which does not exist; there are a"),
     ],
 )
 async def test_a_cycle_and_what_is_missing_are_named(specs: Sequence[Spec], message: str) -> None:

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator
 
-from moothall.agents.dependency_order import of_tasks
 from moothall.agents.loading import Loaded, check_order, load
 from moothall.agents.runner import request_of
-from moothall.agents.specs import CAPABILITIES, Spec, SpecPart, schema, tools_of
+from moothall.agents.specs import CAPABILITIES, Spec, SpecPart, order_tasks, schema, tools_of
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import Grant
 from moothall.errors import InvalidRequest
@@ -157,7 +156,7 @@ def test_tasks_come_in_the_order_of_their_dependencies_and_priorities() -> None:
         "conditional": [{"description": "only then", "condition": "it rains", "priority": "low"}],
     }
     parsed = spec(tasks=tasks)
-    instructions = parsed.instructions(of_tasks(parsed.tasks))
+    instructions = parsed.instructions(order_tasks(parsed.tasks))
     assert (
         instructions.index("- a")
         < instructions.index("- c")
@@ -222,7 +221,7 @@ def test_tasks_come_in_the_order_of_their_dependencies_and_priorities() -> None:
                 "{name: a, description: d, dependencies: [b]}\n"
             ),
             4,
-            "a needs b, and there is none of that name",
+            "a needs 'b', which does not exist",
         ),
         ("metadata: {name: a}\nmetadata: {name: b}\n", 2, "metadata is said a second time"),
         ("a: [\n", 2, "it is no YAML"),
@@ -297,14 +296,18 @@ def test_ten_thousand_tasks_are_taken_and_a_cycle_of_thousands_is_named_in_a_lin
         f"{GOOD}tasks: [{', '.join(['look'] * 10_000)}]\n", encoding="utf-8"
     )
     (parsed,) = load([tmp_path]).specs.values()
-    assert len(of_tasks(parsed.tasks)) == 10_000
+    assert len(order_tasks(parsed.tasks)) == 10_000
     ring = [
         f"- {{name: t{number}, description: d, dependencies: [t{(number + 1) % 3000}]}}"
         for number in range(3000)
     ]
     (tmp_path / "many.yaml").write_text("\n".join([f"{GOOD}tasks:", *ring]), encoding="utf-8")
     (wrong,) = load([tmp_path]).wrong
-    assert (wrong.line, "these need each other: t" in wrong.reason, len(wrong.reason) < 600) == (
+    assert (
+        wrong.line,
+        "these need each other in a circle: t" in wrong.reason,
+        len(wrong.reason) < 600,
+    ) == (
         4,
         True,
         True,

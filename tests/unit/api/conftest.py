@@ -9,19 +9,19 @@ import pytest
 from moothall.config import AgentSettings
 from moothall.testing.bus import MemoryBus
 from support.agents import Agent, serving_agents
-from support.callers import Client, Serving, doors_of, serving
-from support.deliberation_service import MemoryDesk
+from support.callers import Client, Serving, api_dependencies, serving
+from support.deliberation_service import MemoryDeliberations
 from support.rest import Web, serving_http
-from support.visits import Visiting, visiting
+from support.session_manager import SessionsFixture, open_session_manager
 
 
 @pytest.fixture
-async def deliberations() -> MemoryDesk:
-    return MemoryDesk()
+async def deliberations() -> MemoryDeliberations:
+    return MemoryDeliberations()
 
 
 @pytest.fixture
-async def app(deliberations: MemoryDesk) -> AsyncIterator[Serving]:
+async def app(deliberations: MemoryDeliberations) -> AsyncIterator[Serving]:
     async with serving(deliberations) as started:
         yield started
 
@@ -32,15 +32,17 @@ def client(app: Serving) -> Client:
 
 
 @pytest.fixture
-async def behind(tmp_path: Path) -> AsyncIterator[Visiting]:
-    async with visiting(tmp_path, MemoryBus(), limits={"visits": 3}) as found:
+async def behind(tmp_path: Path) -> AsyncIterator[SessionsFixture]:
+    async with open_session_manager(tmp_path, MemoryBus(), limits={"visits": 3}) as found:
         yield found
 
 
 @pytest.fixture
-async def web(behind: Visiting) -> AsyncIterator[Web]:
+async def web(behind: SessionsFixture) -> AsyncIterator[Web]:
     dependencies = replace(
-        doors_of(MemoryDesk()), tool_sessions=behind.visits, approvals=behind.parking
+        api_dependencies(MemoryDeliberations()),
+        tool_sessions=behind.session_manager,
+        approvals=behind.parking,
     )
     async with serving_http(dependencies, body_bytes=20_000) as found:
         yield found
@@ -53,7 +55,7 @@ def settings() -> AgentSettings:
 
 @pytest.fixture
 async def agent(
-    tmp_path: Path, deliberations: MemoryDesk, settings: AgentSettings
+    tmp_path: Path, deliberations: MemoryDeliberations, settings: AgentSettings
 ) -> AsyncIterator[Agent]:
     async with serving_agents(tmp_path, deliberations, settings) as found:
         yield found

@@ -17,13 +17,13 @@ from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.errors import Temporary
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.common import common_pb2 as common
-from support.agents import Agent, answer, asked, read, refused
+from support.agents import Agent, answer, read, refused, requested
 from support.callers import OTHER
 
 
 async def test_a_query_that_takes_too_long_is_ended(agent: Agent) -> None:
     config = pb.AgentConfig(timeout_seconds=1)
-    request = asked("Why?", metadata=common.TaskMetadata(task_id="q-6"), config=config)
+    request = requested("Why?", metadata=common.TaskMetadata(task_id="q-6"), config=config)
     code, details = await refused(agent.ExecuteTask(request))
     assert (code, details.partition(":")[0]) == (grpc.StatusCode.DEADLINE_EXCEEDED, "timeout")
     assert "q-6" in agent.deliberations.cancelled
@@ -32,7 +32,7 @@ async def test_a_query_that_takes_too_long_is_ended(agent: Agent) -> None:
     assert (code, details.partition(":")[0]) == (grpc.StatusCode.DEADLINE_EXCEEDED, "timeout")
     assert "q-7" in agent.deliberations.cancelled
     code, _ = await refused(
-        agent.StreamExecuteTask(asked("Why?", config=pb.AgentConfig(timeout_seconds=-1))).read()
+        agent.StreamExecuteTask(requested("Why?", config=pb.AgentConfig(timeout_seconds=-1))).read()
     )
     assert code is grpc.StatusCode.INVALID_ARGUMENT
 
@@ -55,7 +55,7 @@ async def test_seats_that_were_late_are_a_timeout_once_the_time_is_over(
     config, began = pb.AgentConfig(timeout_seconds=1), time.monotonic()
     calls = []
     for name in ("unary", "stream"):
-        request = asked(
+        request = requested(
             "Why?", mode=mode, config=config, metadata=common.TaskMetadata(task_id=name)
         )
         call = (
@@ -78,7 +78,7 @@ async def test_one_agent_may_work_for_all_of_the_time_and_a_council_judges_withi
         ("one", common.EXECUTION_MODE_STANDARD),
         ("council", common.EXECUTION_MODE_COMPLEX),
     ):
-        request = asked(
+        request = requested(
             "Why?",
             mode=mode,
             config=pb.AgentConfig(timeout_seconds=60),
@@ -100,8 +100,8 @@ class TestTight:
 
     async def test_a_long_query_is_refused_on_unary_and_stream(self, agent: Agent) -> None:
         for call in (
-            agent.ExecuteTask(asked("why " * 200)),
-            agent.StreamExecuteTask(asked("why " * 200)).read(),
+            agent.ExecuteTask(requested("why " * 200)),
+            agent.StreamExecuteTask(requested("why " * 200)).read(),
         ):
             code, details = await refused(call)
             assert (code, details.partition(":")[0]) == (
@@ -110,7 +110,7 @@ class TestTight:
             )
 
     async def test_whoever_asks_too_often_is_refused_and_others_are_not(self, agent: Agent) -> None:
-        request = asked(context={"tool_parameters": {"tool": "files.list"}})
+        request = requested(context={"tool_parameters": {"tool": "files.list"}})
         await agent.ExecuteTask(request)
         for call in (agent.ExecuteTask(request), agent.StreamExecuteTask(request).read()):
             code, details = await refused(call)
@@ -129,13 +129,13 @@ class TestFragile:
     async def test_after_many_failures_nothing_is_asked_for_a_while(self, agent: Agent) -> None:
         agent.deliberations.failure = Temporary("the bus is away")
         for _ in range(3):
-            assert (await refused(agent.ExecuteTask(asked("Why?"))))[
+            assert (await refused(agent.ExecuteTask(requested("Why?"))))[
                 0
             ] is grpc.StatusCode.UNAVAILABLE
         agent.deliberations.failure = None
         for call in (
-            agent.ExecuteTask(asked("Why?")),
-            agent.StreamExecuteTask(asked("Why?")).read(),
+            agent.ExecuteTask(requested("Why?")),
+            agent.StreamExecuteTask(requested("Why?")).read(),
         ):
             code, details = await refused(call)
             assert (code, details.partition(":")[0]) == (
@@ -143,11 +143,13 @@ class TestFragile:
                 "circuit_open",
             )
         theirs = asyncio.ensure_future(
-            agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="theirs")), OTHER)
+            agent.ExecuteTask(
+                requested("Why?", metadata=common.TaskMetadata(task_id="theirs")), OTHER
+            )
         )
         await answer(agent, key_of("theirs", "elsewhere"), "Because.")
         assert (await theirs).status == common.STATUS_CODE_OK, "another tenant is served"
-        tool = asked(context={"tool_parameters": {"tool": "files.list"}})
+        tool = requested(context={"tool_parameters": {"tool": "files.list"}})
         assert (await agent.ExecuteTask(tool)).status == common.STATUS_CODE_OK, (
             "a tool needs no model"
         )
@@ -155,15 +157,15 @@ class TestFragile:
 
     async def test_limits_that_callers_choose_are_not_failures(self, agent: Agent) -> None:
         brief = pb.AgentConfig(timeout_seconds=1)
-        calls = [agent.ExecuteTask(asked("Why?", config=brief)) for _ in range(3)]
-        calls += [read(agent.StreamExecuteTask(asked("Why?", config=brief))) for _ in range(3)]
+        calls = [agent.ExecuteTask(requested("Why?", config=brief)) for _ in range(3)]
+        calls += [read(agent.StreamExecuteTask(requested("Why?", config=brief))) for _ in range(3)]
         slow = {"tool_parameters": {"tool": "slow.ponder"}}
-        calls += [agent.ExecuteTask(asked(context=slow, config=brief)) for _ in range(3)]
+        calls += [agent.ExecuteTask(requested(context=slow, config=brief)) for _ in range(3)]
         codes = [code for code, _ in await asyncio.gather(*map(refused, calls))]
         assert codes == [grpc.StatusCode.DEADLINE_EXCEEDED] * 9
         few = pb.AgentConfig(max_iterations=1)
         for number in range(3):
-            request = asked(
+            request = requested(
                 "Why?", config=few, metadata=common.TaskMetadata(task_id=f"few-{number}")
             )
             running = asyncio.ensure_future(agent.ExecuteTask(request))
@@ -179,13 +181,13 @@ class TestFragile:
             await answer(agent, f"few-{number}", "", **failed)
             assert (await running).status == common.STATUS_CODE_ERROR
         for number in range(3):
-            request = asked("Why?", metadata=common.TaskMetadata(task_id=f"gone-{number}"))
+            request = requested("Why?", metadata=common.TaskMetadata(task_id=f"gone-{number}"))
             running = asyncio.ensure_future(agent.ExecuteTask(request))
             gone = {"status": DeliberationStatus.CANCELLED, "winner_id": "", "results": ()}
             await answer(agent, f"gone-{number}", "", **gone)
             assert (await running).status == common.STATUS_CODE_ERROR
         good = asyncio.ensure_future(
-            agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="good")))
+            agent.ExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="good")))
         )
         await answer(agent, "good", "Because.")
         assert (await good).status == common.STATUS_CODE_OK
@@ -199,16 +201,16 @@ class TestFull:
     async def test_a_tenant_that_has_all_its_queries_under_way_leaves_room_for_others(
         self, agent: Agent
     ) -> None:
-        running = [asyncio.ensure_future(agent.ExecuteTask(asked("Why?"))) for _ in range(2)]
+        running = [asyncio.ensure_future(agent.ExecuteTask(requested("Why?"))) for _ in range(2)]
         async with asyncio.timeout(10):
             while len(agent.deliberations.known()) < 2:
                 await asyncio.sleep(0.01)
-        code, details = await refused(agent.ExecuteTask(asked("Why?")))
+        code, details = await refused(agent.ExecuteTask(requested("Why?")))
         assert (code, details.partition(":")[0]) == (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             "rate_limited",
         )
-        tool = asked(context={"tool_parameters": {"tool": "files.list"}})
+        tool = requested(context={"tool_parameters": {"tool": "files.list"}})
         assert (await agent.ExecuteTask(tool, OTHER)).status == common.STATUS_CODE_OK
         assert (await agent.HealthCheck(pb.HealthCheckRequest())).active_tasks == 2
         assert (await agent.HealthCheck(pb.HealthCheckRequest(), OTHER)).active_tasks == 0

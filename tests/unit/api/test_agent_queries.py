@@ -24,7 +24,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.errors import BudgetExceeded
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.common import common_pb2 as common
-from support.agents import Agent, answer, asked, read, refused
+from support.agents import Agent, answer, read, refused, requested
 from support.callers import OTHER
 
 # ---- sessions
@@ -33,11 +33,11 @@ from support.callers import OTHER
 async def test_a_session_has_one_workspace_and_remembers(agent: Agent) -> None:
     meta = common.TaskMetadata(session_id="The Session 7")
     write = {"tool_parameters": {"tool": "files.write", "path": "new.py", "content": "x = 1\n"}}
-    await agent.ExecuteTask(asked(context=write, metadata=meta))
+    await agent.ExecuteTask(requested(context=write, metadata=meta))
     await agent.ExecuteTask(
-        asked(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta)
+        requested(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta)
     )
-    assert len(agent.behind.rooms.rooms) == 1
+    assert len(agent.behind.fake_workspaces.fake_workspaces) == 1
     documents = await agent.bus.bucket(BUCKET).entries()
     (kept,) = documents.values()
     assert (kept["files_created"], kept["tools_used"]) == (
@@ -45,33 +45,35 @@ async def test_a_session_has_one_workspace_and_remembers(agent: Agent) -> None:
         ["files.write", "files.list"],
     )
     await agent.ExecuteTask(
-        asked(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta), OTHER
+        requested(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta), OTHER
     )
-    assert len(agent.behind.rooms.rooms) == 2, "another caller's session of this name is another"
+    assert len(agent.behind.fake_workspaces.fake_workspaces) == 2, (
+        "another caller's session of this name is another"
+    )
 
 
 async def test_a_query_is_told_what_the_session_knows(agent: Agent) -> None:
     meta = common.TaskMetadata(task_id="first", session_id="s")
-    first = asyncio.ensure_future(agent.ExecuteTask(asked("What is 2 + 2?", metadata=meta)))
+    first = asyncio.ensure_future(agent.ExecuteTask(requested("What is 2 + 2?", metadata=meta)))
     await answer(agent, "first", "4")
     await first
     meta = common.TaskMetadata(task_id="second", session_id="s")
     second = asyncio.ensure_future(
-        agent.ExecuteTask(asked("And doubled?", {"style": "terse"}, metadata=meta))
+        agent.ExecuteTask(requested("And doubled?", {"style": "terse"}, metadata=meta))
     )
     await answer(agent, "second", "8")
     assert (await second).result == "8"
-    told = agent.deliberations.request("second").description
+    received = agent.deliberations.request("second").description
     assert (
-        told.index("- What is 2 + 2?")
-        < told.index("- 4")
-        < told.index('"style": "terse"')
-        < told.index("And doubled?")
+        received.index("- What is 2 + 2?")
+        < received.index("- 4")
+        < received.index('"style": "terse"')
+        < received.index("And doubled?")
     )
     given = pb.SessionContext(session_id="s", history=["only this"])
     third = asyncio.ensure_future(
         agent.ExecuteTask(
-            asked("Now?", session_context=given, metadata=common.TaskMetadata(task_id="third"))
+            requested("Now?", session_context=given, metadata=common.TaskMetadata(task_id="third"))
         )
     )
     await answer(agent, "third", "yes")
@@ -86,7 +88,7 @@ async def test_an_agent_answers_and_what_it_used_is_said(agent: Agent) -> None:
     meta = common.TaskMetadata(task_id="q-1", token_budget=5000)
     running = asyncio.ensure_future(
         agent.ExecuteTask(
-            asked(
+            requested(
                 "Why?",
                 metadata=meta,
                 mode=common.EXECUTION_MODE_SIMPLE,
@@ -120,7 +122,7 @@ async def test_complex_is_a_council_on_the_repository_that_the_context_names(age
     meta = common.TaskMetadata(task_id="q-2", max_agents=5)
     running = asyncio.ensure_future(
         agent.ExecuteTask(
-            asked(
+            requested(
                 "Mend it",
                 {"repository": "sample", "role": "qa"},
                 metadata=meta,
@@ -155,7 +157,7 @@ async def test_complex_is_a_council_on_the_repository_that_the_context_names(age
 async def test_an_agent_on_a_repository_has_the_tools_that_its_caller_allows(
     agent: Agent, available: tuple[str, ...], context: dict[str, Any], tools: tuple[str, ...]
 ) -> None:
-    query = asked(
+    query = requested(
         "Mend it",
         {"repository": "sample", **context},
         available_tools=available,
@@ -191,7 +193,9 @@ async def test_names_of_tools_that_do_not_exist_are_an_error(
         common.EXECUTION_MODE_STANDARD,
         common.EXECUTION_MODE_COMPLEX,
     ):
-        query = asked("Mend it", {**repository, **context}, available_tools=available, mode=mode)
+        query = requested(
+            "Mend it", {**repository, **context}, available_tools=available, mode=mode
+        )
         for call in (agent.ExecuteTask(query), read(agent.StreamExecuteTask(query))):
             code, details = await refused(call)
             assert (code, details.startswith(f"{field} names tools that do not exist")) == (
@@ -218,7 +222,7 @@ async def test_an_agent_without_a_repository_has_the_empty_workspace_of_direct_t
     *,
     has_tools: bool,
 ) -> None:
-    query = asked(
+    query = requested(
         "Why?", mode=mode, available_tools=available, metadata=common.TaskMetadata(task_id="blank")
     )
     running = asyncio.ensure_future(agent.ExecuteTask(query))
@@ -241,18 +245,22 @@ async def test_an_agent_without_a_repository_has_the_empty_workspace_of_direct_t
 async def test_where_no_tool_is_left_it_is_said_at_once(
     agent: Agent, available: tuple[str, ...], context: dict[str, Any]
 ) -> None:
-    query = asked("Mend it", {"repository": "sample", **context}, available_tools=available)
-    code, said = await refused(agent.ExecuteTask(query))
-    assert (code, "DiscoverTools" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True), said
+    query = requested("Mend it", {"repository": "sample", **context}, available_tools=available)
+    code, output_text = await refused(agent.ExecuteTask(query))
+    assert (code, "DiscoverTools" in output_text) == (grpc.StatusCode.INVALID_ARGUMENT, True), (
+        output_text
+    )
     assert not agent.deliberations.known()
 
 
 @pytest.mark.parametrize("allowed", ["files.read", 3, {"a": 1}, [1]])
 async def test_a_list_of_tools_that_is_none_is_refused(agent: Agent, allowed: Any) -> None:
-    code, said = await refused(
-        agent.ExecuteTask(asked("Mend it", {"repository": "sample", "allowed_tools": allowed}))
+    code, output_text = await refused(
+        agent.ExecuteTask(requested("Mend it", {"repository": "sample", "allowed_tools": allowed}))
     )
-    assert (code, "allowed_tools" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True), said
+    assert (code, "allowed_tools" in output_text) == (grpc.StatusCode.INVALID_ARGUMENT, True), (
+        output_text
+    )
 
 
 def test_who_may_search_the_web_may_read_what_is_found_and_the_reverse() -> None:
@@ -264,14 +272,16 @@ def test_who_may_search_the_web_may_read_what_is_found_and_the_reverse() -> None
 
 
 @pytest.mark.parametrize(
-    ("asked_for", "model"),
+    ("requested_by", "model"),
     [({"model_tier": 3}, "large"), ({"model_profile": "large", "model_tier": 1}, "large")],
 )
 async def test_a_query_names_a_model_by_tier_or_profile_and_is_told_which_answered(
-    agent: Agent, asked_for: dict[str, Any], model: str
+    agent: Agent, requested_by: dict[str, Any], model: str
 ) -> None:
     running = asyncio.ensure_future(
-        agent.ExecuteTask(asked("Why?", asked_for, metadata=common.TaskMetadata(task_id="q-5")))
+        agent.ExecuteTask(
+            requested("Why?", requested_by, metadata=common.TaskMetadata(task_id="q-5"))
+        )
     )
     await answer(agent, "q-5", "Because.")
     used = (await running).metrics.token_usage
@@ -287,14 +297,14 @@ async def test_a_query_names_a_model_by_tier_or_profile_and_is_told_which_answer
 
 @pytest.mark.parametrize("tier", [4, 1.5, True, "huge"])
 async def test_a_tier_that_there_is_not_is_refused(agent: Agent, tier: Any) -> None:
-    code, said = await refused(agent.ExecuteTask(asked("Why?", {"model_tier": tier})))
+    code, output_text = await refused(agent.ExecuteTask(requested("Why?", {"model_tier": tier})))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "there are 1 (small), 2 (medium) and 3 (large)" in said
+    assert "there are 1 (small), 2 (medium) and 3 (large)" in output_text
 
 
 async def test_an_id_of_another_systems_kind_is_taken(agent: Agent) -> None:
     meta = common.TaskMetadata(task_id="Task/User_1 42")
-    running = asyncio.ensure_future(agent.ExecuteTask(asked("Why?", metadata=meta)))
+    running = asyncio.ensure_future(agent.ExecuteTask(requested("Why?", metadata=meta)))
     async with asyncio.timeout(10):
         while not agent.deliberations.known():
             await asyncio.sleep(0)
@@ -304,7 +314,7 @@ async def test_an_id_of_another_systems_kind_is_taken(agent: Agent) -> None:
 
 async def test_what_cost_more_than_it_may_says_so(agent: Agent) -> None:
     running = asyncio.ensure_future(
-        agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="q-3")))
+        agent.ExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="q-3")))
     )
     over = (
         SeatOutcome(
@@ -327,7 +337,7 @@ async def test_a_query_that_came_to_nothing_says_so(
     agent: Agent, status: DeliberationStatus, code: int
 ) -> None:
     running = asyncio.ensure_future(
-        agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="q-3")))
+        agent.ExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="q-3")))
     )
     await answer(
         agent, "q-3", "", status=status, winner_id="", results=(), error_message="nobody knew"
@@ -342,7 +352,7 @@ async def test_a_query_that_came_to_nothing_says_so(
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_the_tools_that_an_agent_ran_are_told(agent: Agent, *, streamed: bool) -> None:
-    request = asked("Why?", metadata=common.TaskMetadata(task_id="tools"))
+    request = requested("Why?", metadata=common.TaskMetadata(task_id="tools"))
     running = asyncio.ensure_future(
         read(agent.StreamExecuteTask(request)) if streamed else agent.ExecuteTask(request)
     )
@@ -371,15 +381,15 @@ async def test_the_tools_that_an_agent_ran_are_told(agent: Agent, *, streamed: b
         turn = {"task_id": "tools", "seat": "agent-dev-001", "thought": "look", "calls": one}
         await agent.deliberations.record("tools", EventType.SEAT_TURN, turn)
     await answer(agent, "tools", "Because.")
-    told = await running
+    received = await running
     if streamed:
-        calls = [update.tool_call for update in told if update.HasField("tool_call")]
-        results = [update.tool_result for update in told if update.HasField("tool_result")]
+        calls = [update.tool_call for update in received if update.HasField("tool_call")]
+        results = [update.tool_result for update in received if update.HasField("tool_result")]
         assert results.pop().tool_id == "usage_metrics"
-        assert "".join(update.delta for update in told) == "Because."
+        assert "".join(update.delta for update in received) == "Because."
     else:
-        calls, results = told.tool_calls, told.tool_results
-        assert (told.status, told.metrics.cache_hit) == (common.STATUS_CODE_OK, False)
+        calls, results = received.tool_calls, received.tool_results
+        assert (received.status, received.metrics.cache_hit) == (common.STATUS_CODE_OK, False)
     assert [(call.name, call.tool_id) for call in calls] == [
         ("files.read", "r.1"),
         ("files.read", "r.2"),
@@ -393,7 +403,7 @@ async def test_the_tools_that_an_agent_ran_are_told(agent: Agent, *, streamed: b
 
 async def test_more_calls_than_fit_in_a_message_are_told_by_name(agent: Agent) -> None:
     running = asyncio.ensure_future(
-        agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="many")))
+        agent.ExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="many")))
     )
     async with asyncio.timeout(10):
         while "many" not in agent.deliberations.known():
@@ -412,14 +422,14 @@ async def test_more_calls_than_fit_in_a_message_are_told_by_name(agent: Agent) -
         "many", EventType.SEAT_TURN, {"seat": "agent-dev-001", "calls": calls}
     )
     await answer(agent, "many", "Because.")
-    told = (await running).tool_results
-    assert [result.tool_id for result in told] == [call["id"] for call in calls]
-    assert json_format.MessageToDict(told[0].output) != {}
-    assert json_format.MessageToDict(told[-1].output) == {}
+    received = (await running).tool_results
+    assert [result.tool_id for result in received] == [call["id"] for call in calls]
+    assert json_format.MessageToDict(received[0].output) != {}
+    assert json_format.MessageToDict(received[-1].output) == {}
 
 
 async def test_usage_is_written_as_other_systems_read_it_and_as_it_was_before(agent: Agent) -> None:
-    request = asked("Why?", metadata=common.TaskMetadata(task_id="used"))
+    request = requested("Why?", metadata=common.TaskMetadata(task_id="used"))
     reading = asyncio.ensure_future(read(agent.StreamExecuteTask(request)))
     async with asyncio.timeout(10):
         while "used" not in agent.deliberations.known():
@@ -433,29 +443,29 @@ async def test_usage_is_written_as_other_systems_read_it_and_as_it_was_before(ag
         for update in await reading
         if update.tool_result.tool_id == "usage_metrics"
     ]
-    told = json_format.MessageToDict(result.output)
-    assert told.pop("agents_used") == 1
-    assert told == {
+    received = json_format.MessageToDict(result.output)
+    assert received.pop("agents_used") == 1
+    assert received == {
         "input_tokens": 10,
         "output_tokens": 5,
         "prompt_tokens": 10,
         "completion_tokens": 5,
         "total_tokens": 15,
         "cost_usd": 0.5,
-        "model": told["model"],
-        "provider": told["provider"],
+        "model": received["model"],
+        "provider": received["provider"],
     }
     unary = asyncio.ensure_future(
-        agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="unary")))
+        agent.ExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="unary")))
     )
     await answer(agent, "unary", "Because.")
     used = (await unary).metrics.token_usage
-    assert told["provider"] == used.provider == "llama.cpp"
-    assert told["model"]
+    assert received["provider"] == used.provider == "llama.cpp"
+    assert received["model"]
 
 
 async def test_a_stream_plans_works_and_ends_with_the_whole_text(agent: Agent) -> None:
-    stream = agent.StreamExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="q-4")))
+    stream = agent.StreamExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="q-4")))
     reading = asyncio.ensure_future(read(stream))
     async with asyncio.timeout(10):
         while "q-4" not in agent.deliberations.known():
@@ -495,7 +505,9 @@ async def test_the_text_comes_in_pieces_as_it_is_written(
 ) -> None:
     agent.deliberations.writes = [Writing("agent-dev-001", text, text) for text in writes]
     reading = asyncio.ensure_future(
-        read(agent.StreamExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="q-4"))))
+        read(
+            agent.StreamExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="q-4")))
+        )
     )
     await agent.deliberations.written.wait()
     await answer(agent, "q-4", "Because of it.")
@@ -513,7 +525,7 @@ async def test_the_text_comes_in_pieces_as_it_is_written(
 
 async def test_of_a_council_no_seats_text_is_given(agent: Agent) -> None:
     agent.deliberations.writes = [Writing("agent-dev-001", "Mine", "Mine")]
-    request = asked(
+    request = requested(
         "Why?", metadata=common.TaskMetadata(task_id="q-4"), mode=common.EXECUTION_MODE_COMPLEX
     )
     reading = asyncio.ensure_future(read(agent.StreamExecuteTask(request)))
@@ -523,7 +535,7 @@ async def test_of_a_council_no_seats_text_is_given(agent: Agent) -> None:
 
 async def test_a_stream_of_a_tool_shows_call_and_result(agent: Agent) -> None:
     updates = await read(
-        agent.StreamExecuteTask(asked(context={"tool_parameters": {"tool": "files.list"}}))
+        agent.StreamExecuteTask(requested(context={"tool_parameters": {"tool": "files.list"}}))
     )
     assert [update.tool_call.name for update in updates if update.HasField("tool_call")] == [
         "files.list"
@@ -533,7 +545,7 @@ async def test_a_stream_of_a_tool_shows_call_and_result(agent: Agent) -> None:
 
 
 async def test_a_caller_that_goes_ends_its_query(agent: Agent) -> None:
-    stream = agent.StreamExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="q-5")))
+    stream = agent.StreamExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="q-5")))
     await stream.read()
     stream.cancel()
     async with asyncio.timeout(10):

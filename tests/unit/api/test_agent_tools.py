@@ -22,16 +22,16 @@ from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.common import common_pb2 as common
 from moothall.settings import AllSettings
 from moothall.tools.catalogue import CATALOGUE
-from support.agents import Agent, asked, refused, serving_agents
+from support.agents import Agent, refused, requested, serving_agents
 from support.callers import OTHER, TOKEN
-from support.deliberation_service import MemoryDesk
+from support.deliberation_service import MemoryDeliberations
 
 # ---- tools without a model
 
 
 async def test_a_direct_tool_asks_no_model_and_leaves_no_workspace(agent: Agent) -> None:
     response = await agent.ExecuteTask(
-        asked(
+        requested(
             context={"tool_parameters": {"tool": "files.read", "path": "a.py", "lines": 3}},
             metadata=common.TaskMetadata(task_id="mine"),
         )
@@ -51,7 +51,7 @@ async def test_a_direct_tool_asks_no_model_and_leaves_no_workspace(agent: Agent)
         ("files.read", response.tool_results[0].tool_id)
     ]
     assert agent.deliberations.known() == []
-    assert len(agent.behind.rooms.closed) == 1
+    assert len(agent.behind.fake_workspaces.closed) == 1
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ async def test_a_direct_tool_asks_no_model_and_leaves_no_workspace(agent: Agent)
 async def test_a_tools_name_is_found_where_callers_put_it(
     agent: Agent, context: dict[str, Any], available: tuple[str, ...]
 ) -> None:
-    response = await agent.ExecuteTask(asked(context=context, available_tools=available))
+    response = await agent.ExecuteTask(requested(context=context, available_tools=available))
     assert (response.status, response.tool_calls[0].name) == (common.STATUS_CODE_OK, "files.list")
     assert dict(response.tool_calls[0].parameters) == {}
 
@@ -123,7 +123,7 @@ async def test_what_cannot_be_run_is_refused_in_words(
     words: str,
 ) -> None:
     found, details = await refused(
-        agent.ExecuteTask(asked(context=context, available_tools=available))
+        agent.ExecuteTask(requested(context=context, available_tools=available))
     )
     assert (found, words in details) == (code, True), details
 
@@ -161,11 +161,11 @@ async def test_what_cannot_be_run_is_refused_in_words(
 async def test_a_tool_runs_by_the_name_that_other_systems_give_it(
     agent: Agent, name: str, given: dict[str, Any], tool: str, arguments: dict[str, Any]
 ) -> None:
-    one = asked(
+    one = requested(
         context={"tool_parameters": {"tool": name, **given}, "allowed_tools": [name]},
         available_tools=(name,),
     )
-    several = asked(context={"tool_calls": [{"tool": name, "parameters": given}]})
+    several = requested(context={"tool_calls": [{"tool": name, "parameters": given}]})
     for response in (await agent.ExecuteTask(one), await agent.ExecuteTask(several)):
         (call,) = response.tool_calls
         assert (response.status, call.name) == (common.STATUS_CODE_OK, tool), response.error_message
@@ -175,11 +175,13 @@ async def test_a_tool_runs_by_the_name_that_other_systems_give_it(
 def test_the_document_has_the_table_of_names() -> None:
     text = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| `([\w.]+)` \| (.*) \|$", text, re.MULTILINE)
-    told = {
+    received = {
         name: (tool, dict(re.findall(r"`(\w+)` as `(\w+)`", arguments)))
         for name, tool, arguments in rows
     }
-    assert told == {name: (alias.tool, dict(alias.arguments)) for name, alias in ALIASES.items()}
+    assert received == {
+        name: (alias.tool, dict(alias.arguments)) for name, alias in ALIASES.items()
+    }
     there = catalogue_of(AllSettings())
     assert {alias.tool for alias in ALIASES.values()} <= there.keys()
     for alias in ALIASES.values():
@@ -188,7 +190,7 @@ def test_the_document_has_the_table_of_names() -> None:
 
 async def test_a_sequence_runs_four_at_a_time_and_answers_in_order(agent: Agent) -> None:
     calls = [{"tool": "slow.ponder"} for _ in range(9)]
-    running = asyncio.ensure_future(agent.ExecuteTask(asked(context={"tool_calls": calls})))
+    running = asyncio.ensure_future(agent.ExecuteTask(requested(context={"tool_calls": calls})))
     async with asyncio.timeout(10):
         while agent.slow.now < 4:
             await asyncio.sleep(0)
@@ -209,7 +211,7 @@ async def test_one_failure_of_a_sequence_is_said_and_stops_no_other(agent: Agent
         {"tool": "files.list"},
         {"tool": "files.write"},
     ]
-    response = await agent.ExecuteTask(asked(context={"tool_calls": calls}))
+    response = await agent.ExecuteTask(requested(context={"tool_calls": calls}))
     assert (response.status, response.final_state) == (
         common.STATUS_CODE_ERROR,
         pb.AGENT_STATE_FAILED,
@@ -225,7 +227,7 @@ async def test_one_failure_of_a_sequence_is_said_and_stops_no_other(agent: Agent
 async def test_the_eleventh_dangerous_call_in_a_minute_is_refused_whatever_its_workspace(
     agent: Agent,
 ) -> None:
-    request = asked(context={"tool_parameters": {"tool": "tests.pytest"}})
+    request = requested(context={"tool_parameters": {"tool": "tests.pytest"}})
     found = [await agent.ExecuteTask(request) for _ in range(11)]
     assert [response.status for response in found] == [common.STATUS_CODE_OK] * 10 + [
         common.STATUS_CODE_RATE_LIMITED
@@ -237,7 +239,7 @@ async def test_the_eleventh_dangerous_call_in_a_minute_is_refused_whatever_its_w
 
 async def test_what_stands_from_an_earlier_call_is_a_hit_of_that_tenant_alone(agent: Agent) -> None:
     agent.slow.go.set()
-    request = asked(context={"tool_parameters": {"tool": "slow.look"}})
+    request = requested(context={"tool_parameters": {"tool": "slow.look"}})
     found = [await agent.ExecuteTask(request, token) for token in (TOKEN, TOKEN, OTHER)]
     assert [response.metrics.cache_hit for response in found] == [False, True, False]
     outputs = [
@@ -290,7 +292,7 @@ async def test_capabilities_and_health_are_those_of_the_house(agent: Agent) -> N
     assert list(found.supported_modes) == [1, 2, 3]
     assert (found.max_memory_mb, found.max_concurrent_tasks) == (512, 64)
     running = asyncio.ensure_future(
-        agent.ExecuteTask(asked(context={"tool_parameters": {"tool": "slow.ponder"}}))
+        agent.ExecuteTask(requested(context={"tool_parameters": {"tool": "slow.ponder"}}))
     )
     async with asyncio.timeout(10):
         while not agent.slow.now:
@@ -318,7 +320,7 @@ async def _full() -> tuple[Condition, str]:
 
 
 @pytest.mark.parametrize(
-    ("probe", "healthy", "said"),
+    ("probe", "healthy", "output_text"),
     [
         (Probe(_stopped), False, "down; bus: the bus is gone"),
         (Probe(_slow), False, "down; bus: no answer within 0.2 seconds"),
@@ -328,9 +330,14 @@ async def _full() -> tuple[Condition, str]:
     ids=["stopped", "silent", "slow", "full"],
 )
 async def test_what_is_stopped_is_unhealthy_and_what_is_slow_degraded(
-    deliberations: MemoryDesk, tmp_path: Path, probe: Probe, said: str, *, healthy: bool
+    deliberations: MemoryDeliberations,
+    tmp_path: Path,
+    probe: Probe,
+    output_text: str,
+    *,
+    healthy: bool,
 ) -> None:
     async with serving_agents(tmp_path, deliberations, AgentSettings(), {"bus": probe}) as app:
         health = await app.HealthCheck(pb.HealthCheckRequest())
     assert health.healthy is healthy
-    assert health.message.startswith(said)
+    assert health.message.startswith(output_text)

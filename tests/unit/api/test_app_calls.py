@@ -19,8 +19,8 @@ from moothall.errors import GraphUnavailable, ModelUnavailable, NotFound
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.testing.bus import MemoryBus
-from support.callers import OTHER, Client, Serving, doors_of, serving
-from support.deliberation_service import MemoryDesk
+from support.callers import OTHER, Client, Serving, api_dependencies, serving
+from support.deliberation_service import MemoryDeliberations
 from support.graph import MemoryGraph
 
 DEV = pb.CreateCouncilRequest(
@@ -51,9 +51,9 @@ def graph() -> MemoryGraph:
 
 @pytest.fixture
 async def app(
-    deliberations: MemoryDesk, bus: MemoryBus, graph: MemoryGraph
+    deliberations: MemoryDeliberations, bus: MemoryBus, graph: MemoryGraph
 ) -> AsyncIterator[Serving]:
-    async with serving(deliberations, doors_of(deliberations, bus, graph)) as started:
+    async with serving(deliberations, api_dependencies(deliberations, bus, graph)) as started:
         yield started
 
 
@@ -108,24 +108,24 @@ async def test_a_registered_agent_sits_and_its_endpoint_is_never_called(client: 
         max_concurrent_tasks=2,
         languages=["python"],
     )
-    asked = pb.RegisterAgentRequest(
+    requested = pb.RegisterAgentRequest(
         agent_id="specialist",
         role="dev",
         capabilities=can,
         endpoint="http://169.254.169.254/latest",
         metadata={"team": "a"},
     )
-    answer = await client.RegisterAgent(asked)
+    answer = await client.RegisterAgent(requested)
     assert (answer.success, answer.council_id) == (True, "council-dev")
     assert "if an operator allows that (agents.endpoints)" in answer.message
-    assert await client.RegisterAgent(asked) == answer
+    assert await client.RegisterAgent(requested) == answer
     (council,) = (await client.ListCouncils(pb.ListCouncilsRequest(include_agents=True))).councils
     assert council.agents[2].capabilities == can
     other = pb.RegisterAgentRequest(
         agent_id="b", role="dev", capabilities=pb.AgentCapabilities(model_profile="x")
     )
-    code, _, said = await refused(client.RegisterAgent(other))
-    assert (code, said) == (
+    code, _, output_text = await refused(client.RegisterAgent(other))
+    assert (code, output_text) == (
         grpc.StatusCode.INVALID_ARGUMENT,
         "unknown model_profile 'x'; the settings have: default, large (large)",
     )
@@ -136,15 +136,15 @@ async def test_a_registered_agent_sits_and_its_endpoint_is_never_called(client: 
     assert (
         await client.UnregisterAgent(pb.UnregisterAgentRequest(agent_id="specialist", role="dev"))
     ).success
-    code, _, said = await refused(
+    code, _, output_text = await refused(
         client.UnregisterAgent(pb.UnregisterAgentRequest(agent_id="specialist", role="dev"))
     )
     assert code is grpc.StatusCode.NOT_FOUND
-    assert "its agents: agent-dev-001, agent-dev-002" in said
+    assert "its agents: agent-dev-001, agent-dev-002" in output_text
 
 
 async def test_tenants_have_councils_stories_and_figures_of_their_own(
-    deliberations: MemoryDesk, client: Client, eve: Client
+    deliberations: MemoryDeliberations, client: Client, eve: Client
 ) -> None:
     await client.CreateCouncil(DEV)
     await client.SubmitDeliberation(pb.DeliberateRequest(task_description="t", role="dev"))
@@ -191,17 +191,17 @@ class Parts:
 
 
 async def test_status_says_which_part_is_not_well_and_why() -> None:
-    deliberations, parts = MemoryDesk(), Parts()
+    deliberations, parts = MemoryDeliberations(), Parts()
     checkup = HealthCheck({"model": Probe(parts.model), "bus": Probe(parts.model)}, cache_seconds=0)
-    async with serving(deliberations, doors_of(deliberations, checkup=checkup)) as served:
-        asked = pb.GetStatusRequest(include_stats=True)
-        well = await served.client.GetStatus(asked)
+    async with serving(deliberations, api_dependencies(deliberations, checkup=checkup)) as served:
+        requested = pb.GetStatusRequest(include_stats=True)
+        well = await served.client.GetStatus(requested)
         assert (well.status, list(well.reasons), well.HasField("stats")) == ("healthy", [], True)
         parts.wrong = "1 of 2 servers answer"
-        slow = await served.client.GetStatus(asked)
+        slow = await served.client.GetStatus(requested)
         assert (slow.status, slow.reasons[0]) == ("degraded", "model: 1 of 2 servers answer")
         parts.away = True
-        down = await served.client.GetStatus(asked)
+        down = await served.client.GetStatus(requested)
         assert (down.status, down.HasField("stats")) == ("unhealthy", False)
         assert list(down.reasons) == [
             f"{name}: nobody answers at http://127.0.0.1:1 [MODEL_UNAVAILABLE]"
@@ -210,9 +210,9 @@ async def test_status_says_which_part_is_not_well_and_why() -> None:
 
 
 async def test_a_part_that_is_not_needed_only_degrades() -> None:
-    deliberations, parts = MemoryDesk(), Parts()
+    deliberations, parts = MemoryDeliberations(), Parts()
     checkup = HealthCheck({"model": Probe(parts.model), "graph": Probe(parts.graph, needed=False)})
-    async with serving(deliberations, doors_of(deliberations, checkup=checkup)) as served:
+    async with serving(deliberations, api_dependencies(deliberations, checkup=checkup)) as served:
         answer = await served.client.GetStatus(pb.GetStatusRequest())
     assert (answer.status, list(answer.reasons)) == (
         "degraded",
@@ -220,7 +220,9 @@ async def test_a_part_that_is_not_needed_only_degrades() -> None:
     )
 
 
-async def test_status_and_metrics_are_true(deliberations: MemoryDesk, client: Client) -> None:
+async def test_status_and_metrics_are_true(
+    deliberations: MemoryDeliberations, client: Client
+) -> None:
     assert not (await client.GetStatus(pb.GetStatusRequest())).HasField("stats")
     await client.CreateCouncil(DEV)
     await client.SubmitDeliberation(
@@ -247,9 +249,11 @@ async def test_status_and_metrics_are_true(deliberations: MemoryDesk, client: Cl
         False,
         False,
     )
-    code, _, said = await refused(client.GetMetrics(pb.GetMetricsRequest(metric_type="weather")))
+    code, _, output_text = await refused(
+        client.GetMetrics(pb.GetMetricsRequest(metric_type="weather"))
+    )
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "performance, agents, councils" in said
+    assert "performance, agents, councils" in output_text
     assert (await refused(client.GetMetrics(pb.GetMetricsRequest(time_range_ms=-1))))[
         0
     ] is grpc.StatusCode.INVALID_ARGUMENT
@@ -258,9 +262,9 @@ async def test_status_and_metrics_are_true(deliberations: MemoryDesk, client: Cl
 
 
 async def test_orchestrate_gives_winner_and_candidates_in_the_order_of_the_ranking(
-    deliberations: MemoryDesk, client: Client
+    deliberations: MemoryDeliberations, client: Client
 ) -> None:
-    asked = pb.OrchestrateRequest(
+    requested = pb.OrchestrateRequest(
         task_id="task-1",
         task_description="Add hello_world()",
         role="DEV",
@@ -274,7 +278,7 @@ async def test_orchestrate_gives_winner_and_candidates_in_the_order_of_the_ranki
         repository=common_pb2.Repository(id="repo"),
     )
     async with asyncio.TaskGroup() as group:
-        call = group.create_task(_awaited(client.Orchestrate(asked)))
+        call = group.create_task(_awaited(client.Orchestrate(requested)))
         await deliberations.submitted.wait()
         request = deliberations.request("task-1")
         results = tuple(
@@ -316,7 +320,7 @@ async def test_orchestrate_gives_winner_and_candidates_in_the_order_of_the_ranki
 
 
 async def test_without_a_winner_there_is_none_and_the_reason_is_told(
-    deliberations: MemoryDesk, client: Client
+    deliberations: MemoryDeliberations, client: Client
 ) -> None:
     async with asyncio.TaskGroup() as group:
         call = group.create_task(
@@ -335,7 +339,9 @@ async def test_without_a_winner_there_is_none_and_the_reason_is_told(
     )
 
 
-async def test_orchestrate_dies_with_its_caller(deliberations: MemoryDesk, client: Client) -> None:
+async def test_orchestrate_dies_with_its_caller(
+    deliberations: MemoryDeliberations, client: Client
+) -> None:
     with pytest.raises(grpc.aio.AioRpcError):
         await client.Orchestrate(
             pb.OrchestrateRequest(task_description="t", role="qa"), timeout=0.3
@@ -346,38 +352,40 @@ async def test_orchestrate_dies_with_its_caller(deliberations: MemoryDesk, clien
 
 
 async def test_what_is_known_of_the_story_goes_into_the_task(
-    deliberations: MemoryDesk, client: Client, graph: MemoryGraph
+    deliberations: MemoryDeliberations, client: Client, graph: MemoryGraph
 ) -> None:
-    graph.tell("context", {"story": {"headline": "Greet the world"}})
-    asked = pb.OrchestrateRequest(
+    graph.announce("context", {"story": {"headline": "Greet the world"}})
+    requested = pb.OrchestrateRequest(
         task_description="t", role="dev", story_id="story-1", context_options=pb.ContextOptions()
     )
-    call = client.Orchestrate(asked)
+    call = client.Orchestrate(requested)
     await deliberations.submitted.wait()
     assert "Greet the world" in deliberations.request(deliberations.known()[0]).context
     call.cancel()
 
 
 @pytest.mark.parametrize(
-    ("asked", "wanted"),
+    ("requested", "wanted"),
     [
         (pb.OrchestratorOptions(custom_params={"temprature": "1"}), "unknown custom_params"),
         (pb.OrchestratorOptions(custom_params={"num_agents": "many"}), "whole number"),
     ],
 )
 async def test_unknown_parameters_are_refused(
-    client: Client, asked: pb.OrchestratorOptions, wanted: str
+    client: Client, requested: pb.OrchestratorOptions, wanted: str
 ) -> None:
-    code, _, said = await refused(
-        client.Orchestrate(pb.OrchestrateRequest(task_description="t", role="dev", options=asked))
+    code, _, output_text = await refused(
+        client.Orchestrate(
+            pb.OrchestrateRequest(task_description="t", role="dev", options=requested)
+        )
     )
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert wanted in said
+    assert wanted in output_text
 
 
 async def test_two_names_of_a_story_that_differ_are_refused(client: Client) -> None:
-    asked = pb.OrchestrateRequest(task_description="t", role="dev", story_id="a", case_id="b")
-    assert "differ" in (await refused(client.Orchestrate(asked)))[2]
+    requested = pb.OrchestrateRequest(task_description="t", role="dev", story_id="a", case_id="b")
+    assert "differ" in (await refused(client.Orchestrate(requested)))[2]
 
 
 async def test_a_planning_event_derives_tasks_once(client: Client) -> None:
@@ -387,14 +395,14 @@ async def test_a_planning_event_derives_tasks_once(client: Client) -> None:
     other = pb.ProcessPlanningEventRequest(
         event_type="story.commented", case_id="story-1", metadata={"comment": "nice"}
     )
-    said = await client.ProcessPlanningEvent(other)
-    assert not said.processed
-    assert "planning" in said.message
+    output_text = await client.ProcessPlanningEvent(other)
+    assert not output_text.processed
+    assert "planning" in output_text.message
     strategy = pb.DerivationStrategy(dependency_order=["qa", "dev"], max_tasks_per_role=2)
-    asked = pb.DeriveSubtasksRequest(
+    requested = pb.DeriveSubtasksRequest(
         case_id="story-1", plan_id="plan-2", roles=["DEV", "QA"], strategy=strategy
     )
-    derived = await client.DeriveSubtasks(asked)
+    derived = await client.DeriveSubtasks(requested)
     tests, code = derived.tasks
     assert (tests.role, code.role, list(code.dependencies), derived.total_tasks) == (
         "qa",
@@ -407,17 +415,19 @@ async def test_a_planning_event_derives_tasks_once(client: Client) -> None:
 
 
 async def test_a_tasks_context_is_told(client: Client, graph: MemoryGraph) -> None:
-    graph.tell("context", {"brief": {"brief": "Say hello", "criteria": ["polite"]}})
-    graph.tell("timeline", {"time": "t", "kind": "story.created", "task_id": "", "text": "Greet"})
-    asked = pb.GetTaskContextRequest(
+    graph.announce("context", {"brief": {"brief": "Say hello", "criteria": ["polite"]}})
+    graph.announce(
+        "timeline", {"time": "t", "kind": "story.created", "task_id": "", "text": "Greet"}
+    )
+    requested = pb.GetTaskContextRequest(
         case_id="story-1", role="DEV", phase="review", options=pb.ContextOptions(scopes=["brief"])
     )
-    told = await client.GetTaskContext(asked)
-    assert "Say hello" in told.blocks.context
-    assert told.blocks.context in told.context_text
-    assert told.blocks.history == ""
-    assert 0 < told.token_count < 2000
-    assert (await client.GetTaskContext(asked)).version_hash == told.version_hash
+    received = await client.GetTaskContext(requested)
+    assert "Say hello" in received.blocks.context
+    assert received.blocks.context in received.context_text
+    assert received.blocks.history == ""
+    assert 0 < received.token_count < 2000
+    assert (await client.GetTaskContext(requested)).version_hash == received.version_hash
     strange = pb.GetTaskContextRequest(
         case_id="story-1", options=pb.ContextOptions(scopes=["secrets"])
     )
@@ -444,7 +454,7 @@ async def test_a_derived_task_is_pending_until_the_tasks_before_it_have_ended(
 
 
 async def test_a_planning_event_about_a_repository_that_is_not_there_is_not_processed(
-    deliberations: MemoryDesk, client: Client
+    deliberations: MemoryDeliberations, client: Client
 ) -> None:
     deliberations.unable["ghost"] = NotFound("no repository 'ghost'")
     moved = pb.ProcessPlanningEventRequest(

@@ -26,31 +26,31 @@ from moothall.pb.context.v1 import context_pb2_grpc as pb_grpc
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as orchestrator
 from moothall.stories.scopes import scopes
 from moothall.testing.bus import MemoryBus
-from support.callers import OTHER, TOKEN, Client, doors_of, serving
-from support.chronicle import Chronicle, recorded
-from support.deliberation_service import MemoryDesk
+from support.callers import OTHER, TOKEN, Client, api_dependencies, serving
+from support.deliberation_service import MemoryDeliberations
+from support.event_log import EventLog, recorded
 from support.working import DRAFT
 
-TOLD: Any = {"metadata": [("authorization", f"Bearer {TOKEN}")], "timeout": 20}
+RECEIVED: Any = {"metadata": [("authorization", f"Bearer {TOKEN}")], "timeout": 20}
 
 
 @pytest_asyncio.fixture
 async def graph(tmp_path: Path) -> AsyncIterator[CypherGraph]:
     async with embedded_store(tmp_path / "context.kgl", query_seconds=30) as store:
         graph = CypherGraph(store)
-        await graph.project(recorded(Chronicle("task-a").whole().events))
-        await graph.project(recorded(Chronicle("task-b", "story-2", days=1).whole().events, 100))
+        await graph.project(recorded(EventLog("task-a").whole().events))
+        await graph.project(recorded(EventLog("task-b", "story-2", days=1).whole().events, 100))
         yield graph
 
 
 @pytest_asyncio.fixture
 async def client(graph: CypherGraph) -> AsyncIterator[Any]:
     dependencies = replace(
-        doors_of(MemoryDesk()),
+        api_dependencies(MemoryDeliberations()),
         briefings=Briefings(graph.ask, LimitSettings()),
         query_graph=graph.ask,
     )
-    async with serving(MemoryDesk(), dependencies) as app:
+    async with serving(MemoryDeliberations(), dependencies) as app:
         yield app
 
 
@@ -58,45 +58,47 @@ async def test_a_pack_is_what_get_task_context_and_seats_are_told(
     client: Any, graph: CypherGraph
 ) -> None:
     stub: Any = pb_grpc.ContextServiceStub(client.channel)
-    told = await stub.GetContext(
-        pb.GetContextRequest(story_id="story-2", role="DEV", phase="build"), **TOLD
+    received = await stub.GetContext(
+        pb.GetContextRequest(story_id="story-2", role="DEV", phase="build"), **RECEIVED
     )
-    assert list(told.scopes) == [
+    assert list(received.scopes) == [
         scope for scope in scopes().allowed_scopes("dev", "build") if scope != "timeline"
     ]
-    assert "- task-b (dev), COMPLETED, committed, proven: add it" in told.blocks.context
-    asked = orchestrator.GetTaskContextRequest(story_id="story-2", role="DEV", phase="build")
-    same = await Client(client.channel).GetTaskContext(asked)
+    assert "- task-b (dev), COMPLETED, committed, proven: add it" in received.blocks.context
+    requested = orchestrator.GetTaskContextRequest(story_id="story-2", role="DEV", phase="build")
+    same = await Client(client.channel).GetTaskContext(requested)
     assert (same.context_text, same.token_count, same.version_hash) == (
-        told.context,
-        told.token_count,
-        told.version,
+        received.context,
+        received.token_count,
+        received.version,
     )
     seats = await Briefings(graph.ask, LimitSettings()).brief_seats(
         BriefingRequest(story_id="story-2", role="dev", phase="build"), LOCAL, 2000
     )
-    assert seats in told.blocks.context
+    assert seats in received.blocks.context
     few = await stub.GetContext(
-        pb.GetContextRequest(story_id="story-2", role="DEV", token_budget=60), **TOLD
+        pb.GetContextRequest(story_id="story-2", role="DEV", token_budget=60), **RECEIVED
     )
     assert few.token_count <= 60
-    elsewhere = {**TOLD, "metadata": [("authorization", f"Bearer {OTHER}")]}
+    elsewhere = {**RECEIVED, "metadata": [("authorization", f"Bearer {OTHER}")]}
     assert (
         await stub.GetContext(pb.GetContextRequest(story_id="story-2", role="DEV"), **elsewhere)
     ).blocks.context == ""
     with pytest.raises(grpc.aio.AioRpcError, match="token_budget is 99999; allowed are 0"):
-        await stub.GetContext(pb.GetContextRequest(story_id="story-2", token_budget=99_999), **TOLD)
+        await stub.GetContext(
+            pb.GetContextRequest(story_id="story-2", token_budget=99_999), **RECEIVED
+        )
 
 
 async def test_packs_of_several_roles_come_with_what_is_known(client: Any) -> None:
     stub: Any = pb_grpc.ContextServiceStub(client.channel)
-    asked = pb.RehydrateSessionRequest(
+    requested = pb.RehydrateSessionRequest(
         case_id="story-2", roles=["DEV", "qa", "dev"], include_timeline=True, include_summaries=True
     )
-    told = await stub.RehydrateSession(asked, **TOLD)
-    assert set(told.packs) == {"dev", "qa"}
-    assert "deliberation.decided task-b" in told.packs["qa"].context
-    stats = told.stats
+    received = await stub.RehydrateSession(requested, **RECEIVED)
+    assert set(received.packs) == {"dev", "qa"}
+    assert "deliberation.decided task-b" in received.packs["qa"].context
+    stats = received.stats
     assert (
         stats.decisions,
         stats.decision_edges,
@@ -104,8 +106,8 @@ async def test_packs_of_several_roles_come_with_what_is_known(client: Any) -> No
         stats.events,
         list(stats.roles),
     ) == (1, 1, 1, 1, ["dev", "qa"])
-    assert told.generated_at_ms > 0
-    for wrong, said in (
+    assert received.generated_at_ms > 0
+    for wrong, output_text in (
         (pb.RehydrateSessionRequest(case_id="story-2"), "roles is empty"),
         (
             pb.RehydrateSessionRequest(case_id="story-2", roles=["dev"], ttl_seconds=60),
@@ -118,49 +120,51 @@ async def test_packs_of_several_roles_come_with_what_is_known(client: Any) -> No
             "to 604800",
         ),
     ):
-        with pytest.raises(grpc.aio.AioRpcError, match=said):
-            await stub.RehydrateSession(wrong, **TOLD)
+        with pytest.raises(grpc.aio.AioRpcError, match=output_text):
+            await stub.RehydrateSession(wrong, **RECEIVED)
 
 
 async def test_a_bundle_is_kept_as_it_was_for_its_caller_alone(graph: CypherGraph) -> None:
     bus, now = MemoryBus(), [1_000.0]
     dependencies = replace(
-        doors_of(MemoryDesk(), bus),
+        api_dependencies(MemoryDeliberations(), bus),
         briefings=Briefings(graph.ask, LimitSettings()),
         query_graph=graph.ask,
         bundles=Bundles(bus.bucket(BUCKET), lambda: now[0]),
     )
-    asked = pb.RehydrateSessionRequest(case_id="story-2", roles=["dev", "qa"])
-    async with serving(MemoryDesk(), dependencies) as app:
+    requested = pb.RehydrateSessionRequest(case_id="story-2", roles=["dev", "qa"])
+    async with serving(MemoryDeliberations(), dependencies) as app:
         stub: Any = pb_grpc.ContextServiceStub(app.channel)
         kept = await stub.RehydrateSession(
             pb.RehydrateSessionRequest(
                 case_id="story-2", roles=["QA", "dev"], persist_bundle=True, ttl_seconds=60
             ),
-            **TOLD,
+            **RECEIVED,
         )
         assert (kept.generated_at_ms, kept.expires_at_ms) == (1_000_000, 1_060_000)
-        later = Chronicle("task-c", "story-2", days=2)
+        later = EventLog("task-c", "story-2", days=2)
         await graph.project(
             recorded(
                 [later.of_story(EventType.STORY_COMMENTED, comment="much later", actor="ann")], 200
             )
         )
         now[0] += 59
-    async with serving(MemoryDesk(), dependencies) as again:  # another server on the same bus
+    async with serving(
+        MemoryDeliberations(), dependencies
+    ) as again:  # another server on the same bus
         stub = pb_grpc.ContextServiceStub(again.channel)
-        assert await stub.RehydrateSession(asked, **TOLD) == kept
-        elsewhere = {**TOLD, "metadata": [("authorization", f"Bearer {OTHER}")]}
-        assert (await stub.RehydrateSession(asked, **elsewhere)).expires_at_ms == 0
+        assert await stub.RehydrateSession(requested, **RECEIVED) == kept
+        elsewhere = {**RECEIVED, "metadata": [("authorization", f"Bearer {OTHER}")]}
+        assert (await stub.RehydrateSession(requested, **elsewhere)).expires_at_ms == 0
         now[0] += 2
-        fresh = await stub.RehydrateSession(asked, **TOLD)
+        fresh = await stub.RehydrateSession(requested, **RECEIVED)
         assert (fresh.expires_at_ms, "much later" in fresh.packs["dev"].context) == (0, True)
 
 
 async def test_what_is_noted_is_told_to_who_may_know_it(graph: CypherGraph) -> None:
     bus = MemoryBus()
     dependencies = replace(
-        doors_of(MemoryDesk(), bus),
+        api_dependencies(MemoryDeliberations(), bus),
         briefings=Briefings(graph.ask, LimitSettings()),
         query_graph=graph.ask,
     )
@@ -181,35 +185,35 @@ async def test_what_is_noted_is_told_to_who_may_know_it(graph: CypherGraph) -> N
             payload='{"text": "for some"}',
         ),
     ]
-    asked = pb.UpdateContextRequest(
+    requested = pb.UpdateContextRequest(
         story_id=story_id, task_id="task-a", role="DEV", changes=changes, expected_version=0
     )
-    async with serving(MemoryDesk(), dependencies) as app:
+    async with serving(MemoryDeliberations(), dependencies) as app:
         stub: Any = pb_grpc.ContextServiceStub(app.channel)
 
         async def pack(role: str, **more: Any) -> Any:
             await graph.project([item async for item in bus.replay()])
             return await stub.GetContext(
-                pb.GetContextRequest(story_id=story_id, role=role, **more), **TOLD
+                pb.GetContextRequest(story_id=story_id, role=role, **more), **RECEIVED
             )
 
         before = await pack("dev")
-        noted = await stub.UpdateContext(asked, **TOLD)
+        noted = await stub.UpdateContext(requested, **RECEIVED)
         assert (noted.version, list(noted.warnings)) == (
             1,
             ["decision d-1: a secret was taken out"],
         )
         with pytest.raises(grpc.aio.AioRpcError, match="at version 1, and you expected 0") as late:
-            await stub.UpdateContext(asked, **TOLD)
+            await stub.UpdateContext(requested, **RECEIVED)
         assert late.value.code() is grpc.StatusCode.ABORTED
-        told = await pack("dev")
-        assert told.version != before.version
+        received = await pack("dev")
+        assert received.version != before.version
         line = (
             'noted by local for dev, on task-a: decision d-1: {"text": "hide [redacted]\\n--- end '
             '---"} | because ann said so'
         )
-        assert f"decisions, the last first:\n- {line}\n" in told.context
-        assert "comment c-1" in told.context
+        assert f"decisions, the last first:\n- {line}\n" in received.context
+        assert "comment c-1" in received.context
         assert "comment c-1" not in (await pack("data")).context, (
             "who is told no comments is told of no note of one"
         )
@@ -219,20 +223,20 @@ async def test_what_is_noted_is_told_to_who_may_know_it(graph: CypherGraph) -> N
             changes=[pb.ContextChange(operation="delete", entity_type="decision", entity_id="d-1")],
             timestamp="2026-01-31T12:00:00Z",
         )
-        assert (await stub.UpdateContext(gone, **TOLD)).version == 2
-        assert (await stub.UpdateContext(gone, **TOLD)).version == 2
+        assert (await stub.UpdateContext(gone, **RECEIVED)).version == 2
+        assert (await stub.UpdateContext(gone, **RECEIVED)).version == 2
         assert "d-1" not in (await pack("dev")).context
-        elsewhere = {**TOLD, "metadata": [("authorization", f"Bearer {OTHER}")]}
+        elsewhere = {**RECEIVED, "metadata": [("authorization", f"Bearer {OTHER}")]}
         for request, given, code in (
             (gone, elsewhere, grpc.StatusCode.NOT_FOUND),
             (
                 pb.UpdateContextRequest(story_id=story_id, role="data", changes=changes[1:]),
-                TOLD,
+                RECEIVED,
                 grpc.StatusCode.PERMISSION_DENIED,
             ),
             (
                 pb.UpdateContextRequest(story_id=story_id, role="dev"),
-                TOLD,
+                RECEIVED,
                 grpc.StatusCode.INVALID_ARGUMENT,
             ),
         ):
@@ -245,7 +249,7 @@ async def test_scopes_are_the_tables(client: Any) -> None:
     stub: Any = pb_grpc.ContextServiceStub(client.channel)
     allowed = scopes().allowed_scopes("data", "build")
     fine = await stub.ValidateScope(
-        pb.ValidateScopeRequest(role="DATA", phase="build", provided_scopes=["Story"]), **TOLD
+        pb.ValidateScopeRequest(role="DATA", phase="build", provided_scopes=["Story"]), **RECEIVED
     )
     assert (fine.allowed, list(fine.missing), fine.reason) == (
         True,
@@ -256,7 +260,7 @@ async def test_scopes_are_the_tables(client: Any) -> None:
         pb.ValidateScopeRequest(
             role="data", phase="build", provided_scopes=["comments", "moon", *allowed]
         ),
-        **TOLD,
+        **RECEIVED,
     )
     assert (wide.allowed, list(wide.missing), list(wide.extra)) == (False, [], ["comments", "moon"])
     assert wide.reason == "not for data in build: comments, moon"
@@ -265,7 +269,7 @@ async def test_scopes_are_the_tables(client: Any) -> None:
 async def test_the_graph_is_walked(client: Any) -> None:
     stub: Any = pb_grpc.ContextServiceStub(client.channel)
     found = await stub.GetGraphRelationships(
-        pb.GetGraphRelationshipsRequest(node_id="task-b", node_type="Task"), **TOLD
+        pb.GetGraphRelationshipsRequest(node_id="task-b", node_type="Task"), **RECEIVED
     )
     assert found.success
     assert json_format.MessageToDict(found.node.properties)["description"] == "add it"
@@ -274,10 +278,10 @@ async def test_the_graph_is_walked(client: Any) -> None:
         (item.type, item.from_id, item.to_id) for item in found.relationships
     }
     none = await stub.GetGraphRelationships(
-        pb.GetGraphRelationshipsRequest(node_id="moon", node_type="Task"), **TOLD
+        pb.GetGraphRelationshipsRequest(node_id="moon", node_type="Task"), **RECEIVED
     )
     assert (none.success, none.message) == (False, "the graph has no Task 'moon'")
     with pytest.raises(grpc.aio.AioRpcError, match="the labels are Story"):
         await stub.GetGraphRelationships(
-            pb.GetGraphRelationshipsRequest(node_id="x", node_type="Moon"), **TOLD
+            pb.GetGraphRelationshipsRequest(node_id="x", node_type="Moon"), **RECEIVED
         )

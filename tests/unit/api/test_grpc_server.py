@@ -29,23 +29,23 @@ from support.callers import (
     TOKENS,
     Client,
     Serving,
+    api_dependencies,
     certificate,
-    doors_of,
     serving,
 )
-from support.deliberation_service import MemoryDesk
+from support.deliberation_service import MemoryDeliberations
 from support.rest import serving_http
 
 SERVICE = "orchestrator.v1.OrchestratorService"
 
 
-async def start(deliberations: MemoryDesk, **settings: Any) -> None:
+async def start(deliberations: MemoryDeliberations, **settings: Any) -> None:
     async with serving(deliberations, **settings):
         pass
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-async def test_it_serves_on_loopback(deliberations: MemoryDesk, host: str) -> None:
+async def test_it_serves_on_loopback(deliberations: MemoryDeliberations, host: str) -> None:
     async with serving(deliberations, host=host) as app:
         assert app.server.port > 0
         answer = await app.client.SubmitDeliberation(
@@ -54,20 +54,20 @@ async def test_it_serves_on_loopback(deliberations: MemoryDesk, host: str) -> No
         assert answer.agent_count == 3
 
 
-async def test_beyond_loopback_it_needs_tls(deliberations: MemoryDesk) -> None:
+async def test_beyond_loopback_it_needs_tls(deliberations: MemoryDeliberations) -> None:
     with pytest.raises(ConfigurationError, match=r"grpc\.tls_cert and grpc\.tls_key"):
         await start(deliberations, host=EVERYWHERE)
 
 
 @pytest.mark.parametrize("tokens", [{}, {"": TOKENS[TOKEN]}])
 async def test_it_never_serves_without_a_token(
-    deliberations: MemoryDesk, tokens: dict[str, object]
+    deliberations: MemoryDeliberations, tokens: dict[str, object]
 ) -> None:
     with pytest.raises(ConfigurationError, match="token"):
         async with grpc_server(
             config.GrpcSettings(port=0),
             config.LimitSettings(),
-            doors_of(deliberations),
+            api_dependencies(deliberations),
             tokens,  # type: ignore[arg-type] # of both kinds
         ):
             pass
@@ -78,7 +78,7 @@ async def test_it_never_serves_without_a_token(
     reason="needs openssl to make a certificate: apt-get install openssl",
 )
 async def test_with_tls_it_serves_everywhere_and_plain_text_is_refused(
-    deliberations: MemoryDesk, tmp_path: Path
+    deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     files = certificate(tmp_path)
     async with serving(deliberations, host=EVERYWHERE, **files) as app:
@@ -88,8 +88,8 @@ async def test_with_tls_it_serves_everywhere_and_plain_text_is_refused(
             )
         trusted = grpc.ssl_channel_credentials(files["tls_cert"].read_bytes())
         async with grpc.aio.secure_channel(f"localhost:{app.server.port}", trusted) as channel:
-            asked = pb.DeliberateRequest(task_description="t", role="dev")
-            assert (await Client(channel).SubmitDeliberation(asked)).agent_count == 3
+            requested = pb.DeliberateRequest(task_description="t", role="dev")
+            assert (await Client(channel).SubmitDeliberation(requested)).agent_count == 3
 
 
 @pytest.mark.skipif(
@@ -97,13 +97,13 @@ async def test_with_tls_it_serves_everywhere_and_plain_text_is_refused(
     reason="needs openssl to make a certificate: apt-get install openssl",
 )
 async def test_a_client_that_does_not_know_the_authority_gets_nothing(
-    deliberations: MemoryDesk, tmp_path: Path
+    deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
     files, others = certificate(tmp_path), certificate(tmp_path / "other")
     async with serving(deliberations, host=EVERYWHERE, **files) as app:
-        stranger = grpc.ssl_channel_credentials(others["tls_cert"].read_bytes())
-        async with grpc.aio.secure_channel(f"localhost:{app.server.port}", stranger) as channel:
+        outsider = grpc.ssl_channel_credentials(others["tls_cert"].read_bytes())
+        async with grpc.aio.secure_channel(f"localhost:{app.server.port}", outsider) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await Client(channel).GetStatus(pb.GetStatusRequest(), timeout=3)
         assert caught.value.code() in {
@@ -123,7 +123,7 @@ async def test_a_client_that_does_not_know_the_authority_gets_nothing(
     reason="needs openssl to make a certificate: apt-get install openssl",
 )
 async def test_where_clients_need_a_certificate_one_without_gets_nothing(
-    deliberations: MemoryDesk, tmp_path: Path
+    deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     (tmp_path / "client").mkdir()
     files, mine = certificate(tmp_path), certificate(tmp_path / "client")
@@ -148,19 +148,19 @@ async def test_where_clients_need_a_certificate_one_without_gets_nothing(
 
 
 async def test_an_authority_for_clients_without_tls_is_an_error(
-    deliberations: MemoryDesk, tmp_path: Path
+    deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError, match="tls_client_ca needs"):
         await start(deliberations, tls_client_ca=tmp_path / "ca.pem")
 
 
-async def test_half_of_tls_is_an_error(deliberations: MemoryDesk, tmp_path: Path) -> None:
+async def test_half_of_tls_is_an_error(deliberations: MemoryDeliberations, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="belong together"):
         await start(deliberations, tls_cert=tmp_path / "cert.pem")
 
 
 async def test_tls_files_that_are_missing_or_no_pem_are_errors(
-    deliberations: MemoryDesk, tmp_path: Path
+    deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     paths = {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
     with pytest.raises(ConfigurationError, match="cannot be read"):
@@ -171,12 +171,14 @@ async def test_tls_files_that_are_missing_or_no_pem_are_errors(
         await start(deliberations, **paths)
 
 
-async def test_a_port_that_is_taken_is_an_error(deliberations: MemoryDesk, app: Serving) -> None:
+async def test_a_port_that_is_taken_is_an_error(
+    deliberations: MemoryDeliberations, app: Serving
+) -> None:
     with pytest.raises(ConfigurationError, match="cannot listen"):
         await start(deliberations, port=app.server.port)
 
 
-async def test_a_port_is_free_again_after_the_server(deliberations: MemoryDesk) -> None:
+async def test_a_port_is_free_again_after_the_server(deliberations: MemoryDeliberations) -> None:
     async with serving(deliberations) as first:
         port = first.server.port
     async with serving(deliberations, port=port) as second:
@@ -193,7 +195,7 @@ async def test_health_is_open_to_all(app: Serving) -> None:
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_more_calls_than_allowed_are_refused(deliberations: MemoryDesk) -> None:
+async def test_more_calls_than_allowed_are_refused(deliberations: MemoryDeliberations) -> None:
     async with serving(deliberations, calls=1) as app:
         waiting = app.client.Deliberate(pb.DeliberateRequest(task_description="t", role="dev"))
         await deliberations.submitted.wait()
@@ -205,7 +207,9 @@ async def test_more_calls_than_allowed_are_refused(deliberations: MemoryDesk) ->
         waiting.cancel()
 
 
-async def test_calls_in_flight_may_end_within_the_grace_time(deliberations: MemoryDesk) -> None:
+async def test_calls_in_flight_may_end_within_the_grace_time(
+    deliberations: MemoryDeliberations,
+) -> None:
     async with asyncio.TaskGroup() as group, serving(deliberations, grace_seconds=10) as app:
         call = app.client.Deliberate(
             pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1")
@@ -217,7 +221,7 @@ async def test_calls_in_flight_may_end_within_the_grace_time(deliberations: Memo
 
 
 async def test_a_call_that_waits_for_longer_is_told_to_ask_again_and_what_it_asked_for_goes_on(
-    deliberations: MemoryDesk,
+    deliberations: MemoryDeliberations,
 ) -> None:
     async with serving(deliberations, grace_seconds=0.1) as app:
         call = app.client.Deliberate(
@@ -234,7 +238,7 @@ async def test_a_call_that_waits_for_longer_is_told_to_ask_again_and_what_it_ask
 
 
 async def test_calls_that_arrive_while_a_stopping_server_is_busy_are_answered(
-    deliberations: MemoryDesk,
+    deliberations: MemoryDeliberations,
 ) -> None:
     headers = (("authorization", f"Bearer {TOKEN}"),)
     with ThreadPoolExecutor(4) as pool:
@@ -249,7 +253,7 @@ async def test_calls_that_arrive_while_a_stopping_server_is_busy_are_answered(
         channel.close()
 
 
-class _SlowDesk(MemoryDesk):
+class _SlowDeliberations(MemoryDeliberations):
     """Whose waits are slow to end, as where the bus is."""
 
     async def wait(self, task_id: str, who: Principal) -> Outcome:
@@ -260,7 +264,7 @@ class _SlowDesk(MemoryDesk):
 
 
 async def test_it_is_told_so_where_what_it_waited_for_is_slow_to_let_go_too() -> None:
-    deliberations = _SlowDesk()
+    deliberations = _SlowDeliberations()
     async with serving(deliberations, grace_seconds=0.1) as app:
         call = app.client.Deliberate(
             pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1")
@@ -272,9 +276,9 @@ async def test_it_is_told_so_where_what_it_waited_for_is_slow_to_let_go_too() ->
 
 
 async def test_its_health_is_not_serving_while_it_still_takes_calls(
-    deliberations: MemoryDesk,
+    deliberations: MemoryDeliberations,
 ) -> None:
-    leaving, dependencies = asyncio.Event(), doors_of(deliberations)
+    leaving, dependencies = asyncio.Event(), api_dependencies(deliberations)
     async with serving_http(dependencies) as web, asyncio.TaskGroup() as group:
         assert (await web("GET", "/ready", token=None)).status == 503, "no gRPC yet"
 
@@ -295,12 +299,12 @@ async def test_its_health_is_not_serving_while_it_still_takes_calls(
             health: Any = health_pb2_grpc.HealthStub(channel)
             watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-            asked = await web("GET", "/ready", token=None)
-            assert (asked.status, asked.json) == (200, {"ready": True})
+            requested = await web("GET", "/ready", token=None)
+            assert (requested.status, requested.json) == (200, {"ready": True})
             leaving.set()
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-            asked = await web("GET", "/ready", token=None)
-            assert (asked.status, asked.json) == (503, {"ready": False})
+            requested = await web("GET", "/ready", token=None)
+            assert (requested.status, requested.json) == (503, {"ready": False})
             answer = await Client(channel).SubmitDeliberation(
                 pb.DeliberateRequest(task_description="t", role="dev")
             )
@@ -312,7 +316,7 @@ async def _answered(call: Any) -> Any:
     return await call
 
 
-async def _decide_soon(deliberations: MemoryDesk) -> None:
+async def _decide_soon(deliberations: MemoryDeliberations) -> None:
     await asyncio.sleep(0.2)
     await deliberations.cancel("task-1", "enough", TOKENS[TOKEN])
 
@@ -340,14 +344,14 @@ async def buf(app: Serving, *arguments: str) -> str:
 
 
 @pytest.mark.skipif(not BUF.exists(), reason="needs buf: scripts/setup dev")
-async def test_a_client_by_reflection(deliberations: MemoryDesk, app: Serving) -> None:
+async def test_a_client_by_reflection(deliberations: MemoryDeliberations, app: Serving) -> None:
     methods = (await buf(app, "--list-methods", "")).split()
     assert f"{SERVICE}/Deliberate" in methods
     assert "grpc.health.v1.Health/Check" in methods
-    asked = json.dumps(
+    requested = json.dumps(
         {"task_description": "Add hello_world()", "role": "DEV", "rounds": 1, "num_agents": 3}
     )
-    authorised = ("-H", f"authorization: Bearer {TOKEN}", "-d", asked)
+    authorised = ("-H", f"authorization: Bearer {TOKEN}", "-d", requested)
     answer = json.loads(await buf(app, *authorised, f"/{SERVICE}/SubmitDeliberation"))
     assert answer == {
         "taskId": deliberations.known()[0],

@@ -24,9 +24,9 @@ from moothall.pb.kernel.v1 import kernel_pb2 as pb
 from moothall.pb.kernel.v1 import kernel_pb2_grpc as pb_grpc
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.tool_sessions.deferred_open import of_tasks
-from support.callers import OTHER, TOKEN, doors_of, serving
-from support.deliberation_service import MemoryDesk
-from support.visits import SHA, Visiting, visiting
+from support.callers import OTHER, TOKEN, api_dependencies, serving
+from support.deliberation_service import MemoryDeliberations
+from support.session_manager import SHA, SessionsFixture, open_session_manager
 
 
 class Kernel:
@@ -45,23 +45,28 @@ class Kernel:
 
 
 @pytest.fixture
-async def behind(tmp_path: Path, deliberations: MemoryDesk) -> AsyncIterator[Visiting]:
-    async with visiting(tmp_path, limits={"visits": 2}) as found:
-        found.visits.await_calls(of_tasks(deliberations))
+async def behind(
+    tmp_path: Path, deliberations: MemoryDeliberations
+) -> AsyncIterator[SessionsFixture]:
+    async with open_session_manager(tmp_path, limits={"visits": 2}) as found:
+        found.session_manager.await_calls(of_tasks(deliberations))
         yield found
 
 
 @pytest.fixture
-async def kernel(deliberations: MemoryDesk, behind: Visiting) -> AsyncIterator[Kernel]:
+async def kernel(
+    deliberations: MemoryDeliberations, behind: SessionsFixture
+) -> AsyncIterator[Kernel]:
     async with serving(
-        deliberations, replace(doors_of(deliberations), tool_sessions=behind.visits)
+        deliberations,
+        replace(api_dependencies(deliberations), tool_sessions=behind.session_manager),
     ) as app:
         yield Kernel(app.channel)
 
 
 async def created(kernel: Kernel, **more: Any) -> pb.CreateTaskResponse:
-    asked = {"prompt": "What does greet do?", "workspace": "sample", **more}
-    found: pb.CreateTaskResponse = await kernel.CreateTask(pb.CreateTaskRequest(**asked))
+    requested = {"prompt": "What does greet do?", "workspace": "sample", **more}
+    found: pb.CreateTaskResponse = await kernel.CreateTask(pb.CreateTaskRequest(**requested))
     return found
 
 
@@ -88,7 +93,7 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
 
 
 async def test_a_task_is_a_deliberation_of_one_seat(
-    deliberations: MemoryDesk, kernel: Kernel
+    deliberations: MemoryDeliberations, kernel: Kernel
 ) -> None:
     task = await created(
         kernel, agent="QA", budget=common_pb2.Budget(tokens=1000), task_id="mine", ref="main"
@@ -127,7 +132,7 @@ async def test_a_task_is_a_deliberation_of_one_seat(
 
 
 async def test_events_come_as_they_are_and_a_client_that_reconnects_misses_nothing(
-    deliberations: MemoryDesk, kernel: Kernel
+    deliberations: MemoryDeliberations, kernel: Kernel
 ) -> None:
     task = await created(kernel)
     first = kernel.StreamTaskEvents(pb.StreamTaskEventsRequest(task_id=task.task_id))
@@ -165,21 +170,21 @@ async def test_events_come_as_they_are_and_a_client_that_reconnects_misses_nothi
 
 
 async def test_a_tool_runs_in_the_tasks_own_workspace_once_an_execution(
-    kernel: Kernel, behind: Visiting
+    kernel: Kernel, behind: SessionsFixture
 ) -> None:
     task = await created(kernel)
-    assert behind.rooms.rooms == {}  # opened when it is called
+    assert behind.fake_workspaces.fake_workspaces == {}  # opened when it is called
     answers = await asyncio.gather(
         *(kernel.ExecuteTool(execution(task, f"e-{number}")) for number in (1, 2, 3))
     )
     assert [answer.status for answer in answers] == ["success"] * 3
     assert json_format.MessageToDict(answers[0].output)["lines"] == 3
-    room = behind.rooms.rooms[task.task_id]
-    assert len(behind.repository.asked) == 1  # three at once opened one
-    assert behind.repository.asked[0] == RepositoryRef(id="sample", ref=SHA)
+    fake_workspace = behind.fake_workspaces.fake_workspaces[task.task_id]
+    assert len(behind.repository.requested) == 1  # three at once opened one
+    assert behind.repository.requested[0] == RepositoryRef(id="sample", ref=SHA)
     again = await kernel.ExecuteTool(execution(task, "e-1"))
     assert again == answers[0]
-    assert len(room.calls) == 3
+    assert len(fake_workspace.calls) == 3
     assert (await refused(kernel.ExecuteTool(execution(task, "e-1", path="b.py"))))[
         0
     ] is grpc.StatusCode.ALREADY_EXISTS
@@ -188,7 +193,7 @@ async def test_a_tool_runs_in_the_tasks_own_workspace_once_an_execution(
 
 
 async def test_a_port_of_its_own_serves_the_same(
-    deliberations: MemoryDesk, behind: Visiting
+    deliberations: MemoryDeliberations, behind: SessionsFixture
 ) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -196,7 +201,7 @@ async def test_a_port_of_its_own_serves_the_same(
     async with (
         serving(
             deliberations,
-            replace(doors_of(deliberations), tool_sessions=behind.visits),
+            replace(api_dependencies(deliberations), tool_sessions=behind.session_manager),
             more_ports=(port,),
         ),
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
@@ -224,33 +229,33 @@ async def test_the_token_is_of_this_task_and_caller(kernel: Kernel) -> None:
 
 
 async def test_what_goes_wrong_at_the_opening_is_told_and_does_no_harm(
-    kernel: Kernel, behind: Visiting
+    kernel: Kernel, behind: SessionsFixture
 ) -> None:
     missing = await created(kernel, workspace="nowhere")
     for _ in range(2):
-        code, said = await refused(kernel.ExecuteTool(execution(missing)))
-        assert (code, said) == (grpc.StatusCode.NOT_FOUND, "no repository 'nowhere'")
+        code, output_text = await refused(kernel.ExecuteTool(execution(missing)))
+        assert (code, output_text) == (grpc.StatusCode.NOT_FOUND, "no repository 'nowhere'")
     for _ in range(2):
         assert (await kernel.ExecuteTool(execution(await created(kernel)))).status == "success"
     assert (await refused(kernel.ExecuteTool(execution(await created(kernel)))))[
         0
     ] is grpc.StatusCode.RESOURCE_EXHAUSTED
-    unknown = behind.visits.token(LOCAL, "task-unknown", "dev", 60)
+    unknown = behind.session_manager.token(LOCAL, "task-unknown", "dev", 60)
     gone = pb.CreateTaskResponse(task_id="task-unknown", capability_token=unknown)
     assert "there is no open workspace" in (await refused(kernel.ExecuteTool(execution(gone))))[1]
 
 
 async def test_cancelling_closes_the_workspace_for_good(
-    deliberations: MemoryDesk, kernel: Kernel, behind: Visiting
+    deliberations: MemoryDeliberations, kernel: Kernel, behind: SessionsFixture
 ) -> None:
     task = await created(kernel)
     await kernel.ExecuteTool(execution(task))
-    said = await kernel.CancelTask(
+    output_text = await kernel.CancelTask(
         pb.CancelTaskRequest(task_id=task.task_id, reason="changed my mind")
     )
-    assert said.status == "CANCELLED"
+    assert output_text.status == "CANCELLED"
     assert deliberations.cancelled == {task.task_id: "changed my mind"}
-    assert behind.rooms.closed == [task.task_id]
+    assert behind.fake_workspaces.closed == [task.task_id]
     code, words = await refused(kernel.ExecuteTool(execution(task, "e-2")))
     assert (code, "was cancelled" in words) == (grpc.StatusCode.PERMISSION_DENIED, True)
     assert (
@@ -262,10 +267,12 @@ async def test_cancelling_closes_the_workspace_for_good(
 
 
 async def test_two_tenants_have_tasks_of_one_id_each_with_its_own_workspace(
-    kernel: Kernel, behind: Visiting
+    kernel: Kernel, behind: SessionsFixture
 ) -> None:
-    asked = pb.CreateTaskRequest(prompt="What does greet do?", workspace="sample", task_id="same")
-    ours = await kernel.CreateTask(asked)
+    requested = pb.CreateTaskRequest(
+        prompt="What does greet do?", workspace="sample", task_id="same"
+    )
+    ours = await kernel.CreateTask(requested)
     assert (await refused(kernel.ExecuteTool(execution(ours), OTHER)))[
         0
     ] is grpc.StatusCode.PERMISSION_DENIED
@@ -274,14 +281,17 @@ async def test_two_tenants_have_tasks_of_one_id_each_with_its_own_workspace(
         grpc.StatusCode.NOT_FOUND,
         "no deliberation 'same'",
     )
-    theirs = await kernel.CreateTask(asked, OTHER)
+    theirs = await kernel.CreateTask(requested, OTHER)
     assert ours.task_id == theirs.task_id == "same"
     answers = [
         await kernel.ExecuteTool(execution(ours)),
         await kernel.ExecuteTool(execution(theirs), OTHER),
     ]
     assert [answer.status for answer in answers] == ["success"] * 2
-    assert {name: len(room.calls) for name, room in behind.rooms.rooms.items()} == {
+    assert {
+        name: len(fake_workspace.calls)
+        for name, fake_workspace in behind.fake_workspaces.fake_workspaces.items()
+    } == {
         "same": 1,
         "elsewhere_same": 1,
     }
@@ -290,5 +300,5 @@ async def test_two_tenants_have_tasks_of_one_id_each_with_its_own_workspace(
         0
     ] is grpc.StatusCode.PERMISSION_DENIED
     await kernel.CancelTask(unknown, OTHER)
-    assert behind.rooms.closed == ["elsewhere_same"]
+    assert behind.fake_workspaces.closed == ["elsewhere_same"]
     assert (await kernel.ExecuteTool(execution(ours, "e-3"))).status == "success"

@@ -18,8 +18,8 @@ from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import DeliberationRequest
 from moothall.stories.board import Board
 from moothall.testing.bus import MemoryBus
-from support.callers import TOKEN, doors_of
-from support.deliberation_service import MemoryDesk
+from support.callers import TOKEN, api_dependencies
+from support.deliberation_service import MemoryDeliberations
 from support.rest import Web, serving_http
 
 STORY = {
@@ -30,57 +30,63 @@ STORY = {
 
 
 @pytest.fixture
-async def web(deliberations: MemoryDesk) -> AsyncIterator[Web]:
-    async with serving_http(replace(doors_of(deliberations), board=Board(MemoryBus()))) as found:
+async def web(deliberations: MemoryDeliberations) -> AsyncIterator[Web]:
+    async with serving_http(
+        replace(api_dependencies(deliberations), board=Board(MemoryBus()))
+    ) as found:
         yield found
 
 
 @pytest.fixture
-async def told(web: Web) -> dict[str, Any]:
+async def received(web: Web) -> dict[str, Any]:
     answer = await web("GET", "/openapi.json", token=None)
     assert answer.status == 200
     found: dict[str, Any] = answer.json
     return found
 
 
-def check(told: dict[str, Any], schema: dict[str, Any], value: object) -> None:
+def check(received: dict[str, Any], schema: dict[str, Any], value: object) -> None:
     """Raise `ValidationError` where a value is not what a schema of the document says."""
-    whole = {**schema, "components": told["components"]}
+    whole = {**schema, "components": received["components"]}
     Draft202012Validator(whole).validate(value)
 
 
 async def test_it_tells_of_every_operation_of_the_api(
-    told: dict[str, Any], deliberations: MemoryDesk
+    received: dict[str, Any], deliberations: MemoryDeliberations
 ) -> None:
-    assert told["openapi"] == "3.1.0"
+    assert received["openapi"] == "3.1.0"
     served = {
         (operation.path, operation.method.lower())
-        for operation in story_operations(doors_of(deliberations))
+        for operation in story_operations(api_dependencies(deliberations))
     }
-    described = {(path, method) for path, methods in told["paths"].items() for method in methods}
+    described = {
+        (path, method) for path, methods in received["paths"].items() for method in methods
+    }
     assert described == served
     assert all(
-        operation["summary"] for methods in told["paths"].values() for operation in methods.values()
+        operation["summary"]
+        for methods in received["paths"].values()
+        for operation in methods.values()
     )
     named = [
         operation["operationId"]
-        for methods in told["paths"].values()
+        for methods in received["paths"].values()
         for operation in methods.values()
     ]
     assert len(set(named)) == len(named)
 
 
 async def test_answers_are_what_it_says(
-    web: Web, told: dict[str, Any], deliberations: MemoryDesk
+    web: Web, received: dict[str, Any], deliberations: MemoryDeliberations
 ) -> None:
     async def ask(method: str, path: str, at: str, body: Any = None) -> Any:
-        operation = told["paths"][path][method.lower()]
+        operation = received["paths"][path][method.lower()]
         if body is not None:
-            check(told, operation["requestBody"]["content"]["application/json"]["schema"], body)
+            check(received, operation["requestBody"]["content"]["application/json"]["schema"], body)
         answer = await web(method, at, body)
-        said = operation["responses"][str(answer.status)]
-        if "content" in said:
-            check(told, said["content"]["application/json"]["schema"], answer.json)
+        output_text = operation["responses"][str(answer.status)]
+        if "content" in output_text:
+            check(received, output_text["content"]["application/json"]["schema"], answer.json)
         return answer.json
 
     one = "/api/v1/stories/{id}"
@@ -117,11 +123,11 @@ async def test_answers_are_what_it_says(
     ],
 )
 async def test_refusals_are_what_it_says(
-    web: Web, told: dict[str, Any], method: str, path: str, body: Any
+    web: Web, received: dict[str, Any], method: str, path: str, body: Any
 ) -> None:
     answer = await web(method, path, body)
     assert 400 <= answer.status < 500
-    check(told, {"$ref": "#/components/schemas/Problem"}, answer.json)
+    check(received, {"$ref": "#/components/schemas/Problem"}, answer.json)
 
 
 @pytest.mark.e2e
@@ -150,6 +156,6 @@ async def test_a_stranger_who_reads_it_finds_nothing_that_it_does_not_say(
         stderr=asyncio.subprocess.STDOUT,
     )
     async with asyncio.timeout(120):
-        said, _ = await process.communicate()
-    assert process.returncode == 0, said.decode()
-    assert "Tested: 12" in said.decode(), said.decode()
+        output_text, _ = await process.communicate()
+    assert process.returncode == 0, output_text.decode()
+    assert "Tested: 12" in output_text.decode(), output_text.decode()

@@ -18,7 +18,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.proposal import Proposal
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from support.callers import OTHER, Client, Serving, serving
-from support.deliberation_service import MemoryDesk
+from support.deliberation_service import MemoryDeliberations
 
 ASK = pb.DeliberateRequest(task_description="Add hello_world()", role="DEV", task_id="task-1")
 FIND = pb.GetDeliberationResultRequest(task_id="task-1")
@@ -57,7 +57,7 @@ async def take(stream: AsyncIterator[Any], count: int) -> list[Any]:
 
 
 async def test_a_client_that_waits_gets_the_outcome(
-    deliberations: MemoryDesk, client: Client
+    deliberations: MemoryDeliberations, client: Client
 ) -> None:
     async with asyncio.TaskGroup() as group:
         call = group.create_task(
@@ -84,7 +84,7 @@ async def _waited(client: Client, request: pb.DeliberateRequest) -> pb.Deliberat
 
 
 async def test_submit_answers_at_once_and_the_result_can_be_polled(
-    deliberations: MemoryDesk, client: Client
+    deliberations: MemoryDeliberations, client: Client
 ) -> None:
     answer = await client.SubmitDeliberation(ASK)
     assert (answer.task_id, answer.status, answer.agent_count) == (
@@ -103,7 +103,7 @@ async def test_submit_answers_at_once_and_the_result_can_be_polled(
 
 
 async def test_a_stream_tells_every_event_and_ends_with_the_decision(
-    deliberations: MemoryDesk, client: Client
+    deliberations: MemoryDeliberations, client: Client
 ) -> None:
     stream = client.StreamDeliberation(ASK)
     updates = stream.__aiter__()
@@ -135,7 +135,7 @@ async def test_a_stream_tells_every_event_and_ends_with_the_decision(
 
 
 async def test_a_watcher_that_comes_back_misses_nothing_and_sees_nothing_twice(
-    deliberations: MemoryDesk, client: Client
+    deliberations: MemoryDeliberations, client: Client
 ) -> None:
     await client.SubmitDeliberation(ASK)
     for turn in range(5):
@@ -156,7 +156,9 @@ async def test_a_watcher_that_comes_back_misses_nothing_and_sees_nothing_twice(
     assert rest[0].progress_percent >= seen[-1].progress_percent
 
 
-async def test_cancelling_stops_the_deliberation(deliberations: MemoryDesk, client: Client) -> None:
+async def test_cancelling_stops_the_deliberation(
+    deliberations: MemoryDeliberations, client: Client
+) -> None:
     await client.SubmitDeliberation(ASK)
     answer = await client.CancelDeliberation(
         pb.CancelDeliberationRequest(task_id="task-1", reason="changed my mind")
@@ -166,7 +168,9 @@ async def test_cancelling_stops_the_deliberation(deliberations: MemoryDesk, clie
     assert (await client.GetDeliberationResult(FIND)).status == pb.DELIBERATION_STATUS_CANCELLED
 
 
-async def test_a_deadline_stops_the_deliberation(deliberations: MemoryDesk, client: Client) -> None:
+async def test_a_deadline_stops_the_deliberation(
+    deliberations: MemoryDeliberations, client: Client
+) -> None:
     for seconds in (
         0.3,
         3,
@@ -181,7 +185,7 @@ async def test_a_deadline_stops_the_deliberation(deliberations: MemoryDesk, clie
 
 
 async def test_a_caller_that_cancels_stops_the_deliberation(
-    deliberations: MemoryDesk, client: Client
+    deliberations: MemoryDeliberations, client: Client
 ) -> None:
     call = client.Deliberate(pb.DeliberateRequest(task_description="t", role="dev"))
     await deliberations.submitted.wait()
@@ -190,7 +194,7 @@ async def test_a_caller_that_cancels_stops_the_deliberation(
 
 
 async def test_a_connection_that_breaks_stops_the_deliberation(
-    deliberations: MemoryDesk, app: Serving
+    deliberations: MemoryDeliberations, app: Serving
 ) -> None:
     async with grpc.aio.insecure_channel(app.server.target) as channel:
         call = Client(channel).Deliberate(ASK)
@@ -200,7 +204,7 @@ async def test_a_connection_that_breaks_stops_the_deliberation(
 
 
 async def test_a_caller_that_leaves_in_the_middle_of_the_submission_leaves_nothing_running(
-    deliberations: MemoryDesk, client: Client
+    deliberations: MemoryDeliberations, client: Client
 ) -> None:
     deliberations.open_gate.clear()
     call = client.Deliberate(ASK)
@@ -212,7 +216,7 @@ async def test_a_caller_that_leaves_in_the_middle_of_the_submission_leaves_nothi
 
 
 async def test_leaving_never_stops_a_deliberation_that_has_the_same_id(
-    deliberations: MemoryDesk, client: Client
+    deliberations: MemoryDeliberations, client: Client
 ) -> None:
     await client.SubmitDeliberation(ASK)
     deliberations.open_gate.clear()
@@ -228,7 +232,7 @@ async def test_leaving_never_stops_a_deliberation_that_has_the_same_id(
 
 
 async def test_a_stream_whose_client_goes_away_only_detaches(
-    deliberations: MemoryDesk, client: Client
+    deliberations: MemoryDeliberations, client: Client
 ) -> None:
     call = client.StreamDeliberation(ASK)
     await anext(call.__aiter__())
@@ -239,7 +243,9 @@ async def test_a_stream_whose_client_goes_away_only_detaches(
     assert (await deliberations.result("task-1", LOCAL)).status is DeliberationStatus.PENDING
 
 
-async def test_a_server_that_stops_lets_deliberations_live(deliberations: MemoryDesk) -> None:
+async def test_a_server_that_stops_lets_deliberations_live(
+    deliberations: MemoryDeliberations,
+) -> None:
     async with serving(deliberations) as app:
         call = app.client.Deliberate(ASK)
         await deliberations.submitted.wait()
@@ -267,7 +273,7 @@ async def test_a_server_that_stops_lets_deliberations_live(deliberations: Memory
 )
 @pytest.mark.parametrize("rpc", ["Deliberate", "SubmitDeliberation", "StreamDeliberation"])
 async def test_every_error_reaches_the_caller_with_its_code(
-    deliberations: MemoryDesk,
+    deliberations: MemoryDeliberations,
     client: Client,
     rpc: str,
     planted: errors.MoothallError,
@@ -275,22 +281,24 @@ async def test_every_error_reaches_the_caller_with_its_code(
 ) -> None:
     deliberations.failure = planted
     call = getattr(client, rpc)(ASK)
-    found, info, said = await refusal(
+    found, info, output_text = await refusal(
         call if rpc != "StreamDeliberation" else call.__aiter__().__anext__()
     )
-    assert ((found, info.reason), info.domain, said[0]) == (expected, "moothall", "no")
-    assert any("RetryInfo" in line for line in said) == isinstance(planted, errors.Temporary)
+    assert ((found, info.reason), info.domain, output_text[0]) == (expected, "moothall", "no")
+    assert any("RetryInfo" in line for line in output_text) == isinstance(planted, errors.Temporary)
 
 
 @pytest.mark.parametrize("rpc", ["Deliberate", "StreamDeliberation"])
 async def test_the_text_of_a_bug_stays_inside(
-    deliberations: MemoryDesk, client: Client, rpc: str, capsys: pytest.CaptureFixture[str]
+    deliberations: MemoryDeliberations, client: Client, rpc: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deliberations.failure = ValueError("the password is hunter2")
     call = getattr(client, rpc)(ASK)
-    code, info, said = await refusal(call if rpc == "Deliberate" else call.__aiter__().__anext__())
+    code, info, output_text = await refusal(
+        call if rpc == "Deliberate" else call.__aiter__().__anext__()
+    )
     assert (code, info.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
-    assert "hunter2" not in str(said)
+    assert "hunter2" not in str(output_text)
     printed = capsys.readouterr()
     assert "hunter2" in printed.out + printed.err
 
@@ -317,10 +325,10 @@ async def test_a_negative_seq_is_refused(client: Client) -> None:
 
 
 async def test_ten_thousand_agents_are_refused_by_the_desk(client: Client) -> None:
-    asked = pb.DeliberateRequest(task_description="t", role="dev", num_agents=10_000)
-    code, _, said = await refusal(client.Deliberate(asked))
+    requested = pb.DeliberateRequest(task_description="t", role="dev", num_agents=10_000)
+    code, _, output_text = await refusal(client.Deliberate(requested))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "10000" in said[0]
+    assert "10000" in output_text[0]
 
 
 async def test_a_message_that_is_too_large_is_refused(client: Client) -> None:
@@ -342,9 +350,9 @@ async def test_bytes_that_are_no_message_are_refused(client: Client, app: Servin
             app.channel.unary_stream(method) if streaming else app.channel.unary_unary(method)
         )
         call = open_call(b"\xff\xff\xff", metadata=client.metadata, timeout=20)
-        code, info, said = await refusal(call.__aiter__().__anext__() if streaming else call)
+        code, info, output_text = await refusal(call.__aiter__().__anext__() if streaming else call)
         assert (code, info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
-        assert "not a message of its type" in said[0]
+        assert "not a message of its type" in output_text[0]
 
 
 @pytest.mark.parametrize(
@@ -361,7 +369,7 @@ async def test_bytes_that_are_no_message_are_refused(client: Client, app: Servin
 )
 @pytest.mark.parametrize("rpc", ["SubmitDeliberation", "StreamDeliberation"])
 async def test_without_a_valid_token_nothing_happens(
-    deliberations: MemoryDesk, client: Client, rpc: str, metadata: list[tuple[str, str]]
+    deliberations: MemoryDeliberations, client: Client, rpc: str, metadata: list[tuple[str, str]]
 ) -> None:
     call = getattr(client, rpc)(ASK, metadata=metadata)
     code, info, _ = await refusal(
@@ -391,13 +399,13 @@ async def test_another_tenant_sees_nothing(app: Serving, client: Client) -> None
 
 
 async def test_calls_side_by_side_keep_their_principals_apart(
-    deliberations: MemoryDesk, app: Serving
+    deliberations: MemoryDeliberations, app: Serving
 ) -> None:
     mine, hers = Client(app.channel), Client(app.channel, OTHER)
     async with asyncio.TaskGroup() as group:
         for n in range(40):
-            asked = pb.DeliberateRequest(task_description="t", role="dev", task_id=f"task-{n}")
-            group.create_task(_submitted(mine if n % 2 else hers, asked))
+            requested = pb.DeliberateRequest(task_description="t", role="dev", task_id=f"task-{n}")
+            group.create_task(_submitted(mine if n % 2 else hers, requested))
     assert {
         task_id: deliberations.deliberation(task_id).principal for task_id in deliberations.known()
     } == {

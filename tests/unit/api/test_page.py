@@ -30,8 +30,8 @@ from moothall.stories.story_state import StoryState
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import CRITERIA, DRAFT, HOSTILE, SHOWN, Browser
-from support.callers import OTHER, TOKEN, TOKENS, doors_of
-from support.deliberation_service import MemoryDesk
+from support.callers import OTHER, TOKEN, TOKENS, api_dependencies
+from support.deliberation_service import MemoryDeliberations
 from support.rest import serving_http
 
 OURS = '<script src="/page.js" defer></script>'
@@ -39,8 +39,8 @@ OURS = '<script src="/page.js" defer></script>'
 
 @pytest.fixture
 async def browser() -> AsyncIterator[Browser]:
-    deliberations = MemoryDesk()
-    dependencies = replace(doors_of(deliberations), board=Board(MemoryBus()))
+    deliberations = MemoryDeliberations()
+    dependencies = replace(api_dependencies(deliberations), board=Board(MemoryBus()))
     jar = aiohttp.CookieJar(unsafe=True)  # of an address without a name
     async with (
         http_server(
@@ -96,7 +96,7 @@ def test_sessions_are_bounded() -> None:
 
 
 async def test_a_link_used_twice_is_refused() -> None:
-    dependencies = replace(doors_of(MemoryDesk()), board=Board(MemoryBus()))
+    dependencies = replace(api_dependencies(MemoryDeliberations()), board=Board(MemoryBus()))
     local = {"a-token-of-this-machine": next(iter(TOKENS.values()))}
     from moothall.domain.identity import LOCAL
 
@@ -200,7 +200,9 @@ async def test_a_board_is_drawn_once_per_set_of_roles_and_holds_no_secret_of_a_s
     ("method", "path"),
     sorted(
         (method, route.path)
-        for route in page_routes(doors_of(MemoryDesk()), BearerTokens(TOKENS), Sessions(1, 1, 1))
+        for route in page_routes(
+            api_dependencies(MemoryDeliberations()), BearerTokens(TOKENS), Sessions(1, 1, 1)
+        )
         for method in (route.methods or set()) - {"HEAD"}
         if "{" in route.path
     ),
@@ -264,8 +266,10 @@ async def test_a_column_shows_what_was_heard_of_last_and_the_rest_behind_a_click
 async def test_words_and_the_check_of_the_whole_are_shown(browser: Browser) -> None:
     form = await browser.sign_in()
     story_id = (await browser.dependencies.board.create(DRAFT, owner(browser), key="1")).story.id
-    said = await browser.send(f"/stories/{story_id}/comment", form=form, key="k", comment=HOSTILE)
-    assert said.status == 303
+    output_text = await browser.send(
+        f"/stories/{story_id}/comment", form=form, key="k", comment=HOSTILE
+    )
+    assert output_text.status == 303
     assert (
         await browser.send(f"/stories/{story_id}/comment", form=form, key="l", comment=" ")
     ).status == 400
@@ -399,21 +403,21 @@ async def test_a_token_alone_opens_no_page_and_a_session_no_door(browser: Browse
 
 async def test_a_process_without_the_page_gives_no_link_to_it() -> None:
     for served, given in ((frozenset({"api"}), False), (frozenset({"page"}), True)):
-        dependencies = replace(doors_of(MemoryDesk()), served=served)
+        dependencies = replace(api_dependencies(MemoryDeliberations()), served=served)
         async with (
             http_server(
                 WebSettings(port=0), dependencies, {TOKEN: LOCAL}, configured=False
-            ) as door,
+            ) as page_server,
             aiohttp.ClientSession(
-                f"http://127.0.0.1:{door.port}", headers={"Authorization": f"Bearer {TOKEN}"}
+                f"http://127.0.0.1:{page_server.port}", headers={"Authorization": f"Bearer {TOKEN}"}
             ) as session,
             session.post("/api/v1/sign-in-links") as answer,
         ):
-            assert (answer.status, bool(door.link)) == (201 if given else 404, given)
+            assert (answer.status, bool(page_server.link)) == (201 if given else 404, given)
 
 
 async def test_a_link_for_a_caller_leads_to_a_story_and_nowhere_else() -> None:
-    async with serving_http(doors_of(MemoryDesk())) as web:
+    async with serving_http(api_dependencies(MemoryDeliberations())) as web:
         assert (await web("POST", "/api/v1/sign-in-links", token=None)).status == 401
         for story, place in (
             ("story-1", "/stories/story-1"),

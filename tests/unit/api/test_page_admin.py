@@ -21,8 +21,8 @@ from moothall.errors import ModelUnavailable
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, HOSTILE, SHOWN, Browser
-from support.callers import OTHER, TOKENS, doors_of
-from support.deliberation_service import MemoryDesk
+from support.callers import OTHER, TOKENS, api_dependencies
+from support.deliberation_service import MemoryDeliberations
 
 
 async def _well() -> tuple[Condition, str]:
@@ -41,7 +41,7 @@ def bus() -> MemoryBus:
 @pytest.fixture
 async def browser(bus: MemoryBus) -> AsyncIterator[Browser]:
     checkup = HealthCheck({"bus": Probe(_well), "graph": Probe(_down, needed=False)})
-    dependencies = replace(doors_of(MemoryDesk(), bus), health_check=checkup)
+    dependencies = replace(api_dependencies(MemoryDeliberations(), bus), health_check=checkup)
     async with (
         http_server(
             config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
@@ -51,7 +51,7 @@ async def browser(bus: MemoryBus) -> AsyncIterator[Browser]:
         yield Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
 
 
-def record(seq: int, **said: Any) -> dict[str, Any]:
+def record(seq: int, **output_text: Any) -> dict[str, Any]:
     usual = {
         "seq": seq,
         "time": "2026-01-02T03:04:05.678+00:00",
@@ -59,10 +59,18 @@ def record(seq: int, **said: Any) -> dict[str, Any]:
         "status": "success",
         "tool": "files.read",
     }
-    return {**usual, "principal": "ann", "task_id": "task-1", "seat": "agent-dev-001", **said}
+    return {
+        **usual,
+        "principal": "ann",
+        "task_id": "task-1",
+        "seat": "agent-dev-001",
+        **output_text,
+    }
 
 
-async def tell(bus: MemoryBus, seq: int, *records: dict[str, Any], tenant: str = "local") -> None:
+async def announce(
+    bus: MemoryBus, seq: int, *records: dict[str, Any], tenant: str = "local"
+) -> None:
     data = {
         "tenant": tenant,
         "writer": "w",
@@ -78,7 +86,7 @@ async def tell(bus: MemoryBus, seq: int, *records: dict[str, Any], tenant: str =
 async def test_the_last_decisions_are_told_the_latest_first_and_each_once(bus: MemoryBus) -> None:
     decisions = Decisions(bus)
     assert await decisions.last(LOCAL) == ()
-    await tell(
+    await announce(
         bus,
         1,
         record(1, phase="start", status=""),
@@ -101,13 +109,13 @@ async def test_the_last_decisions_are_told_the_latest_first_and_each_once(bus: M
         "seat": "",
     }
     await bus.publish(write(EventType.GUARD_ALERTED, "local", alert))
-    await tell(bus, 2, record(4, status="blocked"))
+    await announce(bus, 2, record(4, status="blocked"))
     assert [(item.status, item.refused) for item in await decisions.last(LOCAL)][:2] == [
         ("blocked", True),
         ("alert", True),
     ]
     assert len(await decisions.last(LOCAL)) == 4
-    await tell(bus, 3, *(record(number) for number in range(500)))
+    await announce(bus, 3, *(record(number) for number in range(500)))
     assert len(await decisions.last(LOCAL)) == 200
     assert await decisions.last(Principal("eve", "elsewhere")) == ()
 
@@ -124,7 +132,7 @@ async def test_what_is_malformed_tells_nothing(bus: MemoryBus, data: dict[str, A
 async def test_operators_see_the_audit_and_others_do_not(browser: Browser, bus: MemoryBus) -> None:
     await browser.sign_in()
     assert "No tool has been called yet." in (await browser.get("/system/audit")).text
-    await tell(bus, 1, record(1, tool=HOSTILE), record(2, status="blocked", tool="net.get"))
+    await announce(bus, 1, record(1, tool=HOSTILE), record(2, status="blocked", tool="net.get"))
     shown = (await browser.get("/system/audit")).text
     assert SHOWN in shown
     assert shown.count("<script") == 1

@@ -21,15 +21,15 @@ from moothall.orchestrator.planning import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.testing.bus import MemoryBus
 from support.browsing import HOSTILE, SHOWN, Browser
-from support.callers import OTHER, TOKENS, doors_of
-from support.deliberation_service import MemoryDesk
+from support.callers import OTHER, TOKENS, api_dependencies
+from support.deliberation_service import MemoryDeliberations
 from support.story import Remembering
 
 SEAT = "agent-dev-001"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SignedIn:
     """A browser that is signed in, the deliberation service, and the log behind it."""
 
     browser: Browser
@@ -52,11 +52,11 @@ class Asked:
 
 
 @pytest.fixture
-async def app() -> AsyncIterator[Asked]:
+async def app() -> AsyncIterator[SignedIn]:
     bus = MemoryBus()
     deliberations = DeliberationService(bus, Remembering(), Defaults(config.LimitSettings()))
     dependencies = replace(
-        doors_of(MemoryDesk(), bus),
+        api_dependencies(MemoryDeliberations(), bus),
         deliberations=deliberations,
         tasks=Overview(bus, tuple[DeliberationState, ...]),
     )
@@ -67,10 +67,10 @@ async def app() -> AsyncIterator[Asked]:
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
         browser = Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
-        yield Asked(browser, await browser.sign_in(), deliberations, bus)
+        yield SignedIn(browser, await browser.sign_in(), deliberations, bus)
 
 
-async def test_a_question_and_the_next_one_are_a_conversation(app: Asked) -> None:
+async def test_a_question_and_the_next_one_are_a_conversation(app: SignedIn) -> None:
     shown = await app.browser.get("/ask")
     assert (shown.status, "Nothing yet." in shown.text) == (200, True)
     sent = await app.browser.send(
@@ -112,9 +112,9 @@ async def test_a_question_and_the_next_one_are_a_conversation(app: Asked) -> Non
     ) == ("first", True)
 
 
-async def test_a_fork_says_of_what_it_is_another_run(app: Asked) -> None:
+async def test_a_fork_says_of_what_it_is_another_run(app: SignedIn) -> None:
     await app.browser.send("/ask", form=app.form, key="first", question="What does add do?")
-    told = {
+    received = {
         "task_id": "first",
         "seat": SEAT,
         "phase": "propose",
@@ -122,7 +122,7 @@ async def test_a_fork_says_of_what_it_is_another_run(app: Asked) -> None:
         "turn": 1,
         "operations": [],
     }
-    await app.bus.publish(new_event(EventType.SEAT_TURN, "first", told))
+    await app.bus.publish(new_event(EventType.SEAT_TURN, "first", received))
     made = await app.deliberations.submit(DeliberationRequest("", "", fork=Fork("first", 1)), LOCAL)
     assert (
         f'Another run of <a href="/councils/first">first</a>, from turn 1 of {SEAT}'
@@ -130,7 +130,7 @@ async def test_a_fork_says_of_what_it_is_another_run(app: Asked) -> None:
     )
 
 
-async def test_what_cannot_be_asked_is_said_beside_what_was_written(app: Asked) -> None:
+async def test_what_cannot_be_asked_is_said_beside_what_was_written(app: SignedIn) -> None:
     for fields, wanted in (
         ({"question": "  "}, "the task is empty"),
         ({"question": "And now?", "follows": "nowhere"}, "no deliberation"),
@@ -144,7 +144,7 @@ async def test_what_cannot_be_asked_is_said_beside_what_was_written(app: Asked) 
     assert (await app.browser.send("/ask", form="another", key="k", question="Q")).status == 403
 
 
-async def test_what_others_asked_is_theirs(app: Asked) -> None:
+async def test_what_others_asked_is_theirs(app: SignedIn) -> None:
     await app.browser.send("/ask", form=app.form, key="first", question="A secret of mine")
     await app.answer("first", "yes")
     form = await app.browser.sign_in(OTHER)

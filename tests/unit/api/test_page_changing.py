@@ -18,8 +18,8 @@ from moothall.stories.planner import changeable
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, HOSTILE, SHOWN, Browser, Got
-from support.callers import OTHER, TOKENS, doors_of
-from support.deliberation_service import MemoryDesk
+from support.callers import OTHER, TOKENS, api_dependencies
+from support.deliberation_service import MemoryDeliberations
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Story:
 @pytest.fixture
 async def story() -> AsyncIterator[Story]:
     bus = MemoryBus()
-    dependencies = doors_of(MemoryDesk(), bus)
+    dependencies = api_dependencies(MemoryDeliberations(), bus)
     async with (
         http_server(
             config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
@@ -106,7 +106,7 @@ async def test_tasks_are_described_anew_added_and_tied_together(story: Story) ->
 
 async def test_what_is_wrong_is_said_and_what_was_written_stays(story: Story) -> None:
     form = await story.browser.sign_in()
-    for fields, said in (
+    for fields, output_text in (
         ({"description_1": "Mine.", "criteria_1": "1"}, "no task fulfils criterion 2"),
         (
             {"description_1": "Mine.", "criteria_1": "one"},
@@ -117,7 +117,7 @@ async def test_what_is_wrong_is_said_and_what_was_written_stays(story: Story) ->
         ({"description_1": "  "}, "no task is left"),
     ):
         got = await story.send(form, plan_id="plan-0", **{"role_1": "dev"} | fields)
-        assert (got.status, said in got.text) == (400, True), got.text
+        assert (got.status, output_text in got.text) == (400, True), got.text
         assert ("Mine." in got.text) == ("Mine." in fields["description_1"])
     assert await story.plan() == "plan-0"
 

@@ -35,8 +35,8 @@ from moothall.stories.task_history import RoundTask
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import CRITERIA, DRAFT, HOSTILE, SHOWN, Browser, form_of
-from support.callers import OTHER, TOKENS, doors_of
-from support.deliberation_service import MemoryDesk
+from support.callers import OTHER, TOKENS, api_dependencies
+from support.deliberation_service import MemoryDeliberations
 from support.story import Remembering
 
 TASK, SEAT = "task-1", "agent-dev-001"
@@ -67,7 +67,9 @@ async def app() -> AsyncIterator[App]:
     bus = MemoryBus()
     deliberations = DeliberationService(bus, Remembering(), Defaults(config.LimitSettings()))
     dependencies = replace(
-        doors_of(MemoryDesk(), bus), deliberations=deliberations, tasks=Overview(bus, tuple)
+        api_dependencies(MemoryDeliberations(), bus),
+        deliberations=deliberations,
+        tasks=Overview(bus, tuple),
     )
     async with (
         http_server(
@@ -113,11 +115,11 @@ async def test_a_running_council_has_a_lane_a_seat(app: App) -> None:
 async def test_what_happens_in_it_is_told_at_once(app: App) -> None:
     async with (
         asyncio.timeout(10),
-        app.browser.http.get(f"{app.browser.url}/councils/{TASK}/changes") as told,
+        app.browser.http.get(f"{app.browser.url}/councils/{TASK}/changes") as received,
     ):
-        assert (await told.content.readline()).startswith(b":")
+        assert (await received.content.readline()).startswith(b":")
         await app.say(EventType.DELIBERATION_STARTED)
-        while not (line := await told.content.readline()).startswith(b"data:"):
+        while not (line := await received.content.readline()).startswith(b"data:"):
             assert not line.strip() or line.startswith(b":")
 
 
@@ -127,7 +129,7 @@ async def test_what_a_seat_writes_is_told_as_it_grows_to_its_own_tenant(app: App
     path = f"{app.browser.url}/councils/{TASK}/text"
     async with (
         asyncio.timeout(10),
-        app.browser.http.get(path) as told,
+        app.browser.http.get(path) as received,
         asyncio.TaskGroup() as group,
     ):
 
@@ -139,7 +141,7 @@ async def test_what_a_seat_writes_is_told_as_it_grows_to_its_own_tenant(app: App
                 await asyncio.sleep(0.01)
 
         writing = group.create_task(write())
-        while not (line := await told.content.readline()).startswith(b"data:"):
+        while not (line := await received.content.readline()).startswith(b"data:"):
             assert not line.strip() or line.startswith(b":")
         writing.cancel()
     shown = json.loads(line.removeprefix(b"data:"))
@@ -148,8 +150,8 @@ async def test_what_a_seat_writes_is_told_as_it_grows_to_its_own_tenant(app: App
     )
     outcome = Outcome(TASK, DeliberationStatus.COMPLETED)
     await app.bus.put(TASK, dump(outcome))
-    async with asyncio.timeout(10), app.browser.http.get(path) as told:
-        assert (await told.content.read()).strip() == b": what seats write"
+    async with asyncio.timeout(10), app.browser.http.get(path) as received:
+        assert (await received.content.read()).strip() == b": what seats write"
     assert 'data-growing=""' in await app.shown()
     await app.browser.sign_in(OTHER)
     assert (await app.browser.get(f"/councils/{TASK}/text")).status == 404
@@ -225,15 +227,15 @@ async def test_answers_that_only_a_hash_orders_are_asked_of_the_reader(app: App)
     one, same, other = (
         result(rank, diff, undecided=True) for rank, diff in ((1, "x"), (2, "x"), (3, "y"))
     )
-    for results, asked in (
+    for results, requested in (
         ((one, same), False),
         ((one, same, other), True),
         ((one, replace(other, undecided=False)), False),
     ):
         await app.bus.put(TASK, dump(Outcome(TASK, DeliberationStatus.COMPLETED, results=results)))
         shown = await app.shown()
-        assert ("Which answer is correct?" in shown) is asked
-        if asked:
+        assert ("Which answer is correct?" in shown) is requested
+        if requested:
             assert "<strong>agent-dev-001, agent-dev-002</strong>: Adds x" in shown
             assert "<strong>agent-dev-003</strong>: Adds y" in shown
             assert HOSTILE not in shown
@@ -260,10 +262,13 @@ async def test_something_is_said_of_a_line_which_the_diff_names(app: App) -> Non
     form = form_of(open_form)
     assert "Requested change to this line" in open_form
     path = f"/councils/{TASK}/remark"
-    said = await app.browser.send(
+    output_text = await app.browser.send(
         path, form=form, key="k", on="1.5", comment=f"Say it in French. {HOSTILE}"
     )
-    assert (said.status, said.headers["Location"]) == (303, f"/councils/{TASK}#line-1.5")
+    assert (output_text.status, output_text.headers["Location"]) == (
+        303,
+        f"/councils/{TASK}#line-1.5",
+    )
     (card,) = await app.browser.dependencies.board.cards(LOCAL)
     assert card.remarks == (
         LineComment(TASK, "u.py", 2, f"+{HOSTILE}", f"Say it in French. {HOSTILE}", LOCAL.name),
@@ -284,8 +289,8 @@ async def test_a_running_council_is_cancelled_by_who_has_a_role(app: App) -> Non
     assert "Cancel permanently" in await app.shown()
     assert (await app.browser.send(path, form=form, reason="too dear")).status == 303
     assert "stopping" in await app.shown()
-    told = [recorded.event async for recorded in app.bus.replay()]
-    (event,) = [event for event in told if event.type is EventType.DELIBERATION_CANCELLED]
+    received = [recorded.event async for recorded in app.bus.replay()]
+    (event,) = [event for event in received if event.type is EventType.DELIBERATION_CANCELLED]
     assert (event.data["reason"], event.data["by"]) == ("too dear", LOCAL.name)
 
 
@@ -304,8 +309,8 @@ async def test_it_is_paused_and_goes_on_by_a_button(app: App) -> None:
     shown = await app.shown()
     assert ">Pause<" in shown
     assert "waits for the model" in shown
-    told = [one.event.type async for one in app.bus.replay()]
-    assert told[-2:] == [EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED]
+    received = [one.event.type async for one in app.bus.replay()]
+    assert received[-2:] == [EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED]
 
 
 async def test_what_an_agent_tells_of_itself_is_shown(app: App) -> None:

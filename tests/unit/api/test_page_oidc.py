@@ -29,8 +29,8 @@ from moothall.errors import ConfigurationError
 from moothall.stories.board import Board
 from moothall.testing.bus import MemoryBus
 from support.browsing import HOSTILE, SHOWN, Browser, Got, form_of
-from support.callers import TOKENS, doors_of
-from support.deliberation_service import MemoryDesk
+from support.callers import TOKENS, api_dependencies
+from support.deliberation_service import MemoryDeliberations
 from support.provider import CLIENT, SECRET, Forge, Provider, honest, keys, provider
 
 ROLES = {"product": ("po", "architect"), "house": ("operator",), "guests": ("reader",)}
@@ -44,14 +44,14 @@ def settings(issuer: str, **more: Any) -> config.OidcSettings:
 
 
 @asynccontextmanager
-async def at_door(asked: config.OidcSettings, **web: Any) -> AsyncIterator[Browser]:
+async def at_server(requested: config.OidcSettings, **web: Any) -> AsyncIterator[Browser]:
     dependencies = replace(
-        doors_of(MemoryDesk()), board=Board(MemoryBus()), stopping=asyncio.Event()
+        api_dependencies(MemoryDeliberations()), board=Board(MemoryBus()), stopping=asyncio.Event()
     )
     opened = config.WebSettings(**({"port": 0, "grace_seconds": 0.2} | web))
     async with (
         http_server(
-            opened, dependencies, TOKENS, configured=True, provider=Client(asked)
+            opened, dependencies, TOKENS, configured=True, provider=Client(requested)
         ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
@@ -77,14 +77,14 @@ async def sign_in(browser: Browser, path: str = "/sign-in/oidc") -> Got:
 
 
 async def test_who_is_signed_in_there_is_signed_in_here_and_out_of_both(there: Provider) -> None:
-    async with at_door(settings(there.issuer)) as browser:
+    async with at_server(settings(there.issuer)) as browser:
         assert "Sign in at 127.0.0.1" in (await browser.get("/sign-in")).text
         got = await sign_in(browser, "/sign-in/oidc?story=story-1")
         assert (got.status, 'content="0; url=/stories/story-1"' in got.text) == (200, True)
         assert "SameSite=strict" in got.headers.getall("Set-Cookie")[0]
         shown = (await browser.get("/")).text
         assert "Sign out ann" in shown
-        assert there.asked[0]["scope"] == "openid profile"
+        assert there.requested[0]["scope"] == "openid profile"
         got = await browser.send("/sign-out", form=form_of(shown))
         assert (
             f"{there.issuer}/leave?client_id={CLIENT}&amp;post_logout_redirect_uri=http" in got.text
@@ -93,7 +93,7 @@ async def test_who_is_signed_in_there_is_signed_in_here_and_out_of_both(there: P
 
 
 async def test_roles_are_what_the_groups_give_and_nothing_else(there: Provider) -> None:
-    async with at_door(settings(there.issuer)) as browser:
+    async with at_server(settings(there.issuer)) as browser:
         for groups, may_look in ((["house"], True), (["product"], False), ("guests", False)):
             there.claims = {"sub": "ann", "groups": groups, "roles": ["operator"], "operator": True}
             assert (await sign_in(browser)).status == 200
@@ -105,7 +105,7 @@ async def test_who_belongs_to_nothing_that_is_named_is_not_let_in(
     there: Provider, groups: object
 ) -> None:
     there.claims = {"sub": "eve", "groups": groups}
-    async with at_door(settings(there.issuer)) as browser:
+    async with at_server(settings(there.issuer)) as browser:
         got = await sign_in(browser)
         assert (got.status, "nothing in groups grants access here" in got.text) == (403, True)
         assert (await browser.get("/")).headers["Location"] == "/sign-in"
@@ -113,46 +113,48 @@ async def test_who_belongs_to_nothing_that_is_named_is_not_let_in(
 
 def changed(**claims: Any) -> Forge:
     """Sign other claims; None: without it."""
-    return lambda said, header, key: honest(
-        {name: value for name, value in (said | claims).items() if value is not None}, header, key
+    return lambda output_text, header, key: honest(
+        {name: value for name, value in (output_text | claims).items() if value is not None},
+        header,
+        key,
     )
 
 
-def by_nobody(said: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
-    return jwt.encode(said, "", algorithm="none", headers=header | {"alg": "none"})
+def by_nobody(output_text: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
+    return jwt.encode(output_text, "", algorithm="none", headers=header | {"alg": "none"})
 
 
-def by_the_public_key(said: dict[str, Any], header: dict[str, Any], key: Any) -> str:
+def by_the_public_key(output_text: dict[str, Any], header: dict[str, Any], key: Any) -> str:
     """The old trick: the provider's public key, which everybody has, as the secret of an HMAC."""
     shape = serialization.PublicFormat.SubjectPublicKeyInfo
     public = key.public_key().public_bytes(serialization.Encoding.DER, shape)
     signed = b".".join(
         urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=")
-        for part in (header | {"alg": "HS256"}, said)
+        for part in (header | {"alg": "HS256"}, output_text)
     )
     return b".".join(
         (signed, urlsafe_b64encode(hmac.digest(public, signed, "sha256")).rstrip(b"="))
     ).decode()
 
 
-def by_somebody(said: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
-    return honest(said, header, keys("somebody")["one"])
+def by_somebody(output_text: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
+    return honest(output_text, header, keys("somebody")["one"])
 
 
-def by_a_key_of_its_own(said: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
+def by_a_key_of_its_own(output_text: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
     """A key that the token itself brings along."""
     own = keys("somebody")["one"]
     brought = jwt.algorithms.RSAAlgorithm.to_jwk(own.public_key(), as_dict=True)
     return honest(
-        said, header | {"kid": "own", "jwk": brought, "jku": "http://127.0.0.1:1/keys"}, own
+        output_text, header | {"kid": "own", "jwk": brought, "jku": "http://127.0.0.1:1/keys"}, own
     )
 
 
-def changed_after(said: dict[str, Any], header: dict[str, Any], key: Any) -> str:
+def changed_after(output_text: dict[str, Any], header: dict[str, Any], key: Any) -> str:
     """The head and signature of one token with the claims of another."""
     first, other = (
-        honest(said, header, key).split("."),
-        honest(said | {"groups": ["house"]}, header, key).split("."),
+        honest(output_text, header, key).split("."),
+        honest(output_text | {"groups": ["house"]}, header, key).split("."),
     )
     return ".".join((first[0], other[1], first[2]))
 
@@ -183,7 +185,7 @@ FORGED: dict[str, Forge] = {
 
 @pytest.mark.parametrize("how", FORGED)
 async def test_a_forged_token_signs_nobody_in(there: Provider, how: str) -> None:
-    async with at_door(settings(there.issuer)) as browser:
+    async with at_server(settings(there.issuer)) as browser:
         there.forge = FORGED[how]
         got = await sign_in(browser)
         assert (got.status, "the ID token is refused" in got.text) == (403, True), got.text
@@ -193,7 +195,7 @@ async def test_a_forged_token_signs_nobody_in(there: Provider, how: str) -> None
 
 
 async def test_an_answer_counts_once_and_in_the_browser_that_asked(there: Provider) -> None:
-    async with at_door(settings(there.issuer)) as browser:
+    async with at_server(settings(there.issuer)) as browser:
         back = await came_back(browser)
         jar = aiohttp.CookieJar(unsafe=True)
         async with aiohttp.ClientSession(
@@ -214,23 +216,25 @@ async def test_an_answer_counts_once_and_in_the_browser_that_asked(there: Provid
 
 
 async def test_a_sign_in_that_takes_too_long_is_over(there: Provider) -> None:
-    async with at_door(settings(there.issuer, sign_in_seconds=0.2)) as browser:
+    async with at_server(settings(there.issuer, sign_in_seconds=0.2)) as browser:
         back = await came_back(browser)
         await asyncio.sleep(0.3)
         assert (await browser.get(back)).status == 403
 
 
 async def test_a_no_of_the_provider_is_said_as_text(there: Provider) -> None:
-    async with at_door(settings(there.issuer)) as browser:
+    async with at_server(settings(there.issuer)) as browser:
         state = (await came_back(browser)).partition("state=")[2]
-        said = urlencode({"state": state, "error": "access_denied", "error_description": HOSTILE})
-        got = await browser.get(f"/sign-in/oidc/done?{said}")
+        output_text = urlencode(
+            {"state": state, "error": "access_denied", "error_description": HOSTILE}
+        )
+        got = await browser.get(f"/sign-in/oidc/done?{output_text}")
         assert (got.status, SHOWN in got.text) == (403, True)
 
 
 async def test_another_provider_in_the_answer_is_refused(there: Provider) -> None:
     there.about = {"authorization_response_iss_parameter_supported": True}
-    async with at_door(settings(there.issuer)) as browser:
+    async with at_server(settings(there.issuer)) as browser:
         back = await came_back(browser)
         assert (await browser.get(f"{back}&iss=http://127.0.0.1:1")).status == 403
         assert (await sign_in(browser)).status == 403  # it promised to say who it is, and did not
@@ -240,7 +244,7 @@ async def test_another_provider_in_the_answer_is_refused(there: Provider) -> Non
 async def test_a_new_key_is_looked_for_and_one_of_another_kind_serves(there: Provider) -> None:
     there.published, now = ("one",), [0.0]
     client = Client(settings(there.issuer), lambda: now[0])
-    dependencies = replace(doors_of(MemoryDesk()), board=Board(MemoryBus()))
+    dependencies = replace(api_dependencies(MemoryDeliberations()), board=Board(MemoryBus()))
     async with (
         http_server(
             config.WebSettings(port=0, grace_seconds=0.2),
@@ -290,7 +294,7 @@ async def test_who_it_is_comes_of_the_claims_that_the_settings_name(
     there: Provider, more: dict[str, Any], claims: dict[str, Any], who: str
 ) -> None:
     there.claims = {"sub": "ann", "groups": ["product"]} | claims
-    async with at_door(settings(there.issuer, **more)) as browser:
+    async with at_server(settings(there.issuer, **more)) as browser:
         assert (await sign_in(browser)).status == (200 if who else 403)
         got = await browser.get("/")
         assert (f"Sign out {who}" in got.text) if who else got.headers["Location"] == "/sign-in"
@@ -299,7 +303,7 @@ async def test_who_it_is_comes_of_the_claims_that_the_settings_name(
 async def test_a_tenant_sees_its_own(there: Provider) -> None:
     from support.browsing import DRAFT
 
-    async with at_door(settings(there.issuer, tenant_claim="org")) as browser:
+    async with at_server(settings(there.issuer, tenant_claim="org")) as browser:
         await browser.dependencies.board.create(DRAFT, Principal("bob", "team-b"), key="one")
         for tenant, sees in (("team-a", False), ("team-b", True)):
             there.claims = {"sub": "ann", "groups": ["product"], "org": tenant}
@@ -308,7 +312,7 @@ async def test_a_tenant_sees_its_own(there: Provider) -> None:
 
 
 @pytest.mark.parametrize(
-    ("about", "said"),
+    ("about", "output_text"),
     [
         ({"issuer": "http://127.0.0.1:1"}, "its issuer is"),
         ({"code_challenge_methods_supported": ["plain"]}, "PKCE"),
@@ -317,31 +321,31 @@ async def test_a_tenant_sees_its_own(there: Provider) -> None:
     ],
 )
 async def test_a_provider_that_is_not_what_it_should_be_is_said_at_the_start(
-    there: Provider, about: dict[str, Any], said: str
+    there: Provider, about: dict[str, Any], output_text: str
 ) -> None:
     there.about = about
-    with pytest.raises(ConfigurationError, match=said):
-        async with at_door(settings(there.issuer)):
+    with pytest.raises(ConfigurationError, match=output_text):
+        async with at_server(settings(there.issuer)):
             pass
 
 
 async def test_an_issuer_where_nothing_is_one_is_said_at_the_start(there: Provider) -> None:
     with pytest.raises(ConfigurationError, match="404"):
-        async with at_door(settings(f"{there.issuer}/realms/main")):
+        async with at_server(settings(f"{there.issuer}/realms/main")):
             pass
     with pytest.raises(ConfigurationError, match="https://"):
         Client(settings("http://id.example.org"))
 
 
 async def test_a_provider_that_is_away_keeps_nobody_else_out() -> None:
-    async with at_door(settings("http://127.0.0.1:1")) as browser:
+    async with at_server(settings("http://127.0.0.1:1")) as browser:
         got = await browser.get("/sign-in/oidc")
         assert (got.status, "cannot be reached" in got.text) == (503, True)
         await browser.sign_in()
 
 
 async def test_a_wrong_secret_is_said_and_shown_to_nobody(there: Provider) -> None:
-    async with at_door(settings(there.issuer, client_secret="another secret")) as browser:
+    async with at_server(settings(there.issuer, client_secret="another secret")) as browser:
         got = await sign_in(browser)
         assert (got.status, "invalid_client" in got.text, "another secret" in got.text) == (
             403,
@@ -351,7 +355,7 @@ async def test_a_wrong_secret_is_said_and_shown_to_nobody(there: Provider) -> No
 
 
 def test_settings_that_are_half_there_are_told() -> None:
-    for given, said in (
+    for given, output_text in (
         ({"client_id": "a"}, "oidc.issuer is missing"),
         ({"issuer": "https://id.example.org"}, "oidc.client_id is missing"),
         ({"issuer": "https://id.example.org", "client_id": "a"}, "oidc.roles is empty"),
@@ -361,7 +365,7 @@ def test_settings_that_are_half_there_are_told() -> None:
         ),
         ({"url": "https://a.example/path"}, "url"),
     ):
-        with pytest.raises(ValidationError, match=said):
+        with pytest.raises(ValidationError, match=output_text):
             config.OidcSettings(**given)
 
 

@@ -17,9 +17,9 @@ from moothall.authorization.approval_queue import BUCKET, ApprovalQueue, Parked
 from moothall.domain.codec import dump
 from moothall.testing.bus import MemoryBus
 from support.browsing import HOSTILE, SHOWN, Browser
-from support.callers import OTHER, TOKENS, doors_of
-from support.deliberation_service import MemoryDesk
-from support.visits import visiting
+from support.callers import OTHER, TOKENS, api_dependencies
+from support.deliberation_service import MemoryDeliberations
+from support.session_manager import open_session_manager
 
 ITEM = Parked(
     id="a1",
@@ -57,10 +57,12 @@ class App:
 @pytest.fixture
 async def app(tmp_path: Path) -> AsyncIterator[App]:
     bus = MemoryBus()
-    async with visiting(tmp_path, bus) as behind:
+    async with open_session_manager(tmp_path, bus) as behind:
         assert behind.parking is not None
         dependencies = replace(
-            doors_of(MemoryDesk()), tool_sessions=behind.visits, approvals=behind.parking
+            api_dependencies(MemoryDeliberations()),
+            tool_sessions=behind.session_manager,
+            approvals=behind.parking,
         )
         async with (
             http_server(
@@ -90,13 +92,13 @@ async def test_an_operator_sees_what_waits_and_says_a_word_once(app: App) -> Non
     ).status == 303
     assert "There are no parked requests." in (await app.browser.get("/system/parked")).text
     kept = await app.bus.bucket(BUCKET).entries()
-    told = {
+    received = {
         key: (item["state"], item["approver"], item["comment"], bool(item["grant"][0]))
         for key, item in kept.items()
     }
-    assert told["local.a1"] == ("allowed", "local", "fine", True)
-    assert told["local.b2"] == ("refused", "local", "no", False)
-    assert told["elsewhere.c3"] == ("waiting", "", "", False)
+    assert received["local.a1"] == ("allowed", "local", "fine", True)
+    assert received["local.b2"] == ("refused", "local", "no", False)
+    assert received["elsewhere.c3"] == ("waiting", "", "", False)
     again = await app.browser.send("/system/parked/a1", form=form, do="refuse")
     assert (again.status, "it was allowed already" in again.text) == (400, True)
 

@@ -18,8 +18,8 @@ from moothall.domain.topic import Topic
 from moothall.stories.board import Board
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, Browser
-from support.callers import OTHER, TOKEN, TOKENS, doors_of
-from support.deliberation_service import MemoryDesk
+from support.callers import OTHER, TOKEN, TOKENS, api_dependencies
+from support.deliberation_service import MemoryDeliberations
 
 MANY = 40
 
@@ -54,7 +54,7 @@ def bus() -> CountingBus:
 
 @pytest.fixture
 async def browser(bus: CountingBus) -> AsyncIterator[Browser]:
-    dependencies = replace(doors_of(MemoryDesk()), board=Board(bus))
+    dependencies = replace(api_dependencies(MemoryDeliberations()), board=Board(bus))
     settings = config.WebSettings(port=0, grace_seconds=0.2, calls=2, readers=MANY)
     connector = aiohttp.TCPConnector(limit=0)
     async with (
@@ -72,7 +72,7 @@ async def listen(browser: Browser, stack: AsyncExitStack) -> aiohttp.ClientRespo
     return stream
 
 
-async def told(stream: aiohttp.ClientResponse) -> bytes:
+async def received(stream: aiohttp.ClientResponse) -> bytes:
     async with asyncio.timeout(10):
         while not (line := await stream.content.readline()).startswith(b"data: "):
             assert line
@@ -102,7 +102,7 @@ async def test_many_readers_cost_no_calls_and_the_log_is_read_once(
             True,
         )
         await browser.dependencies.board.create(DRAFT, TOKENS[TOKEN], key="after")
-        assert len({await told(stream) for stream in streams}) == 1
+        assert len({await received(stream) for stream in streams}) == 1
         streams[0].close()
         async with asyncio.timeout(10):
             while (await browser.get("/system/tools")).status != 200:
@@ -126,9 +126,9 @@ async def test_what_happens_at_once_is_told_once(browser: Browser) -> None:
             await browser.dependencies.board.create(DRAFT, TOKENS[TOKEN], key=str(number))
             for number in range(20)
         ]
-        heard = [await told(stream)]
+        heard = [await received(stream)]
         while heard[-1] != f"data: {cards[-1].seq}\n".encode():
-            heard.append(await told(stream))
+            heard.append(await received(stream))
         assert len(heard) < len(cards) / 2
 
 
@@ -145,7 +145,7 @@ async def test_readers_of_one_tenant_hear_nothing_of_another(browser: Browser) -
         stream = await listen(browser, stack)
         await browser.dependencies.board.create(DRAFT, TOKENS[TOKEN], key="theirs")
         own = await browser.dependencies.board.create(DRAFT, TOKENS[OTHER], key="own")
-        assert await told(stream) == f"data: {own.seq}\n".encode()
+        assert await received(stream) == f"data: {own.seq}\n".encode()
 
 
 async def test_who_was_away_hears_what_it_missed_and_then_what_comes_each_once(

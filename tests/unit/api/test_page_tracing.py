@@ -20,8 +20,8 @@ from moothall.domain.identity import LOCAL
 from moothall.errors import GraphUnavailable
 from moothall.repositories.service import RepositoryService
 from support.browsing import DRAFT, HOSTILE, SHOWN, Browser
-from support.callers import OTHER, TOKENS, doors_of
-from support.deliberation_service import MemoryDesk
+from support.callers import OTHER, TOKENS, api_dependencies
+from support.deliberation_service import MemoryDeliberations
 from support.graph import MemoryGraph
 from support.repos import make_repo
 
@@ -44,8 +44,8 @@ class App:
     graph: MemoryGraph
     head: str
 
-    async def shown(self, at: str, **asked: str) -> str:
-        got = await self.browser.get(f"{at}?{urlencode(asked)}")
+    async def shown(self, at: str, **requested: str) -> str:
+        got = await self.browser.get(f"{at}?{urlencode(requested)}")
         assert got.status == 200, got.text
         assert got.text.count("<script") == 1
         return got.text
@@ -66,7 +66,9 @@ async def app(tmp_path: Path) -> AsyncIterator[App]:
     repositories = RepositoryService(data, config.WorkspaceSettings(), prepare)
     await repositories.register(str(repo.path), id="project")
     graph = MemoryGraph()
-    dependencies = replace(doors_of(MemoryDesk(), graph=graph), repositories=repositories)
+    dependencies = replace(
+        api_dependencies(MemoryDeliberations(), graph=graph), repositories=repositories
+    )
     async with (
         http_server(
             config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
@@ -85,9 +87,9 @@ async def test_from_a_repository_to_a_file_to_a_line_to_its_approver(app: App) -
     text = await app.shown("/origins", repository="project", ref=app.head, path="src/a.py")
     assert text.count('class="line') == 400
     assert "The file has more lines" in text
-    app.graph.tell("provenance", ROW)
+    app.graph.announce("provenance", ROW)
     shown = await app.shown("/origins", repository="project", path="src/a.py", line="900")
-    assert app.graph.asked[-1] == (
+    assert app.graph.requested[-1] == (
         "provenance",
         {"tenant": "local", "commit_sha": app.head, "path": "src/a.py"},
     )
@@ -124,7 +126,7 @@ async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_
 
 
 @pytest.mark.parametrize(
-    ("asked", "status"),
+    ("requested", "status"),
     [
         ({"repository": "nothing"}, 404),
         ({"repository": "project", "path": "nothing.py"}, 404),
@@ -137,14 +139,16 @@ async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_
         ({"repository": "/etc"}, 400),
     ],
 )
-async def test_what_is_not_there_is_refused(app: App, asked: dict[str, str], status: int) -> None:
-    got = await app.browser.get(f"/origins?{urlencode(asked)}")
+async def test_what_is_not_there_is_refused(
+    app: App, requested: dict[str, str], status: int
+) -> None:
+    got = await app.browser.get(f"/origins?{urlencode(requested)}")
     assert got.status == status, got.text
     assert "Traceback" not in got.text
 
 
 async def test_another_tenant_sees_neither_repository_nor_node(app: App) -> None:
-    app.graph.tell(
+    app.graph.announce(
         "neighbours",
         {
             "node": {"label": "Story", "id": "s", "properties": {}},
@@ -156,7 +160,7 @@ async def test_another_tenant_sees_neither_repository_nor_node(app: App) -> None
     assert "No repository is registered" in await app.shown("/origins")
     assert (await app.browser.get("/origins?repository=project")).status == 404
     assert (await app.browser.get("/graph?label=Story&id=s")).status == 404
-    assert app.graph.asked[-1][1]["tenant"] == TOKENS[OTHER].tenant
+    assert app.graph.requested[-1][1]["tenant"] == TOKENS[OTHER].tenant
 
 
 async def test_the_graph_is_walked_from_a_story_to_what_is_around_it(app: App) -> None:
@@ -170,7 +174,7 @@ async def test_the_graph_is_walked_from_a_story_to_what_is_around_it(app: App) -
         {"label": label, "id": name}
         for label, name in (("Story", "s"), ("Task", "t/1"), ("Comment", "c"))
     )
-    app.graph.tell(
+    app.graph.announce(
         "neighbours",
         {
             "node": {

@@ -20,8 +20,8 @@ from moothall.errors import AlreadyExists, ConfigurationError, InvalidRequest, N
 from moothall.stories.board import Board
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, Browser, form_of
-from support.callers import TOKEN, TOKENS, doors_of
-from support.deliberation_service import MemoryDesk
+from support.callers import TOKEN, TOKENS, api_dependencies
+from support.deliberation_service import MemoryDeliberations
 
 CHEAP = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 GOOD, OTHER = "correct horse battery", "another horse battery"
@@ -37,7 +37,7 @@ def people(tmp_path: Path) -> UserAccounts:
 
 @pytest.fixture
 def serve(people: UserAccounts) -> Serve:
-    dependencies = replace(doors_of(MemoryDesk()), board=Board(MemoryBus()))
+    dependencies = replace(api_dependencies(MemoryDeliberations()), board=Board(MemoryBus()))
 
     @asynccontextmanager
     async def serving(jar: aiohttp.CookieJar | None = None) -> AsyncIterator[Browser]:
@@ -198,13 +198,13 @@ async def test_a_password_signs_in_over_a_restart(serve: Serve) -> None:
 
 async def test_a_wrong_name_and_a_wrong_password_are_told_the_same(serve: Serve) -> None:
     async with serve() as browser:
-        told = [
+        received = [
             await browser.send("/sign-in", name=name, password=OTHER)
             for name in ("alice", "nobody", "", "x" * 300, "<b>")
         ]
-        assert {(got.status, got.text) for got in told} == {(403, told[0].text)}
-        assert "Wrong name or password" in told[0].text
-        assert all("Set-Cookie" not in got.headers for got in told)
+        assert {(got.status, got.text) for got in received} == {(403, received[0].text)}
+        assert "Wrong name or password" in received[0].text
+        assert all("Set-Cookie" not in got.headers for got in received)
         assert (
             await browser.send(
                 "/sign-in", origin="http://evil.example", name="alice", password=GOOD

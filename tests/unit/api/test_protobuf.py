@@ -45,12 +45,12 @@ def result(
 
 
 def test_the_seed_clients_four_fields_are_enough() -> None:
-    asked = protobuf.read_request(
+    requested = protobuf.read_request(
         pb.DeliberateRequest(
             task_description="Add hello_world()", role="DEV", rounds=1, num_agents=3
         )
     )
-    assert asked == DeliberationRequest(
+    assert requested == DeliberationRequest(
         description="Add hello_world()", role="DEV", rounds=1, num_agents=3
     )
 
@@ -61,7 +61,7 @@ def test_rounds_that_are_absent_are_told_from_none_at_all() -> None:
 
 
 def test_every_field_of_a_request_arrives() -> None:
-    asked = protobuf.read_request(
+    requested = protobuf.read_request(
         pb.DeliberateRequest(
             task_description="t",
             role="qa",
@@ -82,7 +82,7 @@ def test_every_field_of_a_request_arrives() -> None:
             fork=common_pb2.Fork(task_id="task-0", turn=3, seat="1", words="w"),
         )
     )
-    assert asked == DeliberationRequest(
+    assert requested == DeliberationRequest(
         description="t",
         role="qa",
         constraints=Constraints("r", ("a", "b"), {"k": "v"}, 4, 60),
@@ -95,7 +95,7 @@ def test_every_field_of_a_request_arrives() -> None:
         follows="task-0",
         fork=Fork("task-0", 3, "1", "w"),
     )
-    assert protobuf.read_request(protobuf.request_message(asked)) == asked
+    assert protobuf.read_request(protobuf.request_message(requested)) == requested
     assert protobuf.read_request(pb.DeliberateRequest()).fork is None
 
 

@@ -27,11 +27,11 @@ from moothall.errors import (
     Refused,
     Temporary,
 )
-from support.callers import EVERYWHERE, OTHER, TOKEN, certificate, doors_of, serving
-from support.deliberation_service import MemoryDesk
-from support.visits import visiting
+from support.callers import EVERYWHERE, OTHER, TOKEN, api_dependencies, certificate, serving
+from support.deliberation_service import MemoryDeliberations
+from support.session_manager import open_session_manager
 
-ASKED = DeliberationRequest(
+REQUESTED = DeliberationRequest(
     "What does greet do?",
     "DEV",
     "task-1",
@@ -43,16 +43,19 @@ ASKED = DeliberationRequest(
 QUICK = [(f"grpc.{name}_reconnect_backoff_ms", 50) for name in ("initial", "min", "max")]
 
 
-async def test_a_task_from_its_prompt_to_its_end(deliberations: MemoryDesk, tmp_path: Path) -> None:
+async def test_a_task_from_its_prompt_to_its_end(
+    deliberations: MemoryDeliberations, tmp_path: Path
+) -> None:
     async with (
-        visiting(tmp_path) as behind,
+        open_session_manager(tmp_path) as behind,
         serving(
-            deliberations, replace(doors_of(deliberations), tool_sessions=behind.visits)
+            deliberations,
+            replace(api_dependencies(deliberations), tool_sessions=behind.session_manager),
         ) as app,
         remote_kernel(app.server.target, TOKEN) as kernel,
     ):
-        await kernel.submit(ASKED, LOCAL)
-        await kernel.submit(ASKED, LOCAL)
+        await kernel.submit(REQUESTED, LOCAL)
+        await kernel.submit(REQUESTED, LOCAL)
         request = deliberations.request("task-1")
         assert (request.description, request.role, request.budget.seconds) == (
             "What does greet do?",
@@ -61,7 +64,7 @@ async def test_a_task_from_its_prompt_to_its_end(deliberations: MemoryDesk, tmp_
         )
         assert request.repository == RepositoryRef(id="sample", ref="main")
         with pytest.raises(AlreadyExists) as taken:
-            await kernel.submit(replace(ASKED, description="another"), LOCAL)
+            await kernel.submit(replace(REQUESTED, description="another"), LOCAL)
         assert taken.value.code == "ALREADY_EXISTS"
         result = Result(1, "agent-dev-001", "dev", 1.0, (), True, False, content="It greets.")
         outcome = Outcome(
@@ -82,14 +85,14 @@ async def test_a_task_from_its_prompt_to_its_end(deliberations: MemoryDesk, tmp_
     reason="needs openssl to make a certificate: apt-get install openssl",
 )
 async def test_a_server_that_is_not_on_loopback_is_asked_over_tls(
-    deliberations: MemoryDesk, tmp_path: Path
+    deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     files = certificate(tmp_path)
     async with (
-        visiting(tmp_path) as behind,
+        open_session_manager(tmp_path) as behind,
         serving(
             deliberations,
-            replace(doors_of(deliberations), tool_sessions=behind.visits),
+            replace(api_dependencies(deliberations), tool_sessions=behind.session_manager),
             host=EVERYWHERE,
             **files,
         ) as app,
@@ -97,14 +100,16 @@ async def test_a_server_that_is_not_on_loopback_is_asked_over_tls(
         # no address of loopback to whoever reads it, though one leads there
         server = f"{EVERYWHERE}:{app.server.port}"
         async with remote_kernel(server, TOKEN, files["tls_cert"]) as kernel:
-            await kernel.submit(ASKED, LOCAL)
-        assert deliberations.request("task-1").description == ASKED.description
+            await kernel.submit(REQUESTED, LOCAL)
+        assert deliberations.request("task-1").description == REQUESTED.description
 
 
-async def test_a_council_is_asked_of_a_door_that_has_no_kernel(deliberations: MemoryDesk) -> None:
+async def test_a_council_is_asked_of_a_door_that_has_no_kernel(
+    deliberations: MemoryDeliberations,
+) -> None:
     """As the role `api` serves it."""
     async with serving(deliberations) as app, remote_kernel(app.server.target, TOKEN) as kernel:
-        await kernel.submit(replace(ASKED, protocol="vote"), LOCAL)
+        await kernel.submit(replace(REQUESTED, protocol="vote"), LOCAL)
         following = asyncio.create_task(kernel.wait("task-1", LOCAL))
         outcome = Outcome("task-1", DeliberationStatus.COMPLETED, final_state="none")
         await deliberations.decide(outcome)
@@ -113,42 +118,44 @@ async def test_a_council_is_asked_of_a_door_that_has_no_kernel(deliberations: Me
 
 
 async def test_what_the_server_says_is_said_in_our_errors(
-    deliberations: MemoryDesk, tmp_path: Path
+    deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     async with (
-        visiting(tmp_path) as behind,
+        open_session_manager(tmp_path) as behind,
         serving(
-            deliberations, replace(doors_of(deliberations), tool_sessions=behind.visits)
+            deliberations,
+            replace(api_dependencies(deliberations), tool_sessions=behind.session_manager),
         ) as app,
-        remote_kernel(app.server.target, "nobody") as stranger,
+        remote_kernel(app.server.target, "nobody") as outsider,
         remote_kernel(app.server.target, OTHER) as eve,
         remote_kernel(app.server.target, TOKEN) as kernel,
     ):
-        await kernel.submit(ASKED, LOCAL)
+        await kernel.submit(REQUESTED, LOCAL)
         with pytest.raises(Refused, match="token is needed") as refused:
-            await stranger.submit(ASKED, LOCAL)
+            await outsider.submit(REQUESTED, LOCAL)
         assert refused.value.code == "UNAUTHENTICATED"
         with pytest.raises(NotFound):
             await eve.wait("task-1", LOCAL)
         with pytest.raises(InvalidRequest, match="task is empty"):
-            await kernel.submit(replace(ASKED, description=" ", task_id="task-2"), LOCAL)
+            await kernel.submit(replace(REQUESTED, description=" ", task_id="task-2"), LOCAL)
         for wrong in (
-            replace(ASKED, seed=1),
-            replace(ASKED, constraints=Constraints(max_iterations=3)),
+            replace(REQUESTED, seed=1),
+            replace(REQUESTED, constraints=Constraints(max_iterations=3)),
         ):
             with pytest.raises(InvalidRequest, match="its own settings"):
                 await kernel.submit(wrong, LOCAL)
 
 
 async def test_a_council_is_asked_for_whole_or_not_at_all(
-    deliberations: MemoryDesk, tmp_path: Path
+    deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     constraints = Constraints("short", ("polite",), max_iterations=3)
-    council = replace(ASKED, protocol="vote", num_agents=4, rounds=2, constraints=constraints)
+    council = replace(REQUESTED, protocol="vote", num_agents=4, rounds=2, constraints=constraints)
     async with (
-        visiting(tmp_path) as behind,
+        open_session_manager(tmp_path) as behind,
         serving(
-            deliberations, replace(doors_of(deliberations), tool_sessions=behind.visits)
+            deliberations,
+            replace(api_dependencies(deliberations), tool_sessions=behind.session_manager),
         ) as app,
         remote_kernel(app.server.target, TOKEN) as kernel,
     ):
@@ -168,17 +175,19 @@ async def test_a_council_is_asked_for_whole_or_not_at_all(
 
 
 async def test_a_lost_server_is_found_again_and_nothing_is_seen_twice(
-    deliberations: MemoryDesk, tmp_path: Path
+    deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
-    async with visiting(tmp_path) as behind, AsyncExitStack() as later:
-        dependencies = replace(doors_of(deliberations), tool_sessions=behind.visits)
+    async with open_session_manager(tmp_path) as behind, AsyncExitStack() as later:
+        dependencies = replace(
+            api_dependencies(deliberations), tool_sessions=behind.session_manager
+        )
         async with serving(deliberations, dependencies) as app:
             port = app.server.port
             channel = await later.enter_async_context(
                 grpc.aio.insecure_channel(app.server.target, options=QUICK)
             )
             kernel = RemoteKernel(channel, TOKEN, pause_seconds=0.05)
-            await kernel.submit(ASKED, LOCAL)
+            await kernel.submit(REQUESTED, LOCAL)
             await deliberations.record(
                 "task-1", EventType.SEAT_TURN, {"task_id": "task-1", "turn": 1}
             )
@@ -205,4 +214,4 @@ async def test_an_address_that_is_none_and_a_server_that_is_not_there() -> None:
             pass
     async with remote_kernel("127.0.0.1:1", TOKEN) as kernel:
         with pytest.raises(Temporary, match="cannot be reached"):
-            await kernel.submit(ASKED, LOCAL)
+            await kernel.submit(REQUESTED, LOCAL)

@@ -42,7 +42,7 @@ from moothall.pb.shannon.common import common_pb2 as common
 from support.agents import Agent, serving_agents
 from support.callers import TOKEN
 from support.council import append, by_seat, of, open_council, outcomes
-from support.deliberation_service import MemoryDesk
+from support.deliberation_service import MemoryDeliberations
 
 ENDPOINT = "grpc://coders.example:50051"
 USED = Usage(prompt_tokens=10, completion_tokens=5, calls=1, cost_usd=0.5)
@@ -63,12 +63,15 @@ DIFF = """diff --git a/src/utils.py b/src/utils.py
 """
 
 
-def asked(seconds: float = 30) -> ChatRequest:
-    told = Message(
+def requested(seconds: float = 30) -> ChatRequest:
+    received = Message(
         "system", json.dumps({"role": "dev", "repository": {"id": "sample", "ref": "a" * 40}})
     )
     return ChatRequest(
-        CALL, (told, Message("user", "Add it")), 100, datetime.now(UTC) + timedelta(seconds=seconds)
+        CALL,
+        (received, Message("user", "Add it")),
+        100,
+        datetime.now(UTC) + timedelta(seconds=seconds),
     )
 
 
@@ -117,17 +120,19 @@ async def elsewhere(folder: Path, count: int = 2, **settings: Any) -> AsyncItera
             ends.append(await stack.enter_async_context(AsyncExitStack()))
             replicas.append(
                 await ends[-1].enter_async_context(
-                    serving_agents(home, MemoryDesk(), AgentSettings())
+                    serving_agents(home, MemoryDeliberations(), AgentSettings())
                 )
             )
         token = folder / "token"
         token.write_text(TOKEN, encoding="utf-8")
-        said = {
+        output_text = {
             "endpoints": {ENDPOINT: tuple(one.target for one in replicas)},
             "endpoint_token_file": token,
         }
         agents = await stack.enter_async_context(
-            open_remote_agents(AgentSettings(endpoint_pause_seconds=0.01, **said, **settings))
+            open_remote_agents(
+                AgentSettings(endpoint_pause_seconds=0.01, **output_text, **settings)
+            )
         )
         yield Elsewhere(replicas, ends, agents[ENDPOINT])
 
@@ -137,7 +142,7 @@ async def test_it_is_asked_with_the_base_and_answers_with_a_diff_and_what_it_use
 ) -> None:
     async with elsewhere(tmp_path, 1) as app, asyncio.TaskGroup() as group:
         group.create_task(answer(app.replicas[0], TASK))
-        reply = await app.model.chat(asked())
+        reply = await app.model.chat(requested())
         request = app.replicas[0].deliberations.request(TASK)
     assert (request.description.splitlines()[0], request.role) == ("Add it", "dev")
     assert request.repository is not None
@@ -147,8 +152,8 @@ async def test_it_is_asked_with_the_base_and_answers_with_a_diff_and_what_it_use
 
 
 def about_text(seconds: float = 30) -> ChatRequest:
-    told = Message("system", json.dumps({"role": "dev"}))
-    return replace(asked(seconds), messages=(told, Message("user", "Why?")))
+    received = Message("system", json.dumps({"role": "dev"}))
+    return replace(requested(seconds), messages=(received, Message("user", "Why?")))
 
 
 async def test_where_no_tools_are_involved_its_text_is_told_while_it_comes(tmp_path: Path) -> None:
@@ -159,15 +164,15 @@ async def test_where_no_tools_are_involved_its_text_is_told_while_it_comes(tmp_p
         reply = asyncio.create_task(app.model.chat(about_text(), pieces.append))
         await far.deliberations.written.wait()
         await answer(far, TASK)
-        told = await reply
-        assert (json.loads(told.text), told.usage, told.model) == (
+        received = await reply
+        assert (json.loads(received.text), received.usage, received.model) == (
             {"result": "It is there.", "diff": ""},
             USED,
             "scripted",
         )
         assert pieces == ["It is", " there."]
         whole = asyncio.create_task(
-            app.model.chat(replace(asked(), call_id="task-2/s/elsewhere/0.1"), pieces.append)
+            app.model.chat(replace(requested(), call_id="task-2/s/elsewhere/0.1"), pieces.append)
         )
         await answer(far, f"task-{digest('task-2/s/elsewhere/0.1')[:24]}")
         assert "diff" in (await whole).text
@@ -175,19 +180,23 @@ async def test_where_no_tools_are_involved_its_text_is_told_while_it_comes(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("status", "seconds", "error", "said"),
+    ("status", "seconds", "error", "output_text"),
     [
         (DeliberationStatus.FAILED, 30, ModelReplyInvalid, "failed: nobody knew"),
         (DeliberationStatus.TIMEOUT, 2, DeadlineExceeded, "did not finish in time"),
     ],
 )
 async def test_a_stream_that_comes_to_nothing_says_so(
-    tmp_path: Path, status: DeliberationStatus, seconds: float, error: type[Exception], said: str
+    tmp_path: Path,
+    status: DeliberationStatus,
+    seconds: float,
+    error: type[Exception],
+    output_text: str,
 ) -> None:
     async with elsewhere(tmp_path, 1) as app:
         reply = asyncio.create_task(app.model.chat(about_text(seconds)))
         await answer(app.replicas[0], TASK, status=status, error_message="nobody knew")
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=output_text):
             await reply
 
 
@@ -213,7 +222,7 @@ class Streams:
 
 
 @pytest.mark.parametrize(
-    ("updates", "said"),
+    ("updates", "output_text"),
     [
         ([pb.TaskUpdate(delta="x" * 600)] * 2, "agents.endpoint_chars"),
         ([pb.TaskUpdate(delta="words")], "failed: no reason"),
@@ -221,12 +230,12 @@ class Streams:
     ],
 )
 async def test_a_stream_that_means_no_good_is_no_answer(
-    tmp_path: Path, updates: list[pb.TaskUpdate], said: str
+    tmp_path: Path, updates: list[pb.TaskUpdate], output_text: str
 ) -> None:
     async with elsewhere(tmp_path, 1, endpoint_chars=1000) as app:
         replica = app.model._replicas[0]
         replica.stub = stream = Streams(replica.stub, *updates)
-        with pytest.raises(ModelReplyInvalid, match=said):
+        with pytest.raises(ModelReplyInvalid, match=output_text):
             await app.model.chat(about_text())
         assert stream.stopped
 
@@ -238,13 +247,13 @@ async def test_what_a_stream_says_that_it_used_is_a_count_or_nothing(tmp_path: P
         "cost_usd": -1,
         "model": 3,
     }
-    told = common.ToolResult(
+    received = common.ToolResult(
         tool_id="usage_metrics", output=protobuf.value(used), status=common.STATUS_CODE_OK
     )
     end = pb.TaskUpdate(state=pb.AGENT_STATE_COMPLETED, message="done")
     async with elsewhere(tmp_path, 1) as app:
         replica = app.model._replicas[0]
-        replica.stub = Streams(replica.stub, pb.TaskUpdate(tool_result=told), end)
+        replica.stub = Streams(replica.stub, pb.TaskUpdate(tool_result=received), end)
         reply = await app.model.chat(about_text())
     assert (json.loads(reply.text)["result"], reply.usage, reply.model) == (
         "done",
@@ -254,7 +263,7 @@ async def test_what_a_stream_says_that_it_used_is_a_count_or_nothing(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("told", "used"),
+    ("received", "used"),
     [
         (
             {
@@ -280,12 +289,12 @@ async def test_what_a_stream_says_that_it_used_is_a_count_or_nothing(tmp_path: P
     ],
 )
 async def test_usage_is_read_as_other_systems_write_it_with_the_end_or_not_at_all(
-    tmp_path: Path, told: dict[str, Any] | None, used: Usage
+    tmp_path: Path, received: dict[str, Any] | None, used: Usage
 ) -> None:
     end = pb.TaskUpdate(state=pb.AGENT_STATE_COMPLETED, message="done", progress=1.0)
-    if told is not None:
+    if received is not None:
         result = common.ToolResult(
-            tool_id="usage_metrics", output=protobuf.value(told), status=common.STATUS_CODE_OK
+            tool_id="usage_metrics", output=protobuf.value(received), status=common.STATUS_CODE_OK
         )
         end.tool_result.CopyFrom(result)
     async with elsewhere(tmp_path, 1) as app:
@@ -298,12 +307,12 @@ async def test_usage_is_read_as_other_systems_write_it_with_the_end_or_not_at_al
 
 
 async def test_a_stream_that_failed_is_no_answer_whatever_its_usage_says(tmp_path: Path) -> None:
-    told = common.ToolResult(
+    received = common.ToolResult(
         tool_id="usage_metrics",
         output=protobuf.value({"input_tokens": 1}),
         status=common.STATUS_CODE_OK,
     )
-    end = pb.TaskUpdate(state=pb.AGENT_STATE_FAILED, message="nobody knew", tool_result=told)
+    end = pb.TaskUpdate(state=pb.AGENT_STATE_FAILED, message="nobody knew", tool_result=received)
     async with elsewhere(tmp_path, 1) as app:
         replica = app.model._replicas[0]
         replica.stub = Streams(replica.stub, end)
@@ -315,7 +324,7 @@ async def test_of_two_the_one_with_more_room_is_asked(tmp_path: Path) -> None:
     async with elsewhere(tmp_path) as app:
         full, free = app.replicas
         full.tasks._admission._active[LOCAL.tenant] = 60
-        reply = asyncio.create_task(app.model.chat(asked()))
+        reply = asyncio.create_task(app.model.chat(requested()))
         await answer(free, TASK)
         assert "It is there." in (await reply).text
         assert TASK not in full.deliberations.known()
@@ -325,7 +334,7 @@ async def test_a_replica_that_is_killed_under_a_call_is_made_up_for_by_the_other
     tmp_path: Path,
 ) -> None:
     async with elsewhere(tmp_path) as app:
-        reply = asyncio.create_task(app.model.chat(asked()))
+        reply = asyncio.create_task(app.model.chat(requested()))
         async with asyncio.timeout(20):
             while not (
                 begun := [
@@ -341,7 +350,7 @@ async def test_a_replica_that_is_killed_under_a_call_is_made_up_for_by_the_other
         await answer(other, TASK)
         assert "It is there." in (await reply).text
         again = asyncio.create_task(
-            app.model.chat(replace(asked(), call_id="task-2/s/elsewhere/0.1"))
+            app.model.chat(replace(requested(), call_id="task-2/s/elsewhere/0.1"))
         )
         await answer(other, f"task-{digest('task-2/s/elsewhere/0.1')[:24]}")
         assert "It is there." in (await again).text
@@ -350,8 +359,8 @@ async def test_a_replica_that_is_killed_under_a_call_is_made_up_for_by_the_other
 async def test_where_none_is_left_it_says_so_and_what_is_over_is_over(tmp_path: Path) -> None:
     async with elsewhere(tmp_path, 1) as app:
         with pytest.raises(DeadlineExceeded):
-            await app.model.chat(asked(0))
-        reply = asyncio.create_task(app.model.chat(asked()))
+            await app.model.chat(requested(0))
+        reply = asyncio.create_task(app.model.chat(requested()))
         await answer(
             app.replicas[0], TASK, status=DeliberationStatus.FAILED, error_message="nobody knew"
         )
@@ -362,7 +371,7 @@ async def test_where_none_is_left_it_says_so_and_what_is_over_is_over(tmp_path: 
         with pytest.raises(
             ModelUnavailable, match=f"no replica of the agent at {ENDPOINT} answers"
         ):
-            await app.model.chat(asked())
+            await app.model.chat(requested())
 
 
 class Gone:
@@ -370,14 +379,14 @@ class Gone:
 
     def __init__(self, there: Any) -> None:
         self.there = there
-        self.asked = 0
+        self.requested = 0
         self.gone = True
 
     def __getattr__(self, name: str) -> Any:
         return self.execute if name == "ExecuteTask" else getattr(self.there, name)
 
     async def execute(self, *args: Any, **more: Any) -> Any:
-        self.asked += 1
+        self.requested += 1
         if self.gone:
             raise grpc.aio.AioRpcError(
                 grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone"
@@ -393,11 +402,11 @@ async def test_the_breaker_lives_across_calls_and_recovers_through_one_that_is_l
         replica.stub = gone = Gone(replica.stub)
         for _ in range(4):
             with pytest.raises(ModelUnavailable):
-                await app.model.chat(asked())
-        assert gone.asked == 2, "from the second failure on it is let alone"
+                await app.model.chat(requested())
+        assert gone.requested == 2, "from the second failure on it is let alone"
         gone.gone = False
         await asyncio.sleep(0.35)
-        reply = asyncio.create_task(app.model.chat(asked()))
+        reply = asyncio.create_task(app.model.chat(requested()))
         await answer(app.replicas[0], TASK)
         assert "It is there." in (await reply).text
 
@@ -405,22 +414,24 @@ async def test_the_breaker_lives_across_calls_and_recovers_through_one_that_is_l
 async def test_a_replica_that_refuses_too_long_queries_is_asked_again_at_once(
     tmp_path: Path,
 ) -> None:
-    long = replace(asked(), messages=(asked().messages[0], Message("user", "Add it " * 70_000)))
+    long = replace(
+        requested(), messages=(requested().messages[0], Message("user", "Add it " * 70_000))
+    )
     async with elsewhere(tmp_path, 1) as app:
         for _ in range(3):
             with pytest.raises(ModelUnavailable, match="token_limit"):
                 await app.model.chat(long)
-        reply = asyncio.create_task(app.model.chat(asked()))
+        reply = asyncio.create_task(app.model.chat(requested()))
         await answer(app.replicas[0], TASK)
         assert "It is there." in (await reply).text
 
 
-class Telling:
+class Responding:
     """A remote agent that tells this; `asked` is what it was asked."""
 
-    def __init__(self, **told: str) -> None:
-        self.told = json.dumps({"result": "done", "diff": "", **told})
-        self.asked: list[ChatRequest] = []
+    def __init__(self, **received: str) -> None:
+        self.received = json.dumps({"result": "done", "diff": "", **received})
+        self.requested: list[ChatRequest] = []
 
     async def reply_mode(self) -> ReplyMode:
         """As any model says."""
@@ -438,8 +449,8 @@ class Telling:
         owns_work: Callable[[], bool] | None = None,
     ) -> ChatReply:
         """Tell it."""
-        self.asked.append(request)
-        return ChatReply(self.told, "stop", USED, "far")
+        self.requested.append(request)
+        return ChatReply(self.received, "stop", USED, "far")
 
 
 ONE, TWO = seat_id("dev", 1), seat_id("dev", 2)
@@ -449,7 +460,7 @@ ONE, TWO = seat_id("dev", 1), seat_id("dev", 2)
 async def test_its_proposal_is_a_diff_re_checked_like_any_other_and_not_asked_again(
     tmp_path: Path,
 ) -> None:
-    far = Telling(diff=DIFF)
+    far = Responding(diff=DIFF)
     async with open_council(tmp_path, by_seat(one=append())) as app:
         app.parts = replace(app.parts, remote_agents={ENDPOINT: far})
         d = app.deliberation(seats=2, elsewhere={TWO: ENDPOINT})
@@ -462,14 +473,14 @@ async def test_its_proposal_is_a_diff_re_checked_like_any_other_and_not_asked_ag
             for data in of(events, EventType.CHECK_FINISHED)
         }
         assert (TWO, "passed") in passed
-        (call,) = far.asked
+        (call,) = far.requested
         assert call.call_id == f"task-1/{TWO}/elsewhere/0.1"
         assert json.loads(call.messages[0].content)["repository"] == {
             "id": "sample",
             "ref": d.base_sha,
         }
         await app.run(d, Recording.of(events))
-        assert len(far.asked) == 1, "what is recorded is not asked again"
+        assert len(far.requested) == 1, "what is recorded is not asked again"
 
 
 HOSTILE = [
@@ -479,12 +490,12 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize(("told", "code"), HOSTILE)
+@pytest.mark.parametrize(("received", "code"), HOSTILE)
 async def test_what_is_no_patch_of_the_repository_is_refused(
-    tmp_path: Path, told: dict[str, str], code: str
+    tmp_path: Path, received: dict[str, str], code: str
 ) -> None:
     async with open_council(tmp_path, by_seat()) as app:
-        app.parts = replace(app.parts, remote_agents={ENDPOINT: Telling(**told)})
+        app.parts = replace(app.parts, remote_agents={ENDPOINT: Responding(**received)})
         events = await app.run(app.deliberation("single", seats=1, elsewhere={ONE: ENDPOINT}))
         assert outcomes(events) == {ONE: f"failed {code}"}
 
@@ -497,19 +508,19 @@ ANSWERS = [
 
 
 @pytest.mark.e2e  # executors that run tests
-@pytest.mark.parametrize(("told", "end"), ANSWERS)
+@pytest.mark.parametrize(("received", "end"), ANSWERS)
 async def test_a_question_is_answered_in_words_or_by_a_change(
-    tmp_path: Path, told: dict[str, str], end: str
+    tmp_path: Path, received: dict[str, str], end: str
 ) -> None:
     async with open_council(tmp_path, by_seat()) as app:
-        app.parts = replace(app.parts, remote_agents={ENDPOINT: Telling(**told)})
+        app.parts = replace(app.parts, remote_agents={ENDPOINT: Responding(**received)})
         events = await app.run(app.deliberation("ask", seats=1, elsewhere={ONE: ENDPOINT}))
         assert outcomes(events) == {ONE: end}
         for data in of(events, EventType.SEAT_PROPOSED):
             proposal = data["proposal"]
             assert (proposal["content"], bool(proposal["diff"])) == (
-                told.get("result", "done"),
-                "diff" in told,
+                received.get("result", "done"),
+                "diff" in received,
             )
 
 
@@ -517,7 +528,7 @@ async def test_where_the_task_narrows_its_tools_to_reading_a_diff_is_refused(
     tmp_path: Path,
 ) -> None:
     async with open_council(tmp_path, by_seat()) as app:
-        app.parts = replace(app.parts, remote_agents={ENDPOINT: Telling(diff=DIFF)})
+        app.parts = replace(app.parts, remote_agents={ENDPOINT: Responding(diff=DIFF)})
         events = await app.run(
             app.deliberation("single", seats=1, elsewhere={ONE: ENDPOINT}, tools=("files.read",))
         )

@@ -19,18 +19,18 @@ from moothall.domain.status import Condition
 from moothall.domain.tool import ToolStatus
 from moothall.errors import ModelUnavailable
 from moothall.testing.bus import MemoryBus
-from support.callers import OTHER, TOKENS, doors_of
-from support.deliberation_service import MemoryDesk
+from support.callers import OTHER, TOKENS, api_dependencies
+from support.deliberation_service import MemoryDeliberations
 from support.rest import Web, call, opened, problem, serving_http
-from support.visits import Visiting, visiting
+from support.session_manager import SessionsFixture, open_session_manager
 
 SAMPLE = {"repository": {"id": "sample"}, "role": "DEV"}
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - refused
 
 
-async def test_open_call_close(web: Web, behind: Visiting) -> None:
-    room = await opened(web, ttl_seconds=60)
-    answer = await web("POST", "/v1/tools/files.read", call(room, path="a.py"))
+async def test_open_call_close(web: Web, behind: SessionsFixture) -> None:
+    fake_workspace = await opened(web, ttl_seconds=60)
+    answer = await web("POST", "/v1/tools/files.read", call(fake_workspace, path="a.py"))
     assert (answer.status, answer.json["status"], answer.json["request_id"]) == (
         200,
         "success",
@@ -38,20 +38,24 @@ async def test_open_call_close(web: Web, behind: Visiting) -> None:
     )
     assert answer.json["output"]["path"] == "a.py"
     assert answer.json["audit_id"]
-    again = await web("POST", "/v1/tools/files.read", call(room, path="a.py"))
+    again = await web("POST", "/v1/tools/files.read", call(fake_workspace, path="a.py"))
     assert again.json == answer.json
-    assert len(behind.rooms.rooms[room["workspace_id"]].calls) == 1  # the same request runs once
-    assert problem(await web("POST", "/v1/tools/files.read", call(room, path="b.py")))[:2] == (
+    assert (
+        len(behind.fake_workspaces.fake_workspaces[fake_workspace["workspace_id"]].calls) == 1
+    )  # the same request runs once
+    assert problem(await web("POST", "/v1/tools/files.read", call(fake_workspace, path="b.py")))[
+        :2
+    ] == (
         409,
         "ALREADY_EXISTS",
     )
-    refused = await web("POST", "/v1/tools/git.push", call(room, "r-2", branch="main"))
+    refused = await web("POST", "/v1/tools/git.push", call(fake_workspace, "r-2", branch="main"))
     assert (refused.status, refused.json["status"]) == (200, "blocked")
-    assert (await web("DELETE", f"/v1/workspaces/{room['workspace_id']}")).status == 204
-    assert behind.rooms.closed == [room["workspace_id"]]
-    assert problem(await web("POST", "/v1/tools/files.read", call(room, "r-3", path="a.py")))[
-        :2
-    ] == (404, "NOT_FOUND")
+    assert (await web("DELETE", f"/v1/workspaces/{fake_workspace['workspace_id']}")).status == 204
+    assert behind.fake_workspaces.closed == [fake_workspace["workspace_id"]]
+    assert problem(
+        await web("POST", "/v1/tools/files.read", call(fake_workspace, "r-3", path="a.py"))
+    )[:2] == (404, "NOT_FOUND")
 
 
 @pytest.mark.parametrize(
@@ -76,11 +80,15 @@ async def test_without_a_valid_token_nothing_is_answered(web: Web, headers: dict
 
 
 async def test_a_stolen_capability_is_worth_nothing_to_another_tenant(web: Web) -> None:
-    room = await opened(web)
-    stolen = await web("POST", "/v1/tools/files.read", call(room, path="a.py"), token=OTHER)
+    fake_workspace = await opened(web)
+    stolen = await web(
+        "POST", "/v1/tools/files.read", call(fake_workspace, path="a.py"), token=OTHER
+    )
     assert problem(stolen)[:2] == (403, "REFUSED")
     assert (
-        problem(await web("DELETE", f"/v1/workspaces/{room['workspace_id']}", token=OTHER))[0]
+        problem(
+            await web("DELETE", f"/v1/workspaces/{fake_workspace['workspace_id']}", token=OTHER)
+        )[0]
         == 404
     )
 
@@ -98,9 +106,9 @@ async def test_a_stolen_capability_is_worth_nothing_to_another_tenant(web: Web) 
     ],
 )
 async def test_what_is_wrong_is_named(web: Web, body: Any, wanted: str) -> None:
-    status, code, said = problem(await web("POST", "/v1/workspaces", body))
+    status, code, output_text = problem(await web("POST", "/v1/workspaces", body))
     assert (status, code) == (400, "INVALID_REQUEST")
-    assert wanted in said
+    assert wanted in output_text
 
 
 async def test_bodies_are_json_bounded_and_not_too_deep(web: Web) -> None:
@@ -150,8 +158,10 @@ async def test_pages_of_others_reach_nothing(web: Web, headers: dict[str, str], 
         assert not [name for name in answer.headers if name.lower().startswith("access-control")]
 
 
-async def test_our_own_names_and_pages_are_answered(behind: Visiting) -> None:
-    dependencies = replace(doors_of(MemoryDesk()), tool_sessions=behind.visits)
+async def test_our_own_names_and_pages_are_answered(behind: SessionsFixture) -> None:
+    dependencies = replace(
+        api_dependencies(MemoryDeliberations()), tool_sessions=behind.session_manager
+    )
     async with serving_http(dependencies, hosts=("moothall.internal",)) as web:
         for host in ("127.0.0.1", f"localhost:{web.port}", "[::1]:80", "moothall.internal:8080"):
             headers = {"Host": host, "Origin": f"http://{host}"}
@@ -165,32 +175,38 @@ async def test_our_own_names_and_pages_are_answered(behind: Visiting) -> None:
 
 
 async def test_a_request_that_dies_with_its_client_stops_its_tool(
-    web: Web, behind: Visiting
+    web: Web, behind: SessionsFixture
 ) -> None:
-    room = await opened(web)
-    inside = behind.rooms.rooms[room["workspace_id"]]
+    fake_workspace = await opened(web)
+    inside = behind.fake_workspaces.fake_workspaces[fake_workspace["workspace_id"]]
     inside.open.clear()
-    asking = asyncio.ensure_future(web("POST", "/v1/tools/files.read", call(room, path="a.py")))
+    requesting = asyncio.ensure_future(
+        web("POST", "/v1/tools/files.read", call(fake_workspace, path="a.py"))
+    )
     await inside.entered.wait()
-    asking.cancel()
+    requesting.cancel()
     async with asyncio.timeout(20):
         while not any(record.get("status") == "cancelled" for record in behind.app.records()):
             await asyncio.sleep(0.01)
     inside.open.set()
-    assert (await web("POST", "/v1/tools/files.read", call(room, "r-2", path="a.py"))).json[
-        "status"
-    ] == "success"
+    assert (
+        await web("POST", "/v1/tools/files.read", call(fake_workspace, "r-2", path="a.py"))
+    ).json["status"] == "success"
 
 
 async def test_who_repeats_a_request_that_died_with_its_client_gets_it_made(
-    web: Web, behind: Visiting
+    web: Web, behind: SessionsFixture
 ) -> None:
-    room = await opened(web)
-    inside = behind.rooms.rooms[room["workspace_id"]]
+    fake_workspace = await opened(web)
+    inside = behind.fake_workspaces.fake_workspaces[fake_workspace["workspace_id"]]
     inside.open.clear()
-    first = asyncio.ensure_future(web("POST", "/v1/tools/files.read", call(room, path="a.py")))
+    first = asyncio.ensure_future(
+        web("POST", "/v1/tools/files.read", call(fake_workspace, path="a.py"))
+    )
     await inside.entered.wait()
-    again = asyncio.ensure_future(web("POST", "/v1/tools/files.read", call(room, path="a.py")))
+    again = asyncio.ensure_future(
+        web("POST", "/v1/tools/files.read", call(fake_workspace, path="a.py"))
+    )
     await asyncio.sleep(0.1)
     assert len(inside.calls) == 1
     first.cancel()
@@ -204,10 +220,12 @@ async def test_who_repeats_a_request_that_died_with_its_client_gets_it_made(
 
 async def test_discovery_shows_what_the_tenant_has(tmp_path: Path) -> None:
     async with (
-        visiting(
+        open_session_manager(
             tmp_path, off=lambda tenant: ("files.delete",) if tenant == "local" else ()
         ) as behind,
-        serving_http(replace(doors_of(MemoryDesk()), tool_sessions=behind.visits)) as web,
+        serving_http(
+            replace(api_dependencies(MemoryDeliberations()), tool_sessions=behind.session_manager)
+        ) as web,
     ):
         found = (await web("GET", "/v1/tools?category=files&safe=true")).json["tools"]
         assert {tool["category"] for tool in found} == {"files"}
@@ -218,13 +236,13 @@ async def test_discovery_shows_what_the_tenant_has(tmp_path: Path) -> None:
         assert [tool["id"] for tool in theirs] == ["files.delete"]
         granted = {tool["id"] for tool in (await web("GET", "/v1/tools?role=QA")).json["tools"]}
         assert "git.push" not in granted
-        for wrong, said in (
+        for wrong, output_text in (
             ("colour=red", "the filters are"),
             ("limit=-1", "whole number"),
             ("safe=yes", "true and false"),
             ("role=x", "unknown role"),
         ):
-            assert said in problem(await web("GET", f"/v1/tools?{wrong}"))[2]
+            assert output_text in problem(await web("GET", f"/v1/tools?{wrong}"))[2]
 
 
 async def test_a_parked_request_that_is_allowed_runs_once(tmp_path: Path) -> None:
@@ -235,15 +253,17 @@ async def test_a_parked_request_that_is_allowed_runs_once(tmp_path: Path) -> Non
             if checked.spec.name == "files.delete":
                 raise Stopped(ToolStatus.BLOCKED, "ask first", may_be_allowed=True)
 
-    async with visiting(tmp_path, MemoryBus(), policy=Parks("off", None)) as behind:
+    async with open_session_manager(tmp_path, MemoryBus(), policy=Parks("off", None)) as behind:
         dependencies = replace(
-            doors_of(MemoryDesk()), tool_sessions=behind.visits, approvals=behind.parking
+            api_dependencies(MemoryDeliberations()),
+            tool_sessions=behind.session_manager,
+            approvals=behind.parking,
         )
         async with serving_http(dependencies) as web, asyncio.TaskGroup() as group:
             assert behind.parking is not None
             following = group.create_task(behind.parking.run())
-            room = await opened(web)
-            parked = await web("POST", "/v1/tools/files.delete", call(room, path="a.py"))
+            fake_workspace = await opened(web)
+            parked = await web("POST", "/v1/tools/files.delete", call(fake_workspace, path="a.py"))
             assert parked.json["status"] == "parked"
             (waiting,) = (await web("GET", "/v1/parked")).json["parked"]
             assert (waiting["request_id"], waiting["arguments"]) == ("r-1", {"path": "a.py"})
@@ -253,15 +273,15 @@ async def test_a_parked_request_that_is_allowed_runs_once(tmp_path: Path) -> Non
                 ("POST", "/v1/parked/r-1", {"allow": True}),
             ):
                 assert problem(await web(method, path, body, token=OTHER))[:2] == (403, "REFUSED")
-            said = await web(
+            output_text = await web(
                 "POST", f"/v1/parked/{waiting['id']}", {"allow": True, "reason": "fine"}
             )
-            assert said.json["state"] == "allowed"
-            inside = behind.rooms.rooms[room["workspace_id"]]
+            assert output_text.json["state"] == "allowed"
+            inside = behind.fake_workspaces.fake_workspaces[fake_workspace["workspace_id"]]
             async with asyncio.timeout(20):
                 while not inside.calls:
                     await asyncio.sleep(0.01)
-            done = await web("POST", "/v1/tools/files.delete", call(room, path="a.py"))
+            done = await web("POST", "/v1/tools/files.delete", call(fake_workspace, path="a.py"))
             assert done.json["status"] == "success"
             assert len(inside.calls) == 1
             assert problem(await web("POST", "/v1/parked/r-1", {"allow": True}))[2].endswith(
@@ -271,14 +291,14 @@ async def test_a_parked_request_that_is_allowed_runs_once(tmp_path: Path) -> Non
             following.cancel()
 
 
-async def test_health_is_503_where_a_needed_part_is_down(behind: Visiting) -> None:
-    said = {"model": Condition.HEALTHY, "graph": Condition.HEALTHY}
+async def test_health_is_503_where_a_needed_part_is_down(behind: SessionsFixture) -> None:
+    output_text = {"model": Condition.HEALTHY, "graph": Condition.HEALTHY}
 
     def probe(name: str) -> Any:
         async def look() -> tuple[Condition, str]:
-            if said[name] is Condition.DOWN:
+            if output_text[name] is Condition.DOWN:
                 raise ModelUnavailable("nobody answers on 10.1.2.3")
-            return said[name], "fine"
+            return output_text[name], "fine"
 
         return look
 
@@ -287,7 +307,9 @@ async def test_health_is_503_where_a_needed_part_is_down(behind: Visiting) -> No
         cache_seconds=0,
     )
     dependencies = replace(
-        doors_of(MemoryDesk()), tool_sessions=behind.visits, health_check=checkup
+        api_dependencies(MemoryDeliberations()),
+        tool_sessions=behind.session_manager,
+        health_check=checkup,
     )
     dependencies.taking.set()
     async with serving_http(dependencies) as web:
@@ -297,9 +319,9 @@ async def test_health_is_503_where_a_needed_part_is_down(behind: Visiting) -> No
             "",
             "",
         ]  # details are for callers with a token
-        said["graph"] = Condition.DOWN
+        output_text["graph"] = Condition.DOWN
         assert (await web("GET", "/health")).json["status"] == "degraded"
-        said["model"] = Condition.DOWN
+        output_text["model"] = Condition.DOWN
         answer = await web("GET", "/health")
         assert (answer.status, answer.json["status"]) == (503, "down")
         assert {part["name"]: part["detail"] for part in answer.json["parts"]}[

@@ -24,29 +24,39 @@ from moothall.errors import InvalidRequest
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2
 from moothall.tool_sessions.executions import Executions
-from support.callers import OTHER, TOKEN, Client, Serving, doors_of
-from support.deliberation_service import MemoryDesk
+from support.callers import OTHER, TOKEN, Client, Serving, api_dependencies
+from support.deliberation_service import MemoryDeliberations
 from support.rest import Web, call, opened, problem, serving_http
-from support.visits import Visiting
+from support.session_manager import SessionsFixture
 
 ASK = {"task_description": "Add hello_world()", "role": "DEV", "task_id": "task-1"}
 ORCHESTRATOR, TOOLS = "/orchestrator.v1.OrchestratorService", "/tool.v1.ToolService"
 
 
 @pytest.fixture
-async def over_http(deliberations: MemoryDesk, behind: Visiting) -> AsyncIterator[Web]:
+async def over_http(
+    deliberations: MemoryDeliberations, behind: SessionsFixture
+) -> AsyncIterator[Web]:
     async with serving_http(
-        replace(doors_of(deliberations), tool_sessions=behind.visits, approvals=behind.parking)
+        replace(
+            api_dependencies(deliberations),
+            tool_sessions=behind.session_manager,
+            approvals=behind.parking,
+        )
     ) as web:
         yield web
 
 
 async def test_every_method_of_the_protos_is_answered_and_served(
-    deliberations: MemoryDesk, behind: Visiting
+    deliberations: MemoryDeliberations, behind: SessionsFixture
 ) -> None:
     executions = cast("Executions", object())
     services = services_of(
-        replace(doors_of(deliberations), tool_sessions=behind.visits, executions=executions)
+        replace(
+            api_dependencies(deliberations),
+            tool_sessions=behind.session_manager,
+            executions=executions,
+        )
     )
     assert {service.descriptor.full_name.partition(".")[0] for service in services} == {
         "orchestrator",
@@ -71,7 +81,7 @@ async def test_every_method_of_the_protos_is_answered_and_served(
 
 
 async def test_an_answer_is_the_one_that_grpc_gives(
-    deliberations: MemoryDesk, over_http: Web, app: Serving
+    deliberations: MemoryDeliberations, over_http: Web, app: Serving
 ) -> None:
     client = Client(app.channel)
     made = await over_http("POST", f"{ORCHESTRATOR}/CreateCouncil", {"role": "qa", "num_agents": 2})
@@ -101,7 +111,7 @@ async def test_an_answer_is_the_one_that_grpc_gives(
 
 
 async def test_a_stream_is_a_line_for_each_message(
-    deliberations: MemoryDesk, over_http: Web
+    deliberations: MemoryDeliberations, over_http: Web
 ) -> None:
     url = f"http://127.0.0.1:{over_http.port}{ORCHESTRATOR}/StreamDeliberation"
     async with over_http.session.post(
@@ -126,34 +136,36 @@ async def test_a_stream_is_a_line_for_each_message(
 
 
 async def test_a_deliberation_dies_with_the_call_and_a_stream_only_detaches(
-    deliberations: MemoryDesk, over_http: Web
+    deliberations: MemoryDeliberations, over_http: Web
 ) -> None:
     for method, dies in (("Deliberate", True), ("StreamDeliberation", False)):
         body = ASK | {"task_id": f"task-{method.lower()}"}
-        asking = asyncio.ensure_future(over_http("POST", f"{ORCHESTRATOR}/{method}", body))
+        requesting = asyncio.ensure_future(over_http("POST", f"{ORCHESTRATOR}/{method}", body))
         async with asyncio.timeout(10):
             while body["task_id"] not in deliberations.known():
                 await asyncio.sleep(0.01)
-            asking.cancel()
+            requesting.cancel()
             while (body["task_id"] in deliberations.cancelled) != dies or deliberations.watchers:
                 await asyncio.sleep(0.01)
         assert (body["task_id"] in deliberations.cancelled) == dies
 
 
-async def test_tools_go_by_it_too_under_the_same_tokens(over_http: Web, behind: Visiting) -> None:
-    room = await opened(over_http)
-    body = call(room, path="a.py") | {"tool": "files.read"}
+async def test_tools_go_by_it_too_under_the_same_tokens(
+    over_http: Web, behind: SessionsFixture
+) -> None:
+    fake_workspace = await opened(over_http)
+    body = call(fake_workspace, path="a.py") | {"tool": "files.read"}
     answer = await over_http("POST", f"{TOOLS}/CallTool", body)
     assert (answer.status, answer.json["status"], answer.json["output"]["path"]) == (
         200,
         "success",
         "a.py",
     )
-    again = await over_http("POST", "/v1/tools/files.read", call(room, path="a.py"))
+    again = await over_http("POST", "/v1/tools/files.read", call(fake_workspace, path="a.py"))
     assert json_format.ParseDict(again.json, tool_pb2.CallToolResponse()) == json_format.ParseDict(
         answer.json, tool_pb2.CallToolResponse()
     )
-    assert len(behind.rooms.rooms[room["workspace_id"]].calls) == 1
+    assert len(behind.fake_workspaces.fake_workspaces[fake_workspace["workspace_id"]].calls) == 1
     assert problem(await over_http("POST", f"{TOOLS}/CallTool", body, token=OTHER))[:2] == (
         403,
         "REFUSED",
@@ -179,11 +191,11 @@ async def test_tools_go_by_it_too_under_the_same_tokens(over_http: Web, behind: 
     ],
 )
 async def test_what_is_no_message_is_named(over_http: Web, body: Any, wanted: str) -> None:
-    status, code, said = problem(
+    status, code, output_text = problem(
         await over_http("POST", f"{ORCHESTRATOR}/SubmitDeliberation", body)
     )
     assert (status, code) == (400, "INVALID_REQUEST")
-    assert wanted in said
+    assert wanted in output_text
     assert problem(await over_http("GET", f"{ORCHESTRATOR}/SubmitDeliberation"))[0] == 405
     assert problem(await over_http("POST", f"{ORCHESTRATOR}/NoSuchMethod", {}))[0] == 404
 

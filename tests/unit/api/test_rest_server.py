@@ -33,10 +33,10 @@ from moothall.api.web.sessions import Sessions
 from moothall.domain.status import Condition
 from moothall.errors import ConfigurationError
 from moothall.telemetry import metrics
-from support.callers import EVERYWHERE, TOKEN, TOKENS, certificate, doors_of
-from support.deliberation_service import MemoryDesk
+from support.callers import EVERYWHERE, TOKEN, TOKENS, api_dependencies, certificate
+from support.deliberation_service import MemoryDeliberations
 from support.rest import Web, call, opened, problem, serving_http
-from support.visits import Visiting
+from support.session_manager import SessionsFixture
 
 
 def test_what_we_override_in_uvicorn_is_as_it_was() -> None:
@@ -57,13 +57,13 @@ def test_what_we_override_in_uvicorn_is_as_it_was() -> None:
     } - theirs == {"_set_timer"}
     assert {"send_400_response", "shutdown"} <= theirs
     made = inspect.getsource(HttpToolsProtocol)
-    for said in (
+    for output_text in (
         "self.cycle.response_complete",
         "self.server_state.default_headers",
         "self.connections.add(self)",
         "self.tasks.add",
     ):
-        assert said in made, said
+        assert output_text in made, output_text
     assert [*inspect.signature(HttpToolsProtocol).parameters] == [
         "config",
         "server_state",
@@ -99,9 +99,11 @@ async def test_figures_and_spans_know_routes_and_no_paths(web: Web) -> None:
     assert grown == {("/v1/tools", "200"), ("other", "404"), ("/v1/tools/{name}", "400")}
 
 
-async def test_over_tls_with_a_certificate(behind: Visiting, tmp_path: Path) -> None:
+async def test_over_tls_with_a_certificate(behind: SessionsFixture, tmp_path: Path) -> None:
     files = certificate(tmp_path)
-    dependencies = replace(doors_of(MemoryDesk()), tool_sessions=behind.visits)
+    dependencies = replace(
+        api_dependencies(MemoryDeliberations()), tool_sessions=behind.session_manager
+    )
     async with serving_http(dependencies, host=EVERYWHERE, **files) as web:
         trusted = ssl.create_default_context(cafile=str(files["tls_cert"]))
         url = f"https://localhost:{web.port}/v1/tools"
@@ -113,20 +115,23 @@ async def test_over_tls_with_a_certificate(behind: Visiting, tmp_path: Path) -> 
             await web("GET", "/v1/tools")  # in plain text
 
 
-async def test_more_requests_than_allowed_are_refused(behind: Visiting) -> None:
+async def test_more_requests_than_allowed_are_refused(behind: SessionsFixture) -> None:
     async with serving_http(
-        replace(doors_of(MemoryDesk()), tool_sessions=behind.visits), calls=1
+        replace(api_dependencies(MemoryDeliberations()), tool_sessions=behind.session_manager),
+        calls=1,
     ) as web:
-        room = await opened(web)
-        inside = behind.rooms.rooms[room["workspace_id"]]
+        fake_workspace = await opened(web)
+        inside = behind.fake_workspaces.fake_workspaces[fake_workspace["workspace_id"]]
         inside.open.clear()
-        asking = asyncio.ensure_future(web("POST", "/v1/tools/files.read", call(room, path="a.py")))
+        requesting = asyncio.ensure_future(
+            web("POST", "/v1/tools/files.read", call(fake_workspace, path="a.py"))
+        )
         await inside.entered.wait()
         refused = await web("GET", "/v1/tools")
         assert problem(refused)[:2] == (429, "RATE_LIMITED")
         assert refused.headers["Retry-After"] == "1"
         inside.open.set()
-        assert (await asking).status == 200
+        assert (await requesting).status == 200
 
 
 @pytest.mark.parametrize(
@@ -144,7 +149,7 @@ async def test_no_start_beyond_loopback_without_walls(
     with pytest.raises(ConfigurationError, match=wanted):
         async with http_server(
             config.WebSettings(port=0, **settings),
-            doors_of(MemoryDesk()),
+            api_dependencies(MemoryDeliberations()),
             TOKENS,
             configured=configured,
         ):
@@ -158,23 +163,25 @@ async def test_a_chosen_port_that_is_taken_is_an_error_and_tokens_are_needed() -
         with pytest.raises(ConfigurationError, match=r"choose another web\.port"):
             async with http_server(
                 config.WebSettings(port=taken.getsockname()[1]),
-                doors_of(MemoryDesk()),
+                api_dependencies(MemoryDeliberations()),
                 TOKENS,
                 configured=True,
             ):
                 pass
     with pytest.raises(ConfigurationError, match="needs a non-empty token"):
         async with http_server(
-            config.WebSettings(port=0), doors_of(MemoryDesk()), {}, configured=True
+            config.WebSettings(port=0), api_dependencies(MemoryDeliberations()), {}, configured=True
         ):
             pass
 
 
 async def test_connections_that_ask_for_nothing_are_closed_and_others_are_not(
-    behind: Visiting,
+    behind: SessionsFixture,
 ) -> None:
     dependencies = replace(
-        doors_of(MemoryDesk()), tool_sessions=behind.visits, approvals=behind.parking
+        api_dependencies(MemoryDeliberations()),
+        tool_sessions=behind.session_manager,
+        approvals=behind.parking,
     )
     async with serving_http(dependencies, head_seconds=0.3) as web:
         silent = [await asyncio.open_connection("127.0.0.1", web.port) for _ in range(20)]
@@ -222,13 +229,17 @@ async def answer_of(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     return head, await reader.readexactly(int(length[1]) if length else 0)
 
 
-def dependencies(behind: Visiting) -> ApiDependencies:
-    return replace(doors_of(MemoryDesk()), tool_sessions=behind.visits, approvals=behind.parking)
+def dependencies(behind: SessionsFixture) -> ApiDependencies:
+    return replace(
+        api_dependencies(MemoryDeliberations()),
+        tool_sessions=behind.session_manager,
+        approvals=behind.parking,
+    )
 
 
 @pytest.mark.parametrize("more", [b"GET /tasks HT", b"\r\n", b"X" * 900])
 async def test_what_trickles_in_after_an_answer_must_become_a_request_in_time(
-    behind: Visiting, more: bytes
+    behind: SessionsFixture, more: bytes
 ) -> None:
     async with serving_http(dependencies(behind), head_seconds=0.3) as web, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
@@ -244,7 +255,7 @@ async def test_what_trickles_in_after_an_answer_must_become_a_request_in_time(
         writer.close()
 
 
-async def test_a_body_that_nobody_reads_holds_no_connection(behind: Visiting) -> None:
+async def test_a_body_that_nobody_reads_holds_no_connection(behind: SessionsFixture) -> None:
     async with serving_http(dependencies(behind), head_seconds=0.3) as web, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
         writer.write(
@@ -259,7 +270,7 @@ async def test_a_body_that_nobody_reads_holds_no_connection(behind: Visiting) ->
         writer.close()
 
 
-async def test_a_connection_that_asks_for_nothing_more_is_closed(behind: Visiting) -> None:
+async def test_a_connection_that_asks_for_nothing_more_is_closed(behind: SessionsFixture) -> None:
     async with serving_http(dependencies(behind), keep_seconds=0.6) as web, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
         writer.write(ASK)
@@ -268,7 +279,7 @@ async def test_a_connection_that_asks_for_nothing_more_is_closed(behind: Visitin
         writer.close()
 
 
-async def test_a_slow_body_and_one_that_is_encoded_are_refused(behind: Visiting) -> None:
+async def test_a_slow_body_and_one_that_is_encoded_are_refused(behind: SessionsFixture) -> None:
     async with serving_http(dependencies(behind), body_seconds=0.2) as web, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
         head = (
@@ -276,15 +287,15 @@ async def test_a_slow_body_and_one_that_is_encoded_are_refused(behind: Visiting)
             "Content-Type: application/json\r\n"
         )
         writer.write(f"{head}Content-Length: 10\r\n\r\n{{".encode())
-        told, said = await answer_of(reader)
-        assert (b" 408 " in told, json.loads(said)["code"]) == (True, "BODY_TOO_SLOW")
+        received, output_text = await answer_of(reader)
+        assert (b" 408 " in received, json.loads(output_text)["code"]) == (True, "BODY_TOO_SLOW")
         writer.close()
         assert problem(
             await web("POST", "/v1/workspaces", {}, headers={"Content-Encoding": "gzip"})
         )[:2] == (415, "NOT_JSON")
 
 
-async def test_more_connections_than_allowed_are_closed(behind: Visiting) -> None:
+async def test_more_connections_than_allowed_are_closed(behind: SessionsFixture) -> None:
     async with serving_http(dependencies(behind), connections=3) as web, asyncio.timeout(10):
         open_now = [await asyncio.open_connection("127.0.0.1", web.port) for _ in range(3)]
         for reader, writer in open_now:
@@ -306,18 +317,18 @@ async def test_more_connections_than_allowed_are_closed(behind: Visiting) -> Non
             held.close()
 
 
-async def test_a_client_that_takes_nothing_of_its_answer_is_let_go(behind: Visiting) -> None:
+async def test_a_client_that_takes_nothing_of_its_answer_is_let_go(behind: SessionsFixture) -> None:
     async with serving_http(dependencies(behind), stall_seconds=0.3) as web, asyncio.timeout(20):
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
         await loop.sock_connect(sock, ("127.0.0.1", web.port))
-        asked = ASK.replace(b"?limit=1", b"")
+        requested = ASK.replace(b"?limit=1", b"")
 
         async def ask() -> None:
             while True:  # whole lists, one request behind the other, and nothing of it is read
-                await loop.sock_sendall(sock, asked)
+                await loop.sock_sendall(sock, requested)
                 await asyncio.sleep(0.001)
 
         with pytest.raises(ConnectionError):
@@ -325,7 +336,7 @@ async def test_a_client_that_takes_nothing_of_its_answer_is_let_go(behind: Visit
         sock.close()
 
 
-async def test_a_request_sent_along_with_another_is_nobody_elses(behind: Visiting) -> None:
+async def test_a_request_sent_along_with_another_is_nobody_elses(behind: SessionsFixture) -> None:
     async def look() -> tuple[Condition, str]:
         return Condition.HEALTHY, "where it is"
 
@@ -346,11 +357,11 @@ async def test_a_request_sent_along_with_another_is_nobody_elses(behind: Visitin
 
 
 async def test_at_its_end_a_request_under_way_may_end_and_one_that_does_not_is_stopped(
-    behind: Visiting,
+    behind: SessionsFixture,
 ) -> None:
     async with serving_http(dependencies(behind)) as web:
-        room = await opened(web)
-        inside = behind.rooms.rooms[room["workspace_id"]]
+        fake_workspace = await opened(web)
+        inside = behind.fake_workspaces.fake_workspaces[fake_workspace["workspace_id"]]
         for grace, wanted in ((5.0, "success"), (0.1, "")):
             async with AsyncExitStack() as stack:
                 served = await stack.enter_async_context(
@@ -359,19 +370,21 @@ async def test_at_its_end_a_request_under_way_may_end_and_one_that_does_not_is_s
                 inside.open.clear()
                 inside.entered.clear()
                 async with aiohttp.ClientSession() as session:
-                    asking = asyncio.ensure_future(
+                    requesting = asyncio.ensure_future(
                         Web(session, served.port)(
-                            "POST", "/v1/tools/files.read", call(room, f"r-{grace}", path="a.py")
+                            "POST",
+                            "/v1/tools/files.read",
+                            call(fake_workspace, f"r-{grace}", path="a.py"),
                         )
                     )
                     await inside.entered.wait()
                     asyncio.get_running_loop().call_later(0.3, inside.open.set)
                     await stack.aclose()
                     if wanted:
-                        assert (await asking).json["status"] == wanted
+                        assert (await requesting).json["status"] == wanted
                     else:
                         with pytest.raises(aiohttp.ClientError):
-                            await asking
+                            await requesting
                         async with asyncio.timeout(20):
                             while not any(
                                 record.get("status") == "cancelled"
@@ -383,7 +396,7 @@ async def test_at_its_end_a_request_under_way_may_end_and_one_that_does_not_is_s
 
 
 async def test_a_bug_behind_the_door_is_logged_and_not_told(
-    behind: Visiting, caplog: pytest.LogCaptureFixture
+    behind: SessionsFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def look() -> tuple[Condition, str]:
         raise RuntimeError("a detail of ours")
@@ -424,12 +437,12 @@ async def test_a_header_that_is_said_twice_or_not_at_all_opens_nothing(
     writer.write(
         f"GET /v1/tools HTTP/1.1\r\n{headers}Authorization: Bearer {TOKEN}\r\n\r\n".encode()
     )
-    head, said = await answer_of(reader)
-    assert (int(head.split()[1]), json.loads(said)["code"]) == wanted
+    head, output_text = await answer_of(reader)
+    assert (int(head.split()[1]), json.loads(output_text)["code"]) == wanted
     writer.close()
 
 
-async def test_an_answer_that_fails_by_a_bug_on_its_way_is_cut_off(behind: Visiting) -> None:
+async def test_an_answer_that_fails_by_a_bug_on_its_way_is_cut_off(behind: SessionsFixture) -> None:
     async def facts() -> AsyncGenerator[int, None]:
         yield 1
         raise RuntimeError("a detail of ours")

@@ -17,8 +17,8 @@ from moothall.domain.task import DeliberationRequest
 from moothall.stories.board import Board
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
-from support.callers import OTHER, TOKEN, doors_of
-from support.deliberation_service import MemoryDesk
+from support.callers import OTHER, TOKEN, api_dependencies
+from support.deliberation_service import MemoryDeliberations
 from support.rest import Web, problem, serving_http
 
 STORIES = "/api/v1/stories"
@@ -35,8 +35,10 @@ STORY: dict[str, Any] = {
 
 
 @pytest.fixture
-async def web(deliberations: MemoryDesk) -> AsyncIterator[Web]:
-    async with serving_http(replace(doors_of(deliberations), board=Board(MemoryBus()))) as found:
+async def web(deliberations: MemoryDeliberations) -> AsyncIterator[Web]:
+    async with serving_http(
+        replace(api_dependencies(deliberations), board=Board(MemoryBus()))
+    ) as found:
         yield found
 
 
@@ -60,28 +62,28 @@ async def test_a_story_is_made_moved_told_and_commented_on(web: Web) -> None:
     )
     hostile = "<script>alert(1)</script>\u202e"
     assert (await web("POST", f"{STORIES}/{story}/comments", {"comment": hostile})).status == 204
-    told = await web("GET", f"{STORIES}/{story}")
-    assert (told.json["story"]["title"], told.json["ac"], told.json["plan_json"]) == (
+    received = await web("GET", f"{STORIES}/{story}")
+    assert (received.json["story"]["title"], received.json["ac"], received.json["plan_json"]) == (
         STORY["title"],
         STORY["ac"],
         "",
     )
-    assert told.headers["Content-Type"].startswith(
+    assert received.headers["Content-Type"].startswith(
         "application/json"
     )  # never a page: what stands in it is text
-    assert told.headers["X-Content-Type-Options"] == "nosniff"
-    assert [event["type"].rpartition(".")[2] for event in told.json["history"]] == [
+    assert received.headers["X-Content-Type-Options"] == "nosniff"
+    assert [event["type"].rpartition(".")[2] for event in received.json["history"]] == [
         "created",
         *["transitioned"] * 2,
         "commented",
     ]
-    assert told.json["history"][-1]["data"]["comment"] == hostile
-    assert [(move["event"], move["missing"]) for move in told.json["moves"]] == [
+    assert received.json["history"][-1]["data"]["comment"] == hostile
+    assert [(move["event"], move["missing"]) for move in received.json["moves"]] == [
         ("reject_design", ""),
         ("accept_design", "its tasks are not derived yet"),
     ]
     listed = await web("GET", STORIES)
-    assert listed.json["stories"] == [told.json["story"]]
+    assert listed.json["stories"] == [received.json["story"]]
 
 
 async def test_a_key_names_one_story_of_its_caller(web: Web) -> None:
@@ -114,9 +116,9 @@ async def test_a_move_from_what_is_over_is_refused_with_the_state(web: Web) -> N
     )
     lost, won = sorted((first, second), key=lambda answer: answer.status, reverse=True)
     assert (won.status, won.json["state"]) == (200, "draft")
-    status, code, said = problem(lost)
+    status, code, output_text = problem(lost)
     assert (status, code) == (409, "OVERTAKEN")
-    assert "is in draft now" in said
+    assert "is in draft now" in output_text
     assert problem(await web("POST", path, {"event": "submit"}, headers={"If-Match": "*"}))[:2] == (
         400,
         "INVALID_REQUEST",
@@ -139,7 +141,7 @@ async def test_a_comment_since_it_was_seen_refuses_a_move_too(web: Web) -> None:
 
 
 async def test_something_is_said_of_a_line_and_to_the_seats_once_a_key(
-    web: Web, deliberations: MemoryDesk
+    web: Web, deliberations: MemoryDeliberations
 ) -> None:
     story, task = await made(web), "/api/v1/deliberations/task-1"
     await deliberations.submit(DeliberationRequest("do it", "dev", task_id="task-1"), LOCAL)
@@ -153,10 +155,15 @@ async def test_something_is_said_of_a_line_and_to_the_seats_once_a_key(
     await deliberations.decide(
         Outcome("task-1", DeliberationStatus.COMPLETED, story_id=story, results=(result,))
     )
-    said = {"comment": "Say it in French.", "on": {"task_id": "task-1", "path": "u.py", "line": 1}}
+    output_text = {
+        "comment": "Say it in French.",
+        "on": {"task_id": "task-1", "path": "u.py", "line": 1},
+    }
     for _ in range(2):
         assert (
-            await web("POST", f"{STORIES}/{story}/comments", said, headers={"Idempotency-Key": "k"})
+            await web(
+                "POST", f"{STORIES}/{story}/comments", output_text, headers={"Idempotency-Key": "k"}
+            )
         ).status == 204
     history = (await web("GET", f"{STORIES}/{story}")).json["history"]
     (event,) = [event["data"] for event in history if event["type"] == "moothall.story.commented"]
@@ -166,23 +173,23 @@ async def test_something_is_said_of_a_line_and_to_the_seats_once_a_key(
     assert (
         problem(await web("POST", f"{task}/steer", {"message": "x", "task_id": "task-2"}))[0] == 400
     )
-    told = [event.data async for event in _steered(deliberations)]
-    assert len({event["key"] for event in told}) == 1, (
+    received = [event.data async for event in _steered(deliberations)]
+    assert len({event["key"] for event in received}) == 1, (
         "the deliberation service is told one key, by which it knows them for one"
     )
 
 
-async def _steered(deliberations: MemoryDesk) -> AsyncIterator[Any]:
+async def _steered(deliberations: MemoryDeliberations) -> AsyncIterator[Any]:
     async for recorded in deliberations.watch("task-1", 0, LOCAL):
         if recorded.event.type is EventType.DELIBERATION_STEERED:
             yield recorded.event
 
 
 async def test_tasks_are_changed_before_they_begin_and_who_is_late_gets_409(
-    deliberations: MemoryDesk,
+    deliberations: MemoryDeliberations,
 ) -> None:
     bus = MemoryBus()
-    async with serving_http(doors_of(deliberations, bus)) as web:
+    async with serving_http(api_dependencies(deliberations, bus)) as web:
         story = await made(web)
         path = f"{STORIES}/{story}/plan"
         assert (await web("GET", path)).json == {"json": "", "plan_id": "", "tasks": []}
@@ -194,22 +201,22 @@ async def test_tasks_are_changed_before_they_begin_and_who_is_late_gets_409(
             "tasks": [{"task_id": "t", "role": "dev", "description": "all"}],
         }
         await bus.publish(write(EventType.PLAN_DERIVED, story, plan))
-        asked: dict[str, Any] = {
+        requested: dict[str, Any] = {
             "plan_id": "plan-0",
             "tasks": (await web("GET", path)).json["tasks"],
         }
-        lacking = problem(await web("PUT", path, asked))
+        lacking = problem(await web("PUT", path, requested))
         assert (lacking[0], "no task fulfils criterion 1" in lacking[2]) == (400, True)
-        asked["tasks"][0] |= {"criteria": [1, 2], "description": "all of it"}
-        changed = await web("PUT", path, asked)
-        told = (await web("GET", path)).json
-        assert (changed.status, told["plan_id"], told["tasks"]) == (
+        requested["tasks"][0] |= {"criteria": [1, 2], "description": "all of it"}
+        changed = await web("PUT", path, requested)
+        received = (await web("GET", path)).json
+        assert (changed.status, received["plan_id"], received["tasks"]) == (
             200,
             changed.json["plan_id"],
-            asked["tasks"],
+            requested["tasks"],
         )
-        asked["tasks"][0]["description"] = "late"
-        assert problem(await web("PUT", path, asked))[:2] == (409, "OVERTAKEN")
+        requested["tasks"][0]["description"] = "late"
+        assert problem(await web("PUT", path, requested))[:2] == (409, "OVERTAKEN")
         assert problem(await web("GET", path, token=OTHER))[0] == 404
 
 
@@ -238,7 +245,9 @@ async def test_the_score_rises_with_criteria(web: Web) -> None:
     assert bare.json["findings"]
 
 
-async def test_a_deliberation_is_told_as_over_grpc(deliberations: MemoryDesk, web: Web) -> None:
+async def test_a_deliberation_is_told_as_over_grpc(
+    deliberations: MemoryDeliberations, web: Web
+) -> None:
     ask = {"task_description": "Add hello_world()", "role": "DEV", "task_id": "task-1"}
     await web("POST", "/orchestrator.v1.OrchestratorService/SubmitDeliberation", ask)
     await deliberations.decide(
@@ -247,10 +256,10 @@ async def test_a_deliberation_is_told_as_over_grpc(deliberations: MemoryDesk, we
     rpc = await web(
         "POST", "/orchestrator.v1.OrchestratorService/GetDeliberationResult", {"task_id": "task-1"}
     )
-    told = await web("GET", "/api/v1/deliberations/task-1")
-    for answer in (told, rpc):
+    received = await web("GET", "/api/v1/deliberations/task-1")
+    for answer in (received, rpc):
         del answer.json["metadata"]["timestamp_ms"]  # when it was asked
-    assert told.json == rpc.json
+    assert received.json == rpc.json
     assert rpc.json["winner_id"] == "agent-dev-001"
 
 
@@ -265,9 +274,9 @@ async def following(web: Web, count: int, after: str | None = None) -> list[tupl
         assert (await response.content.readuntil(b"\n\n")).startswith(b":")
         while len(found) < count:
             lines = (await response.content.readuntil(b"\n\n")).decode().rstrip("\n").split("\n")
-            told = dict(line.split(": ", 1) for line in lines)
-            assert set(told) == {"id", "event", "data"}
-            found.append((int(told["id"]), told["event"], json.loads(told["data"])))
+            received = dict(line.split(": ", 1) for line in lines)
+            assert set(received) == {"id", "event", "data"}
+            found.append((int(received["id"]), received["event"], json.loads(received["data"])))
     return found
 
 
@@ -281,8 +290,8 @@ async def test_events_go_on_after_the_last_that_was_seen(web: Web) -> None:
         "draft",
     )
     assert first["seq"] == str(begun)
-    ((again, _, told),) = await following(web, 1, str(begun))
-    assert (again, told) == (moved, second)
+    ((again, _, received),) = await following(web, 1, str(begun))
+    assert (again, received) == (moved, second)
     wrong = await web("GET", "/api/v1/events", headers={"Last-Event-ID": "-1"})
     assert problem(wrong)[:2] == (400, "INVALID_REQUEST")
 

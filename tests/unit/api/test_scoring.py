@@ -10,12 +10,12 @@ import pytest
 from moothall.pb.workspace.v1 import workspace_pb2 as pb
 from moothall.pb.workspace.v1 import workspace_pb2_grpc as pb_grpc
 from support.callers import TOKEN, serving
-from support.deliberation_service import MemoryDesk
+from support.deliberation_service import MemoryDeliberations
 
-TOLD = {"metadata": [("authorization", f"Bearer {TOKEN}")], "timeout": 20}
+RECEIVED = {"metadata": [("authorization", f"Bearer {TOKEN}")], "timeout": 20}
 
 
-async def test_a_report_is_scored_by_its_level(deliberations: MemoryDesk) -> None:
+async def test_a_report_is_scored_by_its_level(deliberations: MemoryDeliberations) -> None:
     async with serving(deliberations) as app:
         stub: Any = pb_grpc.WorkspaceServiceStub(app.channel)
         report = pb.Report(
@@ -24,22 +24,22 @@ async def test_a_report_is_scored_by_its_level(deliberations: MemoryDesk) -> Non
             static=pb.Static(ok=True),
         )
         found = await stub.ScoreWorkspace(
-            pb.ScoreWorkspaceRequest(job_id="job-1", report=report), **TOLD
+            pb.ScoreWorkspaceRequest(job_id="job-1", report=report), **RECEIVED
         )
         assert (found.score, found.rigor, found.gating_decision) == (100, "L1", "pass")
         found = await stub.ScoreWorkspace(
-            pb.ScoreWorkspaceRequest(report=report, rigor_level="L3"), **TOLD
+            pb.ScoreWorkspaceRequest(report=report, rigor_level="L3"), **RECEIVED
         )
         assert (found.gating_decision, found.reasons[0]) == (
             "block",
             "blocks: no evidence of e2e, which this level requires",
         )
-        found = await stub.ScoreWorkspace(pb.ScoreWorkspaceRequest(), **TOLD)
+        found = await stub.ScoreWorkspace(pb.ScoreWorkspaceRequest(), **RECEIVED)
         assert found.gating_decision == "block"
 
 
 @pytest.mark.parametrize(
-    ("report", "level", "said"),
+    ("report", "level", "output_text"),
     [
         ({"unit": {"ok": True, "coverage": 75.0}}, "", "unit.coverage"),
         ({"unit": {"ok": True, "coverage": float("nan")}}, "", "unit.coverage"),
@@ -49,13 +49,13 @@ async def test_a_report_is_scored_by_its_level(deliberations: MemoryDesk) -> Non
     ],
 )
 async def test_what_is_wrong_is_named(
-    deliberations: MemoryDesk, report: dict[str, Any], level: str, said: str
+    deliberations: MemoryDeliberations, report: dict[str, Any], level: str, output_text: str
 ) -> None:
     async with serving(deliberations) as app:
         stub: Any = pb_grpc.WorkspaceServiceStub(app.channel)
-        asked = pb.ScoreWorkspaceRequest(
+        requested = pb.ScoreWorkspaceRequest(
             job_id="job-1", report=pb.Report(**report), rigor_level=level
         )
-        with pytest.raises(grpc.aio.AioRpcError, match=said) as refused:
-            await stub.ScoreWorkspace(asked, **TOLD)
+        with pytest.raises(grpc.aio.AioRpcError, match=output_text) as refused:
+            await stub.ScoreWorkspace(requested, **RECEIVED)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -29,24 +29,24 @@ SECRET = "a secret of these tests"
 class Hook:
     """A server that is told. `says`: its next answers, then 204."""
 
-    says: list[int] = field(default_factory=list)
-    told: list[Mapping[str, Any]] = field(default_factory=list)
+    statuses: list[int] = field(default_factory=list)
+    received: list[Mapping[str, Any]] = field(default_factory=list)
     headers: list[Mapping[str, str]] = field(default_factory=list)
-    asked: int = 0
+    requested: int = 0
     slept: list[float] = field(default_factory=list)
     url: str = ""
 
     async def hear(self, request: web.Request) -> web.Response:
         """Take a webhook, or not."""
-        self.asked += 1
+        self.requested += 1
         body = await request.read()
-        status = self.says.pop(0) if self.says else 204
+        status = self.statuses.pop(0) if self.statuses else 204
         if status == 204:
             assert is_signed(SECRET, body, request.headers["X-Moothall-Signature-256"])
             assert not is_signed(
                 "another secret", body, request.headers["X-Moothall-Signature-256"]
             )
-            self.told.append(json.loads(body))
+            self.received.append(json.loads(body))
             self.headers.append(request.headers)
         return web.Response(status=status, headers={"Location": self.url} if status == 302 else {})
 
@@ -55,16 +55,16 @@ class Hook:
         self.slept.append(seconds)
         await asyncio.sleep(0)
 
-    async def until_asked(self, times: int) -> None:
+    async def until_requested(self, times: int) -> None:
         """Wait until so many requests came."""
         async with asyncio.timeout(10):
-            while self.asked < times:
+            while self.requested < times:
                 await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
-async def hearing(*says: int) -> AsyncIterator[Hook]:
-    hook, app = Hook(list(says)), web.Application()
+async def hearing(*statuses: int) -> AsyncIterator[Hook]:
+    hook, app = Hook(list(statuses)), web.Application()
     app.router.add_post("/hook", hook.hear)
     runner = web.AppRunner(app)
     await runner.setup()
@@ -77,7 +77,7 @@ async def hearing(*says: int) -> AsyncIterator[Hook]:
 
 
 @asynccontextmanager
-async def telling(bus: MemoryBus, hook: Hook, *, tries: int = 8) -> AsyncIterator[None]:
+async def delivering(bus: MemoryBus, hook: Hook, *, tries: int = 8) -> AsyncIterator[None]:
     settings = WebhookSettings(url=hook.url, secret=SecretStr(SECRET), tries=tries)
     async with open_webhooks(bus, settings) as webhooks:
         webhooks._sleep = hook.sleep
@@ -110,14 +110,14 @@ async def decide(bus: MemoryBus, task_id: str) -> None:
 async def test_each_decision_is_told_once_in_order_with_nothing_that_a_model_wrote() -> None:
     bus = MemoryBus()
     await decide(bus, "before")
-    async with hearing() as hook, telling(bus, hook):
+    async with hearing() as hook, delivering(bus, hook):
         for task_id in ("t-1", "t-2"):
             await decide(bus, task_id)
-        await hook.until_asked(2)
-    assert [told["task_id"] for told in hook.told] == ["t-1", "t-2"], (
+        await hook.until_requested(2)
+    assert [received["task_id"] for received in hook.received] == ["t-1", "t-2"], (
         "what was decided before anybody was to be told is not"
     )
-    first = dict(hook.told[0])
+    first = dict(hook.received[0])
     assert first.pop("id") == hook.headers[0]["X-Moothall-Delivery"]
     assert first.pop("seq") > 0
     assert first.pop("time") is not None
@@ -144,7 +144,7 @@ async def test_a_move_of_a_story_is_told_between_decisions_without_the_words_of_
         "actor": "ann",
         "comment": "x",
     }
-    async with hearing() as hook, telling(bus, hook):
+    async with hearing() as hook, delivering(bus, hook):
         await decide(bus, "t-1")
         await bus.publish(
             new_event(
@@ -155,16 +155,16 @@ async def test_a_move_of_a_story_is_told_between_decisions_without_the_words_of_
             new_event(EventType.STORY_TRANSITIONED, "s-1", moved, ordinal="2", tenant="acme")
         )
         await decide(bus, "t-2")
-        await hook.until_asked(3)
-    assert [told["event"].removeprefix("moothall.") for told in hook.told] == [
+        await hook.until_requested(3)
+    assert [received["event"].removeprefix("moothall.") for received in hook.received] == [
         "deliberation.decided",
         "story.transitioned",
         "deliberation.decided",
     ]
-    told = {
-        name: value for name, value in hook.told[1].items() if name not in {"id", "seq", "time"}
+    received = {
+        name: value for name, value in hook.received[1].items() if name not in {"id", "seq", "time"}
     }
-    assert told == {
+    assert received == {
         "version": 1,
         "event": "moothall.story.transitioned",
         "tenant": "acme",
@@ -175,39 +175,39 @@ async def test_a_move_of_a_story_is_told_between_decisions_without_the_words_of_
 
 async def test_what_is_not_taken_is_sent_again_and_redirects_are_not_followed() -> None:
     bus = MemoryBus()
-    async with hearing(500, 302, 404) as hook, telling(bus, hook):
+    async with hearing(500, 302, 404) as hook, delivering(bus, hook):
         await decide(bus, "t-1")
-        await hook.until_asked(4)
+        await hook.until_requested(4)
         await decide(bus, "t-2")
-        await hook.until_asked(5)
-    assert [told["task_id"] for told in hook.told] == ["t-1", "t-2"]
+        await hook.until_requested(5)
+    assert [received["task_id"] for received in hook.received] == ["t-1", "t-2"]
     assert hook.slept == [1.0, 2.0, 4.0]
 
 
 async def test_what_nobody_takes_is_left_out_in_the_end() -> None:
     bus = MemoryBus()
-    async with hearing(500, 500, 500) as hook, telling(bus, hook, tries=3):
+    async with hearing(500, 500, 500) as hook, delivering(bus, hook, tries=3):
         await decide(bus, "t-1")
         await decide(bus, "t-2")
-        await hook.until_asked(4)
-    assert [told["task_id"] for told in hook.told] == ["t-2"]
+        await hook.until_requested(4)
+    assert [received["task_id"] for received in hook.received] == ["t-2"]
 
 
 async def test_what_was_decided_while_nobody_told_is_told_later_and_nothing_twice() -> None:
     bus = MemoryBus()
     async with hearing() as hook:
-        async with telling(bus, hook):
+        async with delivering(bus, hook):
             await decide(bus, "t-1")
-            await hook.until_asked(1)
+            await hook.until_requested(1)
             async with asyncio.timeout(10):
                 while [one["seq"] for one in (await bus.bucket(BUCKET).entries()).values()] != [
-                    hook.told[0]["seq"]
+                    hook.received[0]["seq"]
                 ]:
                     await asyncio.sleep(0)
         await decide(bus, "t-2")
-        async with telling(bus, hook):
-            await hook.until_asked(2)
-    assert [told["task_id"] for told in hook.told] == ["t-1", "t-2"]
+        async with delivering(bus, hook):
+            await hook.until_requested(2)
+    assert [received["task_id"] for received in hook.received] == ["t-1", "t-2"]
 
 
 def test_whoever_is_told_can_know_who_tells() -> None:

@@ -20,8 +20,8 @@ from moothall.pb.planning.v1 import planning_pb2_grpc as pb_grpc
 from moothall.stories.board import Board
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
-from support.callers import OTHER, TOKEN, doors_of, serving
-from support.deliberation_service import MemoryDesk
+from support.callers import OTHER, TOKEN, api_dependencies, serving
+from support.deliberation_service import MemoryDeliberations
 
 STORY: Any = {
     "title": "Export invoices as CSV",
@@ -53,8 +53,10 @@ def bus() -> MemoryBus:
 
 
 @pytest.fixture
-async def calls(deliberations: MemoryDesk, bus: MemoryBus) -> AsyncIterator[Calls]:
-    async with serving(deliberations, replace(doors_of(deliberations), board=Board(bus))) as app:
+async def calls(deliberations: MemoryDeliberations, bus: MemoryBus) -> AsyncIterator[Calls]:
+    async with serving(
+        deliberations, replace(api_dependencies(deliberations), board=Board(bus))
+    ) as app:
         yield Calls(app.channel)
 
 
@@ -65,23 +67,23 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
 
 
 async def test_a_story_on_a_repository_that_is_not_there_is_refused(
-    calls: Calls, deliberations: MemoryDesk
+    calls: Calls, deliberations: MemoryDeliberations
 ) -> None:
     deliberations.unable["ghost"] = NotFound("no repository 'ghost'")
-    code, said = await refused(
+    code, output_text = await refused(
         calls.CreateStory(pb.CreateStoryRequest(**STORY, repository="ghost"))
     )
-    assert (code, said) == (grpc.StatusCode.NOT_FOUND, "no repository 'ghost'")
+    assert (code, output_text) == (grpc.StatusCode.NOT_FOUND, "no repository 'ghost'")
     assert not (await calls.ListStories(pb.ListStoriesRequest())).stories
 
 
 async def test_a_story_without_a_title_is_refused_for_that_whatever_its_repository(
     calls: Calls,
 ) -> None:
-    code, said = await refused(
+    code, output_text = await refused(
         calls.CreateStory(pb.CreateStoryRequest(**{**STORY, "title": " "}, repository="sample"))
     )
-    assert (code, said.partition(":")[0]) == (
+    assert (code, output_text.partition(":")[0]) == (
         grpc.StatusCode.INVALID_ARGUMENT,
         "the story has no title",
     )
@@ -106,10 +108,10 @@ async def test_a_story_is_made_listed_moved_and_told(calls: Calls, bus: MemoryBu
     assert not (await calls.GetPlan(pb.GetPlanRequest(story_id=made.story_id))).json
     plan = {"story_id": made.story_id, "plan_id": "plan-1", "tasks": []}
     await bus.publish(write(EventType.PLAN_DERIVED, "plan-1", plan))
-    told = await calls.GetStory(pb.GetStoryRequest(story_id=made.story_id))
-    assert (told.story.title, list(told.ac)) == (STORY["title"], STORY["ac"])
-    assert json.loads(told.plan_json)["plan_id"] == "plan-1"
-    assert not told.HasField("check")
+    received = await calls.GetStory(pb.GetStoryRequest(story_id=made.story_id))
+    assert (received.story.title, list(received.ac)) == (STORY["title"], STORY["ac"])
+    assert json.loads(received.plan_json)["plan_id"] == "plan-1"
+    assert not received.HasField("check")
     check = {
         "story_id": made.story_id,
         "moved": "m",
@@ -118,30 +120,33 @@ async def test_a_story_is_made_listed_moved_and_told(calls: Calls, bus: MemoryBu
         "why": "tests failed",
     }
     await bus.publish(write(EventType.STORY_CHECKED, made.story_id, check))
-    told = await calls.GetStory(pb.GetStoryRequest(story_id=made.story_id))
-    assert told.check == pb.Check(task_id=made.story_id, why="tests failed")
+    received = await calls.GetStory(pb.GetStoryRequest(story_id=made.story_id))
+    assert received.check == pb.Check(task_id=made.story_id, why="tests failed")
     (listed,) = (await calls.ListStories(pb.ListStoriesRequest())).stories
-    assert listed == told.story
+    assert listed == received.story
     assert not (await calls.ListStories(pb.ListStoriesRequest(), OTHER)).stories
 
 
 async def test_what_is_not_allowed_has_a_status_of_its_own(calls: Calls) -> None:
     story_id = (await calls.CreateStory(pb.CreateStoryRequest(**STORY))).story_id
     ask = pb.TransitionRequest
-    code, said = await refused(calls.Transition(ask(story_id=story_id, event="accept")))
-    assert (code, "possible are refine" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
-    code, said = await refused(
+    code, output_text = await refused(calls.Transition(ask(story_id=story_id, event="accept")))
+    assert (code, "possible are refine" in output_text) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    code, output_text = await refused(
         calls.Transition(ask(story_id=story_id, event="refine", actor="boss"))
     )
-    assert (code, "in another user's name" in said) == (grpc.StatusCode.PERMISSION_DENIED, True)
+    assert (code, "in another user's name" in output_text) == (
+        grpc.StatusCode.PERMISSION_DENIED,
+        True,
+    )
     assert (await refused(calls.Transition(ask(story_id=story_id, event="refine"), OTHER)))[
         0
     ] is grpc.StatusCode.NOT_FOUND
     other = await calls.CreateStory(pb.CreateStoryRequest(**STORY), OTHER)
-    code, said = await refused(
+    code, output_text = await refused(
         calls.Transition(ask(story_id=other.story_id, event="refine"), OTHER)
     )
-    assert (code, "one of the roles po" in said) == (grpc.StatusCode.PERMISSION_DENIED, True)
+    assert (code, "one of the roles po" in output_text) == (grpc.StatusCode.PERMISSION_DENIED, True)
     assert (await refused(calls.CreateStory(pb.CreateStoryRequest())))[
         0
     ] is grpc.StatusCode.INVALID_ARGUMENT
@@ -172,7 +177,7 @@ async def test_a_watcher_sees_every_move_and_misses_none_when_it_comes_back(call
 
 
 async def test_something_is_said_of_a_story_and_of_a_line(
-    calls: Calls, bus: MemoryBus, deliberations: MemoryDesk
+    calls: Calls, bus: MemoryBus, deliberations: MemoryDeliberations
 ) -> None:
     made = await calls.CreateStory(pb.CreateStoryRequest(**STORY))
     for _ in range(2):
@@ -187,12 +192,12 @@ async def test_something_is_said_of_a_story_and_of_a_line(
     )
     on = pb.DiffLine(task_id="task-1", path="u.py", line=1)
     await calls.Comment(pb.CommentRequest(story_id=made.story_id, comment="In French.", on=on))
-    said = [
+    output_text = [
         one.event.data
         for one in [item async for item in bus.replay()]
         if one.event.type is EventType.STORY_COMMENTED
     ]
-    assert [(data["comment"], data.get("line")) for data in said] == [
+    assert [(data["comment"], data.get("line")) for data in output_text] == [
         ("Soon.", None),
         ("In French.", 1),
     ]
@@ -207,9 +212,11 @@ async def test_something_is_said_of_a_story_and_of_a_line(
     assert code is grpc.StatusCode.NOT_FOUND
 
 
-async def test_tasks_are_told_and_changed_before_they_begin(deliberations: MemoryDesk) -> None:
+async def test_tasks_are_told_and_changed_before_they_begin(
+    deliberations: MemoryDeliberations,
+) -> None:
     bus = MemoryBus()
-    async with serving(deliberations, doors_of(deliberations, bus)) as app:
+    async with serving(deliberations, api_dependencies(deliberations, bus)) as app:
         calls = Calls(app.channel)
         made = await calls.CreateStory(pb.CreateStoryRequest(**STORY))
         for event in ("refine", "submit"):
@@ -229,21 +236,23 @@ async def test_tasks_are_told_and_changed_before_they_begin(deliberations: Memor
             "by": "roles",
         }
         await bus.publish(write(EventType.PLAN_DERIVED, made.story_id, plan))
-        told = await calls.GetPlan(pb.GetPlanRequest(story_id=made.story_id))
-        assert (told.plan_id, [(one.id, list(one.criteria)) for one in told.tasks]) == (
+        received = await calls.GetPlan(pb.GetPlanRequest(story_id=made.story_id))
+        assert (received.plan_id, [(one.id, list(one.criteria)) for one in received.tasks]) == (
             "plan-0",
             [("1", [1, 2])],
         )
-        asked = pb.ChangePlanRequest(story_id=made.story_id, plan_id=told.plan_id, tasks=told.tasks)
-        asked.tasks.append(pb.PlanTask(id="b", role="qa", description="test", after=["1"]))
-        changed = await calls.ChangePlan(asked)
-        told = await calls.GetPlan(pb.GetPlanRequest(story_id=made.story_id))
-        assert (told.plan_id, [list(one.after) for one in told.tasks]) == (
+        requested = pb.ChangePlanRequest(
+            story_id=made.story_id, plan_id=received.plan_id, tasks=received.tasks
+        )
+        requested.tasks.append(pb.PlanTask(id="b", role="qa", description="test", after=["1"]))
+        changed = await calls.ChangePlan(requested)
+        received = await calls.GetPlan(pb.GetPlanRequest(story_id=made.story_id))
+        assert (received.plan_id, [list(one.after) for one in received.tasks]) == (
             changed.plan_id,
             [[], ["1"]],
         )
-        asked.tasks[1].description = "too late"
-        code, words = await refused(calls.ChangePlan(asked))
+        requested.tasks[1].description = "too late"
+        code, words = await refused(calls.ChangePlan(requested))
         assert (code, "changed by local since" in words) == (grpc.StatusCode.ABORTED, True)
-        code, _ = await refused(calls.ChangePlan(asked, OTHER))
+        code, _ = await refused(calls.ChangePlan(requested, OTHER))
         assert code in {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED}

@@ -416,7 +416,7 @@ def test_the_protos_break_no_client_of_the_last_release(tmp_path: Path) -> None:
 @pytest.mark.e2e  # buf over all protos, once a change
 @pytest.mark.skipif(not BUF.exists(), reason="needs buf: scripts/setup dev")
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "output_text"),
     [
         (
             (
@@ -435,6 +435,6 @@ def test_the_protos_break_no_client_of_the_last_release(tmp_path: Path) -> None:
     ],
 )
 def test_what_would_break_a_client_is_caught(
-    tmp_path: Path, change: tuple[str, str], said: str
+    tmp_path: Path, change: tuple[str, str], output_text: str
 ) -> None:
-    assert said in breaks(tmp_path, change)
+    assert output_text in breaks(tmp_path, change)

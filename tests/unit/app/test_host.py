@@ -34,7 +34,7 @@ try:
 except* MoothallError:
     print("no bus")
 """  # noqa: E501 - a line of embedded text
-STRANGER = "import os, sys; os.setgid(65534); os.setuid(65534); os.listdir(sys.argv[1])"
+OUTSIDER = "import os, sys; os.setgid(65534); os.setuid(65534); os.listdir(sys.argv[1])"
 
 
 @pytest.mark.e2e  # a host's process
@@ -52,10 +52,10 @@ async def test_a_host_that_makes_the_data_directory_makes_it_for_its_owner_alone
         pytest.skip("only root can change the user")
     for above in (tmp_path, *tmp_path.parents[:2]):
         above.chmod(above.stat().st_mode | 0o111)
-    stranger = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-S", "-c", STRANGER, str(data), stderr=asyncio.subprocess.PIPE
+    outsider = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-S", "-c", OUTSIDER, str(data), stderr=asyncio.subprocess.PIPE
     )
-    _, refused = await stranger.communicate()
+    _, refused = await outsider.communicate()
     assert b"Permission denied" in refused
 
 

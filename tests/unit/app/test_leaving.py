@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from moothall.app.repositories import NotifyingWorkspaces
-from support.gate import Room
+from support.tool_gateway import FakeWorkspace
 
 
 class FakeWorkspaces:
     @asynccontextmanager
-    async def open(self, prepared: Any, name: str, **given: Any) -> AsyncIterator[Room]:
-        yield Room()
+    async def open(self, prepared: Any, name: str, **given: Any) -> AsyncIterator[FakeWorkspace]:
+        yield FakeWorkspace()
 
 
 async def test_who_wants_to_know_hears_of_every_end() -> None:

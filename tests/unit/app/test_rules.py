@@ -29,7 +29,7 @@ from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, Refused
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
-from support.gate import App, Facts, tool_call
+from support.tool_gateway import App, Facts, tool_call
 
 
 def settings(folder: Path, **guard: object) -> Settings:
@@ -42,11 +42,13 @@ async def test_a_gate_from_settings_lets_through_what_is_granted_and_follows_rev
     bus = MemoryBus()
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings(tmp_path), bus) as rules:
         app = App(tmp_path, audit, GuardSettings())
-        app.gate = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
+        app.tool_gateway = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
         seat = app.seat()
-        assert (await app.gate.call(seat, tool_call(path="a"))).status is ToolStatus.SUCCESS
+        assert (await app.tool_gateway.call(seat, tool_call(path="a"))).status is ToolStatus.SUCCESS
         everything = app.seat(grant=Grant(tools=("*",)))
-        pushed = await app.gate.call(everything, tool_call("git.push", number=2, branch="main"))
+        pushed = await app.tool_gateway.call(
+            everything, tool_call("git.push", number=2, branch="main")
+        )
         assert (pushed.status, "acts beyond the workspace" in pushed.error) == (
             ToolStatus.PARKED,
             True,
@@ -55,7 +57,7 @@ async def test_a_gate_from_settings_lets_through_what_is_granted_and_follows_rev
         async with asyncio.timeout(20):
             number = 3
             while (
-                await app.gate.call(seat, tool_call(path="a", number=number))
+                await app.tool_gateway.call(seat, tool_call(path="a", number=number))
             ).status is not ToolStatus.BLOCKED:
                 number += 1
                 await asyncio.sleep(0.01)

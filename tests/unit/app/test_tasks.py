@@ -127,7 +127,7 @@ async def test_a_task_is_found_by_its_beginning_and_the_latest_by_nothing() -> N
 
 @pytest.mark.e2e
 async def test_who_works_on_a_bus_of_its_own_is_known_by_its_hosts(tmp_path: Path) -> None:
-    async def tell(_asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+    async def announce(_requested: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
         return dump(HostState("host-1", "here", 1, 0.0, ())), b""
 
     async with (
@@ -136,7 +136,7 @@ async def test_who_works_on_a_bus_of_its_own_is_known_by_its_hosts(tmp_path: Pat
     ):
         shared = AllSettings(bus=config.BusSettings(url=url), data_dir=tmp_path / "data")
         assert not await is_served(shared, bus)
-        async with beside(bus.answer(FLEET, tell), "host"):
+        async with beside(bus.answer(FLEET, announce), "host"):
             async with asyncio.timeout(20):
                 while not await is_served(shared, bus):
                     await asyncio.sleep(0.05)

@@ -10,7 +10,7 @@ from moothall.domain.tool import Grant, ToolStatus
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
 from moothall.toolkits.families import unset_tools
-from support.gate import App, Facts, tool_call
+from support.tool_gateway import App, Facts, tool_call
 
 
 async def test_nobody_is_offered_a_tool_that_lacks_a_setting_and_who_calls_it_hears_which(
@@ -25,15 +25,15 @@ async def test_nobody_is_offered_a_tool_that_lacks_a_setting_and_who_calls_it_he
     )
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings, MemoryBus()) as rules:
         app = App(tmp_path, audit, GuardSettings())
-        app.gate = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
+        app.tool_gateway = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
         grant = Grant(tools=("db.*",))
-        assert [spec.name for spec in app.gate.list_tools("local", grant)] == ["db.redis"]
-        assert [spec.name for spec in app.gate.list_tools("acme", grant)] == ["db.neo4j"]
+        assert [spec.name for spec in app.tool_gateway.list_tools("local", grant)] == ["db.redis"]
+        assert [spec.name for spec in app.tool_gateway.list_tools("acme", grant)] == ["db.neo4j"]
         seat = app.seat(grant=grant)
-        missing = await app.gate.call(seat, tool_call("db.postgres", query="select 1"))
+        missing = await app.tool_gateway.call(seat, tool_call("db.postgres", query="select 1"))
         assert missing.status is ToolStatus.BLOCKED
         assert "MOOTHALL_DB__POSTGRES_URL is not set" in missing.error
-        parked = await app.gate.call(
+        parked = await app.tool_gateway.call(
             seat, tool_call("db.redis", number=2, command="GET", args=["a"])
         )
         assert parked.status is ToolStatus.PARKED

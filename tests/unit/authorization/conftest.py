@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.gate import App, open_app
+from support.tool_gateway import App, open_app
 
 
 @pytest.fixture

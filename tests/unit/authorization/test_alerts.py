@@ -11,7 +11,7 @@ from moothall.config import GuardSettings
 from moothall.domain.event import Event, EventType
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.events.registry import subject_of
-from support.gate import App, open_app, tool_call
+from support.tool_gateway import App, open_app, tool_call
 
 
 def alerts_of(app: App) -> list[Event]:
@@ -22,7 +22,9 @@ async def refused(
     app: App, times: int, tool: str = "git.push", first: int = 1, **arguments: Any
 ) -> None:
     for number in range(first, first + times):
-        result = await app.gate.call(app.seat(), tool_call(tool, number=number, **arguments))
+        result = await app.tool_gateway.call(
+            app.seat(), tool_call(tool, number=number, **arguments)
+        )
         assert result.status is ToolStatus.BLOCKED
 
 
@@ -80,8 +82,8 @@ async def test_what_a_wall_refuses_is_an_attempt_to_get_past_it(tmp_path: Path) 
 async def test_mistakes_are_no_refusals(tmp_path: Path) -> None:
     async with open_app(tmp_path, alert_denials=2, alert_escapes=1) as app:
         for number in range(6):
-            await app.gate.call(app.seat(), tool_call("files.raed", number=number))
-            await app.gate.call(app.seat(), tool_call("files.read", number=number, path=7))
+            await app.tool_gateway.call(app.seat(), tool_call("files.raed", number=number))
+            await app.tool_gateway.call(app.seat(), tool_call("files.read", number=number, path=7))
         assert alerts_of(app) == []
 
 
@@ -113,9 +115,9 @@ async def test_who_approved_is_on_the_audit_before_it_runs(tmp_path: Path) -> No
     parking = ApprovalQueue(bus.bucket(BUCKET), bus.bucket(SPENT_BUCKET), Approvals(b"k" * 32, 60))
     async with open_app(tmp_path, policy=Policy("enforce", Parks().decide), parking=parking) as app:
         call = tool_call(path="a")
-        assert (await app.gate.call(app.seat(), call)).status is ToolStatus.PARKED
+        assert (await app.tool_gateway.call(app.seat(), call)).status is ToolStatus.PARKED
         await parking.resolve("local", call.request_id, allow=True, approver="ann")
-        assert (await app.gate.call(app.seat(), call)).status is ToolStatus.SUCCESS
+        assert (await app.tool_gateway.call(app.seat(), call)).status is ToolStatus.SUCCESS
         phases = [(record["phase"], record.get("approved_by")) for record in app.records()]
         assert phases == [
             ("start", None),

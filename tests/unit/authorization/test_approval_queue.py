@@ -19,7 +19,7 @@ from moothall.domain.identity import Principal
 from moothall.domain.tool import ToolStatus
 from moothall.errors import InvalidRequest, NotFound, Refused
 from moothall.testing.bus import MemoryBus
-from support.gate import App, open_app, tool_call
+from support.tool_gateway import App, open_app, tool_call
 
 KEY = b"k" * 32
 SUBJECT = Subject("local", "ws-1", "request-1", "files.delete", "0" * 64)
@@ -41,7 +41,7 @@ def open_gateway(folder: Path, parking: ApprovalQueue) -> Any:
 
 
 async def delete(app: App, number: int = 1, path: str = "a", **seat: Any) -> tuple[ToolStatus, str]:
-    result = await app.gate.call(
+    result = await app.tool_gateway.call(
         app.seat(**seat), tool_call("files.delete", number=number, path=path)
     )
     return result.status, result.error

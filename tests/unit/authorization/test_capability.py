@@ -15,7 +15,7 @@ from moothall.ports import Workspace
 from moothall.tools.arguments import Arguments
 from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Danger, Requirements, ToolSpec
-from support.gate import App, open_app, tool_call
+from support.tool_gateway import App, open_app, tool_call
 
 LOOK = ToolSpec(
     name="web.look",
@@ -74,7 +74,7 @@ class Web:
 async def test_without_a_good_token_nothing_runs(app: App, token: Any, message: str) -> None:
     seat = app.seat()
     token_value = token(app, seat.token)
-    result = await app.gate.call(
+    result = await app.tool_gateway.call(
         replace(seat, token=token_value if isinstance(token_value, str) else "x.y.z"),
         tool_call("files.write", path="src/a", content=""),
     )
@@ -86,8 +86,8 @@ async def test_without_a_good_token_nothing_runs(app: App, token: Any, message: 
 async def test_a_token_bound_to_the_request_serves_it(app: App) -> None:
     seat, call = app.seat(), tool_call(path="a")
     bound = replace(seat, token=narrow(seat.token, seconds=60, request=request_digest(call)))
-    assert (await app.gate.call(bound, call)).status is ToolStatus.SUCCESS
-    assert (await app.gate.call(bound, tool_call(path="b"))).status is ToolStatus.BLOCKED
+    assert (await app.tool_gateway.call(bound, call)).status is ToolStatus.SUCCESS
+    assert (await app.tool_gateway.call(bound, tool_call(path="b"))).status is ToolStatus.BLOCKED
 
 
 async def test_a_revoked_seat_stops_at_once(tmp_path: Path) -> None:
@@ -95,9 +95,9 @@ async def test_a_revoked_seat_stops_at_once(tmp_path: Path) -> None:
     tokens = Tokens(b"k" * 32, 3600, revoked=lambda ids: not revoked.isdisjoint(ids))
     async with open_app(tmp_path, tokens=tokens) as app:
         seat = app.seat()
-        assert (await app.gate.call(seat, tool_call(path="a"))).status is ToolStatus.SUCCESS
+        assert (await app.tool_gateway.call(seat, tool_call(path="a"))).status is ToolStatus.SUCCESS
         revoked.add("ws-1")
-        refused = await app.gate.call(seat, tool_call(path="a", number=2))
+        refused = await app.tool_gateway.call(seat, tool_call(path="a", number=2))
     assert (refused.status, refused.error) == (
         ToolStatus.BLOCKED,
         "the capability token was revoked",
@@ -107,7 +107,8 @@ async def test_a_revoked_seat_stops_at_once(tmp_path: Path) -> None:
 async def test_the_eleventh_dangerous_call_is_refused_and_does_not_run(app: App) -> None:
     seat = app.seat()
     results = [
-        await app.gate.call(seat, tool_call("tests.pytest", number=number)) for number in range(11)
+        await app.tool_gateway.call(seat, tool_call("tests.pytest", number=number))
+        for number in range(11)
     ]
     assert [result.status for result in results] == [ToolStatus.SUCCESS] * 10 + [
         ToolStatus.RATE_LIMITED
@@ -115,7 +116,9 @@ async def test_the_eleventh_dangerous_call_is_refused_and_does_not_run(app: App)
     assert "may be called 10 a minute" in results[-1].error
     assert len(app.workspace.calls) == 10
     neighbour = replace(app.seat(), seat="agent-dev-002")
-    assert (await app.gate.call(neighbour, tool_call("tests.pytest"))).status is ToolStatus.SUCCESS
+    assert (
+        await app.tool_gateway.call(neighbour, tool_call("tests.pytest"))
+    ).status is ToolStatus.SUCCESS
 
 
 async def test_a_tool_that_keeps_failing_is_left_alone(tmp_path: Path) -> None:
@@ -125,9 +128,10 @@ async def test_a_tool_that_keeps_failing_is_left_alone(tmp_path: Path) -> None:
         )
         seat = app.seat()
         results = [
-            await app.gate.call(seat, tool_call(path="a", number=number)) for number in range(6)
+            await app.tool_gateway.call(seat, tool_call(path="a", number=number))
+            for number in range(6)
         ]
-        other = await app.gate.call(seat, tool_call("files.list", number=7))
+        other = await app.tool_gateway.call(seat, tool_call("files.list", number=7))
     assert [result.status for result in results] == [ToolStatus.TIMEOUT] * 5 + [
         ToolStatus.CIRCUIT_OPEN
     ]
@@ -141,15 +145,15 @@ async def test_a_toolkit_runs_its_category_and_what_may_be_cached_is_asked_once(
     web = Web()
     async with open_app(tmp_path, catalogue=WEB, toolkits={"web": web.call}) as app:
         seat = app.seat(grant=ALL)
-        first = await app.gate.call(seat, tool_call("web.look"))
-        again = await app.gate.call(seat, tool_call("web.look", number=2))
+        first = await app.tool_gateway.call(seat, tool_call("web.look"))
+        again = await app.tool_gateway.call(seat, tool_call("web.look", number=2))
         assert (first.output, again.output) == ({"seen": 1}, {"seen": 1})
         assert (first.request_id, again.request_id) == ("request-1", "request-2")
         assert len(app.records()) == 4
         web.status = ToolStatus.ERROR
         for number in (3, 4):
             assert (
-                await app.gate.call(seat, tool_call("web.send", number=number))
+                await app.tool_gateway.call(seat, tool_call("web.send", number=number))
             ).status is ToolStatus.ERROR
     assert [call.tool for call in web.calls] == ["web.look", "web.send", "web.send"]
     assert app.workspace.calls == []

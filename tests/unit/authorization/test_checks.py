@@ -26,7 +26,7 @@ from moothall.domain.text import encodable
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, InvalidRequest
 from moothall.tools.catalogue import is_granted, list_tools
-from support.gate import tool_call
+from support.tool_gateway import tool_call
 from support.tools import CATALOGUE
 
 ALL = Grant(tools=("*",))

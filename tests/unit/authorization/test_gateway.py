@@ -19,12 +19,12 @@ from moothall.domain.identity import Principal
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import BusUnavailable, WorkspaceFailed
 from moothall.tools.arguments import arguments_digest
-from support.gate import App, echo, in_seconds, open_app, tool_call
+from support.tool_gateway import App, echo, in_seconds, open_app, tool_call
 from support.tools import CATALOGUE
 
 
 async def test_a_call_that_passes_every_step_runs_with_its_defaults_filled_in(app: App) -> None:
-    result = await app.gate.call(app.seat(), tool_call(path="src/utils.py"))
+    result = await app.tool_gateway.call(app.seat(), tool_call(path="src/utils.py"))
 
     assert result.status is ToolStatus.SUCCESS
     assert result.output == {"path": "src/utils.py", "start": 1, "lines": 2000}
@@ -34,7 +34,7 @@ async def test_a_call_that_passes_every_step_runs_with_its_defaults_filled_in(ap
 
 async def test_start_and_finish_are_audited_without_the_arguments(app: App) -> None:
     call = tool_call("files.append", path="a.py", content="secret words")
-    result = await app.gate.call(app.seat(), call)
+    result = await app.tool_gateway.call(app.seat(), call)
 
     start, finish = app.records()
     assert (start["phase"], start["status"]) == ("start", "")
@@ -47,8 +47,8 @@ async def test_start_and_finish_are_audited_without_the_arguments(app: App) -> N
 
 
 async def test_one_event_tells_of_each_result(app: App) -> None:
-    await app.gate.call(app.seat(), tool_call(path="a.py"))
-    await app.gate.call(app.seat(), tool_call("files.nothing", number=2))
+    await app.tool_gateway.call(app.seat(), tool_call(path="a.py"))
+    await app.tool_gateway.call(app.seat(), tool_call("files.nothing", number=2))
 
     first, second = app.facts.events
     assert first.type == "moothall.tool.finished"
@@ -99,7 +99,7 @@ async def test_one_event_tells_of_each_result(app: App) -> None:
 async def test_a_wrong_call_is_told_what_would_be_right(
     app: App, tool: str, arguments: Any, message: str
 ) -> None:
-    result = await app.gate.call(app.seat(), tool_call(tool, **arguments))
+    result = await app.tool_gateway.call(app.seat(), tool_call(tool, **arguments))
 
     assert result.status is ToolStatus.INVALID
     assert message in result.error
@@ -110,7 +110,7 @@ async def test_a_wrong_call_is_told_what_would_be_right(
 async def test_arguments_may_be_no_object_at_all(app: App) -> None:
     arguments: Any = ["a.py"]
     call = replace(tool_call(), arguments=arguments)
-    result = await app.gate.call(app.seat(), call)
+    result = await app.tool_gateway.call(app.seat(), call)
 
     assert result.status is ToolStatus.INVALID
     assert "the arguments are not an object" in result.error
@@ -118,7 +118,7 @@ async def test_arguments_may_be_no_object_at_all(app: App) -> None:
 
 async def test_too_many_bytes_of_arguments(tmp_path: Path) -> None:
     async with open_app(tmp_path, argument_bytes=1000) as app:
-        result = await app.gate.call(
+        result = await app.tool_gateway.call(
             app.seat(), tool_call("files.write", path="a", content="é" * 400)
         )
     assert result.status is ToolStatus.INVALID
@@ -148,7 +148,7 @@ async def test_paths_stay_inside(app: App, path: str) -> None:
         ("git.add", {"paths": ["ok.py", path]}),
         ("tests.pytest", {"paths": [f"{path}::test_a"]}),
     ):
-        result = await app.gate.call(app.seat(), tool_call(tool, **arguments))
+        result = await app.tool_gateway.call(app.seat(), tool_call(tool, **arguments))
         assert result.status is ToolStatus.BLOCKED
         assert "path" in result.error
     assert app.workspace.calls == []
@@ -168,7 +168,7 @@ async def test_paths_stay_inside(app: App, path: str) -> None:
 async def test_what_is_not_granted_is_blocked(
     app: App, role: str, tool: str, arguments: Any
 ) -> None:
-    result = await app.gate.call(app.seat(role=role), tool_call(tool, **arguments))
+    result = await app.tool_gateway.call(app.seat(role=role), tool_call(tool, **arguments))
 
     assert result.status is ToolStatus.BLOCKED
     assert f"{tool} is not granted" in result.error
@@ -177,9 +177,11 @@ async def test_what_is_not_granted_is_blocked(
 
 async def test_a_role_may_not_write_its_protected_paths_but_may_read_them(app: App) -> None:
     path = "./.github/workflows/ci.yml"
-    written = await app.gate.call(app.seat(), tool_call("files.write", path=path, content="x"))
-    read = await app.gate.call(app.seat(), tool_call(path=path))
-    devops = await app.gate.call(
+    written = await app.tool_gateway.call(
+        app.seat(), tool_call("files.write", path=path, content="x")
+    )
+    read = await app.tool_gateway.call(app.seat(), tool_call(path=path))
+    devops = await app.tool_gateway.call(
         app.seat(role="devops"), tool_call("files.write", path=path, content="x")
     )
 
@@ -191,10 +193,12 @@ async def test_a_role_may_not_write_its_protected_paths_but_may_read_them(app: A
 
 
 async def test_editing_a_protected_test_is_allowed_and_said_to_gain_nothing(app: App) -> None:
-    test = await app.gate.call(
+    test = await app.tool_gateway.call(
         app.seat(), tool_call("files.write", path="tests/test_a.py", content="x")
     )
-    code = await app.gate.call(app.seat(), tool_call("files.write", path="src/a.py", content="x"))
+    code = await app.tool_gateway.call(
+        app.seat(), tool_call("files.write", path="src/a.py", content="x")
+    )
 
     assert test.status is ToolStatus.SUCCESS
     assert "judged as it was" in test.output["note"]
@@ -214,16 +218,16 @@ async def test_a_seat_that_is_not_what_it_says_is_stopped(
     app: App, changes: dict[str, Any]
 ) -> None:
     grant = app.seat().grant
-    result = await app.gate.call(app.seat(grant=grant, **changes), tool_call(path="a"))
+    result = await app.tool_gateway.call(app.seat(grant=grant, **changes), tool_call(path="a"))
     # An unwritable tenant has no audit.
     assert result.status in {ToolStatus.BLOCKED, ToolStatus.ERROR}
     assert app.workspace.calls == []
 
 
 async def test_the_deadline_is_the_nearest_of_call_tool_and_seat(app: App) -> None:
-    await app.gate.call(app.seat(), tool_call(path="a", seconds=5))
-    await app.gate.call(app.seat(seconds=3), tool_call(path="a"))
-    await app.gate.call(app.seat(), tool_call(path="a", seconds=5000))
+    await app.tool_gateway.call(app.seat(), tool_call(path="a", seconds=5))
+    await app.tool_gateway.call(app.seat(seconds=3), tool_call(path="a"))
+    await app.tool_gateway.call(app.seat(), tool_call(path="a", seconds=5000))
 
     call, seat, tool = (received.deadline for received in app.workspace.calls)
     assert call <= in_seconds(5)
@@ -238,7 +242,7 @@ async def test_the_deadline_is_the_nearest_of_call_tool_and_seat(app: App) -> No
 async def test_a_command_of_the_shell_gets_the_time_that_it_asks_for(
     app: App, arguments: dict[str, int], seconds: int
 ) -> None:
-    await app.gate.call(
+    await app.tool_gateway.call(
         app.seat(seconds=5000), tool_call("code.shell", command="true", seconds=5000, **arguments)
     )
     (received,) = app.workspace.calls
@@ -246,28 +250,30 @@ async def test_a_command_of_the_shell_gets_the_time_that_it_asks_for(
 
 
 async def test_a_call_after_its_deadline_does_not_run(app: App) -> None:
-    result = await app.gate.call(app.seat(seconds=-1), tool_call(path="a"))
+    result = await app.tool_gateway.call(app.seat(seconds=-1), tool_call(path="a"))
     assert result.status is ToolStatus.TIMEOUT
     assert app.workspace.calls == []
 
 
 async def test_a_deadline_that_the_caller_chose_opens_no_circuit(app: App) -> None:
     for number in range(6):
-        late = await app.gate.call(app.seat(), tool_call(path="a", number=number, seconds=-1))
+        late = await app.tool_gateway.call(
+            app.seat(), tool_call(path="a", number=number, seconds=-1)
+        )
         assert late.status is ToolStatus.TIMEOUT
     app.workspace.answer = lambda call: ToolResult(call.request_id, call.tool, ToolStatus.TIMEOUT)
     for number in range(6, 12):
-        await app.gate.call(app.seat(), tool_call(path="a", number=number, seconds=1))
+        await app.tool_gateway.call(app.seat(), tool_call(path="a", number=number, seconds=1))
     app.workspace.answer = echo
     assert (
-        await app.gate.call(app.seat(), tool_call(path="a", number=12))
+        await app.tool_gateway.call(app.seat(), tool_call(path="a", number=12))
     ).status is ToolStatus.SUCCESS
 
 
 async def test_a_workspace_that_does_not_stop_by_itself_is_stopped(tmp_path: Path) -> None:
     async with open_app(tmp_path, grace_seconds=0.05) as app:
         app.workspace.open.clear()
-        result = await app.gate.call(app.seat(), tool_call(path="a", seconds=0.05))
+        result = await app.tool_gateway.call(app.seat(), tool_call(path="a", seconds=0.05))
         assert [record["status"] for record in app.records()] == ["", "timeout"]
     assert result.status is ToolStatus.TIMEOUT
 
@@ -275,7 +281,7 @@ async def test_a_workspace_that_does_not_stop_by_itself_is_stopped(tmp_path: Pat
 async def test_a_dead_executor_fails_the_seat_and_is_audited(app: App) -> None:
     app.workspace.gone = True
     with pytest.raises(WorkspaceFailed):
-        await app.gate.call(app.seat(), tool_call(path="a"))
+        await app.tool_gateway.call(app.seat(), tool_call(path="a"))
     await app.audit.__aexit__(None, None, None)
     assert [record["status"] for record in app.records()] == ["", "error"]
 
@@ -283,7 +289,7 @@ async def test_a_dead_executor_fails_the_seat_and_is_audited(app: App) -> None:
 async def test_a_cancelled_call_is_audited_as_cancelled(app: App) -> None:
     app.workspace.open.clear()
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(app.gate.call(app.seat(), tool_call(path="a")))
+        running = group.create_task(app.tool_gateway.call(app.seat(), tool_call(path="a")))
         await app.workspace.entered.wait()
         running.cancel()
     await app.audit.__aexit__(None, None, None)
@@ -292,7 +298,7 @@ async def test_a_cancelled_call_is_audited_as_cancelled(app: App) -> None:
 
 async def test_a_call_cancelled_at_once_leaves_both_records(app: App) -> None:
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(app.gate.call(app.seat(), tool_call(path="a")))
+        running = group.create_task(app.tool_gateway.call(app.seat(), tool_call(path="a")))
         await asyncio.sleep(0)
         running.cancel()
     await app.audit.__aexit__(None, None, None)
@@ -303,7 +309,7 @@ async def test_a_call_cancelled_at_once_leaves_both_records(app: App) -> None:
 async def test_no_audit_no_tool(app: App) -> None:
     app.chain.parent.parent.mkdir(parents=True)
     app.chain.parent.write_text("a file where the folder should be")
-    result = await app.gate.call(app.seat(), tool_call(path="a"))
+    result = await app.tool_gateway.call(app.seat(), tool_call(path="a"))
 
     assert result.status is ToolStatus.ERROR
     assert "audit" in result.error
@@ -317,7 +323,7 @@ async def test_an_audit_that_fails_after_the_run_is_not_hidden(app: App) -> None
         return ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS)
 
     app.workspace.answer = lose_the_audit
-    result = await app.gate.call(app.seat(), tool_call(path="a"))
+    result = await app.tool_gateway.call(app.seat(), tool_call(path="a"))
     assert result.status is ToolStatus.ERROR
     assert "the tool ran" in result.error
 
@@ -330,14 +336,14 @@ async def test_calls_side_by_side_are_bounded_for_a_seat_and_wait_for_the_gate(
         seat = app.seat()
         async with asyncio.TaskGroup() as group:
             running = [
-                group.create_task(app.gate.call(seat, tool_call(path="a", number=number)))
+                group.create_task(app.tool_gateway.call(seat, tool_call(path="a", number=number)))
                 for number in (1, 2)
             ]
             await app.workspace.entered.wait()
             # The second one waits for a slot, which causes no event.
             while seat.meter.in_flight < 2:
                 await asyncio.sleep(0)
-            refused = await app.gate.call(seat, tool_call(path="a", number=3))
+            refused = await app.tool_gateway.call(seat, tool_call(path="a", number=3))
             assert len(app.workspace.calls) == 1
             app.workspace.open.set()
         assert refused.status is ToolStatus.RATE_LIMITED
@@ -350,11 +356,13 @@ async def test_a_full_gate_refuses_a_call_whose_time_runs_out_in_the_queue(tmp_p
     async with open_app(tmp_path, calls_in_flight=1) as app:
         app.workspace.open.clear()
         async with asyncio.TaskGroup() as group:
-            group.create_task(app.gate.call(app.seat(), tool_call(path="a")))
+            group.create_task(app.tool_gateway.call(app.seat(), tool_call(path="a")))
             await app.workspace.entered.wait()
-            late = await app.gate.call(app.seat(), tool_call(path="a", number=2, seconds=0.5))
+            late = await app.tool_gateway.call(
+                app.seat(), tool_call(path="a", number=2, seconds=0.5)
+            )
             app.workspace.open.set()
-        again = await app.gate.call(app.seat(), tool_call(path="a", number=3))
+        again = await app.tool_gateway.call(app.seat(), tool_call(path="a", number=3))
     assert late.status is ToolStatus.RATE_LIMITED
     assert again.status is ToolStatus.SUCCESS
 
@@ -363,7 +371,8 @@ async def test_a_seats_calls_are_a_budget(tmp_path: Path) -> None:
     async with open_app(tmp_path, seat_calls=2) as app:
         seat = app.seat()
         results = [
-            await app.gate.call(seat, tool_call(path="a", number=number)) for number in range(3)
+            await app.tool_gateway.call(seat, tool_call(path="a", number=number))
+            for number in range(3)
         ]
     assert [result.status for result in results] == [
         ToolStatus.SUCCESS,
@@ -374,7 +383,7 @@ async def test_a_seats_calls_are_a_budget(tmp_path: Path) -> None:
 
 async def test_refused_calls_cost_nothing(app: App) -> None:
     seat = app.seat()
-    await app.gate.call(seat, tool_call("nothing"))
+    await app.tool_gateway.call(seat, tool_call("nothing"))
     assert seat.meter.calls == 0
 
 
@@ -383,8 +392,8 @@ async def test_an_overspent_deliberation_runs_no_more_tools_but_its_last_paid_tu
 ) -> None:
     last = Ledger(Budget(tokens=100), spent=Usage(prompt_tokens=100))
     over = Ledger(Budget(tokens=100), spent=Usage(prompt_tokens=101))
-    paid = await app.gate.call(app.seat(ledger=last), tool_call(path="a"))
-    unpaid = await app.gate.call(app.seat(ledger=over), tool_call(path="a"))
+    paid = await app.tool_gateway.call(app.seat(ledger=last), tool_call(path="a"))
+    unpaid = await app.tool_gateway.call(app.seat(ledger=over), tool_call(path="a"))
     assert (paid.status, unpaid.status) == (ToolStatus.SUCCESS, ToolStatus.BUDGET_EXCEEDED)
     assert "100 tokens" in unpaid.error
 
@@ -396,7 +405,7 @@ async def test_what_an_executor_says_is_cut_cleaned_and_answers_this_call_only(
         app.workspace.answer = lambda _: ToolResult(
             "another", "git.push", ToolStatus.ERROR, {"text": "\ud800" + "x" * 9000}, "y" * 9000
         )
-        result = await app.gate.call(app.seat(), tool_call(path="a"))
+        result = await app.tool_gateway.call(app.seat(), tool_call(path="a"))
         data = app.facts.events[0].data
 
     assert (result.request_id, result.tool) == ("request-1", "files.read")
@@ -411,9 +420,9 @@ async def test_a_bus_that_is_down_is_the_callers_matter(app: App) -> None:
     async def down(event: Event) -> int:
         raise BusUnavailable(f"no bus for {event.id}")
 
-    gate = ToolGateway(app.gate._limits, app.audit, down, app.gate._rules)
+    tool_gateway = ToolGateway(app.tool_gateway._limits, app.audit, down, app.tool_gateway._rules)
     with pytest.raises(BusUnavailable):
-        await gate.call(app.seat(), tool_call(path="a"))
+        await tool_gateway.call(app.seat(), tool_call(path="a"))
     assert len(app.records()) == 2
 
 
@@ -447,7 +456,9 @@ def test_whatever_a_model_says_there_is_one_result_two_records_and_one_event(
                     ToolCall(f"r-{n}", tool, args, in_seconds(60))
                     for n, (tool, args) in enumerate(calls)
                 ]
-                answers = [group.create_task(app.gate.call(seat, call)) for call in tool_calls]
+                answers = [
+                    group.create_task(app.tool_gateway.call(seat, call)) for call in tool_calls
+                ]
             for call, answer in zip(tool_calls, answers, strict=True):
                 result = answer.result()
                 assert (result.request_id, result.tool) == (

@@ -16,7 +16,7 @@ from moothall.authorization.policy import Mode, Policy, policy_question
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, PolicyUnavailable
 from moothall.policy.opa import Rego
-from support.gate import App, open_app, tool_call
+from support.tool_gateway import App, open_app, tool_call
 
 ALL = Grant(tools=("*",))
 DENY_SECRETS = """package moothall.tools
@@ -37,7 +37,7 @@ class Down:
         raise PolicyUnavailable("connection refused")
 
 
-class Says:
+class Decides:
     """A policy engine that returns one answer and records its queries."""
 
     def __init__(self, answer: Any) -> None:
@@ -63,8 +63,8 @@ def rego(folder: Path, text: str = DENY_SECRETS) -> Iterator[Rego]:
 async def test_a_policy_in_rego_refuses_with_its_reason(tmp_path: Path) -> None:
     with rego(tmp_path) as engine:
         async with open_app(tmp_path, policy=Policy("enforce", engine.decide)) as app:
-            closed = await app.gate.call(app.seat(), tool_call(path="secret/a"))
-            open_ = await app.gate.call(app.seat(), tool_call(path="src/a", number=2))
+            closed = await app.tool_gateway.call(app.seat(), tool_call(path="secret/a"))
+            open_ = await app.tool_gateway.call(app.seat(), tool_call(path="src/a", number=2))
     assert (closed.status, closed.error) == (
         ToolStatus.BLOCKED,
         "files.read is refused by policy: secrets stay closed",
@@ -78,8 +78,8 @@ async def test_a_policy_in_rego_refuses_with_its_reason(tmp_path: Path) -> None:
     [None, {}, {"allow": "yes"}, {"allow": 1}, {"allow": True, "park": "no"}, [], {"allow": None}],
 )
 async def test_no_clear_answer_is_a_no(tmp_path: Path, answer: Any) -> None:
-    async with open_app(tmp_path, policy=Policy("enforce", Says(answer).decide)) as app:
-        result = await app.gate.call(app.seat(), tool_call(path="a"))
+    async with open_app(tmp_path, policy=Policy("enforce", Decides(answer).decide)) as app:
+        result = await app.tool_gateway.call(app.seat(), tool_call(path="a"))
     assert result.status is ToolStatus.BLOCKED
     assert "nothing runs until it can" in result.error
     assert app.workspace.calls == []
@@ -94,7 +94,8 @@ async def test_an_engine_that_is_down_blocks_where_it_is_enforced(
     engine = Down()
     async with open_app(tmp_path, policy=Policy(mode, engine.decide)) as app:
         results = [
-            await app.gate.call(app.seat(), tool_call(path="a", number=number)) for number in (1, 2)
+            await app.tool_gateway.call(app.seat(), tool_call(path="a", number=number))
+            for number in (1, 2)
         ]
     assert bool(app.workspace.calls) is ran
     assert engine.attempts == (0 if mode == "off" else 2)  # a failed query is repeated
@@ -111,7 +112,7 @@ async def test_what_a_policy_denies_runs_where_it_is_not_enforced(
 ) -> None:
     with rego(tmp_path) as engine:
         async with open_app(tmp_path, policy=Policy(mode, engine.decide)) as app:
-            result = await app.gate.call(app.seat(), tool_call(path="secret/a"))
+            result = await app.tool_gateway.call(app.seat(), tool_call(path="secret/a"))
             assert (bool(app.workspace.calls), result.status) == (
                 ran,
                 ToolStatus.SUCCESS if ran else ToolStatus.BLOCKED,
@@ -120,7 +121,7 @@ async def test_what_a_policy_denies_runs_where_it_is_not_enforced(
 
 async def test_an_answer_stands_for_its_time_and_for_the_same_question_only(app: App) -> None:
     clock = [0.0]
-    engine = Says({"allow": True})
+    engine = Decides({"allow": True})
     policy = Policy("enforce", engine.decide, keep_seconds=60, clock=lambda: clock[0])
     same, other = (check_schema(tool_call(path=path), ALL, 1000) for path in ("a", "b"))
     for checked in (same, same, other, same):
@@ -134,7 +135,7 @@ async def test_an_answer_stands_for_its_time_and_for_the_same_question_only(app:
 
 
 async def test_all_that_the_policy_reads_is_what_it_was_asked(app: App) -> None:
-    engine = Says({"allow": True})
+    engine = Decides({"allow": True})
     checked = check_schema(tool_call("files.write", path="a", content="x" * 301), ALL, 1000)
     await Policy("enforce", engine.decide).check(app.seat(), checked)
     assert engine.documents == [

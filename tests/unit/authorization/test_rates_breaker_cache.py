@@ -21,7 +21,7 @@ from moothall.testing.bus import MemoryBus
 from moothall.tools.arguments import Arguments
 from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Danger, Rate, Requirements, ToolSpec
-from support.gate import open_app, tool_call
+from support.tool_gateway import open_app, tool_call
 from support.tools import CATALOGUE
 
 
@@ -221,7 +221,7 @@ async def test_all_gates_on_one_bus_count_together_what_reaches_beyond_the_works
         async def push(number: int) -> None:
             app = apps[number % 3]
             grant = Grant(("git.*", "files.*"))
-            result = await app.gate.call(
+            result = await app.tool_gateway.call(
                 app.seat(grant=grant), tool_call("git.push", number=number, branch="x")
             )
             statuses.append(result.status)
@@ -234,7 +234,7 @@ async def test_all_gates_on_one_bus_count_together_what_reaches_beyond_the_works
         # Calls that stay in a workspace need no decision.
         before = await bus.bucket("rates").entries()
         assert (
-            await apps[0].gate.call(apps[0].seat(), tool_call(path="a"))
+            await apps[0].tool_gateway.call(apps[0].seat(), tool_call(path="a"))
         ).status is ToolStatus.SUCCESS
         assert await bus.bucket("rates").entries() == before
 
@@ -262,5 +262,5 @@ async def test_a_bus_that_is_away_lets_nothing_out(tmp_path: Path) -> None:
     away: Any = Away()
     async with open_app(tmp_path, rates=SharedRates(away)) as app:
         seat = app.seat(grant=Grant(("git.*",)))
-        result = await app.gate.call(seat, tool_call("git.push", branch="x"))
+        result = await app.tool_gateway.call(seat, tool_call("git.push", branch="x"))
     assert (result.status, app.workspace.calls) == (ToolStatus.RATE_LIMITED, [])

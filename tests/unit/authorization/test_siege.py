@@ -14,26 +14,26 @@ from moothall.domain.tool import ToolCall
 from moothall.errors import InvalidRequest, Refused
 from moothall.testing.bus import MemoryBus
 from moothall.tool_sessions.manager import PendingWorkspace
-from support.gate import App, in_seconds, tool_call
-from support.visits import visiting
+from support.session_manager import open_session_manager
+from support.tool_gateway import App, in_seconds, tool_call
 
 ANN = Principal("ann", "local")
 SAMPLE = RepositoryRef(id="sample")
 
 
 async def test_a_name_of_a_megabyte_is_no_record_of_a_megabyte(app: App) -> None:
-    result = await app.gate.call(app.seat(), tool_call("x" * 1_000_000))
+    result = await app.tool_gateway.call(app.seat(), tool_call("x" * 1_000_000))
     assert result.status == "invalid"
     assert len(result.tool) < 300
     assert len(app.chain.read_text()) < 3000
 
 
 async def test_a_request_id_is_kept_and_so_it_is_short(tmp_path: Path) -> None:
-    async with visiting(tmp_path, MemoryBus()) as app:
-        opened = await app.visits.open(ANN, SAMPLE, "DEV")
+    async with open_session_manager(tmp_path, MemoryBus()) as app:
+        opened = await app.session_manager.open(ANN, SAMPLE, "DEV")
         for name in ("", "x" * 201):
             with pytest.raises(InvalidRequest, match="request_id"):
-                await app.visits.call(
+                await app.session_manager.call(
                     ANN,
                     opened.workspace,
                     opened.token,
@@ -42,14 +42,14 @@ async def test_a_request_id_is_kept_and_so_it_is_short(tmp_path: Path) -> None:
 
 
 async def test_a_result_is_not_told_to_a_token_that_does_not_cover_it(tmp_path: Path) -> None:
-    async with visiting(tmp_path, MemoryBus()) as app:
-        opened = await app.visits.open(ANN, SAMPLE, "DEV")
+    async with open_session_manager(tmp_path, MemoryBus()) as app:
+        opened = await app.session_manager.open(ANN, SAMPLE, "DEV")
         call = tool_call(path="secret.py")
-        first = await app.visits.call(ANN, opened.workspace, opened.token, call)
+        first = await app.session_manager.call(ANN, opened.workspace, opened.token, call)
         less = narrow(opened.token, seconds=60, tools=["files.list"])
         with pytest.raises(Refused, match="not covered"):
-            await app.visits.call(ANN, opened.workspace, less, call)
-        assert await app.visits.call(ANN, opened.workspace, opened.token, call) == first
+            await app.session_manager.call(ANN, opened.workspace, less, call)
+        assert await app.session_manager.call(ANN, opened.workspace, opened.token, call) == first
 
 
 async def test_a_token_for_a_moment_opens_a_workspace_for_as_long_as_its_first_one(
@@ -59,11 +59,11 @@ async def test_a_token_for_a_moment_opens_a_workspace_for_as_long_as_its_first_o
         del workspace, who
         return PendingWorkspace(SAMPLE, "DEV")
 
-    async with visiting(tmp_path, MemoryBus()) as app:
-        app.visits.await_calls(find)
-        token = app.visits.token(ANN, "task-1", "DEV", 600)
-        await app.visits.ready(ANN, "task-1", narrow(token, seconds=5))
-        with app.visits.lease("task-1", "flow") as loan:
+    async with open_session_manager(tmp_path, MemoryBus()) as app:
+        app.session_manager.await_calls(find)
+        token = app.session_manager.token(ANN, "task-1", "DEV", 600)
+        await app.session_manager.ready(ANN, "task-1", narrow(token, seconds=5))
+        with app.session_manager.lease("task-1", "flow") as loan:
             assert loan.seat.deadline > in_seconds(500)
 
 
@@ -74,9 +74,9 @@ async def test_a_token_of_another_tenant_opens_nothing(tmp_path: Path) -> None:
         lookups.append((workspace, who))
         return PendingWorkspace(SAMPLE, "DEV")
 
-    async with visiting(tmp_path, MemoryBus()) as app:
-        app.visits.await_calls(find)
-        stolen = app.visits.token(ANN, "task-1", "DEV", 600)
+    async with open_session_manager(tmp_path, MemoryBus()) as app:
+        app.session_manager.await_calls(find)
+        stolen = app.session_manager.token(ANN, "task-1", "DEV", 600)
         with pytest.raises(Refused, match="somebody else's"):
-            await app.visits.ready(replace(ANN, tenant="other"), "task-1", stolen)
+            await app.session_manager.ready(replace(ANN, tenant="other"), "task-1", stolen)
     assert lookups == []

@@ -15,7 +15,7 @@ from moothall.events.nats.jetstream import open_bus
 from moothall.events.nats.server import embedded_server
 from moothall.ports import Bucket
 from moothall.testing.bus import MemoryBus
-from support.gate import open_app, tool_call
+from support.tool_gateway import open_app, tool_call
 
 
 @pytest.fixture(params=["memory", "jetstream"])
@@ -69,22 +69,26 @@ async def test_to_a_seat_there_is_no_disabled_tool(tmp_path: Path) -> None:
     switches = Switches(MemoryBus().bucket(SWITCHES))
     async with open_app(tmp_path, off=switches.off) as app:
         grant = grant_for("dev")
-        assert "files.append" in [spec.name for spec in app.gate.list_tools("local", grant)]
+        assert "files.append" in [spec.name for spec in app.tool_gateway.list_tools("local", grant)]
         await switches.switch("local", "files.append", enabled=False, who="ann")
 
-        refused = await app.gate.call(app.seat(), tool_call("files.append", path="a", content="x"))
-        misspelled = await app.gate.call(app.seat(), tool_call("files.appendd", number=2))
-        none = await app.gate.call(app.seat(), tool_call("zzz", number=3))
+        refused = await app.tool_gateway.call(
+            app.seat(), tool_call("files.append", path="a", content="x")
+        )
+        misspelled = await app.tool_gateway.call(app.seat(), tool_call("files.appendd", number=2))
+        none = await app.tool_gateway.call(app.seat(), tool_call("zzz", number=3))
         assert refused.status is ToolStatus.INVALID
         assert refused.error.startswith("there is no tool 'files.append'")
         assert app.workspace.calls == []
         for result in (refused, misspelled, none):
             assert "files.append" not in result.error.replace("there is no tool 'files.append", "")
-        assert "files.append" not in [spec.name for spec in app.gate.list_tools("local", grant)]
-        assert "files.append" in [spec.name for spec in app.gate.list_tools("other", grant)]
+        assert "files.append" not in [
+            spec.name for spec in app.tool_gateway.list_tools("local", grant)
+        ]
+        assert "files.append" in [spec.name for spec in app.tool_gateway.list_tools("other", grant)]
 
         await switches.switch("local", "files.append", enabled=True, who="ann")
-        again = await app.gate.call(
+        again = await app.tool_gateway.call(
             app.seat(), tool_call("files.append", number=4, path="a", content="x")
         )
         assert again.status is ToolStatus.SUCCESS

@@ -22,7 +22,7 @@ from moothall.authorization.tokens import (
 )
 from moothall.domain.tool import Grant
 from moothall.errors import Refused
-from support.gate import tool_call
+from support.tool_gateway import tool_call
 from support.tools import CATALOGUE
 
 KEY = b"k" * 32

@@ -60,7 +60,7 @@ def test_a_model_server_that_is_away_is_said_before_anything_costly_is_imported(
     assert not loaded & (
         (_COSTLY - {"aiohttp"}) | {"nats", "tree_sitter", "structlog", "opentelemetry"}
     )
-    rooms = {
+    fake_workspaces = {
         f"moothall.{package}"
         for package in (
             "bus",
@@ -73,7 +73,7 @@ def test_a_model_server_that_is_away_is_said_before_anything_costly_is_imported(
             "ranking",
         )
     }
-    assert not loaded & (rooms | {"moothall.app.server", "moothall.cli.progress"})
+    assert not loaded & (fake_workspaces | {"moothall.app.server", "moothall.cli.progress"})
     assert list(tmp_path.iterdir()) == []
 
 

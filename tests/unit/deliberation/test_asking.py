@@ -119,8 +119,8 @@ async def test_an_empty_proposal_wins_nowhere_but_as_an_answer(
 ) -> None:
     """The collector checks the protocol itself, whatever a host reports."""
     async with council(script(finish(ANSWER))) as app:
-        asking = app.deliberation("ask", 1)
-        events = await app.run(asking)
+        requesting = app.deliberation("ask", 1)
+        events = await app.run(requesting)
         outcome = decided(app.deliberation(protocol, 1), events)
     assert bool(outcome.winner_id) is wins
     assert outcome.final_state == ("answered" if wins else "no_winner")

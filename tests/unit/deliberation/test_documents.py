@@ -20,7 +20,7 @@ from moothall.stories.architect_prompts import design_request
 from moothall.stories.coach import StoryDraft
 from moothall.testing.model import Call, phase_of, seat_of
 from support.council import approaches, finish, of, outcomes, review
-from support.deliberation_service import MemoryDesk
+from support.deliberation_service import MemoryDeliberations
 
 PLAN: dict[str, Any] = {
     "tasks": [{"id": "a", "role": "dev", "description": "Write it.", "criteria": [1], "after": []}]
@@ -138,8 +138,8 @@ async def test_architects_and_the_coach_ask_for_documents() -> None:
         ).document
         == "plan"
     )
-    deliberations = MemoryDesk()
-    asking = asyncio.create_task(
+    deliberations = MemoryDeliberations()
+    requesting = asyncio.create_task(
         StoryWriter(deliberations, 5, model=True).suggest("Export invoices", LOCAL)
     )
     await deliberations.submitted.wait()
@@ -158,7 +158,7 @@ async def test_architects_and_the_coach_ask_for_documents() -> None:
     await deliberations.decide(
         Outcome(task_id, DeliberationStatus.COMPLETED, winner_id="agent-po-001", results=(result,))
     )
-    assert (await asking).by == MODEL
+    assert (await requesting).by == MODEL
 
 
 @pytest.mark.parametrize("around", ["{}", "Here it is:\n```json\n{}\n```", "<story>{}</story>"])

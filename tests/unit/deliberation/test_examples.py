@@ -17,9 +17,9 @@ from moothall.deliberation.turns import FUNCTION_BREAKS_EXAMPLES, FUNCTION_FAILS
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
 from support.council import ONE, of, outcomes
-from support.gate import in_seconds
 from support.local import local
 from support.repos import SAMPLE
+from support.tool_gateway import in_seconds
 
 DOCSTRING = "def sub(a, b=0):\n    '''Subtract.\n{}\n    '''\n"
 

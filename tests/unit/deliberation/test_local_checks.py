@@ -23,7 +23,7 @@ from moothall.deliberation.prompts.report import check_text, verdict_text
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared, Profile
 from moothall.domain.tool import ToolResult, ToolStatus
-from support.gate import Room, open_app
+from support.tool_gateway import FakeWorkspace, open_app
 
 FILES = ("src/pkg/a.py", "src/pkg/b.py", "tests/test_a.py", "tests/test_b.py")
 CASES = {
@@ -191,7 +191,7 @@ def test_a_changed_test_file_is_run_as_it_is_now() -> None:
     ]
 
 
-class Checked(Room):
+class Checked(FakeWorkspace):
     """A workspace with a change and a check. It records how the check was called, and answers with
     the cases of the files.
     """
@@ -223,7 +223,7 @@ class Checked(Room):
 async def look(tmp_path: Path, workspace: Checked, base: Prepared) -> WorkspaceState:
     async with open_app(tmp_path) as app:
         seat = replace(app.seat(), workspace=workspace)
-        place = CheckedWorkspace(TurnContext(seat, app.gate), base)
+        place = CheckedWorkspace(TurnContext(seat, app.tool_gateway), base)
         return (
             await check_changes(place, base, WorkspaceState(), "turn 1", clean=str, max_seconds=10)
         )[0]

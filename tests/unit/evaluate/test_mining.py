@@ -15,7 +15,7 @@ from moothall.evaluate.mining import (
     task_text,
 )
 
-_SAYS = "Fix the rounding of negative prices"
+_MESSAGES = "Fix the rounding of negative prices"
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,14 @@ _SAYS = "Fix the rounding of negative prices"
     ],
 )
 def test_a_commit_changes_source_and_tests(paths: tuple[str, ...], why: str) -> None:
-    assert reject_commit(Commit("a" * 40, ("b" * 40,), _SAYS, paths)) == why
+    assert reject_commit(Commit("a" * 40, ("b" * 40,), _MESSAGES, paths)) == why
 
 
 def test_merges_roots_and_empty_messages_are_dropped() -> None:
     paths = ("shop/price.py", "tests/test_price.py")
-    assert reject_commit(Commit("a", ("b", "c"), _SAYS, paths)) == mining.MERGE
-    assert reject_commit(Commit("a", (), _SAYS, paths)) == mining.ROOT
-    assert reject_commit(Commit("a", ("b",), "wip", paths)) == mining.SAYS_LITTLE
+    assert reject_commit(Commit("a", ("b", "c"), _MESSAGES, paths)) == mining.MERGE
+    assert reject_commit(Commit("a", (), _MESSAGES, paths)) == mining.ROOT
+    assert reject_commit(Commit("a", ("b",), "wip", paths)) == mining.SHORT_MESSAGE
 
 
 def test_tests_inside_rust_source_count_as_tests() -> None:
@@ -52,7 +52,7 @@ def test_tests_inside_rust_source_count_as_tests() -> None:
         "diff --git a/src/lib.rs b/src/lib.rs\n--- a/src/lib.rs\n+++ b/src/lib.rs\n@@ -1,1 +1,3 "
         "@@\n-a\n+b\n+    #[test]\n+    fn half() {}\n"
     )
-    commit = Commit("a", ("b",), _SAYS, ("src/lib.rs",))
+    commit = Commit("a", ("b",), _MESSAGES, ("src/lib.rs",))
     assert reject_commit(commit) == mining.NO_TESTS
     assert reject_commit(commit, diff) == ""
     assert mining.hidden_paths(commit.paths, diff) == ("src/lib.rs",)
@@ -100,8 +100,8 @@ def test_the_text_has_no_trailers_numbers_links_and_tests(message: str, text: st
 
 def test_a_message_without_end_is_cut() -> None:
     """Parsing all of it would take an hour."""
-    text = task_text(f"{_SAYS}\n\n{'a.a-' * 250_000}")
-    assert text.startswith(_SAYS)
+    text = task_text(f"{_MESSAGES}\n\n{'a.a-' * 250_000}")
+    assert text.startswith(_MESSAGES)
     assert len(text) <= 4000
 
 
@@ -114,14 +114,14 @@ def test_cases_that_fail_before_and_pass_after_count() -> None:
         _run(a="failed", b="passed", c="failed"),
         _run(a="passed", b="passed", c="failed", d="passed"),
     )
-    hidden_cases = compare_runs(_run(b="passed"), before, after, _SAYS)
+    hidden_cases = compare_runs(_run(b="passed"), before, after, _MESSAGES)
     assert hidden_cases == HiddenCases(("a",), ("b",))
 
 
 def test_a_case_that_the_commit_changes_counts() -> None:
     """It passes on the parent as it was, fails there as it is, and passes on the commit."""
     hidden_cases = compare_runs(
-        _run(a="passed", b="passed"), _run(a="failed"), _run(a="passed", b="passed"), _SAYS
+        _run(a="passed", b="passed"), _run(a="failed"), _run(a="passed", b="passed"), _MESSAGES
     )
     assert hidden_cases == HiddenCases(("a",), ("b",))
 
@@ -143,7 +143,7 @@ def test_a_missing_name_counts_if_the_text_mentions_it() -> None:
     ],
 )
 def test_what_shows_nothing_has_a_reason(before: CheckRun, after: CheckRun, why: str) -> None:
-    hidden_cases = compare_runs(None, before, after, _SAYS)
+    hidden_cases = compare_runs(None, before, after, _MESSAGES)
     assert (hidden_cases.fixed, hidden_cases.why) == ((), why)
 
 

@@ -89,16 +89,16 @@ async def test_a_repeat_of_a_message_changes_nothing(opened: Any) -> None:
 
 async def test_what_is_secret_or_large_in_one_of_them_is_treated_as_ever(opened: Any) -> None:
     key = "sk-" + "a1B2" * 10
-    said = {"key": key, "large": "x" * 5000, "looks": {"$blob": "0" * 64, "bytes": 1}}
+    output_text = {"key": key, "large": "x" * 5000, "looks": {"$blob": "0" * 64, "bytes": 1}}
     async with opened(blob_bytes=2048) as bus:
-        for number, data in enumerate(list[dict[str, Any]](({}, said, {}))):
+        for number, data in enumerate(list[dict[str, Any]](({}, output_text, {}))):
             waiting = await bus.post(seat(number, **data))
         await waiting
         stored = [raw.data async for raw in bus.raw(registry.EVENTS.name)]
         _, middle, _ = [r.event.data async for r in bus.replay([ABOUT])]
     assert key.encode() not in b"".join(stored)
     assert sum(map(len, stored)) < 5000
-    assert (middle["large"], middle["looks"]) == (said["large"], said["looks"])
+    assert (middle["large"], middle["looks"]) == (output_text["large"], output_text["looks"])
 
 
 async def test_what_cannot_be_written_is_refused_at_once_and_nothing_else_with_it(
@@ -123,10 +123,10 @@ async def test_one_bad_event_takes_no_other_with_it(opened: Any) -> None:
     got: asyncio.Queue[Recorded] = asyncio.Queue()
     good = [codec.encode(seat(number, turn=number)) for number in range(3)]
 
-    async def handle(told: Recorded) -> None:
-        if told.event.data["turn"] == 1:
+    async def handle(received: Recorded) -> None:
+        if received.event.data["turn"] == 1:
             raise Permanent("not this one")
-        got.put_nowait(told)
+        got.put_nowait(received)
 
     async with opened() as bus, consuming(bus, "collector", handle):
         data = codec.encode_batch([good[0], b'{"specversion":"1.0"}', *good[1:]])
@@ -142,9 +142,9 @@ async def test_glances_see_each_event_and_handlers_what_is_left(opened: Any) -> 
     glanced: list[tuple[int, str]] = []
     got: asyncio.Queue[Recorded] = asyncio.Queue()
 
-    def glance(told: Recorded) -> bool:
-        glanced.append((int(told.event.data["turn"]), told.extra["place"]))
-        return bool(told.event.data["turn"] != 2)
+    def glance(received: Recorded) -> bool:
+        glanced.append((int(received.event.data["turn"]), received.extra["place"]))
+        return bool(received.event.data["turn"] != 2)
 
     async with opened() as bus:
         answers = [await bus.post(seat(number, turn=number)) for number in range(4)]
@@ -231,8 +231,8 @@ async def test_however_its_events_travel_a_deliberation_is_decided_the_same() ->
             await bus.put_raw("agent.results.task-a", codec.encode_batch(left[:size]))
             # Another host, which does not know what the first recorded, says some of it once more.
             left = left[max(size - chance.randint(0, 2), 1) if seed else size :]
-        async for told in bus.follow([Channel.RESPONSES.of("task-a")]):
-            decisions.append(dict(told.event.data))
+        async for received in bus.follow([Channel.RESPONSES.of("task-a")]):
+            decisions.append(dict(received.event.data))
             break
         running.cancel()
     assert decisions == decisions[:1] * 12

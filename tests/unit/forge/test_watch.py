@@ -18,7 +18,7 @@ from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import AlreadyExists, Refused
 from moothall.forge.client import forge_client
 from moothall.forge.watch import Watch, task_of
-from support.deliberation_service import MemoryDesk
+from support.deliberation_service import MemoryDeliberations
 from support.forge import REPOSITORY, TOKENS, FakeForge, fake_forge, place_of
 
 CALL = "@moothall-bot"
@@ -39,7 +39,7 @@ class App:
     """A simulated council, and clones whose commits go straight to the forge."""
 
     forge: FakeForge
-    deliberations: MemoryDesk = field(default_factory=MemoryDesk)
+    deliberations: MemoryDeliberations = field(default_factory=MemoryDeliberations)
     offered: list[tuple[str, str]] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     commits_made: int = 0

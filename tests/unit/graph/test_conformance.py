@@ -15,7 +15,7 @@ from moothall.graph.schema import LABELS, RELATIONS
 from moothall.graph.statements import Statement
 from moothall.graph.store import CypherGraph, Store
 from moothall.stories.scopes import scopes
-from support.chronicle import BASE, PATH, SEATS, Chronicle, delivered, proposal_of, recorded
+from support.event_log import BASE, PATH, SEATS, EventLog, delivered, proposal_of, recorded
 
 Lines = list[tuple[str, ...]]
 
@@ -25,7 +25,7 @@ async def lines(graph: CypherGraph) -> Lines:
 
 
 async def test_a_chronicle_creates_every_label_and_relation(graph: CypherGraph) -> None:
-    await graph.project(recorded(Chronicle().whole().events))
+    await graph.project(recorded(EventLog().whole().events))
     counts = await graph.counts()
     assert {name for name in LABELS if not counts[name]} == set()
     assert {relation.type for relation in RELATIONS if not counts[relation.type]} == set()
@@ -36,7 +36,7 @@ async def test_a_chronicle_creates_every_label_and_relation(graph: CypherGraph) 
 
 async def test_the_position_is_the_last_seq_and_never_goes_back(graph: CypherGraph) -> None:
     assert await graph.position() == 0
-    records = recorded(Chronicle().whole().events)
+    records = recorded(EventLog().whole().events)
     await graph.project(records)
     assert await graph.position() == len(records)
     await graph.project(records[:3])
@@ -46,7 +46,7 @@ async def test_the_position_is_the_last_seq_and_never_goes_back(graph: CypherGra
 
 
 async def test_neither_batches_nor_repeats_nor_order_change_the_graph(graph: CypherGraph) -> None:
-    records = recorded(Chronicle().whole().events)
+    records = recorded(EventLog().whole().events)
     await graph.project(records)
     first_dump = await lines(graph)
     await graph.project(records)
@@ -60,7 +60,7 @@ async def test_neither_batches_nor_repeats_nor_order_change_the_graph(graph: Cyp
 
 
 async def test_a_cleared_graph_is_empty_and_can_be_written_again(graph: CypherGraph) -> None:
-    records = recorded(Chronicle().whole().events)
+    records = recorded(EventLog().whole().events)
     await graph.project(records)
     before = await lines(graph)
     await graph.clear()
@@ -85,7 +85,7 @@ async def test_transactions_are_atomic(store: Store) -> None:
 
 
 async def test_provenance_contains_everything_behind_a_commit(graph: CypherGraph) -> None:
-    await graph.project(recorded(Chronicle().whole().events))
+    await graph.project(recorded(EventLog().whole().events))
     (row,) = await graph.ask("provenance", tenant="local", commit_sha=delivered(), path=PATH)
     assert row["commit"] == delivered()
     assert row["repository"] == {"id": "sample", "url": "/r"}
@@ -124,7 +124,7 @@ async def test_provenance_contains_everything_behind_a_commit(graph: CypherGraph
 
 
 async def test_provenance_without_an_answer_is_empty(graph: CypherGraph) -> None:
-    await graph.project(recorded(Chronicle().whole().events))
+    await graph.project(recorded(EventLog().whole().events))
     assert await graph.ask("provenance", tenant="local", commit_sha="0" * 40) == []
     assert (
         await graph.ask("provenance", tenant="local", commit_sha=delivered(), path="other.py") == []
@@ -132,7 +132,7 @@ async def test_provenance_without_an_answer_is_empty(graph: CypherGraph) -> None
 
 
 async def test_the_answer_contains_the_complete_deliberation(graph: CypherGraph) -> None:
-    await graph.project(recorded(Chronicle().whole().events))
+    await graph.project(recorded(EventLog().whole().events))
     (row,) = await graph.ask("deliberation", tenant="local", task_id="task-a")
     assert row["deliberation"]["final_state"] == "committed"
     assert row["deliberation"]["requirements"] == ["greets"]
@@ -147,7 +147,7 @@ async def test_the_answer_contains_the_complete_deliberation(graph: CypherGraph)
 
 
 async def test_a_started_deliberation_is_in_the_answer(graph: CypherGraph) -> None:
-    await graph.project(recorded(Chronicle().deliberated().events[:1]))
+    await graph.project(recorded(EventLog().deliberated().events[:1]))
     (row,) = await graph.ask("deliberation", tenant="local", task_id="task-a")
     assert row["deliberation"]["description"] == "add it"
     assert row["proposals"] == row["model_calls"] == row["tool_calls"] == row["decisions"] == []
@@ -156,9 +156,9 @@ async def test_a_started_deliberation_is_in_the_answer(graph: CypherGraph) -> No
 async def test_task_context_contains_earlier_deliberations_in_the_repository(
     graph: CypherGraph,
 ) -> None:
-    await graph.project(recorded(Chronicle("task-a").whole().events))
-    await graph.project(recorded(Chronicle("task-b", "story-2", days=1).whole().events, 100))
-    await graph.project(recorded(Chronicle("task-c", "story-3", days=2).deliberated().events, 200))
+    await graph.project(recorded(EventLog("task-a").whole().events))
+    await graph.project(recorded(EventLog("task-b", "story-2", days=1).whole().events, 100))
+    await graph.project(recorded(EventLog("task-c", "story-3", days=2).deliberated().events, 200))
     rows = await graph.ask("task_context", tenant="local", task_id="task-c")
     assert [row["task_id"] for row in rows] == ["task-b", "task-a"]
     assert rows[0]["winner"]["candidate"] == SEATS[0]
@@ -175,7 +175,7 @@ async def test_task_context_contains_earlier_deliberations_in_the_repository(
 
 
 async def test_a_timeline_is_in_order_and_ends_with_the_latest(graph: CypherGraph) -> None:
-    await graph.project(recorded(Chronicle().whole().events))
+    await graph.project(recorded(EventLog().whole().events))
     rows = await graph.ask("timeline", tenant="local", story_id="story-1")
     kinds = [row["kind"] for row in rows]
     assert kinds == [
@@ -195,7 +195,7 @@ async def test_a_timeline_is_in_order_and_ends_with_the_latest(graph: CypherGrap
 
 
 async def test_a_story_contains_its_tasks(graph: CypherGraph) -> None:
-    await graph.project(recorded(Chronicle().whole().events))
+    await graph.project(recorded(EventLog().whole().events))
     (row,) = await graph.ask("story", tenant="local", story_id="story-1")
     assert (row["story"]["headline"], row["story"]["brief"], row["story"]["state"]) == (
         "Greeting",
@@ -210,7 +210,7 @@ async def test_a_story_contains_its_tasks(graph: CypherGraph) -> None:
 
 
 async def test_neighbours_are_limited_by_depth(graph: CypherGraph) -> None:
-    await graph.project(recorded(Chronicle().whole().events))
+    await graph.project(recorded(EventLog().whole().events))
     (neighbours_row,) = await graph.ask("neighbours", tenant="local", label="Task", id="task-a")
     assert {(node["label"], node["id"]) for node in neighbours_row["neighbours"]} == {
         ("Story", "story-1"),
@@ -236,8 +236,8 @@ async def test_neighbours_are_limited_by_depth(graph: CypherGraph) -> None:
 
 async def test_tenants_see_nothing_of_each_other(graph: CypherGraph) -> None:
     """The same ids, the same commit, the same repository: two servers."""
-    await graph.project(recorded(Chronicle(tenant="one").whole().events))
-    await graph.project(recorded(Chronicle(tenant="two", days=1).told().events, 100))
+    await graph.project(recorded(EventLog(tenant="one").whole().events))
+    await graph.project(recorded(EventLog(tenant="two", days=1).received().events, 100))
     questions = {
         "deliberation": {"task_id": "task-a"},
         "provenance": {"commit_sha": delivered()},
@@ -268,10 +268,10 @@ async def test_tenants_see_nothing_of_each_other(graph: CypherGraph) -> None:
     ids=["unicode", "nul", "surrogate", "injection", "braces", "huge", "empty"],
 )
 async def test_any_text_is_stored_up_to_its_limit(graph: CypherGraph, text: str) -> None:
-    chronicle = Chronicle().told()
-    chronicle.of_story(EventType.STORY_COMMENTED, comment=text, actor=text)
-    chronicle.of_story(EventType.STORY_CHANGED, title=text, ac=[text] * 3)
-    await graph.project(recorded(chronicle.events))
+    event_log = EventLog().received()
+    event_log.of_story(EventType.STORY_COMMENTED, comment=text, actor=text)
+    event_log.of_story(EventType.STORY_CHANGED, title=text, ac=[text] * 3)
+    await graph.project(recorded(event_log.events))
     (row,) = await graph.ask("story", tenant="local", story_id="story-1")
     assert len(row["comments"]) == 2
     stored = row["comments"][-1]["comment"]
@@ -283,8 +283,8 @@ async def test_any_text_is_stored_up_to_its_limit(graph: CypherGraph, text: str)
 
 async def test_hostile_ids_identify_their_node(graph: CypherGraph) -> None:
     story_id = "x'\"\\/%\N{SNOWMAN}" * 100
-    chronicle = Chronicle(story_id=story_id).told()
-    await graph.project(recorded(chronicle.events))
+    event_log = EventLog(story_id=story_id).received()
+    await graph.project(recorded(event_log.events))
     (row,) = await graph.ask("story", tenant="local", story_id=story_id)
     assert row["story"]["headline"] == "Greeting"
 
@@ -310,8 +310,8 @@ async def test_errors_about_questions_name_the_valid_values(graph: CypherGraph) 
 
 
 async def test_a_context_contains_the_story_and_its_results(graph: CypherGraph) -> None:
-    await graph.project(recorded(Chronicle("task-a").whole().events))
-    await graph.project(recorded(Chronicle("task-b", "story-2", days=1).whole().events, 100))
+    await graph.project(recorded(EventLog("task-a").whole().events))
+    await graph.project(recorded(EventLog("task-b", "story-2", days=1).whole().events, 100))
     (row,) = await graph.ask("context", tenant="local", story_id="story-2", role="dev")
     assert row["story"] == {
         "story_id": "story-2",
@@ -368,17 +368,17 @@ async def test_a_context_contains_an_externally_planned_story(graph: CypherGraph
         "ac": ["greets the world", " "],
         "repository": "sample",
     }
-    chronicle = Chronicle(story_id="story-9")
-    chronicle.of_story(EventType.STORY_TRANSITIONED, **moved, **fields)
-    chronicle.of_story(EventType.STORY_CHANGED, brief="Greet everybody, politely.")
-    chronicle.of_story(
+    event_log = EventLog(story_id="story-9")
+    event_log.of_story(EventType.STORY_TRANSITIONED, **moved, **fields)
+    event_log.of_story(EventType.STORY_CHANGED, brief="Greet everybody, politely.")
+    event_log.of_story(
         EventType.STORY_TRANSITIONED,
         from_state="planning",
         to_state="ready",
         event="go",
         actor="po",
     )
-    await graph.project(recorded(chronicle.events))
+    await graph.project(recorded(event_log.events))
     (row,) = await graph.ask("context", tenant="local", story_id="story-9", role="dev")
     assert row["story"] == {
         "story_id": "story-9",
@@ -391,9 +391,9 @@ async def test_a_context_contains_an_externally_planned_story(graph: CypherGraph
 
 
 async def test_a_task_without_a_story_has_its_repository(graph: CypherGraph) -> None:
-    await graph.project(recorded(Chronicle("task-a").whole().events))
+    await graph.project(recorded(EventLog("task-a").whole().events))
     await graph.project(
-        recorded(Chronicle("task-b", "", days=1).deliberated().decided().events, 100)
+        recorded(EventLog("task-b", "", days=1).deliberated().decided().events, 100)
     )
     (row,) = await graph.ask("context", tenant="local", task_id="task-b", role="dev")
     assert (row["story"], row["of_story"], row["about"], row["repository"]) == (
@@ -409,8 +409,8 @@ _ABOUT = {"about", "repository", "of_story"}
 
 async def test_a_context_contains_only_its_scopes(graph: CypherGraph) -> None:
     """The query itself reads only the allowed scopes, whatever the caller requests."""
-    await graph.project(recorded(Chronicle("task-a").whole().events))
-    await graph.project(recorded(Chronicle("task-b", "story-2", days=1).whole().events, 100))
+    await graph.project(recorded(EventLog("task-a").whole().events))
+    await graph.project(recorded(EventLog("task-b", "story-2", days=1).whole().events, 100))
     for phase in scopes().phases:
         for role in ("", *ROLES):
             (row,) = await graph.ask(
@@ -446,11 +446,11 @@ async def test_a_context_contains_only_its_scopes(graph: CypherGraph) -> None:
 
 async def test_a_context_contains_no_data_of_other_tenants(graph: CypherGraph) -> None:
     """The same story, tasks and repository in two tenants."""
-    await graph.project(recorded(Chronicle("task-a", tenant="one").whole().events))
+    await graph.project(recorded(EventLog("task-a", tenant="one").whole().events))
     await graph.project(
-        recorded(Chronicle("task-b", "story-2", tenant="one", days=1).whole().events, 100)
+        recorded(EventLog("task-b", "story-2", tenant="one", days=1).whole().events, 100)
     )
-    await graph.project(recorded(Chronicle("task-a", tenant="two", days=2).told().events, 200))
+    await graph.project(recorded(EventLog("task-a", tenant="two", days=2).received().events, 200))
     (one,) = await graph.ask("context", tenant="one", story_id="story-1", role="dev")
     assert [item["task_id"] for item in one["summaries"]] == ["task-a"]
     for parameters in (

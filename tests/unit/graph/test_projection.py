@@ -12,10 +12,10 @@ from moothall.domain.proposal import Proposal
 from moothall.graph.projection import PROJECTIONS, write
 from moothall.graph.schema import LABELS
 from moothall.graph.upserts import Writes, bound_name, clean, group_of, uid
-from support.chronicle import SEATS, Chronicle, proposal_of
+from support.event_log import SEATS, EventLog, proposal_of
 
-WHOLE = Chronicle().whole().events
-SECOND = Chronicle("task-a-r2", days=1).whole().events
+WHOLE = EventLog().whole().events
+SECOND = EventLog("task-a-r2", days=1).whole().events
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 values = st.recursive(

@@ -16,7 +16,7 @@ from moothall.graph.embedded import embedded_store
 from moothall.graph.projector import Projector
 from moothall.graph.store import CypherGraph
 from moothall.testing.bus import MemoryBus
-from support.chronicle import Chronicle
+from support.event_log import EventLog
 
 SETTINGS = Settings(batch=7, pace_seconds=0)
 
@@ -58,9 +58,9 @@ async def graph(tmp_path: Path) -> AsyncIterator[CypherGraph]:
         yield CypherGraph(store)
 
 
-async def published(bus: MemoryBus, chronicle: Chronicle) -> int:
+async def published(bus: MemoryBus, event_log: EventLog) -> int:
     last = 0
-    for event in chronicle.events:
+    for event in event_log.events:
         last = await bus.publish(event)
     return last
 
@@ -75,10 +75,10 @@ async def test_the_projector_follows_the_log_from_the_position_of_the_graph(
     bus = MemoryBus()
     projector = Projector(bus, graph, SETTINGS)
     async with asyncio.timeout(60), running(projector, 0):
-        await projector.wait_written(await published(bus, Chronicle("task-a").whole()))
+        await projector.wait_written(await published(bus, EventLog("task-a").whole()))
     position = await graph.position()
     assert position == projector.written > 20
-    last = await published(bus, Chronicle("task-b", "story-2", days=1).whole())
+    last = await published(bus, EventLog("task-b", "story-2", days=1).whole())
     flaky = Flaky(graph, 0)
     second_projector = Projector(bus, flaky, SETTINGS)
     async with asyncio.timeout(60), running(second_projector, last):
@@ -93,7 +93,7 @@ async def test_the_projector_follows_the_log_from_the_position_of_the_graph(
 
 async def test_an_unavailable_graph_falls_behind_and_loses_nothing(graph: CypherGraph) -> None:
     bus = MemoryBus()
-    last = await published(bus, Chronicle().whole())
+    last = await published(bus, EventLog().whole())
     flaky = Flaky(graph, 2)
     projector = Projector(bus, flaky, SETTINGS, pause_seconds=0.01)
     async with asyncio.timeout(60), running(projector, last):
@@ -105,15 +105,15 @@ async def test_an_unavailable_graph_falls_behind_and_loses_nothing(graph: Cypher
 
 async def test_the_graph_of_another_log_is_projected_again(graph: CypherGraph) -> None:
     bus = MemoryBus()
-    await graph.project([Recorded(1000, Chronicle("old").deliberated().events[0])])
-    last = await published(bus, Chronicle().whole())
+    await graph.project([Recorded(1000, EventLog("old").deliberated().events[0])])
+    last = await published(bus, EventLog().whole())
     assert await Projector(bus, graph, SETTINGS).catch_up(last) == last
     assert await graph.ask("deliberation", tenant="local", task_id="task-a")
 
 
 async def test_a_process_without_the_lease_writes_nothing(graph: CypherGraph) -> None:
     bus, may = MemoryBus(), True
-    last = await published(bus, Chronicle("task-a").whole())
+    last = await published(bus, EventLog("task-a").whole())
     projector = Projector(bus, graph, SETTINGS, is_writer=lambda: may)
     may = False
     with pytest.raises(GraphUnavailable, match="another process writes the graph now"):
@@ -137,7 +137,7 @@ async def test_a_batch_that_is_too_large_is_written_in_parts(
     graph: CypherGraph,
 ) -> None:
     bus, small = MemoryBus(), Small(graph, 0)
-    last = await published(bus, Chronicle("task-a").whole())
+    last = await published(bus, EventLog("task-a").whole())
     projector = Projector(bus, small, SETTINGS, pause_seconds=0)
     async with asyncio.timeout(60), running(projector, last):
         await projector.wait_written(last)

@@ -12,13 +12,13 @@ from pydantic import SecretStr
 
 from moothall.app import data_dir_lock
 from moothall.app.bus import open_log
-from moothall.app.cleaning import prune as prune_house
+from moothall.app.cleaning import prune as prune_shared
 from moothall.app.graph import open_answers, open_graph, rebuild
 from moothall.config import GraphSettings, Settings
 from moothall.errors import ConfigurationError
 from moothall.events.nats.pruning import prune
 from moothall.settings import load_settings
-from support.chronicle import Chronicle, delivered
+from support.event_log import EventLog, delivered
 from support.neo4j import Address
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
@@ -39,7 +39,7 @@ async def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
     async with open_graph(settings.graph, settings.data_dir) as graph:
         await graph.clear()
     async with open_log(settings, lambda _: None) as bus:
-        for event in Chronicle().whole().events:
+        for event in EventLog().whole().events:
             await bus.publish(event)
     return settings
 
@@ -51,7 +51,7 @@ async def test_a_rebuild_gives_the_same_graph_and_reports_progress(settings: Set
         counts = await answers.counts()
     progress: list[tuple[int, int]] = []
     result = await rebuild(settings, lambda seq, last: progress.append((seq, last)))
-    number = len(Chronicle().whole().events)
+    number = len(EventLog().whole().events)
     assert result.events == number
     assert result.before == result.after
     assert len(result.after) == sum(counts.values())
@@ -75,7 +75,7 @@ async def test_a_lossy_rebuild_is_refused(settings: Settings) -> None:
 
 
 async def test_the_graph_reads_what_is_pruned_before_it_goes(settings: Settings) -> None:
-    gone = await prune_house(settings, 3, lambda _: None)
+    gone = await prune_shared(settings, 3, lambda _: None)
     assert gone.events > 20
     async with open_answers(settings) as answers:
         assert await answers.ask("provenance", tenant="local", commit_sha=delivered())

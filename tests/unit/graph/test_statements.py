@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from moothall.graph import statements
 from moothall.graph.schema import RELATIONS
 from moothall.graph.store import CypherGraph, Store
-from support.chronicle import Chronicle, delivered, recorded
+from support.event_log import EventLog, delivered, recorded
 
 OF_STORIES = {"Story", "Transition", "Comment", "Note", "Plan", "Task", "Decision"}
 STORYS = (
@@ -19,17 +19,17 @@ STORYS = (
 """Nodes and relations of stories, which are never removed."""
 
 
-def chronicle_of(days: int) -> Chronicle:
-    return Chronicle(f"task-{days}", f"story-{days}", days=days).whole()
+def event_log_of(days: int) -> EventLog:
+    return EventLog(f"task-{days}", f"story-{days}", days=days).whole()
 
 
 async def test_the_oldest_are_removed_with_the_nodes_that_only_they_use(store: Store) -> None:
     bounded = CypherGraph(store, keep=2)
     late = (
-        Chronicle("task-late", "story-late", days=-1).told().deliberated()
+        EventLog("task-late", "story-late", days=-1).received().deliberated()
     )  # older than all, and not decided
-    for chronicle in (late, *map(chronicle_of, (1, 2, 3, 4))):
-        await bounded.project(recorded(chronicle.events))
+    for event_log in (late, *map(event_log_of, (1, 2, 3, 4))):
+        await bounded.project(recorded(event_log.events))
     dump = sorted([line async for line in bounded.dump()])
     for days in (1, 2):
         assert not await bounded.ask("deliberation", tenant="local", task_id=f"task-{days}")
@@ -42,8 +42,8 @@ async def test_the_oldest_are_removed_with_the_nodes_that_only_they_use(store: S
         ]
         assert not [line for line in dump if line[0] not in STORYS and f"/task-{days}" in line[1]]
     await bounded.clear()
-    for chronicle in (late, *map(chronicle_of, (3, 4))):
-        await bounded.project(recorded(chronicle.events))
+    for event_log in (late, *map(event_log_of, (3, 4))):
+        await bounded.project(recorded(event_log.events))
     alone = sorted([line async for line in bounded.dump()])
     assert [line for line in dump if line[0] not in STORYS] == [
         line for line in alone if line[0] not in STORYS
@@ -54,7 +54,7 @@ async def test_the_oldest_are_removed_with_the_nodes_that_only_they_use(store: S
 async def test_without_a_limit_nothing_is_removed(store: Store) -> None:
     graph = CypherGraph(store)
     for days in (1, 2, 3):
-        await graph.project(recorded(chronicle_of(days).events))
+        await graph.project(recorded(event_log_of(days).events))
     assert (await graph.counts())["Deliberation"] == 3
 
 

@@ -20,11 +20,11 @@ from moothall.graph.neo4j import neo4j_store
 from moothall.graph.remote import SocketGraphClient, serve_socket
 from moothall.graph.statements import schema
 from moothall.graph.store import CypherGraph
-from support.chronicle import Chronicle, recorded
+from support.event_log import EventLog, recorded
 from support.neo4j import Address
 from support.servers import free_port, relayed
 
-WHOLE = recorded(Chronicle().whole().events)
+WHOLE = recorded(EventLog().whole().events)
 
 
 WRITER = """
@@ -32,11 +32,11 @@ import asyncio, sys
 from pathlib import Path
 from moothall.graph.embedded import embedded_store
 from moothall.graph.store import CypherGraph
-from support.chronicle import Chronicle, recorded
+from support.event_log import EventLog, recorded
 
 async def work():
     async with embedded_store(Path(sys.argv[1]), query_seconds=30) as store:
-        for record in recorded(Chronicle().whole().events):
+        for record in recorded(EventLog().whole().events):
             await CypherGraph(store).project([record])
             print(record.seq, flush=True)
 
@@ -98,11 +98,11 @@ async def test_a_graph_answers_on_its_socket(tmp_path: Path) -> None:
     deep.mkdir()
     async with embedded_store(deep / "context.kgl", query_seconds=30) as store:
         graph = CypherGraph(store)
-        chronicle = Chronicle().whole()
-        chronicle.of_story(EventType.STORY_COMMENTED, comment="x" * 2000)
+        event_log = EventLog().whole()
+        event_log.of_story(EventType.STORY_COMMENTED, comment="x" * 2000)
         for _ in range(100):
-            chronicle.of_story(EventType.STORY_COMMENTED, comment="y" * 2000)
-        await graph.project(recorded(chronicle.events))
+            event_log.of_story(EventType.STORY_COMMENTED, comment="y" * 2000)
+        await graph.project(recorded(event_log.events))
         async with serve_socket(graph, deep / "graph.sock"):
             client = SocketGraphClient(deep / "graph.sock")
             assert await client.ask("story", tenant="local", story_id="story-1") == await graph.ask(
@@ -230,7 +230,7 @@ async def test_deleted_nodes_cause_no_conflict_after_reopening(
             graph = CypherGraph(store, keep=2)
             for days in range(start, start + 4):
                 await graph.project(
-                    recorded(Chronicle(f"task-{days}", f"story-{days}", days=days).whole().events)
+                    recorded(EventLog(f"task-{days}", f"story-{days}", days=days).whole().events)
                 )
             counts = await graph.counts()
     assert (counts["Deliberation"], counts["Story"]) == (2, 12)
@@ -245,7 +245,7 @@ async def test_a_store_that_reopens_while_writing_has_the_same_content(tmp_path:
             graph = CypherGraph(store)
             for days in range(4):
                 await graph.project(
-                    recorded(Chronicle(f"task-{days}", f"story-{days}", days=days).whole().events)
+                    recorded(EventLog(f"task-{days}", f"story-{days}", days=days).whole().events)
                 )
             dumps.append([line async for line in graph.dump()])
     assert dumps[0] == dumps[1]

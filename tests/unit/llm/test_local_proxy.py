@@ -89,9 +89,9 @@ async def test_the_key_is_required(tmp_path: Path) -> None:
         for key in ("", "inner", "wrong"):
             async with open_model(
                 LlmSettings(api_key=key) if key else LlmSettings(), url
-            ) as stranger:
+            ) as outsider:
                 with pytest.raises(ConfigurationError, match="401"):
-                    await stranger.chat(ask())
+                    await outsider.chat(ask())
     assert not engine.requests
 
 

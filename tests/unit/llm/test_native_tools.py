@@ -49,7 +49,7 @@ def calls(*fragments: Any) -> list[tuple[str, str, str]]:
 
 
 async def test_tools_and_earlier_calls_are_sent() -> None:
-    talk = (
+    conversation = (
         Message("user", "Fix it."),
         Message(
             "assistant",
@@ -65,7 +65,7 @@ async def test_tools_and_earlier_calls_are_sent() -> None:
         Message("user", "Go on."),
     )
     async with talking(lambda _b, _h: "done") as (model, server):
-        await model.chat(ask(messages=talk, tools=(BASH,)))
+        await model.chat(ask(messages=conversation, tools=(BASH,)))
     body = server.requests[0].body
     assert body["tools"] == [
         {

@@ -10,7 +10,7 @@ from moothall.errors import ConfigurationError, ModelReplyInvalid
 from moothall.llm.dialect import read_metrics
 from moothall.testing.chat_contract import talking
 
-TOLD = """# HELP vllm:num_requests_running Number of requests
+RECEIVED = """# HELP vllm:num_requests_running Number of requests
 # TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="a } b"} 3.0
 vllm:num_requests_running{engine="1",model_name="m"} 1.0
@@ -23,14 +23,14 @@ vllm:prompt_tokens_cached_total{engine="0"} 800.0
 
 
 def test_metrics_of_engines_are_added() -> None:
-    metrics = read_metrics(TOLD)
+    metrics = read_metrics(RECEIVED)
     assert (metrics.running, metrics.waiting, metrics.cache_used) == (4.0, 0.0, 0.5)
     assert (metrics.prompt_tokens, metrics.cached_tokens) == (1200.0, 800.0)
     assert metrics.missing == ()
 
 
 def test_unreported_metrics_are_missing_and_not_zero() -> None:
-    metrics = read_metrics(TOLD.replace("vllm:prompt_tokens_cached_total", "vllm:renamed"))
+    metrics = read_metrics(RECEIVED.replace("vllm:prompt_tokens_cached_total", "vllm:renamed"))
     assert metrics.cached_tokens is None
     assert metrics.missing == ("vllm:prompt_tokens_cached_total",)
 
@@ -48,14 +48,14 @@ def test_any_text_can_be_read(text: str) -> None:
 async def test_only_vllm_has_metrics() -> None:
     async with talking(lambda _b, _h: "x") as (model, _):
         assert await model.server_metrics() is None
-    async with talking(lambda _b, _h: "x", {"owner": "vllm", "metrics": TOLD}) as (model, _):
+    async with talking(lambda _b, _h: "x", {"owner": "vllm", "metrics": RECEIVED}) as (model, _):
         metrics = await model.server_metrics()
     assert metrics is not None
     assert metrics.running == 4
 
 
 async def test_a_missing_metric_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
-    renamed = TOLD.replace("vllm:prompt_tokens_cached_total", "vllm:renamed")
+    renamed = RECEIVED.replace("vllm:prompt_tokens_cached_total", "vllm:renamed")
     async with talking(lambda _b, _h: "x", {"owner": "vllm", "metrics": renamed}) as (model, _):
         for _ in range(2):
             await model.server_metrics()

@@ -25,14 +25,14 @@ def read(pieces: list[bytes]) -> list[str]:
     st.lists(st.integers(0, 400), max_size=8),
 )
 def test_events_do_not_depend_on_the_pieces_of_the_stream(
-    said: list[str], newline: str, cuts: list[int]
+    output_text: list[str], newline: str, cuts: list[int]
 ) -> None:
     raw = "".join(
-        f": ping{newline}event: x{newline}data: {text}{newline}{newline}" for text in said
+        f": ping{newline}event: x{newline}data: {text}{newline}{newline}" for text in output_text
     ).encode()
     edges = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
     pieces = [raw[start:end] for start, end in itertools.pairwise(edges)]
-    assert read(pieces) == said
+    assert read(pieces) == output_text
 
 
 def test_data_of_several_lines_is_one_event() -> None:
@@ -194,14 +194,16 @@ def token(text: str, chance: float, **others: float) -> dict[str, object]:
 
 def test_probabilities_of_the_last_number_are_recorded() -> None:
     assembly = PartialReply()
-    for text, told in (
+    for text, received in (
         ('{"met": [', [token("{", 1.0)]),
         ("3", [token("3", 1.0)]),
         ('], "score": 1', [token(" ", 1.0), token("1", 0.5, n7=0.25, x=0.25)]),
         ("0}", [token("0", 0.75), token("}", 1.0)]),
     ):
         assembly.add_event(
-            json.dumps({"choices": [{"delta": {"content": text}, "logprobs": {"content": told}}]})
+            json.dumps(
+                {"choices": [{"delta": {"content": text}, "logprobs": {"content": received}}]}
+            )
         )
     assert assembly.digits == [(("1", 0.5), ("7", 0.25)), (("0", 0.75),)]
     assert list(assembly.earlier_digits) == [((("3", 1.0),),)]
@@ -219,8 +221,8 @@ def test_probabilities_of_the_last_number_are_recorded() -> None:
         max_leaves=12,
     )
 )
-def test_malformed_logprobs_do_not_change_the_text(told: object) -> None:
+def test_malformed_logprobs_do_not_change_the_text(received: object) -> None:
     assembly = PartialReply()
-    assembly.add_event(json.dumps({"choices": [{"delta": {"content": "a"}, "logprobs": told}]}))
+    assembly.add_event(json.dumps({"choices": [{"delta": {"content": "a"}, "logprobs": received}]}))
     assert assembly.text == ["a"]
     assert all(0 <= chance <= 1 for found in assembly.digits for _, chance in found)

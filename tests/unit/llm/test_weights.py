@@ -45,9 +45,9 @@ class Hub:
     ranges: list[str] = field(default_factory=list)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        asked = request.headers.get("Range", "")
-        self.ranges.append(asked)
-        start = int(found.group(1)) if (found := re.fullmatch(r"bytes=(\d+)-", asked)) else 0
+        requested = request.headers.get("Range", "")
+        self.ranges.append(requested)
+        start = int(found.group(1)) if (found := re.fullmatch(r"bytes=(\d+)-", requested)) else 0
         response = web.StreamResponse(status=206 if start else 200)
         response.content_length = len(self.content) - start
         await response.prepare(request)
@@ -90,7 +90,7 @@ async def test_an_interrupted_download_is_continued(tmp_path: Path) -> None:
     assert found.read_bytes() == CONTENT
     assert hub.ranges[0] == ""
     assert len(hub.ranges) > 1
-    assert all(asked.startswith("bytes=") for asked in hub.ranges[1:])
+    assert all(requested.startswith("bytes=") for requested in hub.ranges[1:])
 
 
 async def test_a_partial_file_is_used_by_the_next_start(tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ async def test_it_connects_to_what_is_allowed_and_nowhere_else() -> None:
             "[::ffff:127.0.0.1]",
             "0.0.0.0",  # noqa: S104 - not bound
         ):
-            told = await say(port, f"CONNECT {host}:{other.port} HTTP/1.1\r\n\r\n".encode())
-            assert told.startswith(b"HTTP/1.1 403 "), host
+            received = await say(port, f"CONNECT {host}:{other.port} HTTP/1.1\r\n\r\n".encode())
+            assert received.startswith(b"HTTP/1.1 403 "), host
         assert (
             await say(port, f"GET http://127.0.0.1:{other.port}/ HTTP/1.1\r\n\r\n".encode())
         ).startswith(b"HTTP/1.1 403 ")
@@ -94,8 +94,10 @@ async def test_plain_requests_go_without_what_is_the_proxys() -> None:
             f"GET http://127.0.0.1:{echo.port}/a%20b?c=d HTTP/1.1\r\nHost: x\r\nProxy-Connection: "
             "keep-alive\r\nX-A: 1\r\n\r\n"
         )
-        told = await say(port, request.encode())
-        assert told == b"GET /a%20b?c=d HTTP/1.1\r\nConnection: close\r\nHost: x\r\nX-A: 1\r\n\r\n"
+        received = await say(port, request.encode())
+        assert (
+            received == b"GET /a%20b?c=d HTTP/1.1\r\nConnection: close\r\nHost: x\r\nX-A: 1\r\n\r\n"
+        )
 
 
 @pytest.mark.parametrize(
@@ -115,10 +117,10 @@ async def test_what_is_no_request_ends_the_connection(head: bytes) -> None:
 
 async def test_only_so_much_passes() -> None:
     async with echoing() as echo, proxied("127.0.0.0/8", most=100_000) as (proxy, port):
-        told = await say(
+        received = await say(
             port, f"CONNECT 127.0.0.1:{echo.port} HTTP/1.1\r\n\r\n".encode(), more=b"x" * 1_000_000
         )
-        assert len(told) <= 100_000
+        assert len(received) <= 100_000
         assert proxy.bytes_left < 0
 
 

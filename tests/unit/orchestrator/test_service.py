@@ -331,7 +331,7 @@ async def _recorded(bus: MemoryBus, task_id: str = "task-1") -> str:
     return str(first.event.data["context"])
 
 
-def _telling(
+def _reporting(
     bus: MemoryBus, graph: MemoryGraph, limits: LimitSettings | None = None
 ) -> DeliberationService:
     limits = limits or LimitSettings()
@@ -348,20 +348,20 @@ async def test_what_the_graph_says_of_a_story_is_recorded_once_and_not_asked_aga
     bus: MemoryBus,
 ) -> None:
     graph = MemoryGraph()
-    graph.tell(
+    graph.announce(
         "context",
         {
             "story": {"headline": "Greet", "state": "build"},
             "comments": [{"actor": "ann", "comment": "soon"}],
         },
     )
-    submitted = await _telling(bus, graph).submit(OF_STORY, LOCAL)
+    submitted = await _reporting(bus, graph).submit(OF_STORY, LOCAL)
     assert (
         await _recorded(bus)
         == submitted.context
         == "the story:\n- Greet (state: build)\ncomments, the last first:\n- ann: soon"
     )
-    parameters = dict(graph.asked)["context"]
+    parameters = dict(graph.requested)["context"]
     assert (
         parameters["role"],
         parameters["phase"],
@@ -373,14 +373,14 @@ async def test_what_the_graph_says_of_a_story_is_recorded_once_and_not_asked_aga
         "story-1",
         "task-1",
     )
-    graph.tell("context", {"story": {"headline": "Something else", "state": "done"}})
-    assert (await _telling(bus, graph).submit(OF_STORY, LOCAL)).context == submitted.context
+    graph.announce("context", {"story": {"headline": "Something else", "state": "done"}})
+    assert (await _reporting(bus, graph).submit(OF_STORY, LOCAL)).context == submitted.context
     assert await _recorded(bus) == submitted.context
 
 
 async def test_what_earlier_tasks_decided_comes_with_it_within_one_budget(bus: MemoryBus) -> None:
     graph = MemoryGraph()
-    graph.tell(
+    graph.announce(
         "context",
         {
             "story": {"headline": "Greet"},
@@ -389,7 +389,9 @@ async def test_what_earlier_tasks_decided_comes_with_it_within_one_budget(bus: M
     )
     limits = LimitSettings(context_tokens=400)
     design = "architect: a function. " * 20
-    submitted = await _telling(bus, graph, limits).submit(replace(OF_STORY, context=design), LOCAL)
+    submitted = await _reporting(bus, graph, limits).submit(
+        replace(OF_STORY, context=design), LOCAL
+    )
     assert submitted.context.startswith("the story:\n- Greet")
     assert submitted.context.endswith(design)
     assert tokens(submitted.context) <= limits.context_tokens
@@ -409,9 +411,9 @@ async def test_who_is_told_by_others_or_asks_no_model_is_told_nothing_more(
     bus: MemoryBus, request_: DeliberationRequest
 ) -> None:
     graph = MemoryGraph()
-    submitted = await _telling(bus, graph).submit(request_, LOCAL)
+    submitted = await _reporting(bus, graph).submit(request_, LOCAL)
     assert submitted.context == request_.context
-    assert graph.asked == []
+    assert graph.requested == []
 
 
 async def test_a_graph_that_does_not_answer_stops_nobody(bus: MemoryBus) -> None:

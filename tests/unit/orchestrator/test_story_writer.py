@@ -22,7 +22,7 @@ from moothall.orchestrator.story_writer import (
     suggest,
 )
 from moothall.stories.coach import StoryDraft, check, score
-from support.deliberation_service import MemoryDesk
+from support.deliberation_service import MemoryDeliberations
 
 DRAFTS = st.builds(
     StoryDraft,
@@ -42,7 +42,7 @@ Criteria:
 """
 
 
-async def decide(deliberations: MemoryDesk, content: str) -> str:
+async def decide(deliberations: MemoryDeliberations, content: str) -> str:
     """Play the council; return its prompt."""
     await deliberations.submitted.wait()
     (task_id,) = deliberations.known()
@@ -56,8 +56,8 @@ async def decide(deliberations: MemoryDesk, content: str) -> str:
 
 
 @pytest.fixture
-def deliberations() -> MemoryDesk:
-    return MemoryDesk()
+def deliberations() -> MemoryDeliberations:
+    return MemoryDeliberations()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_reply_is_read_line_by_line(marks: str) -> None:
     ("reply", "by"), [(STORY, MODEL), ("I cannot.", RULES), (STORY + "- x\n" * 200, RULES)]
 )
 async def test_the_better_one_is_taken_and_who_wrote_it_is_said(
-    deliberations: MemoryDesk, reply: str, by: str
+    deliberations: MemoryDeliberations, reply: str, by: str
 ) -> None:
     author = StoryWriter(deliberations, 5, model=True)
     written, prompt = await asyncio.gather(
@@ -134,7 +134,7 @@ async def test_the_better_one_is_taken_and_who_wrote_it_is_said(
     assert "--- end ---" in prompt  # fenced, with a unique mark
 
 
-async def test_without_an_answer_the_rules_write(deliberations: MemoryDesk) -> None:
+async def test_without_an_answer_the_rules_write(deliberations: MemoryDeliberations) -> None:
     deliberations.failure = Temporary("the bus is away")
     written = await StoryWriter(deliberations, 5, model=True).refine(
         StoryDraft("Export invoices"), LOCAL
@@ -142,14 +142,14 @@ async def test_without_an_answer_the_rules_write(deliberations: MemoryDesk) -> N
     assert written.by == RULES
 
 
-async def test_a_caller_that_goes_away_stops_the_model(deliberations: MemoryDesk) -> None:
-    asking = asyncio.create_task(
+async def test_a_caller_that_goes_away_stops_the_model(deliberations: MemoryDeliberations) -> None:
+    requesting = asyncio.create_task(
         StoryWriter(deliberations, 5, model=True).refine(StoryDraft("Export invoices"), LOCAL)
     )
     await deliberations.submitted.wait()
-    asking.cancel()
+    requesting.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asking
+        await requesting
     assert list(deliberations.cancelled.values()) == ["its caller went away"]
 
 

@@ -19,8 +19,8 @@ from moothall.config import GuardSettings, Settings
 from moothall.domain.tool import ToolStatus
 from moothall.errors import ConfigurationError
 from moothall.policy.opa import Opa, Rego, opa
-from support.gate import open_app, tool_call
 from support.policy import CONTRACT, POLICY, Api, Opened, data_api
+from support.tool_gateway import open_app, tool_call
 
 
 @asynccontextmanager
@@ -53,7 +53,9 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
         yield served
 
 
-def says(text: str, status: int = 200) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def reply_with(
+    text: str, status: int = 200
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def answer(request: web.Request) -> web.StreamResponse:
         del request
         return web.Response(text=text, status=status, content_type="application/json")
@@ -72,14 +74,14 @@ async def elsewhere(request: web.Request) -> web.StreamResponse:
 
 
 ILL: dict[str, Any] = {
-    "500": says('{"result": {"allow": true}}', 500),
-    "undefined": says("{}"),
-    "no decision": says('{"result": true}'),
-    "no json": says("allow"),
-    "no object": says('[{"allow": true}]'),
-    "unclear": says('{"result": {"allow": "yes"}}'),
-    "huge": says('{"result": {"allow": true, "reason": "' + "x" * 100_000 + '"}}'),
-    "deep": says("[" * 60_000),
+    "500": reply_with('{"result": {"allow": true}}', 500),
+    "undefined": reply_with("{}"),
+    "no decision": reply_with('{"result": true}'),
+    "no json": reply_with("allow"),
+    "no object": reply_with('[{"allow": true}]'),
+    "unclear": reply_with('{"result": {"allow": "yes"}}'),
+    "huge": reply_with('{"result": {"allow": true, "reason": "' + "x" * 100_000 + '"}}'),
+    "deep": reply_with("[" * 60_000),
     "elsewhere": elsewhere,
     "slow": slow,
 }
@@ -92,12 +94,12 @@ async def test_a_server_that_is_ill_blocks(api: Api, tmp_path: Path, ill: Any) -
         open_app(tmp_path, policy=Policy("enforce", engine.decide)) as app,
     ):
         api.answer = ill
-        result = await app.gate.call(app.seat(), tool_call(path="a"))
+        result = await app.tool_gateway.call(app.seat(), tool_call(path="a"))
         assert (result.status, app.workspace.calls) == (ToolStatus.BLOCKED, [])
         assert "nothing runs until it can" in result.error
         api.answer = None
         assert (
-            await app.gate.call(app.seat(), tool_call(path="a", number=2))
+            await app.tool_gateway.call(app.seat(), tool_call(path="a", number=2))
         ).status is ToolStatus.SUCCESS
 
 
@@ -109,7 +111,7 @@ async def test_a_server_that_is_gone_blocks(tmp_path: Path) -> None:
         engine = await opened.__aenter__()
     try:
         async with open_app(tmp_path, policy=Policy("enforce", engine.decide)) as app:
-            result = await app.gate.call(app.seat(), tool_call(path="a"))
+            result = await app.tool_gateway.call(app.seat(), tool_call(path="a"))
             assert (result.status, app.workspace.calls) == (ToolStatus.BLOCKED, [])
     finally:
         await opened.__aexit__(None, None, None)
@@ -128,7 +130,7 @@ async def test_one_denied_call_in_each_mode(
     settings = Settings(data_dir=tmp_path, guard=GuardSettings(policy=mode, policy_url=api.url))
     async with open_policy(settings.guard) as policy, open_app(tmp_path, policy=policy) as app:
         before = api.requests
-        result = await app.gate.call(app.seat(), tool_call(path="secret/a"))
+        result = await app.tool_gateway.call(app.seat(), tool_call(path="secret/a"))
         assert (bool(app.workspace.calls), api.requests - before) == (ran, requests)
         assert ran or (result.status, result.error) == (
             ToolStatus.BLOCKED,
@@ -143,12 +145,12 @@ async def test_answers_of_a_server_stand_for_their_time(api: Api, tmp_path: Path
     ):
         before = api.requests
         for number in range(5):
-            await app.gate.call(app.seat(), tool_call(path="a", number=number))
+            await app.tool_gateway.call(app.seat(), tool_call(path="a", number=number))
         assert api.requests - before == 1
 
 
 async def test_a_server_that_cannot_be_asked_stops_the_start(api: Api, tmp_path: Path) -> None:
-    api.answer = says("{}", 404)
+    api.answer = reply_with("{}", 404)
     for url, message in (
         (api.url, "answered 404"),
         ("http://127.0.0.1:1", "cannot be asked"),

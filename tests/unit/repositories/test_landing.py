@@ -17,11 +17,11 @@ from support.repos import Repo, make_repo
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 
-SAID = "Merge story: new\n\nApproved-by: pat\n"
+OUTPUT_TEXT = "Merge story: new\n\nApproved-by: pat\n"
 BRANCH = "moothall/story-1"
 
 
-async def prepare(base: Base, _tell: object = None) -> Prepared:
+async def prepare(base: Base, _announce: object = None) -> Prepared:
     return Prepared(base, base.sha, ())
 
 
@@ -57,7 +57,7 @@ async def work(
 async def test_the_default_leaves_it(trusted: RepositoryService, repo: Repo) -> None:
     ref = RepositoryRef(id=(await trusted.register(str(repo.path))).id)
     head, sha = repo.head, await work(trusted, ref)
-    assert (await trusted.land(ref, sha, BRANCH, SAID, "local")).status == "left"
+    assert (await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local")).status == "left"
     assert (repo.head, repo.git("branch", "--list", BRANCH)) == (head, "")
 
 
@@ -68,7 +68,7 @@ async def test_push_makes_the_branch_whatever_is_delivered_otherwise(
     ref = RepositoryRef(id=entry.id)
     sha = await work(trusted, ref)
     for _ in range(2):
-        assert (await trusted.land(ref, sha, BRANCH, SAID, "local")).status == "pushed"
+        assert (await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local")).status == "pushed"
     assert repo.git("rev-parse", BRANCH) == sha
 
 
@@ -81,14 +81,14 @@ async def test_merge_makes_one_merge_commit_on_the_branch(
     if at == "elsewhere":
         repo.git("switch", "--quiet", "--create", "side")
     (repo.path / "b.txt").write_text("mine\n", encoding="utf-8")
-    landed = await trusted.land(ref, sha, BRANCH, SAID, "local")
+    landed = await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local")
     assert (landed.status, landed.branch) == ("merged", main)
     assert repo.git("rev-parse", f"{main}^1", f"{main}^2").split() == [head, sha]
-    assert repo.git("log", "-1", "--format=%B", main).strip() == SAID.strip()
+    assert repo.git("log", "-1", "--format=%B", main).strip() == OUTPUT_TEXT.strip()
     assert (repo.path / "new.txt").exists() == (at == "checked out")
     assert repo.git("status", "--porcelain").split() == ["M", "b.txt"]
     # A caller that was killed in between repeats the request.
-    again = await trusted.land(ref, sha, BRANCH, SAID, "local")
+    again = await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local")
     assert (again.status, again.commit_sha) == ("merged", repo.git("rev-parse", main))
 
 
@@ -98,7 +98,7 @@ async def test_a_branch_that_moved_is_told_with_what_the_commit_changes(
     ref = await registered(trusted, repo, "merge")
     sha = await work(trusted, ref)
     repo.commit({"b.txt": "moved\n"})
-    landed = await trusted.land(ref, sha, BRANCH, SAID, "local")
+    landed = await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local")
     assert (landed.status, landed.tip) == ("moved", repo.head)
     assert "+new\n" in landed.diff
     assert "moved" not in landed.diff
@@ -111,7 +111,7 @@ async def test_a_commit_that_was_built_elsewhere_is_not_merged(
     main, head = repo.git("branch", "--show-current"), repo.head
     repo.git("switch", "--quiet", "--create", "side")
     repo.commit({"secret.txt": "of the side alone\n"})
-    landed = await trusted.land(ref, await work(trusted, ref), BRANCH, SAID, "local")
+    landed = await trusted.land(ref, await work(trusted, ref), BRANCH, OUTPUT_TEXT, "local")
     assert (landed.status, repo.git("rev-parse", main)) == ("left", head)
     assert "does not have" in landed.why
 
@@ -150,7 +150,7 @@ async def test_what_its_owner_has_is_not_touched(
     if path:
         (repo.path / path).write_text("mine\n", encoding="utf-8")
     head, status = repo.head, repo.git("status", "--porcelain")
-    landed = await trusted.land(ref, sha, BRANCH, SAID, "local")
+    landed = await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local")
     assert landed.status == "left"
     assert why in landed.why
     assert (repo.head, repo.git("status", "--porcelain")) == (head, status)
@@ -165,7 +165,7 @@ async def test_no_hook_runs(trusted: RepositoryService, repo: Repo) -> None:
     hook.chmod(0o755)
     ref = await registered(trusted, repo, "merge")
     assert (
-        await trusted.land(ref, await work(trusted, ref), BRANCH, SAID, "local")
+        await trusted.land(ref, await work(trusted, ref), BRANCH, OUTPUT_TEXT, "local")
     ).status == "merged"
     assert not (repo.path / "RAN").exists()
 
@@ -176,7 +176,7 @@ async def test_it_is_merged_into_the_branch_that_was_named(
     repo.git("branch", "release")
     ref = await registered(trusted, repo, "merge", "release")
     head, sha = repo.head, await work(trusted, ref)
-    assert (await trusted.land(ref, sha, BRANCH, SAID, "local")).branch == "release"
+    assert (await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local")).branch == "release"
     assert (repo.head, repo.git("rev-parse", "release^2")) == (head, sha)
 
 

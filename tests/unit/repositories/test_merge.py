@@ -15,7 +15,7 @@ from support.repos import Repo, make_repo
 LINES = "one\ntwo\nthree\nfour\nfive\nsix\nseven\n"
 
 
-async def prepare(base: Base, _tell: object = None) -> Prepared:
+async def prepare(base: Base, _announce: object = None) -> Prepared:
     return Prepared(base, base.sha, ())
 
 

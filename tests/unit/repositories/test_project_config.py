@@ -17,7 +17,7 @@ WORDS = st.lists(
 )
 ARGV = WORDS.filter(lambda words: bool(words[0].strip())).map(tuple)
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
-SAID = st.fixed_dictionaries(
+OUTPUT_TEXT = st.fixed_dictionaries(
     {
         "setup": st.lists(ARGV, max_size=3),
         "checks": st.dictionaries(
@@ -29,7 +29,7 @@ SAID = st.fixed_dictionaries(
 )
 
 
-@given(SAID)
+@given(OUTPUT_TEXT)
 def test_what_is_written_is_what_is_read(fields: dict[str, object]) -> None:
     commands = Commands.model_validate(fields)
     assert parse_config_file(to_toml(commands)) == commands

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-t
 UTILS = "src/utils.py"
 
 
-async def refuse(_base: Base, _tell: Any) -> Prepared:
+async def refuse(_base: Base, _announce: Any) -> Prepared:
     raise AssertionError("preparation is not supported here")
 
 

@@ -91,14 +91,14 @@ async def test_a_sandbox_closed_at_any_moment_of_its_start_leaves_nothing() -> N
 async def test_the_sweep_ends_what_a_killed_host_left_running_and_nothing_of_a_living_one(
     tmp_path: Path,
 ) -> None:
-    layout, dead, living = Layout(tmp_path), f"{os.getpid()}-dead", f"{os.getpid()}-living"
-    for instance in (dead, living):
+    layout, dead, live = Layout(tmp_path), f"{os.getpid()}-dead", f"{os.getpid()}-living"
+    for instance in (dead, live):
         (layout.run / instance).mkdir(parents=True)
         (layout.run / instance / "lock").touch()
     with (
-        (layout.run / living / "lock").open("r+") as held,
+        (layout.run / live / "lock").open("r+") as held,
         orphan(f"{dead}-1") as left,
-        orphan(f"{living}-1") as works,
+        orphan(f"{live}-1") as works,
     ):
         assert try_lock(held.fileno())
         await sweep(layout)
@@ -107,7 +107,7 @@ async def test_the_sweep_ends_what_a_killed_host_left_running_and_nothing_of_a_l
         )
         assert left.wait(20) == -9
         assert works.poll() is None
-        assert (layout.run / living).exists()
+        assert (layout.run / live).exists()
 
 
 HOST = """

@@ -9,7 +9,7 @@ import pytest
 from moothall.sandbox_runtime.commands import CommandLimits, explain_end
 from moothall.sandbox_runtime.processes import PeakUsage
 
-WALLS = CommandLimits(
+LAYERS = CommandLimits(
     wall_seconds=10,
     cpu_seconds=10,
     output_bytes=1000,
@@ -45,7 +45,7 @@ WALLS = CommandLimits(
     ],
 )
 def test_a_disk_limit_is_told_as_disk_whatever_the_language(code: int, output: str) -> None:
-    assert explain_end(code, output.encode(), PeakUsage(), WALLS, 0.1) == "disk"
+    assert explain_end(code, output.encode(), PeakUsage(), LAYERS, 0.1) == "disk"
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_a_disk_limit_is_told_as_disk_whatever_the_language(code: int, output: s
     ],
 )
 def test_other_ends_are_told_as_they_are(code: int, output: str, status: str) -> None:
-    assert explain_end(code, output.encode(), PeakUsage(), WALLS, 0.1) == status
+    assert explain_end(code, output.encode(), PeakUsage(), LAYERS, 0.1) == status

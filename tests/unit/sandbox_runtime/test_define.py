@@ -482,10 +482,10 @@ def test_no_path_leaves_its_workspace(parts: list[str]) -> None:
         before = sorted(outside.iterdir()), secret.read_bytes()
         root = os.open(inside, os.O_PATH | os.O_DIRECTORY)
         try:
-            said = TOOLS["files.define"](
+            output_text = TOOLS["files.define"](
                 root, {"path": "/".join(parts), "name": "f", "content": "def f(): pass"}, LIMITS
             )
-            assert "top secret" not in str(said)
+            assert "top secret" not in str(output_text)
         except ToolFailure:
             pass
         finally:

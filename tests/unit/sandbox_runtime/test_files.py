@@ -323,8 +323,8 @@ def test_no_path_leaves_its_workspace(parts: list[str], tool: str) -> None:
         }
         args |= {"map_chars": 1000, "files": 100, "bytes": 100_000}
         try:
-            said = TOOLS[tool](tree.root, args, LIMITS)
-            assert "top secret" not in str(said)
+            output_text = TOOLS[tool](tree.root, args, LIMITS)
+            assert "top secret" not in str(output_text)
         except ToolFailure:
             pass
         finally:

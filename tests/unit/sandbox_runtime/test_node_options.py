@@ -27,8 +27,8 @@ def run(top: Path, script: str, **more: str) -> tuple[Cases, str]:
     reports.mkdir()
     (top / "shop.test.js").write_text(_TEST, encoding="utf-8")
     kept = {key: value for key, value in os.environ.items() if not key.startswith("NODE_")}
-    told = variables(seconds=20, plugins=str(FOLDER), folder=str(reports))
-    env = kept | told | {"PATH": with_reporters_path(os.environ["PATH"], str(FOLDER))} | more
+    received = variables(seconds=20, plugins=str(FOLDER), folder=str(reports))
+    env = kept | received | {"PATH": with_reporters_path(os.environ["PATH"], str(FOLDER))} | more
     done = subprocess.run(
         ["sh", "-c", script], cwd=top, env=env, check=False, capture_output=True, text=True
     )

@@ -150,10 +150,12 @@ def test_a_test_that_runs_for_long_has_begun() -> None:
 
 @pytest.mark.parametrize("printed", ["test ui/a.rs ... ", "test ui/a.rs ", ""])
 def test_what_a_test_prints_before_a_word_of_libtests_makes_no_other_case(printed: str) -> None:
-    said = f"running 2 tests\n{printed}test pass has been running for over 60 seconds\nok\n"
+    output_text = f"running 2 tests\n{printed}test pass has been running for over 60 seconds\nok\n"
     if printed.endswith("... "):
-        said += f"{printed}test other ... ok\n"
-    cases, _ = read(f"{said}test pass ... ok\n\ntest result: ok. 2 passed; 0 failed\n", "cargo")
+        output_text += f"{printed}test other ... ok\n"
+    cases, _ = read(
+        f"{output_text}test pass ... ok\n\ntest result: ok. 2 passed; 0 failed\n", "cargo"
+    )
     assert cases.results == {"pass": "passed"} | (
         {"other": "passed"} if printed.endswith("... ") else {}
     )
@@ -430,5 +432,5 @@ events = st.dictionaries(
 
 
 @given(st.lists(events, max_size=20))
-def test_no_event_of_go_makes_reading_fail(told: list[dict[str, Any]]) -> None:
-    read(go(*told), "go", 4096)
+def test_no_event_of_go_makes_reading_fail(received: list[dict[str, Any]]) -> None:
+    read(go(*received), "go", 4096)

@@ -20,7 +20,7 @@ TOOLS = {
 }
 
 
-class Room:
+class FakeWorkspace:
     """Answers from files; a result of more than `most` characters loses its middle, as at the
     gate.
     """
@@ -28,10 +28,10 @@ class Room:
     def __init__(self, most: int = 10**9, **files: str) -> None:
         self.files = files
         self.most = most
-        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.requested: list[tuple[str, dict[str, Any]]] = []
 
     def ask(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
-        self.asked.append((name, args))
+        self.requested.append((name, args))
         if name == "files.list":
             return {"status": "success", "output": {"entries": ["a/", "a/b.py"]}}
         if name != "files.read":
@@ -48,10 +48,10 @@ class Room:
 
 
 def test_arguments_go_by_place_or_by_name() -> None:
-    room = Room(a="one\n")
-    face = ToolProxy(TOOLS, room.ask, agents=False)
+    fake_workspace = FakeWorkspace(a="one\n")
+    face = ToolProxy(TOOLS, fake_workspace.ask, agents=False)
     face.call("files", "read", ("a", 1), {"lines": 5})
-    assert room.asked == [("files.read", {"path": "a", "start": 1, "lines": 5})]
+    assert fake_workspace.requested == [("files.read", {"path": "a", "start": 1, "lines": 5})]
     with pytest.raises(TypeError, match="at most 3 arguments"):
         face.call("files", "read", (1, 2, 3, 4), {})
     with pytest.raises(TypeError, match="'path' twice"):
@@ -59,7 +59,7 @@ def test_arguments_go_by_place_or_by_name() -> None:
 
 
 def test_a_tool_that_does_not_succeed_raises_its_status_and_reason() -> None:
-    face = ToolProxy(TOOLS, Room().ask, agents=False)
+    face = ToolProxy(TOOLS, FakeWorkspace().ask, agents=False)
     with pytest.raises(ToolError, match=r"files\.write: blocked: not you") as raised:
         face.call("files", "write", ("a", "b"), {})
     assert (raised.value.tool, raised.value.status, raised.value.reason) == (
@@ -70,7 +70,7 @@ def test_a_tool_that_does_not_succeed_raises_its_status_and_reason() -> None:
 
 
 def test_only_what_is_granted_is_there() -> None:
-    face = ToolProxy({"files.read": ("path",)}, Room().ask, agents=False)
+    face = ToolProxy({"files.read": ("path",)}, FakeWorkspace().ask, agents=False)
     assert face.groups == ("files", "ws")
     assert face.names("ws") == ["read"]
     for group, name in (
@@ -81,11 +81,13 @@ def test_only_what_is_granted_is_there() -> None:
     ):
         with pytest.raises(AttributeError):
             face.call(group, name, ("a",), {})
-    assert "agents" in ToolProxy({}, Room().ask, agents=True).groups
+    assert "agents" in ToolProxy({}, FakeWorkspace().ask, agents=True).groups
 
 
 def test_glob_gives_files() -> None:
-    assert ToolProxy(TOOLS, Room().ask, agents=False).call("ws", "glob", ("**",), {}) == ["a/b.py"]
+    assert ToolProxy(TOOLS, FakeWorkspace().ask, agents=False).call("ws", "glob", ("**",), {}) == [
+        "a/b.py"
+    ]
 
 
 @given(
@@ -95,7 +97,7 @@ def test_glob_gives_files() -> None:
 )
 def test_a_file_is_read_whole_or_not_at_all(widths: list[int], most: int, ended: bool) -> None:  # noqa: FBT001 - drawn
     text = "\n".join("ab" * (width // 2) for width in widths) + "\n" * ended
-    face = ToolProxy(TOOLS, Room(most, a=text).ask, agents=False)
+    face = ToolProxy(TOOLS, FakeWorkspace(most, a=text).ask, agents=False)
     if max(widths, default=0) < most - 100:
         assert face.call("ws", "read", ("a",), {}) == text
     elif max(widths) > most:
@@ -122,10 +124,10 @@ def test_cycles_end() -> None:
 
 
 def test_a_tool_of_three_names_is_said_with_an_underscore() -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     def ask(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        asked.append(f"{name} {arguments}")
+        requested.append(f"{name} {arguments}")
         return {"status": "success", "output": {}}
 
     face = ToolProxy(
@@ -136,4 +138,4 @@ def test_a_tool_of_three_names_is_said_with_an_underscore() -> None:
     assert face.names("mcp") == ["notes_add_line"]
     face.call("mcp", "notes_add_line", ("hi",), {})
     face.call("files", "read", ("a",), {})
-    assert asked == ["mcp.notes.add-line {'text': 'hi'}", "files.read {'path': 'a'}"]
+    assert requested == ["mcp.notes.add-line {'text': 'hi'}", "files.read {'path': 'a'}"]

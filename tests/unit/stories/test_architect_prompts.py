@@ -36,8 +36,8 @@ GOOD = {
 }
 
 
-def read(said: str, most: int = 8) -> tuple[AtomicTask, ...]:
-    return read_tasks(said, STORY, "plan-1", tenant="local", max_tasks=most, chars=1000)
+def read(output_text: str, most: int = 8) -> tuple[AtomicTask, ...]:
+    return read_tasks(output_text, STORY, "plan-1", tenant="local", max_tasks=most, chars=1000)
 
 
 def test_tasks_are_in_the_order_in_which_they_are_done() -> None:
@@ -56,7 +56,7 @@ def test_tasks_are_in_the_order_in_which_they_are_done() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted"),
+    ("output_text", "wanted"),
     [
         ("I would rather not.", "no JSON document"),
         ("{" * 50_000 + "}", "no JSON document"),
@@ -89,9 +89,9 @@ def test_tasks_are_in_the_order_in_which_they_are_done() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_an_answer_is_said(said: str, wanted: str) -> None:
+def test_what_is_wrong_with_an_answer_is_said(output_text: str, wanted: str) -> None:
     with pytest.raises(InvalidRequest, match=wanted):
-        read(said)
+        read(output_text)
 
 
 def test_two_tasks_of_one_id_and_too_many_are_refused() -> None:
@@ -135,9 +135,9 @@ def test_every_answer_is_a_whole_plan_or_a_reason(answer: Any) -> None:
 
 
 def test_the_question_numbers_the_criteria() -> None:
-    asked = design_request(STORY, "design-1", "plan-1", seats=3, max_tasks=8)
-    assert "1. is CSV\n2. is quick" in asked.description
-    assert (asked.role, asked.num_agents, asked.about_text, asked.story_id) == (
+    requested = design_request(STORY, "design-1", "plan-1", seats=3, max_tasks=8)
+    assert "1. is CSV\n2. is quick" in requested.description
+    assert (requested.role, requested.num_agents, requested.about_text, requested.story_id) == (
         "architect",
         3,
         True,

@@ -33,7 +33,7 @@ async def recorded(app: App) -> list[Event]:
 async def to_done(app: App) -> None:
     """Bring the story from backlog to its delivery."""
     await app.to_test()
-    await app.asked(2)
+    await app.requested(2)
     await app.deliberations.decide(won(app.story_id, B))
     await app.stands("test", "checked")
     await app.move("accept_test", "accept")
@@ -53,7 +53,7 @@ async def test_of_three_that_work_on_a_story_one_does_each_step(app: App) -> Non
     done = Counter(event.type for event in await recorded(app))
     assert [done[kind] for kind in ONCE] == [1] * len(ONCE)
     assert len(app.deliberations.known()) == 2
-    assert len(app.lands.asked) == 1, "what is delivered outside is delivered once"
+    assert len(app.lands.requested) == 1, "what is delivered outside is delivered once"
 
 
 async def test_what_one_leaves_in_the_middle_of_a_plan_another_sees_to_its_end(
@@ -64,10 +64,10 @@ async def test_what_one_leaves_in_the_middle_of_a_plan_another_sees_to_its_end(
             await app.move("refine", "submit")
             await app.stands("design", "planned")
             await app.move("accept_design")
-            task = await app.asked(1)
+            task = await app.requested(1)
         await app.deliberations.decide(
             won(task.task_id, A)
         )  # one of the two is gone, whichever had it
         await app.stands("test")
-        await app.asked(2)
+        await app.requested(2)
     assert len(app.deliberations.known()) == 2

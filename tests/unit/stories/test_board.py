@@ -87,13 +87,13 @@ async def test_a_story_is_put_on_the_board_once(board: Board) -> None:
 
 
 @pytest.mark.parametrize(
-    ("draft", "rigor", "said"),
+    ("draft", "rigor", "output_text"),
     [(StoryDraft(), "", "has no title"), (DRAFT, "L9", "allowed are L0, L1, L2, L3")],
 )
 async def test_what_is_wrong_is_said(
-    board: Board, draft: StoryDraft, rigor: str, said: str
+    board: Board, draft: StoryDraft, rigor: str, output_text: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=output_text):
         await board.create(draft, LOCAL, key="1", rigor=rigor)
 
 
@@ -111,9 +111,9 @@ async def test_a_story_moves_by_the_table_and_by_roles(board: Board) -> None:
 
 async def test_another_tenant_sees_and_moves_nothing(board: Board) -> None:
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
-    for asked in (board.card(story_id, EVE), board.move(story_id, "refine", EVE)):
+    for requested in (board.card(story_id, EVE), board.move(story_id, "refine", EVE)):
         with pytest.raises(NotFound):
-            await asked
+            await requested
     assert await board.cards(EVE) == []
 
 
@@ -163,12 +163,12 @@ async def test_who_asks_while_the_board_is_read_sees_what_was_recorded_before_th
     first, gone = asyncio.create_task(board.cards(LOCAL)), asyncio.create_task(board.cards(LOCAL))
     await asyncio.sleep(0)
     late = await Board(bus).create(DRAFT, LOCAL, key="2")
-    asked = asyncio.create_task(board.cards(LOCAL))
+    requested = asyncio.create_task(board.cards(LOCAL))
     await asyncio.sleep(0)
     first.cancel()  # it was the one that read
     gone.cancel()
     bus.let.set()
-    assert late.story.id in {card.story.id for card in await asked}
+    assert late.story.id in {card.story.id for card in await requested}
 
 
 async def test_a_log_that_was_pruned_makes_the_board_anew() -> None:
@@ -267,8 +267,8 @@ async def test_words_on_a_story_are_kept_and_told_in_order(board: Board) -> None
     await board.comment(story_id, "soon, please", LOCAL, key="a")
     await board.comment(story_id, "soon, please", LOCAL, key="a")
     await board.move(story_id, "refine", LOCAL, comment="now")
-    told = await board.history(story_id, LOCAL)
-    assert [event.data.get("comment") for event in told] == [None, "soon, please", "now"]
+    received = await board.history(story_id, LOCAL)
+    assert [event.data.get("comment") for event in received] == [None, "soon, please", "now"]
     with pytest.raises(NotFound):
         await board.history(story_id, Principal("eve", "elsewhere"))
     with pytest.raises(NotFound):

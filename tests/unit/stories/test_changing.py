@@ -20,7 +20,7 @@ from moothall.stories.planner import Planner, changeable, may_change
 from moothall.stories.story_state import StoryState
 from moothall.stories.task_history import rounds
 from moothall.testing.bus import MemoryBus
-from support.deliberation_service import MemoryDesk
+from support.deliberation_service import MemoryDeliberations
 from support.working import DRAFT, App
 
 FIRST = Outline(id="1", role="dev", description="Write CSV.", criteria=(1,))
@@ -31,7 +31,7 @@ SECOND = Outline(id="2", role="qa", description="Test it.", criteria=(2,), after
 async def app() -> App:
     """A story whose tasks are derived by its roles, and not begun."""
     bus = MemoryBus()
-    made = App(bus, MemoryDesk(), Board(bus))
+    made = App(bus, MemoryDeliberations(), Board(bus))
     made.story_id = (await made.board.create(DRAFT, LOCAL, key="1", repository="repo")).story.id
     async with made.working():
         await made.move("refine", "submit")
@@ -62,8 +62,8 @@ async def test_what_is_built_is_what_the_product_owner_left(app: App) -> None:
     )
     async with app.working():
         await app.move("accept_design")
-        asked = await app.asked(1)
-    assert (asked.task_id, asked.role) == (after.tasks[0].task_id, "dev")
+        requested = await app.requested(1)
+    assert (requested.task_id, requested.role) == (after.tasks[0].task_id, "dev")
 
 
 async def test_of_two_changes_at_once_one_wins_and_the_other_is_told_by_whom(app: App) -> None:
@@ -117,7 +117,7 @@ async def test_only_a_product_owner_changes_them_and_only_before_they_begin(app:
 
 
 @pytest.mark.parametrize(
-    ("outlines", "said"),
+    ("outlines", "output_text"),
     [
         ((), "no task is left"),
         ((FIRST,), "no task fulfils criterion 2"),
@@ -136,10 +136,10 @@ async def test_only_a_product_owner_changes_them_and_only_before_they_begin(app:
     ],
 )
 async def test_what_is_no_plan_changes_nothing(
-    app: App, outlines: tuple[Outline, ...], said: str
+    app: App, outlines: tuple[Outline, ...], output_text: str
 ) -> None:
     seen = changeable(await app.card())
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=output_text):
         await change(app, seen, *outlines)
     assert changeable(await app.card()) == seen
 
@@ -156,9 +156,9 @@ async def test_the_decision_on_a_changed_plan_is_about_the_architects_that_divid
     twice = changeable(await change(app, once, SECOND.model_copy(update={"after": ()}), FIRST))
     assert (once.design, twice.design) == ("design-a", "design-a")
     await app.move("accept_design")
-    (said,) = [
+    (output_text,) = [
         event
         for event in await app.board.history(app.story_id, LOCAL)
         if event.type is EventType.DECISION_MADE
     ]
-    assert said.data["task_id"] == "design-a"
+    assert output_text.data["task_id"] == "design-a"

@@ -20,7 +20,7 @@ from moothall.stories.coach import StoryDraft
 from moothall.stories.comments import Spot, remark, steer
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
-from support.deliberation_service import MemoryDesk
+from support.deliberation_service import MemoryDeliberations
 
 DIFF = "--- a/u.py\n+++ b/u.py\n@@ -1,2 +1,2 @@\n same\n-old\n+new\n"
 OTHER = "--- a/v.py\n+++ b/v.py\n@@ -0,0 +1 @@\n+only\n"
@@ -30,7 +30,7 @@ class App:
     """A story with a task that is decided, and who says something of it."""
 
     def __init__(self) -> None:
-        self.bus, self.deliberations = MemoryBus(), MemoryDesk()
+        self.bus, self.deliberations = MemoryBus(), MemoryDeliberations()
         self.board, self.story = Board(self.bus), ""
 
     async def built(self, task_id: str = "task-1") -> None:
@@ -77,7 +77,10 @@ async def test_a_line_is_named_by_file_and_number_as_it_is_or_as_it_was(app: App
     ):
         await app.say(place, key=str(key))
     await app.say(Spot("u.py", 2, task_id="task-1"), key="0")  # sent twice, said once
-    assert [(said.path, said.line, said.quoted) for said in await app.remarks()] == [
+    assert [
+        (output_text.path, output_text.line, output_text.quoted)
+        for output_text in await app.remarks()
+    ] == [
         ("u.py", 2, "+new"),
         ("u.py", 2, "-old"),
         ("v.py", 1, "+only"),
@@ -90,11 +93,11 @@ async def test_without_a_task_it_is_the_last_check_of_the_whole(app: App) -> Non
     data = {"story_id": app.story, "status": "passed", "task_id": "task-1", "moved": ""}
     await app.bus.publish(write(EventType.STORY_CHECKED, app.story, data))
     await app.say(Spot("u.py", 2))
-    assert [said.task_id for said in await app.remarks()] == ["task-1"]
+    assert [output_text.task_id for output_text in await app.remarks()] == ["task-1"]
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("place", "output_text"),
     [
         (Spot("x.py", 1), "the diff changes u.py"),
         (Spot("u.py", 9), "no such line 9 of that file in the diff; it shows 1 to 2"),
@@ -108,9 +111,9 @@ async def test_without_a_task_it_is_the_last_check_of_the_whole(app: App) -> Non
     ],
 )
 async def test_what_is_no_line_of_the_diff_is_refused_in_words(
-    app: App, place: Spot, said: str
+    app: App, place: Spot, output_text: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=output_text):
         await app.say(replace(place, task_id="task-1"))
     assert await app.remarks() == ()
 

@@ -38,20 +38,20 @@ counts = st.integers(0, 4)
     st.lists(st.text(min_size=1, max_size=5), max_size=6),
 )
 def test_tasks_are_acyclic_ordered_and_the_same_each_time(
-    asked: list[str],
+    requested: list[str],
     parallel: bool,  # noqa: FBT001 - drawn
     per_role: int,
     random: object,
     ac: list[str],
 ) -> None:
-    there = sort_roles(asked, ())
+    there = sort_roles(requested, ())
     order = list(there)
     random.shuffle(order)  # type: ignore[attr-defined]
     strategy = Strategy(parallel, tuple(order), per_role)
     story = Story("story-1", "t", "b", tuple(ac))
-    tasks = derived(asked, strategy, story)
+    tasks = derived(requested, strategy, story)
     check_plan(tasks, 64)
-    assert tasks == derived(asked, strategy, story)
+    assert tasks == derived(requested, strategy, story)
     assert [task.priority for task in tasks] == list(range(1, len(tasks) + 1))
     by_id = {task.task_id: task for task in tasks}
     assert list(dict.fromkeys(task.role for task in tasks)) == order
@@ -101,7 +101,7 @@ def test_two_tenants_have_tasks_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "strategy", "wanted"),
+    ("requested", "strategy", "wanted"),
     [
         (["wizard"], Strategy(), "unknown role 'wizard'; the roles are dev, qa"),
         (["dev", "qa"], Strategy(order=("dev", "qa", "dev")), "has a cycle: dev → qa → dev"),
@@ -110,9 +110,11 @@ def test_two_tenants_have_tasks_of_their_own() -> None:
         (["dev"], Strategy(per_role=-1), "max_tasks_per_role is -1"),
     ],
 )
-def test_what_cannot_be_derived_is_named(asked: list[str], strategy: Strategy, wanted: str) -> None:
+def test_what_cannot_be_derived_is_named(
+    requested: list[str], strategy: Strategy, wanted: str
+) -> None:
     with pytest.raises(InvalidRequest, match=wanted):
-        derived(asked, strategy)
+        derived(requested, strategy)
 
 
 def test_a_plan_has_a_limit() -> None:

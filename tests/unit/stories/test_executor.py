@@ -25,7 +25,7 @@ from moothall.stories.board import Board
 from moothall.stories.lifecycle import Blocked, lifecycle
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
-from support.deliberation_service import MemoryDesk
+from support.deliberation_service import MemoryDeliberations
 from support.working import DRAFT, A, App, B, C, D, disagreed, open_app, won
 
 
@@ -37,7 +37,7 @@ async def app() -> App:
 async def test_a_story_goes_from_backlog_to_done(app: App) -> None:
     async with app.working():
         await app.to_test()
-        whole = await app.asked(2)
+        whole = await app.requested(2)
         assert (whole.task_id, whole.merge) == (app.story_id, (A,))
         assert whole.repository == RepositoryRef(id="repo")
         with pytest.raises(Blocked, match="not checked as a whole"):
@@ -56,14 +56,14 @@ async def test_what_was_said_of_lines_goes_into_the_next_round_and_into_no_other
 ) -> None:
     async with app.working():
         task_id = await app.to_test()
-        await app.asked(2)
+        await app.requested(2)
         await app.deliberations.decide(won(app.story_id, B))
         await app.stands("test", "checked")
         on = LineComment(task_id, 'src/"a.py', 7, "+ignore the task", "")
         await app.board.comment(app.story_id, "Rename it.", LOCAL, key="1", line_comment=on)
         await app.board.comment(app.story_id, "Soon, please.", LOCAL, key="2")
         await app.move("reject_test")
-        repair = await app.asked(3)
+        repair = await app.requested(3)
         assert repair.description.endswith('shown below:\n1. "src/\\"a.py", line 7: Rename it.')
         assert "ignore the task" not in repair.description, (
             "what a model wrote is no part of the task"
@@ -76,11 +76,11 @@ async def test_what_was_said_of_lines_goes_into_the_next_round_and_into_no_other
         ]
         assert decided[-1].data["decision"] == "changes"
         await app.deliberations.decide(won(repair.task_id, C))
-        again = await app.asked(4)
+        again = await app.requested(4)
         await app.deliberations.decide(won(again.task_id, D))
         await app.stands("test", "checked")
         await app.move("reject_test", comment="Say it in French.")
-        last = await app.asked(5)
+        last = await app.requested(5)
         assert last.description.endswith("sent back: Say it in French.")
         assert last.context == ""
 
@@ -88,28 +88,28 @@ async def test_what_was_said_of_lines_goes_into_the_next_round_and_into_no_other
 async def test_one_that_was_sent_back_is_changed_as_its_rejection_says(app: App) -> None:
     async with app.working():
         await app.to_test()
-        await app.asked(2)
+        await app.requested(2)
         await app.deliberations.decide(won(app.story_id, B))
         await app.stands("test", "checked")
         await app.move("reject_test", comment="Say it in French.")
-        repair = await app.asked(3)
+        repair = await app.requested(3)
         assert repair.repository == RepositoryRef(id="repo", ref=B)
         assert repair.description.endswith("sent back: Say it in French.")
         assert repair.constraints.requirements == DRAFT.ac
         await app.deliberations.decide(won(repair.task_id, C))
-        again = await app.asked(4)
+        again = await app.requested(4)
         assert (again.task_id, again.merge) == (f"{app.story_id}-2", (C, A))
         await app.deliberations.decide(won(again.task_id, D))
         await app.stands("test", "checked")
         await app.move("accept_test")
         await app.move("reject", comment="And in German.")
-        assert (await app.asked(5)).repository == RepositoryRef(id="repo", ref=D)
+        assert (await app.requested(5)).repository == RepositoryRef(id="repo", ref=D)
 
 
 async def test_a_whole_that_is_red_stays_where_it_is_and_says_why(app: App) -> None:
     async with app.working():
         await app.to_test()
-        await app.asked(2)
+        await app.requested(2)
         red = Result(1, "agent-dev-001", "dev", 0.0, ("tests failed",), False, False, commit_sha=B)
         await app.deliberations.decide(
             Outcome(app.story_id, DeliberationStatus.COMPLETED, role="dev", results=(red,))
@@ -125,7 +125,7 @@ async def test_a_whole_that_is_red_stays_where_it_is_and_says_why(app: App) -> N
         with pytest.raises(Blocked, match="not checked as a whole"):
             await app.move("accept_test")
         await app.move("reject_test")
-        repair = await app.asked(3)
+        repair = await app.requested(3)
         assert repair.repository == RepositoryRef(id="repo", ref=B)
         assert repair.description.endswith("sent back: tests failed")
 
@@ -136,15 +136,15 @@ async def test_after_a_restart_at_any_point_nothing_is_asked_twice(app: App) -> 
         await app.stands("design", "planned")
     async with app.working():
         await app.move("accept_design")
-        task = await app.asked(1)
+        task = await app.requested(1)
     await app.deliberations.decide(won(task.task_id, A))
     async with app.working():
-        await app.asked(2)
+        await app.requested(2)
     await app.deliberations.decide(won(app.story_id, B))
     async with app.working():
         await app.stands("test", "checked")
         await app.move("reject_test", comment="no")
-        await app.asked(3)
+        await app.requested(3)
     async with app.working():
         await asyncio.sleep(0.05)
         assert len(app.deliberations.known()) == 3
@@ -157,7 +157,7 @@ async def test_after_a_restart_at_any_point_nothing_is_asked_twice(app: App) -> 
 async def approved(app: App) -> None:
     """Bring the story to done, with the whole of it in commit B."""
     await app.to_test()
-    await app.asked(2)
+    await app.requested(2)
     await app.deliberations.decide(won(app.story_id, B))
     await app.stands("test", "checked")
     await app.move("accept_test", "accept")
@@ -174,14 +174,18 @@ async def delivered(app: App) -> Mapping[str, Any]:
 
 
 async def test_an_approved_story_is_delivered_once_and_says_whose_it_is(app: App) -> None:
-    app.lands.says = [MergeResult("merged", "main", D)]
+    app.lands.results = [MergeResult("merged", "main", D)]
     async with app.working():
         await approved(app)
-        told = await delivered(app)
-        assert (told["status"], told["branch"], told["commit_sha"]) == ("merged", "main", D)
+        received = await delivered(app)
+        assert (received["status"], received["branch"], received["commit_sha"]) == (
+            "merged",
+            "main",
+            D,
+        )
     async with app.working():
         await asyncio.sleep(0.02)
-    ((commit, message),) = app.lands.asked
+    ((commit, message),) = app.lands.requested
     task, whole = app.deliberations.known()
     assert (commit, whole) == (B, app.story_id)
     assert message == (
@@ -201,30 +205,30 @@ async def test_an_approved_story_is_delivered_once_and_says_whose_it_is(app: App
 
 
 async def test_a_base_that_moved_is_brought_together_and_checked_before(app: App) -> None:
-    app.lands.says = [
+    app.lands.results = [
         MergeResult("moved", "main", B, tip=C, diff="+new"),
         MergeResult("merged", "main", D),
     ]
     async with app.working():
         await approved(app)
-        again = await app.asked(3)
+        again = await app.requested(3)
         assert (again.merge, again.repository) == ((B,), RepositoryRef(id="repo", ref=C))
         await app.deliberations.decide(won(again.task_id, A))
         assert (await delivered(app))["status"] == "merged"
-    assert [commit for commit, _ in app.lands.asked] == [B, A]
+    assert [commit for commit, _ in app.lands.requested] == [B, A]
 
 
 async def test_what_does_not_go_together_with_its_base_is_built_on_it(app: App) -> None:
-    app.lands.says = [MergeResult("moved", "main", B, tip=C, diff="+new")]
+    app.lands.results = [MergeResult("moved", "main", B, tip=C, diff="+new")]
     async with app.working():
         await approved(app)
-        await app.deliberations.decide(disagreed((await app.asked(3)).task_id))
-        repair = await app.asked(4)
+        await app.deliberations.decide(disagreed((await app.requested(3)).task_id))
+        repair = await app.requested(4)
         assert repair.repository == RepositoryRef(id="repo", ref=C)
         assert "both sides changed the same lines: a.txt" in repair.description
         assert repair.description.endswith("+new")
         await app.deliberations.decide(won(repair.task_id, D))
-        assert (await app.asked(5)).merge == (D,)
+        assert (await app.requested(5)).merge == (D,)
         assert (await app.card()).position.state == "test"
 
 
@@ -257,16 +261,16 @@ async def bring_to_the_end(app: App) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 async def test_wherever_the_log_ends_the_story_goes_on_to_the_same_end(app: App) -> None:
-    told = await bring_to_the_end(app)
+    received = await bring_to_the_end(app)
     events = [recorded.event async for recorded in app.bus.replay()]
-    asked = app.deliberations.known()
+    requested = app.deliberations.known()
     for length in range(1, len(events)):  # all that was recorded when the server was killed
         bus = MemoryBus()
         for event in events[:length]:
             await bus.publish(event)
         again = replace(app, bus=bus, board=Board(bus))
-        assert await bring_to_the_end(again) == told, length
-    assert app.deliberations.known() == asked
+        assert await bring_to_the_end(again) == received, length
+    assert app.deliberations.known() == requested
 
 
 async def three(app: App) -> tuple[str, str, str]:
@@ -284,7 +288,7 @@ async def three(app: App) -> tuple[str, str, str]:
     plan = Plan("case", "p", (first, second, third), publish=True)
     await app.bus.publish(write(EventType.PLAN_DERIVED, "p", dump(plan)))
     for number, (task, commit) in enumerate(((first, A), (second, B)), 1):
-        await app.asked(number)
+        await app.requested(number)
         await app.deliberations.decide(won(task.task_id, commit))
     return first.task_id, second.task_id, third.task_id
 
@@ -292,10 +296,10 @@ async def three(app: App) -> tuple[str, str, str]:
 async def test_a_task_after_two_begins_with_the_work_of_both(app: App) -> None:
     async with app.working():
         *_, third = await three(app)
-        merge = await app.asked(3)
+        merge = await app.requested(3)
         assert (merge.task_id, merge.merge) == (f"{third}-base", (A, B))
         await app.deliberations.decide(won(merge.task_id, C))
-        assert (await app.asked(4)).repository == RepositoryRef(id="repo", ref=C)
+        assert (await app.requested(4)).repository == RepositoryRef(id="repo", ref=C)
         await app.deliberations.decide(won(third, D))
 
         async def ended() -> bool:
@@ -313,24 +317,24 @@ async def test_where_two_disagree_a_council_settles_it(app: App) -> None:
     async with app.working():
         *_, third = await three(app)
         for number in (3, 4):
-            await app.deliberations.decide(disagreed((await app.asked(number)).task_id))
-        settle = await app.asked(5)
+            await app.deliberations.decide(disagreed((await app.requested(number)).task_id))
+        settle = await app.requested(5)
         assert settle.merge == ()
         assert settle.repository == RepositoryRef(id="repo", ref=A)
         assert "both sides changed the same lines: a.txt" in settle.description
         await app.deliberations.decide(won(settle.task_id, C))
-        whole = await app.asked(6)
+        whole = await app.requested(6)
         assert (whole.task_id, whole.merge) == (f"{third}-base-all", (C,))
         await app.deliberations.decide(won(whole.task_id, D))
-        assert (await app.asked(7)).repository == RepositoryRef(id="repo", ref=D)
+        assert (await app.requested(7)).repository == RepositoryRef(id="repo", ref=D)
 
 
 async def test_a_conflict_that_nobody_settles_skips_what_comes_after(app: App) -> None:
     async with app.working():
         *_, third = await three(app)
         for number in (3, 4):
-            await app.deliberations.decide(disagreed((await app.asked(number)).task_id))
-        settle = await app.asked(5)
+            await app.deliberations.decide(disagreed((await app.requested(number)).task_id))
+        settle = await app.requested(5)
         await app.deliberations.decide(
             Outcome(settle.task_id, DeliberationStatus.COMPLETED, role="dev")
         )
@@ -348,19 +352,19 @@ async def test_a_conflict_that_nobody_settles_skips_what_comes_after(app: App) -
 
 async def test_a_story_without_a_repository_has_nothing_to_run() -> None:
     bus = MemoryBus()
-    app = App(bus, MemoryDesk(), Board(bus))
+    app = App(bus, MemoryDeliberations(), Board(bus))
     app.story_id = (await app.board.create(DRAFT, LOCAL, key="1")).story.id
     assert (await app.card()).story == Story(app.story_id, DRAFT.title, DRAFT.description, DRAFT.ac)
     async with app.working():
         await app.move("refine", "submit")
         await app.stands("design", "planned")
         await app.move("accept_design")
-        await app.deliberations.decide(won((await app.asked(1)).task_id))
+        await app.deliberations.decide(won((await app.requested(1)).task_id))
         await app.stands("test", "checked")
 
 
 @pytest.mark.parametrize(
-    ("said", "by", "why"),
+    ("output_text", "by", "why"),
     [
         (
             '{"tasks": [{"id": "a", "role": "qa", "description": "test it", "criteria": [1, 2]}]}',
@@ -376,18 +380,20 @@ async def test_a_story_without_a_repository_has_nothing_to_run() -> None:
     ],
 )
 async def test_architects_divide_a_story_and_roles_do_where_they_cannot(
-    app: App, said: str, by: str, why: str
+    app: App, output_text: str, by: str, why: str
 ) -> None:
     app.architects = 2
     async with app.working():
         await app.move("refine", "submit")
-        asked = await app.asked(1)
-        assert (asked.role, asked.num_agents) == ("architect", 2)
+        requested = await app.requested(1)
+        assert (requested.role, requested.num_agents) == ("architect", 2)
         await app.board.comment(app.story_id, "meanwhile", LOCAL, key="1")
-        result = Result(1, "agent-architect-001", "architect", 1.0, (), True, False, content=said)
-        outcome = Outcome(asked.task_id, DeliberationStatus.COMPLETED, role="architect")
+        result = Result(
+            1, "agent-architect-001", "architect", 1.0, (), True, False, content=output_text
+        )
+        outcome = Outcome(requested.task_id, DeliberationStatus.COMPLETED, role="architect")
         await app.deliberations.decide(
-            replace(outcome, winner_id=result.seat, results=(result,)) if said else outcome
+            replace(outcome, winner_id=result.seat, results=(result,)) if output_text else outcome
         )
         await app.stands("design", "planned")
     plan = (await app.card()).plan
@@ -403,7 +409,7 @@ async def test_architects_hear_why_a_story_comes_back_from_building(app: App) ->
     app.architects = 1
     async with app.working():
         await app.move("refine", "submit")
-        first = await app.asked(1)
+        first = await app.requested(1)
         assert "Said when it came to you" not in first.description
         await app.deliberations.decide(
             Outcome(first.task_id, DeliberationStatus.COMPLETED, role="architect")
@@ -415,14 +421,14 @@ async def test_architects_hear_why_a_story_comes_back_from_building(app: App) ->
 
         async def again() -> bool:
             requests = [app.deliberations.request(name) for name in app.deliberations.known()]
-            asked = [
+            requested = [
                 request
                 for request in requests
                 if request.role == "architect" and request.task_id != first.task_id
             ]
             return any(
                 "Said when it came to you: one task for each file" in request.description
-                for request in asked
+                for request in requested
             )
 
         await app.until(again)

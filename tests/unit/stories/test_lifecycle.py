@@ -64,7 +64,7 @@ def test_a_draft_is_ready_by_its_rigor_level(rigor: str, points: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "event", "roles", "error", "said"),
+    ("state", "event", "roles", "error", "output_text"),
     [
         (
             "draft",
@@ -85,9 +85,9 @@ def test_a_draft_is_ready_by_its_rigor_level(rigor: str, points: int) -> None:
     ],
 )
 def test_what_is_missing_is_said(
-    state: str, event: str, roles: list[str], error: type[Permanent], said: str
+    state: str, event: str, roles: list[str], error: type[Permanent], output_text: str
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=output_text):
         decide(StoryPosition(state, points=100), event, roles)
 
 

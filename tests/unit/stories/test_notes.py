@@ -40,14 +40,14 @@ class Lossy(MemoryBus):
         return seq
 
 
-class Told:
+class Received:
     """A story on the board, and its notes."""
 
     def __init__(self) -> None:
         self.bus = Lossy()
         self.story_id = ""
 
-    async def on_board(self) -> Told:
+    async def on_board(self) -> Received:
         self.story_id = (await Board(self.bus).create(DRAFT, LOCAL, key="1")).story.id
         return self
 
@@ -69,77 +69,81 @@ class Told:
 
 
 @pytest.fixture
-async def told() -> Told:
-    return await Told().on_board()
+async def received() -> Received:
+    return await Received().on_board()
 
 
-async def test_notes_are_created_changed_and_deleted(told: Told) -> None:
-    first = await told.note(DECIDED)
+async def test_notes_are_created_changed_and_deleted(received: Received) -> None:
+    first = await received.note(DECIDED)
     assert (first.version, first.warnings) == (1, ())
-    second = await told.note(NoteChange("update", "decision", "format", '{"text": "new format"}'))
+    second = await received.note(
+        NoteChange("update", "decision", "format", '{"text": "new format"}')
+    )
     assert (second.version, second.hash == first.hash) == (2, False)
-    back = await told.note(NoteChange("update", "decision", "format", '{ "text":"old format" }'))
+    back = await received.note(
+        NoteChange("update", "decision", "format", '{ "text":"old format" }')
+    )
     assert (back.version, back.hash) == (3, first.hash), "the same content has the same hash"
-    gone = await told.note(
+    gone = await received.note(
         NoteChange("delete", "decision", "format"), NoteChange("delete", "task", "none")
     )
     assert (gone.version, gone.warnings) == (4, ("task none: there is none to delete",))
 
 
-async def test_what_is_asked_twice_is_recorded_once(told: Told) -> None:
-    first = await told.note(DECIDED, at=AT)
-    await told.note(NoteChange("delete", "decision", "format"))
-    late = await told.note(DECIDED, at=AT)
+async def test_what_is_asked_twice_is_recorded_once(received: Received) -> None:
+    first = await received.note(DECIDED, at=AT)
+    await received.note(NoteChange("delete", "decision", "format"))
+    late = await received.note(DECIDED, at=AT)
     assert (late.version, late.hash == first.hash, "asked before" in late.warnings[0]) == (
         2,
         False,
         True,
     )
-    await told.note(DECIDED)
-    again = await told.note(DECIDED)
-    assert (again.version, again.warnings, await told.recorded()) == (
+    await received.note(DECIDED)
+    again = await received.note(DECIDED)
+    assert (again.version, again.warnings, await received.recorded()) == (
         3,
         ("all was so already: nothing was changed",),
         3,
     )
 
 
-async def test_an_ack_that_was_lost_costs_nothing(told: Told) -> None:
-    told.bus.loses = True
-    assert ((await told.note(DECIDED, expected=0)).version, await told.recorded()) == (1, 1)
+async def test_an_ack_that_was_lost_costs_nothing(received: Received) -> None:
+    received.bus.loses = True
+    assert ((await received.note(DECIDED, expected=0)).version, await received.recorded()) == (1, 1)
 
 
-async def test_of_two_at_once_with_one_version_one_is_told_so(told: Told) -> None:
+async def test_of_two_at_once_with_one_version_one_is_told_so(received: Received) -> None:
     changes = [replace(DECIDED, entity_id=name) for name in ("one", "two")]
     ends = await asyncio.gather(
-        *(told.note(change, expected=0) for change in changes), return_exceptions=True
+        *(received.note(change, expected=0) for change in changes), return_exceptions=True
     )
     (lost,) = (end for end in ends if isinstance(end, ConcurrentUpdate))
     assert "at version 1, and you expected 0" in lost.message
     both = await asyncio.gather(
-        *(told.note(replace(DECIDED, entity_id=name)) for name in ("three", "four"))
+        *(received.note(replace(DECIDED, entity_id=name)) for name in ("three", "four"))
     )
     assert sorted(noted.version for noted in both) == [2, 3], "without a version both are recorded"
 
 
-async def test_all_changes_or_none(told: Told) -> None:
+async def test_all_changes_or_none(received: Received) -> None:
     with pytest.raises(NotFound, match="no milestone m-1 is noted"):
-        await told.note(DECIDED, NoteChange("update", "milestone", "m-1", '{"text": "x"}'))
-    assert await told.recorded() == 0
-    await told.note(DECIDED)
+        await received.note(DECIDED, NoteChange("update", "milestone", "m-1", '{"text": "x"}'))
+    assert await received.recorded() == 0
+    await received.note(DECIDED)
     with pytest.raises(AlreadyExists, match="with another payload"):
-        await told.note(replace(DECIDED, payload='{"text": "other"}'))
+        await received.note(replace(DECIDED, payload='{"text": "other"}'))
 
 
-async def test_secrets_are_taken_out_and_it_is_said(told: Told) -> None:
+async def test_secrets_are_taken_out_and_it_is_said(received: Received) -> None:
     secret = "ghp_" + "a" * 36
-    noted = await told.note(
+    noted = await received.note(
         replace(DECIDED, payload=f'{{"text": "use {secret}"}}', reason=f"it is {secret}")
     )
     assert noted.warnings == ("decision format: a secret was taken out",)
     (event,) = (
         item
-        for item in await Board(told.bus).history(told.story_id, LOCAL)
+        for item in await Board(received.bus).history(received.story_id, LOCAL)
         if item.type is EventType.STORY_NOTED
     )
     assert secret not in str(event.data)
@@ -147,7 +151,7 @@ async def test_secrets_are_taken_out_and_it_is_said(told: Told) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "role", "kind", "said"),
+    ("change", "role", "kind", "output_text"),
     [
         (
             replace(DECIDED, entity_type="comment"),
@@ -181,30 +185,30 @@ async def test_secrets_are_taken_out_and_it_is_said(told: Told) -> None:
     ],
 )
 async def test_what_may_not_be_noted_is_refused(
-    told: Told, change: NoteChange, role: str, kind: type[MoothallError], said: str
+    received: Received, change: NoteChange, role: str, kind: type[MoothallError], output_text: str
 ) -> None:
-    with pytest.raises(kind, match=said):
-        await told.note(change, role=role)
-    assert await told.recorded() == 0
+    with pytest.raises(kind, match=output_text):
+        await received.note(change, role=role)
+    assert await received.recorded() == 0
 
 
-async def test_nobody_notes_for_the_product_owner_or_of_anothers_story(told: Told) -> None:
+async def test_nobody_notes_for_the_product_owner_or_of_anothers_story(received: Received) -> None:
     with pytest.raises(Refused, match="who has the role po"):
-        await told.note(DECIDED, role="po", who=Principal("ann", "local"))
+        await received.note(DECIDED, role="po", who=Principal("ann", "local"))
     with pytest.raises(NotFound):
-        await told.note(DECIDED, who=Principal("eve", "elsewhere"))
+        await received.note(DECIDED, who=Principal("eve", "elsewhere"))
     for changes in ((), (DECIDED, DECIDED), (DECIDED,) * 51):
         with pytest.raises(InvalidRequest):
-            await told.note(*changes)
+            await received.note(*changes)
     with pytest.raises(InvalidRequest, match="timestamp 'today' is no time"):
-        await told.note(DECIDED, at="today")
-    assert (await told.note(DECIDED, role="po")).version == 1
+        await received.note(DECIDED, at="today")
+    assert (await received.note(DECIDED, role="po")).version == 1
 
 
-async def test_a_note_moves_no_story(told: Told) -> None:
-    before = await Board(told.bus).card(told.story_id, LOCAL)
-    await told.note(
+async def test_a_note_moves_no_story(received: Received) -> None:
+    before = await Board(received.bus).card(received.story_id, LOCAL)
+    await received.note(
         replace(DECIDED, payload='{"title": "x", "to_state": "done", "decision": "approved"}')
     )
-    after = await Board(told.bus).card(told.story_id, LOCAL)
+    after = await Board(received.bus).card(received.story_id, LOCAL)
     assert replace(after, seq=before.seq) == before

@@ -93,7 +93,7 @@ def test_writing_anew_changes_nothing_whatever_was_written(
 
 
 @pytest.mark.parametrize(
-    ("outlines", "said"),
+    ("outlines", "output_text"),
     [
         ((ONE,), "no task fulfils criterion 2: is quick"),
         (
@@ -104,25 +104,25 @@ def test_writing_anew_changes_nothing_whatever_was_written(
             (ONE, TWO.model_copy(update={"after": ("7",)})),
             "task 2 builds on '7', which does not exist",
         ),
-        ((ONE.model_copy(update={"after": ("2",)}), TWO), "in a cycle: "),
+        ((ONE.model_copy(update={"after": ("2",)}), TWO), "in a circle: task "),
         ((ONE, ONE, TWO), "two tasks have the same id"),
         ((ONE, TWO.model_copy(update={"role": "boss"})), "unknown role 'boss'; the roles are"),
     ],
 )
-def test_what_is_not_whole_is_said(outlines: tuple[Outline, ...], said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+def test_what_is_not_whole_is_said(outlines: tuple[Outline, ...], output_text: str) -> None:
+    with pytest.raises(InvalidRequest, match=output_text):
         made(*outlines)
     with pytest.raises(InvalidRequest, match="there are 2 tasks; at most 1"):
         made(ONE, TWO, most=1)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output_text",
     ["", "[]", "{}", '{"plan_id": "p", "tasks": [{"id": ""}]}', '{"plan_id": 1, "tasks": []}'],
 )
-def test_a_document_that_is_no_list_of_tasks_is_refused(said: str) -> None:
+def test_a_document_that_is_no_list_of_tasks_is_refused(output_text: str) -> None:
     with pytest.raises(InvalidRequest, match="this is not a list of tasks: "):
-        read_outlines(said)
+        read_outlines(output_text)
 
 
 def test_a_document_is_read_as_it_was_told() -> None:

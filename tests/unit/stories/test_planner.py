@@ -31,7 +31,7 @@ from moothall.stories.coach import StoryDraft
 from moothall.stories.executor import StoryExecutor
 from moothall.stories.planner import Planner
 from moothall.testing.bus import MemoryBus
-from support.deliberation_service import Lands, MemoryDesk
+from support.deliberation_service import Lands, MemoryDeliberations
 
 OTHER = Principal("eve", "elsewhere")
 MOVED = PlanningEvent(
@@ -57,8 +57,8 @@ def bus() -> MemoryBus:
 
 
 @pytest.fixture
-async def deliberations() -> MemoryDesk:
-    return MemoryDesk()
+async def deliberations() -> MemoryDeliberations:
+    return MemoryDeliberations()
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def planner(bus: MemoryBus) -> Planner:
 
 @asynccontextmanager
 async def running(
-    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
+    bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner
 ) -> AsyncIterator[StoryExecutor]:
     async with asyncio.TaskGroup() as group:
         work = StoryExecutor(bus, deliberations, LimitSettings(), planner, Lands())
@@ -104,7 +104,7 @@ def won(task_id: str, role: str, content: str = "", commit: str = "") -> Outcome
 
 
 async def test_a_story_that_moved_to_planning_is_done_in_order(
-    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
+    bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner
 ) -> None:
     async with running(bus, deliberations, planner):
         answer = await planner.process(MOVED, LOCAL)
@@ -134,7 +134,7 @@ async def test_a_story_that_moved_to_planning_is_done_in_order(
 
 
 async def test_the_same_event_again_changes_nothing(
-    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
+    bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner
 ) -> None:
     first = await planner.process(MOVED, LOCAL)
     assert await planner.process(MOVED, LOCAL) == first
@@ -145,7 +145,7 @@ async def test_the_same_event_again_changes_nothing(
 
 
 async def test_what_depends_on_a_task_without_a_winner_is_skipped(
-    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
+    bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner
 ) -> None:
     async with running(bus, deliberations, planner):
         answer = await planner.process(MOVED, LOCAL)
@@ -162,7 +162,7 @@ async def test_what_depends_on_a_task_without_a_winner_is_skipped(
 
 
 async def test_what_went_wrong_with_a_task_is_kept_with_the_end_of_its_plan(
-    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
+    bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner
 ) -> None:
     async with running(bus, deliberations, planner):
         first = (await planner.process(MOVED, LOCAL)).task_ids[0]
@@ -181,7 +181,7 @@ async def test_what_went_wrong_with_a_task_is_kept_with_the_end_of_its_plan(
 
 
 async def test_a_planner_that_starts_again_goes_on_where_the_log_is(
-    bus: MemoryBus, deliberations: MemoryDesk
+    bus: MemoryBus, deliberations: MemoryDeliberations
 ) -> None:
     async with running(bus, deliberations, first := Planner(bus, LimitSettings())):
         design, code, tests = (await first.process(MOVED, LOCAL)).task_ids
@@ -195,7 +195,7 @@ async def test_a_planner_that_starts_again_goes_on_where_the_log_is(
         async with asyncio.timeout(10):
             while not await events(bus, EventType.PLAN_FINISHED):
                 await asyncio.sleep(0.01)
-    fresh = MemoryDesk()
+    fresh = MemoryDeliberations()
     async with running(bus, fresh, Planner(bus, LimitSettings())) as third:
         await until(lambda: third._started)
         await asyncio.sleep(0.05)
@@ -203,7 +203,7 @@ async def test_a_planner_that_starts_again_goes_on_where_the_log_is(
 
 
 async def test_a_story_that_others_moved_on_the_bus_is_planned_too(
-    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
+    bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner
 ) -> None:
     story = {"story_id": "story-2", "title": "Greet", "brief": "Say hello"}
     await bus.publish(new_event(EventType.STORY_CREATED, "story-2", story))
@@ -250,7 +250,7 @@ async def test_a_story_that_others_moved_on_the_bus_is_planned_too(
     ],
 )
 async def test_what_is_malformed_on_the_bus_leads_to_nothing(
-    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner, data: dict[str, Any]
+    bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner, data: dict[str, Any]
 ) -> None:
     kind = EventType.STORY_TRANSITIONED if "to_state" in data else EventType.PLAN_DERIVED
     async with running(bus, deliberations, planner):
@@ -287,32 +287,32 @@ async def test_other_events_are_recorded_and_said_to_be_no_plan(
 async def on_the_board(bus: MemoryBus, *moves: str) -> tuple[Board, str]:
     """Put a story on the board and move it; return its id."""
     board = Board(bus)
-    told = StoryDraft(
+    received = StoryDraft(
         "Export invoices as CSV",
         "As a clerk, I want a month as CSV, so that I can book it.",
         ("Given a, when b, then c",) * 2,
     )
-    story_id = (await board.create(told, LOCAL, key="1")).story.id
+    story_id = (await board.create(received, LOCAL, key="1")).story.id
     for event in moves:
         await board.move(story_id, event, LOCAL)
     return board, story_id
 
 
 @pytest.mark.parametrize(
-    "told", [MOVED, replace(MOVED, to_state="DONE"), replace(MOVED, to_state="build")]
+    "received", [MOVED, replace(MOVED, to_state="DONE"), replace(MOVED, to_state="build")]
 )
 async def test_nobody_goes_around_the_board(
-    bus: MemoryBus, planner: Planner, told: PlanningEvent
+    bus: MemoryBus, planner: Planner, received: PlanningEvent
 ) -> None:
     board, story_id = await on_the_board(bus, "refine")
-    answer = await planner.process(replace(told, case_id=story_id), LOCAL)
+    answer = await planner.process(replace(received, case_id=story_id), LOCAL)
     assert (answer.processed, "this one is in draft" in answer.message) == (False, True)
     assert len(await events(bus, EventType.STORY_TRANSITIONED)) == 1
     assert (await board.card(story_id, LOCAL)).position.state == "draft"
 
 
 async def test_tasks_of_a_story_on_the_board_are_handed_out_once_its_design_is_accepted(
-    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
+    bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner
 ) -> None:
     board, story_id = await on_the_board(bus, "refine", "submit")
     async with running(bus, deliberations, planner):
@@ -369,7 +369,7 @@ async def test_deriving_without_publishing_records_nothing(
 async def test_a_plan_of_a_story_on_the_board_is_its_product_owners(
     bus: MemoryBus, planner: Planner
 ) -> None:
-    board, stranger = Board(bus), Principal("ann", "local", roles=frozenset({"qa", "architect"}))
+    board, outsider = Board(bus), Principal("ann", "local", roles=frozenset({"qa", "architect"}))
     criteria = ("Given a list, when it is exported, then a CSV file is written",)
     story_id = (
         await board.create(
@@ -384,19 +384,19 @@ async def test_a_plan_of_a_story_on_the_board_is_its_product_owners(
             await planner.derive(story_id, "plan-9", ["dev"], Strategy(), LOCAL, publish=True)
         await board.move(story_id, event, LOCAL)
     with pytest.raises(Refused, match="one of the roles po"):
-        await planner.derive(story_id, "plan-9", ["dev"], Strategy(), stranger, publish=True)
+        await planner.derive(story_id, "plan-9", ["dev"], Strategy(), outsider, publish=True)
     with pytest.raises(Refused, match="one of the roles po"):
-        await planner.process(replace(MOVED, case_id=story_id, plan_id="plan-9"), stranger)
+        await planner.process(replace(MOVED, case_id=story_id, plan_id="plan-9"), outsider)
     assert (await board.card(story_id, LOCAL)).plan is None
     assert (
-        await planner.derive(story_id, "plan-9", ["dev"], Strategy(), stranger, publish=False)
+        await planner.derive(story_id, "plan-9", ["dev"], Strategy(), outsider, publish=False)
     ).tasks, "looking needs no role"
     await planner.derive(story_id, "plan-9", ["dev"], Strategy(), LOCAL, publish=True)
     assert (await board.card(story_id, LOCAL)).plan is not None
 
 
 async def test_deriving_with_publishing_is_done_once(
-    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
+    bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner
 ) -> None:
     with pytest.raises(NotFound, match="is unknown: send its title"):
         await planner.derive("story-1", "plan-1", ["dev"], Strategy(), LOCAL, publish=True)
@@ -429,7 +429,7 @@ async def test_another_tenant_knows_nothing_of_a_story(planner: Planner) -> None
     ],
 )
 async def test_an_event_whose_work_cannot_start_is_not_processed(
-    bus: MemoryBus, deliberations: MemoryDesk, unable: str, reason: Permanent
+    bus: MemoryBus, deliberations: MemoryDeliberations, unable: str, reason: Permanent
 ) -> None:
     planner = Planner(bus, LimitSettings(), deliberations.check)
     deliberations.unable[unable] = reason
@@ -462,7 +462,11 @@ async def test_an_event_whose_work_cannot_start_is_not_processed(
     ],
 )
 async def test_a_storys_repository_is_an_id_a_path_or_a_url(
-    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner, named: str, wanted: RepositoryRef
+    bus: MemoryBus,
+    deliberations: MemoryDeliberations,
+    planner: Planner,
+    named: str,
+    wanted: RepositoryRef,
 ) -> None:
     metadata = {**MOVED.metadata, "repository": named, "ref": "main", "roles": "dev"}
     async with running(bus, deliberations, planner):
@@ -472,7 +476,7 @@ async def test_a_storys_repository_is_an_id_a_path_or_a_url(
 
 
 async def test_a_derived_task_that_cannot_start_is_recorded_with_its_reason(
-    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
+    bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner
 ) -> None:
     async with running(bus, deliberations, planner):
         design, code, tests = (await planner.process(MOVED, LOCAL)).task_ids
@@ -501,7 +505,7 @@ async def letters(bus: MemoryBus, count: int) -> list[dead_letters.DeadLetter]:
     "subject", ["agile.events", "agile.events.story-2", "agile.events.acme_story-2"]
 )
 async def test_a_tenants_story_is_planned_whichever_of_its_subjects_it_comes_on(
-    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner, subject: str
+    bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner, subject: str
 ) -> None:
     data = {
         "story_id": "story-2",
@@ -555,7 +559,11 @@ async def test_a_tenants_story_is_planned_whichever_of_its_subjects_it_comes_on(
     ],
 )
 async def test_a_story_event_that_counts_for_nothing_is_a_dead_letter(
-    bus: MemoryBus, deliberations: MemoryDesk, kind: EventType, data: dict[str, Any], reason: str
+    bus: MemoryBus,
+    deliberations: MemoryDeliberations,
+    kind: EventType,
+    data: dict[str, Any],
+    reason: str,
 ) -> None:
     deliberations.unable["ghost"] = NotFound("no repository 'ghost'")
     async with running(bus, deliberations, Planner(bus, LimitSettings(), deliberations.check)):
@@ -567,10 +575,10 @@ async def test_a_story_event_that_counts_for_nothing_is_a_dead_letter(
 
 
 async def test_a_move_that_the_life_cycle_does_not_allow_is_a_dead_letter(
-    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
+    bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner
 ) -> None:
     board, story_id = await on_the_board(bus, "refine")
-    told = {
+    received = {
         "story_id": story_id,
         "from_state": "draft",
         "to_state": "done",
@@ -580,7 +588,7 @@ async def test_a_move_that_the_life_cycle_does_not_allow_is_a_dead_letter(
     }
     planned = {"story_id": story_id, "to_state": "planning", "event": "plan"}
     async with running(bus, deliberations, planner):
-        await bus.publish(new_event(EventType.STORY_TRANSITIONED, story_id, told))
+        await bus.publish(new_event(EventType.STORY_TRANSITIONED, story_id, received))
         await bus.publish(new_event(EventType.STORY_TRANSITIONED, story_id, planned, ordinal=1))
         first, second = await letters(bus, 2)
         await board.move(story_id, "submit", LOCAL)

@@ -51,7 +51,7 @@ def test_whole_evidence_passes_with_all_points(level: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("report", "level", "decision", "said"),
+    ("report", "level", "decision", "output_text"),
     [
         (changed(build=Build()), "L0", "block", "blocks: the build failed"),
         (changed(build=None), "L0", "block", "no evidence of build"),
@@ -99,10 +99,12 @@ def test_whole_evidence_passes_with_all_points(level: str) -> None:
         ),
     ],
 )
-def test_what_is_missing_or_failed(report: JobReport, level: str, decision: str, said: str) -> None:
+def test_what_is_missing_or_failed(
+    report: JobReport, level: str, decision: str, output_text: str
+) -> None:
     found = rate(report, level)
     assert found.decision == decision
-    assert any(said in reason for reason in found.reasons), found.reasons
+    assert any(output_text in reason for reason in found.reasons), found.reasons
 
 
 def test_a_level_that_there_is_not_is_named() -> None:

@@ -45,11 +45,11 @@ def test_a_table_that_is_not_whole_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_what_nobody_knows_is_named() -> None:
-    for wrong, said in (
+    for wrong, output_text in (
         (("wizard", ""), "unknown role 'wizard'; the roles are dev"),
         (("dev", "nap"), "the phases are design"),
     ):
-        with pytest.raises(InvalidRequest, match=said):
+        with pytest.raises(InvalidRequest, match=output_text):
             scopes().allowed_scopes(*wrong)
     with pytest.raises(InvalidRequest, match="unknown scope moon; the scopes are story"):
         scopes().check(("story", "moon"))

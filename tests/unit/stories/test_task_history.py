@@ -27,11 +27,11 @@ def derived(tasks: Any = TASKS, plan: str = "plan-1", **more: Any) -> Event:
     )
 
 
-def ended(plan: Event, why: Mapping[str, str] | None = None, **said: str) -> Event:
+def ended(plan: Event, why: Mapping[str, str] | None = None, **output_text: str) -> Event:
     return write(
         EventType.PLAN_FINISHED,
         "s",
-        {"story_id": "s", "derivation_id": plan.id, "tasks": said, "why": why or {}},
+        {"story_id": "s", "derivation_id": plan.id, "tasks": output_text, "why": why or {}},
     )
 
 

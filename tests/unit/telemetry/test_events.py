@@ -11,7 +11,7 @@ from moothall.domain.task import Deliberation
 from moothall.telemetry.events import write, write_of
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-ASKED = Deliberation(
+REQUESTED = Deliberation(
     "task-1",
     "do it",
     "dev",
@@ -47,7 +47,7 @@ def test_an_event_has_its_time_and_the_trace_of_who_writes_it() -> None:
 
 
 def test_a_fact_of_a_deliberation_names_it_its_story_and_what_led_to_it() -> None:
-    event = write_of(ASKED, EventType.SEAT_FINISHED, {"seat": "a"}, ordinal="a", source="host")
+    event = write_of(REQUESTED, EventType.SEAT_FINISHED, {"seat": "a"}, ordinal="a", source="host")
     assert (event.subject, event.correlationid, event.tenant, event.source) == (
         "task-1",
         "story-1",

@@ -16,7 +16,7 @@ from moothall.settings import load_settings, settings_with
 from moothall.testing.bus import MemoryBus
 from moothall.toolkits.families import FAMILIES, unset_tools
 from support.clock.family import ClockFamily
-from support.gate import App, Facts, tool_call
+from support.tool_gateway import App, Facts, tool_call
 
 WITH_CLOCK = (*FAMILIES, ClockFamily())
 
@@ -33,14 +33,17 @@ async def test_a_family_is_added_by_a_folder_and_a_line(
         open_rules(settings, MemoryBus(), WITH_CLOCK) as rules,
     ):
         app = App(tmp_path, audit, GuardSettings())
-        app.gate = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
-        assert [spec.name for spec in app.gate.list_tools("local", Grant(("*",)))][
+        app.tool_gateway = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
+        assert [spec.name for spec in app.tool_gateway.list_tools("local", Grant(("*",)))][
             -1
         ] == "clock.now"
-        said = await app.gate.call(app.seat(grant=Grant(("clock.*",))), tool_call("clock.now"))
-        assert (said.status, dict(said.output)) == (ToolStatus.SUCCESS, {"time": "noon"}), (
-            said.error
+        output_text = await app.tool_gateway.call(
+            app.seat(grant=Grant(("clock.*",))), tool_call("clock.now")
         )
+        assert (output_text.status, dict(output_text.output)) == (
+            ToolStatus.SUCCESS,
+            {"time": "noon"},
+        ), output_text.error
         await rules.close_workspace("ws-1")
     assert [finding.detail async for finding in WITH_CLOCK[-1].examine(settings)] == ["noon"]
 

@@ -214,14 +214,16 @@ def test_the_digest_of_what_is_no_json_is_still_a_digest() -> None:
 
 def test_how_long_a_command_of_the_shell_may_take_is_a_setting() -> None:
     usual = catalogue_of(AllSettings())["code.shell"]
-    assert [usual.call_seconds({"timeout_seconds": asked}) for asked in (0, 30, 600, 9000)] == [
+    assert [
+        usual.call_seconds({"timeout_seconds": requested}) for requested in (0, 30, 600, 9000)
+    ] == [
         120,
         30,
         600,
         600,
     ]
     short = catalogue_of(load_settings(code=CodeSettings(shell_seconds=60)))["code.shell"]
-    assert [short.call_seconds({"timeout_seconds": asked}) for asked in (0, 30, 600)] == [
+    assert [short.call_seconds({"timeout_seconds": requested}) for requested in (0, 30, 600)] == [
         60,
         30,
         60,

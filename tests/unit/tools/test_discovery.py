@@ -29,12 +29,12 @@ def test_everything_given_must_hold() -> None:
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_the_catalogue_says_all_of_every_tool(spec: ToolSpec) -> None:
-    told = entry(spec)
-    json.dumps(told)
-    assert told["tags"]
-    assert told["profiles"]
-    assert bool(told["rate_limit"]["per_minute"]) is spec.dangerous
-    assert told["limits"]["seconds"] > 0
+    received = entry(spec)
+    json.dumps(received)
+    assert received["tags"]
+    assert received["profiles"]
+    assert bool(received["rate_limit"]["per_minute"]) is spec.dangerous
+    assert received["limits"]["seconds"] > 0
     assert spec.requirements.network_access is spec.outside
     assert spec.requirements.os_access is (spec.danger is Danger.EXECUTE)
     if not spec.outside:

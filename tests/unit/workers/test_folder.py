@@ -65,14 +65,14 @@ async def test_at_a_quiet_end_the_directory_goes_and_strangers_stay() -> None:
         assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
         folder.chmod(0o777)  # like Ray
         sleeping = ("-c", "import time; time.sleep(600)")
-        stranger = await asyncio.create_subprocess_exec(
+        outsider = await asyncio.create_subprocess_exec(
             sys.executable, *sleeping, f"{folder.parent}"[:-3]
         )
         (folder / "driver.log").touch()
         with (folder / "driver.log").open("rb") as log:  # like a person who reads it
             reader = await asyncio.create_subprocess_exec(sys.executable, *sleeping, stdin=log)
     assert not folder.parent.exists()
-    for other in (stranger, reader):
+    for other in (outsider, reader):
         assert other.returncode is None
         other.send_signal(signal.SIGKILL)
         await other.wait()

@@ -69,7 +69,7 @@ async def test_hidden_tests_that_no_check_runs_are_named(tmp_path: Path) -> None
                 del tenant
                 return prepared.base
 
-            async def prepare(self, _base: Base, _tell: Any = None) -> Prepared:
+            async def prepare(self, _base: Base, _announce: Any = None) -> Prepared:
                 return prepared
 
         tests = {"python/tests/test_a.py": "", "web/tests/a.test.js": ""}

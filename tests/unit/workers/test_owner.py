@@ -33,7 +33,7 @@ with registered(Path(folder), Process(int(pid), int(started), place)):
     print("registered", flush=True)
     time.sleep(600)
 """
-HOUSE = """
+SHARED = """
 import subprocess, sys, time
 from moothall.workers.owner import this_process
 
@@ -63,7 +63,7 @@ def lives(pid: int) -> bool:
 async def app(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
     """A server and the pid of its host."""
     owner = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", HOUSE, HOST, str(folder), stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", SHARED, HOST, str(folder), stdout=asyncio.subprocess.PIPE
     )
     assert owner.stdout is not None
     host = int(await owner.stdout.readline())

@@ -33,7 +33,7 @@ from moothall.workers.host import Host
 from support.council import CouncilEnvironment, Thinking, open_council, scripted, until
 from support.story import DEADLINE, START, Remembering, deliberation
 
-ASKED = DeliberationRequest(
+REQUESTED = DeliberationRequest(
     "Say hello", "dev", task_id="task-1", num_agents=1, protocol="single", about_text=True
 )
 
@@ -60,7 +60,7 @@ async def test_it_stops_between_turns_stays_so_over_a_restart_and_goes_on_withou
     model = Thinking()
     async with open_council(tmp_path, scripted(model)) as app:
         deliberations = DeliberationService(app.bus, Remembering(), Defaults(LimitSettings()))
-        d = await deliberations.submit(ASKED, LOCAL)
+        d = await deliberations.submit(REQUESTED, LOCAL)
         (request,) = await app.events()
         async with working(app, request) as (host, work):
             await until(lambda: model.calls == 1)
@@ -98,7 +98,7 @@ async def test_what_is_paused_is_cancelled_all_the_same(tmp_path: Path) -> None:
     model = Thinking()
     async with open_council(tmp_path, scripted(model)) as app:
         deliberations = DeliberationService(app.bus, Remembering(), Defaults(LimitSettings()))
-        d = await deliberations.submit(ASKED, LOCAL)
+        d = await deliberations.submit(REQUESTED, LOCAL)
         (request,) = await app.events()
         await deliberations.pause(d.task_id, LOCAL)
         async with working(app, request) as (host, work):
@@ -116,7 +116,7 @@ async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_pa
         card = await Board(app.bus).create(StoryDraft("Say hello"), LOCAL, key="one", budget=budget)
         accounts = StoryBudgets(app.bus.bucket(BUCKET), app.parts.limits)
         deliberations = DeliberationService(app.bus, Remembering(), Defaults(LimitSettings()))
-        d = await deliberations.submit(replace(ASKED, story_id=card.story.id), LOCAL)
+        d = await deliberations.submit(replace(REQUESTED, story_id=card.story.id), LOCAL)
         async with working(app, (await app.events())[-1]) as (host, work):
             host.accounts = accounts
             await until(lambda: model.calls == 1)
@@ -140,7 +140,7 @@ async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_pa
 async def test_one_that_has_ended_can_neither_wait_nor_go_on(tmp_path: Path) -> None:
     async with open_council(tmp_path, scripted(Thinking())) as app:
         deliberations = DeliberationService(app.bus, Remembering(), Defaults(LimitSettings()))
-        d = await deliberations.submit(ASKED, LOCAL)
+        d = await deliberations.submit(REQUESTED, LOCAL)
         await app.bus.publish(
             new_event(EventType.DELIBERATION_DECIDED, d.task_id, {"task_id": d.task_id})
         )

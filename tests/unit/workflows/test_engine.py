@@ -20,7 +20,7 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.workflows.engine import Engine
 from moothall.workflows.plan import Allowed, Workflow, read_plan
 from moothall.workflows.record import End, Record, StepState
-from support.gate import in_seconds
+from support.tool_gateway import in_seconds
 from support.tools import CATALOGUE
 
 ALLOWED = Allowed(CATALOGUE, lambda _: "", 50, 4, 5)
@@ -109,7 +109,7 @@ class World:
         self.lines = list(self.commits[int(record.commit or 0)])
         self.in_hand = 0
 
-        async def tell(step: str, state: StepState, attempt: int, **more: Any) -> None:
+        async def announce(step: str, state: StepState, attempt: int, **more: Any) -> None:
             self.live()
             result = more.pop("result", None)
             data = {
@@ -128,7 +128,7 @@ class World:
             self.facts.append(fact)
             record.apply(EventType.WORKFLOW_STEP, fact)
 
-        return await Engine(self.plan, record, cast("Any", self), tell, CATALOGUE).run()
+        return await Engine(self.plan, record, cast("Any", self), announce, CATALOGUE).run()
 
     async def run_to_the_end(self, lives: list[int]) -> tuple[End, str]:
         """Run, be killed and run again; the last run is long."""

@@ -50,9 +50,9 @@ async def test_what_one_host_keeps_another_takes_without_what_its_set_up_was_sho
     tmp_path: Path, made: Path
 ) -> None:
     await archives(tmp_path).store("key", made)
-    taken, said = empty(tmp_path), list[str]()
-    assert await archives(tmp_path).restore("key", taken, said.append)
-    assert said == ["using the environment of another host"]
+    taken, output_text = empty(tmp_path), list[str]()
+    assert await archives(tmp_path).restore("key", taken, output_text.append)
+    assert output_text == ["using the environment of another host"]
     assert sorted(path.name for path in taken.iterdir()) == ["env", "layer"]
     assert os.access(taken / "env/bin/tool", os.X_OK)
     assert (taken / "env/python").readlink() == Path("/usr/bin/python3")
@@ -70,9 +70,9 @@ async def test_a_damaged_archive_is_said_and_removed(tmp_path: Path, made: Path)
     await archives(tmp_path).store("key", made)
     (path,) = stored(tmp_path)
     path.write_bytes(path.read_bytes()[:700])
-    said: list[str] = []
-    assert not await archives(tmp_path).restore("key", empty(tmp_path), said.append)
-    assert "setting up anew" in said[0]
+    output_text: list[str] = []
+    assert not await archives(tmp_path).restore("key", empty(tmp_path), output_text.append)
+    assert "setting up anew" in output_text[0]
     assert stored(tmp_path) == []
 
 

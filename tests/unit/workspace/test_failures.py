@@ -43,23 +43,23 @@ def test_an_index_that_has_it_not_is_a_reason() -> None:
 
 
 def test_yarn_s_reason_is_the_line_before_the_one_that_counts() -> None:
-    said = (
+    output_text = (
         "➤ YN0000: ┌ Post-resolution validation\n➤ YN0028: │ The lockfile would have been "
         "modified, which is explicitly forbidden.\n"
     )
     assert "YN0028" in find_failure_line(
-        f"{said}➤ YN0000: └ Completed\n➤ YN0000: · Failed with errors in 0s 104ms\n"
+        f"{output_text}➤ YN0000: └ Completed\n➤ YN0000: · Failed with errors in 0s 104ms\n"
     )
 
 
 def test_what_to_write_where_is_said_and_the_whole_is_bounded() -> None:
-    said = explain(
+    output_text = explain(
         ("pip", "install", "."),
         "exit code 1",
         "x" * 1_000_000 + "\nerror: y\n" * 5000,
         earlier_failure="The other.\n",
     )
-    assert ".moothall.toml" in said
-    assert "--setup" in said
-    assert "\nThe other.\nConfigure the commands" in said
-    assert len(said) < 10_000
+    assert ".moothall.toml" in output_text
+    assert "--setup" in output_text
+    assert "\nThe other.\nConfigure the commands" in output_text
+    assert len(output_text) < 10_000

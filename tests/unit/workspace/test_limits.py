@@ -15,9 +15,9 @@ SETTINGS = WorkspaceSettings(
 
 
 def prepared(**run: object) -> Prepared:
-    told = CheckRun("tests", Verdict.PASSED, **{"duration_ms": 1000, **run})  # type: ignore[arg-type]
+    received = CheckRun("tests", Verdict.PASSED, **{"duration_ms": 1000, **run})  # type: ignore[arg-type]
     return Prepared(
-        Base("r", "0" * 40, Profile(checks={"tests": ("x",)})), "key", (), {"tests": told}
+        Base("r", "0" * 40, Profile(checks={"tests": ("x",)})), "key", (), {"tests": received}
     )
 
 
@@ -37,9 +37,9 @@ def test_the_base_gets_the_most_and_three_times_a_case(
     profile = Profile(checks={"tests": tuple(command.split())})
     bare = Prepared(Base("r", "0" * 40, profile), "key", ())
     assert limit(SETTINGS, bare, "tests") == CheckLimit(seconds, 6, why)
-    told = replace(profile, reports={"tests": ("out/*.xml",)})
+    received = replace(profile, reports={"tests": ("out/*.xml",)})
     assert (
-        limit(SETTINGS, replace(bare, base=replace(bare.base, profile=told)), "tests").seconds
+        limit(SETTINGS, replace(bare, base=replace(bare.base, profile=received)), "tests").seconds
         == 100
     )
     assert limit(SETTINGS.model_copy(update={"base_seconds": 200.0}), bare, "tests").seconds == 100
@@ -87,7 +87,7 @@ def test_a_limit_that_was_hit_is_named_with_its_setting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "seconds", "asked", "said"),
+    ("status", "seconds", "requested", "output_text"),
     [
         ("success", 120, 120, ""),
         (
@@ -109,8 +109,8 @@ def test_a_limit_that_was_hit_is_named_with_its_setting() -> None:
     ],
 )
 def test_why_a_command_of_the_shell_was_stopped_is_said(
-    status: str, seconds: float, asked: float, said: str
+    status: str, seconds: float, requested: float, output_text: str
 ) -> None:
-    told = describe_shell_limit(status, seconds, asked, 600.0, SandboxSettings())
-    assert said in told
-    assert bool(told) is bool(said)
+    received = describe_shell_limit(status, seconds, requested, 600.0, SandboxSettings())
+    assert output_text in received
+    assert bool(received) is bool(output_text)

@@ -369,10 +369,12 @@ async def test_no_workspace_reaches_the_origin_of_hidden_tests(
             async with workspaces.open(prepared, "one") as workspace:
                 await app.call(workspace, "files.append", path=UTILS, content=SOLUTION)
                 await app.call(workspace, "git.commit", message="m")
-                told = await app.call(
+                received = await app.call(
                     workspace, tool, branch="work", url="https://host.invalid/x.git"
                 )
-            assert ("has no access to other repositories" in str(told.error)) is bool(hidden), told
+            assert ("has no access to other repositories" in str(received.error)) is bool(hidden), (
+                received
+            )
 
 
 async def test_a_hanging_pattern_is_stopped_and_the_workspace_lives_on(

@@ -53,14 +53,16 @@ FIELDS = (
 )
 USED = VALUES | st.dictionaries(st.sampled_from(["cpu_ms", "max_rss_bytes"]), LEAVES)
 BY_CASE = VALUES | st.dictionaries(st.text(max_size=3), LEAVES, max_size=2)
-SAID = dict.fromkeys(FIELDS, VALUES) | {
+OUTPUT_TEXT = dict.fromkeys(FIELDS, VALUES) | {
     "duration_ms": LEAVES,
     "usage": USED,
     "exit_code": LEAVES,
     "details": BY_CASE,
     "durations": BY_CASE,
 }
-ANSWERS = st.fixed_dictionaries({}, optional=SAID).map(lambda said: {"status": "success", **said})
+ANSWERS = st.fixed_dictionaries({}, optional=OUTPUT_TEXT).map(
+    lambda output_text: {"status": "success", **output_text}
+)
 READERS: dict[str, Callable[[dict[str, Any]], object]] = {
     "tool": lambda answer: result_parsing.parse_result(CALL, answer),
     "tests": lambda answer: result_parsing.parse_result(
@@ -87,14 +89,14 @@ def test_what_lies_deep_is_no_way_to_end_the_host(reader: str) -> None:
     deep: list[Any] = []
     for _ in range(900):
         deep = [deep]
-    said = {
+    output_text = {
         "output": {"deep": deep},
         "details": {"one": deep},
         "value": deep,
         "error": deep,
         "end": {"value": deep},
     }
-    read_as(reader, {"status": "success", **said})
+    read_as(reader, {"status": "success", **output_text})
 
 
 def read_as(reader: str, answer: dict[str, Any]) -> None:

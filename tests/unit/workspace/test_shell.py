@@ -43,7 +43,7 @@ async def shell(
     return await app.call(workspace, "code.shell", seconds=seconds, command=command, **more)
 
 
-async def said(app: Local, workspace: LocalWorkspace, command: str) -> str:
+async def output_of(app: Local, workspace: LocalWorkspace, command: str) -> str:
     done = await shell(app, workspace, command)
     assert done.status is ToolStatus.SUCCESS, (done.status, done.error)
     return str(done.output["output"])
@@ -53,7 +53,8 @@ async def test_the_folder_stays(app: Local, workspace: LocalWorkspace) -> None:
     first = await shell(app, workspace, "A=1; cd src && cd ../tests")
     assert first.output == {"exit_code": 0, "output": "", "working_directory": "/workspace/tests"}
     assert (
-        await said(app, workspace, "pwd; echo [$A]; ls") == "/workspace/tests\n[]\ntest_utils.py\n"
+        await output_of(app, workspace, "pwd; echo [$A]; ls")
+        == "/workspace/tests\n[]\ntest_utils.py\n"
     )
     failed = await shell(app, workspace, "cd /tmp; exit 3")
     assert failed.output == {"exit_code": 3, "output": "", "working_directory": "/tmp"}
@@ -84,19 +85,19 @@ async def test_what_stands_where_the_folder_is_stored_harms_nobody(
         "echo relative > /tmp/moothall/folder",
     ):
         await shell(app, workspace, f"trap - EXIT; rm -rf /tmp/moothall/folder; {left}")
-        assert await said(app, workspace, "pwd") == "/workspace\n"
+        assert await output_of(app, workspace, "pwd") == "/workspace\n"
         await shell(app, workspace, "rm -rf /tmp/moothall")
-    assert await said(app, workspace, "cd src; pwd") == "/workspace/src\n"
+    assert await output_of(app, workspace, "cd src; pwd") == "/workspace/src\n"
 
 
 async def test_an_error_names_the_line_of_the_command(
     app: Local, workspace: LocalWorkspace
 ) -> None:
     assert (
-        await said(app, workspace, "true\nmissing-program\n")
+        await output_of(app, workspace, "true\nmissing-program\n")
         == "bash: line 2: missing-program: command not found\n"
     )
-    assert "bash: eval: line 3: syntax error" in await said(app, workspace, "true\nif\n")
+    assert "bash: eval: line 3: syntax error" in await output_of(app, workspace, "true\nif\n")
 
 
 async def test_a_time_limit_says_why_and_shows_what_was_printed(
@@ -127,7 +128,7 @@ async def test_a_program_that_hangs_is_interrupted_and_says_where(
     assert "in wait_for_nothing" in stopped.output["output"]
     deaf = await shell(app, workspace, "trap '' INT; echo deaf; sleep 60", seconds=2)
     assert (deaf.status, deaf.output["output"]) == (ToolStatus.TIMEOUT, "deaf\n")
-    assert await said(app, workspace, "echo still here") == "still here\n"
+    assert await output_of(app, workspace, "echo still here") == "still here\n"
 
 
 async def test_a_program_gets_the_interrupts_that_it_sends_itself(
@@ -138,13 +139,13 @@ async def test_a_program_gets_the_interrupts_that_it_sends_itself(
         "except KeyboardInterrupt:\n    print('interrupted')\n"
     )
     await app.call(workspace, "files.write", path="own.py", content=code)
-    assert await said(app, workspace, "python3 own.py") == "interrupted\n"
+    assert await output_of(app, workspace, "python3 own.py") == "interrupted\n"
 
 
 async def test_long_output_lies_in_a_file_that_can_be_read(
     app: Local, workspace: LocalWorkspace
 ) -> None:
-    shown = await said(app, workspace, "seq 100000")
+    shown = await output_of(app, workspace, "seq 100000")
     assert (
         shown.startswith("1\n2\n"),
         shown.endswith("\n99999\n100000\n"),
@@ -152,14 +153,17 @@ async def test_long_output_lies_in_a_file_that_can_be_read(
     ) == (True, True, True)
     path = shown.partition("all of it is in ")[2].partition(" ")[0]
     assert path.startswith("/tmp/")
-    assert await said(app, workspace, f"sed -n 50000p {path}; wc -l < {path}") == "50000\n100000\n"
+    assert (
+        await output_of(app, workspace, f"sed -n 50000p {path}; wc -l < {path}")
+        == "50000\n100000\n"
+    )
     assert (await workspace.patch("none")).diff == ""
 
 
 async def test_old_outputs_go(app: Local, workspace: LocalWorkspace) -> None:
     for _ in range(12):
-        await said(app, workspace, "seq 10000")
-    assert (await said(app, workspace, "ls /tmp/moothall/output-* | wc -l")).strip() == "10"
+        await output_of(app, workspace, "seq 10000")
+    assert (await output_of(app, workspace, "ls /tmp/moothall/output-* | wc -l")).strip() == "10"
 
 
 async def test_what_prints_without_end_is_stopped_and_says_why(
@@ -168,7 +172,7 @@ async def test_what_prints_without_end_is_stopped_and_says_why(
     stopped = await shell(app, workspace, "yes")
     assert (stopped.status, stopped.output["output"][:4]) == (ToolStatus.OUTPUT, "y\ny\n")
     assert "sandbox.output_bytes" in stopped.error
-    size = await said(app, workspace, "stat -c %s /tmp/moothall/output-1.txt")
+    size = await output_of(app, workspace, "stat -c %s /tmp/moothall/output-1.txt")
     assert int(size) <= 10_000_000
 
 
@@ -191,7 +195,7 @@ async def test_what_a_command_left_running_ends_with_it(
     running = await app.call(workspace, "system.processes")
     assert len(running.output["processes"]) == 1
     assert workspace.pid == pid
-    assert await said(app, workspace, "pgrep sleep || echo none") == "none\n"
+    assert await output_of(app, workspace, "pgrep sleep || echo none") == "none\n"
 
 
 async def test_parts_of_a_command_that_go_on_are_named_once(
@@ -242,27 +246,27 @@ async def test_git_shows_the_history(
     async with kind(tmp_path, SAMPLE) as app:
         prepared = await with_history(app, tmp_path)
         async with app.workspaces.open(prepared, "one") as workspace:
-            assert await said(app, workspace, "git status --short; git log --format=%s") == (
+            assert await output_of(app, workspace, "git status --short; git log --format=%s") == (
                 "shorten the text\nadd a word\nfirst\n"
             )
             assert (
-                await said(app, workspace, "git describe; git branch")
+                await output_of(app, workspace, "git describe; git branch")
                 == "v1.0-1-g" + app.sha[:7] + "\n* work\n"
             )
-            blamed = await said(
+            blamed = await output_of(
                 app, workspace, "cd src; git blame -s utils.py | tail -1; git grep -n WORD v1.0"
             )
             assert blamed.splitlines()[0].endswith("WORD = 1")
             assert blamed.splitlines()[1].endswith("utils.py:9:WORD = 1")
             await app.call(workspace, "files.append", path="src/utils.py", content=SOLUTION)
             await app.call(workspace, "files.write", path="new.txt", content="new\n")
-            assert await said(
+            assert await output_of(
                 app, workspace, "git status --short --untracked-files=all /workspace"
             ) == (" M utils.py\n?? ../new.txt\n")
-            assert "+def hello_world() -> str:" in await said(
+            assert "+def hello_world() -> str:" in await output_of(
                 app, workspace, "git diff; git show HEAD~1 --stat | cat"
             )
-            stashed = await said(
+            stashed = await output_of(
                 app,
                 workspace,
                 "git stash && grep -c hello_world utils.py; git stash pop && grep -c hello_world "
@@ -276,7 +280,7 @@ async def test_git_shows_the_history(
 async def test_hooks_remotes_and_other_branches_are_not_there(app: Local, tmp_path: Path) -> None:
     prepared = await with_history(app, tmp_path)
     async with app.workspaces.open(prepared, "one") as workspace:
-        made = await said(
+        made = await output_of(
             app,
             workspace,
             "git commit -q --allow-empty -m x && git checkout -q HEAD~1 && git checkout -q work; "
@@ -284,7 +288,7 @@ async def test_hooks_remotes_and_other_branches_are_not_there(app: Local, tmp_pa
         )
         assert "HOOK" not in made
         assert (
-            await said(
+            await output_of(
                 app,
                 workspace,
                 "git remote -v; git config --get-regexp 'remote|credential|url'; git tag",
@@ -295,10 +299,13 @@ async def test_hooks_remotes_and_other_branches_are_not_there(app: Local, tmp_pa
             "git cat-file --batch-all-objects --batch | strings; cat "
             "/opt/history/history.git/packed-refs; git log --all"
         )
-        assert SECRET not in await said(app, workspace, everything)
+        assert SECRET not in await output_of(app, workspace, everything)
         hidden = Repo(tmp_path / "repo").git("rev-parse", "hidden")
-        asked = await shell(app, workspace, f"git show {hidden}")
-        assert (asked.output["exit_code"], "bad object" in asked.output["output"]) == (128, True)
+        requested = await shell(app, workspace, f"git show {hidden}")
+        assert (requested.output["exit_code"], "bad object" in requested.output["output"]) == (
+            128,
+            True,
+        )
         written = await shell(
             app, workspace, "touch /opt/history/history.git/x; git -C /opt/history/history.git gc"
         )
@@ -314,7 +321,7 @@ async def test_nothing_of_git_reaches_a_patch_or_a_check(app: Local, tmp_path: P
     prepared = await app.prepared({"looks": looks})
     assert prepared.key == repo_prepared.key
     async with app.workspaces.open(prepared, "one") as workspace:
-        assert await said(
+        assert await output_of(
             app,
             workspace,
             "test -e .git && git commit -qam x && git stash list; echo '*.py' > .git/info/exclude "
@@ -340,8 +347,10 @@ async def test_programs_that_make_repositories_of_their_own_are_left_alone(
         "cd $(mktemp -d) && git init -q . && git config user.name a && git config user.email a@b "
         "&& touch f && git add f && git commit -qm own"
     )
-    assert await said(app, workspace, f"({own} && git log --format=%s && git remote)") == "own\n"
-    inside = await said(
+    assert (
+        await output_of(app, workspace, f"({own} && git log --format=%s && git remote)") == "own\n"
+    )
+    inside = await output_of(
         app,
         workspace,
         "mkdir t && cd t && git init -q . && git rev-parse --show-toplevel && cd .. && git "
@@ -353,11 +362,13 @@ async def test_programs_that_make_repositories_of_their_own_are_left_alone(
 async def test_what_a_command_does_to_git_stays_for_the_next(
     app: Local, workspace: LocalWorkspace
 ) -> None:
-    await said(app, workspace, "echo more >> README.md; git add README.md; git stash -q")
-    assert "stash@{0}" in await said(app, workspace, "git stash list")
-    assert await said(app, workspace, "git stash pop -q; git status --short") == " M README.md\n"
+    await output_of(app, workspace, "echo more >> README.md; git add README.md; git stash -q")
+    assert "stash@{0}" in await output_of(app, workspace, "git stash list")
+    assert (
+        await output_of(app, workspace, "git stash pop -q; git status --short") == " M README.md\n"
+    )
     await shell(app, workspace, "rm -rf /tmp/moothall")
-    assert await said(app, workspace, "git status --short") == " M README.md\n"
+    assert await output_of(app, workspace, "git status --short") == " M README.md\n"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives the folder to another: run as root")
@@ -366,7 +377,7 @@ async def test_git_works_where_the_workspace_belongs_to_somebody_else(
 ) -> None:
     os.chown(workspace._executor.upper, 0, 0)
     workspace._executor.upper.chmod(0o777)
-    assert await said(app, workspace, "git status --short; git log --format=%s") == "first\n"
+    assert await output_of(app, workspace, "git status --short; git log --format=%s") == "first\n"
 
 
 async def test_a_command_may_take_longer_than_other_tools(tmp_path: Path) -> None:
@@ -374,7 +385,7 @@ async def test_a_command_may_take_longer_than_other_tools(tmp_path: Path) -> Non
         local(tmp_path, SAMPLE, wall_seconds=0.5) as app,
         app.workspaces.open(await app.prepared(), "one") as workspace,
     ):
-        assert await said(app, workspace, "sleep 1; echo done") == "done\n"
+        assert await output_of(app, workspace, "sleep 1; echo done") == "done\n"
 
 
 async def test_older_history_than_the_setting_allows_is_left_out(tmp_path: Path) -> None:
@@ -389,7 +400,7 @@ async def test_older_history_than_the_setting_allows_is_left_out(tmp_path: Path)
         assert "git shows the newest 2 commits in workspaces (workspace.history_commits)" in notes
         async with app.workspaces.open(prepared, "one") as workspace:
             assert (
-                await said(app, workspace, "git log --format=%s; git fsck 2>&1")
+                await output_of(app, workspace, "git log --format=%s; git fsck 2>&1")
                 == "shorten the text\nadd a word\n"
             )
 
@@ -400,7 +411,7 @@ async def test_a_history_that_is_gone_is_exported_again(app: Local) -> None:
     folder.rename(folder.with_name("gone"))
     await app.prepared()
     async with app.workspaces.open(prepared, "one") as workspace:
-        assert await said(app, workspace, "git log --format=%s") == "first\n"
+        assert await output_of(app, workspace, "git log --format=%s") == "first\n"
 
 
 async def test_without_history_the_shell_works_without_git(tmp_path: Path) -> None:
@@ -411,4 +422,6 @@ async def test_without_history_the_shell_works_without_git(tmp_path: Path) -> No
             app.base()
         )
         async with app.workspaces.open(prepared, "one") as workspace:
-            assert "not a git repository" in await said(app, workspace, "ls -a; git status 2>&1")
+            assert "not a git repository" in await output_of(
+                app, workspace, "ls -a; git status 2>&1"
+            )

@@ -181,30 +181,30 @@ async def test_who_waits_may_give_up(tmp_path: Path) -> None:
 
 
 async def test_who_is_alone_waits_for_all_and_holds_all_up(tmp_path: Path) -> None:
-    one, other, said = slots_in(tmp_path, 2), slots_in(tmp_path, 3), []
+    one, other, output_text = slots_in(tmp_path, 2), slots_in(tmp_path, 3), []
 
     async def alone(name: str, slots: Slots) -> None:
         async with slots.hold(alone=True):
-            said.append(f"{name} begins")
+            output_text.append(f"{name} begins")
             await until_locked(tmp_path / "alone")
-            said.append(f"{name} ends")
+            output_text.append(f"{name} ends")
 
     async def beside() -> None:
         async with other.hold():
-            said.append("beside")
+            output_text.append("beside")
 
     async with other.hold():
         tasks = [asyncio.create_task(alone("one", one)), asyncio.create_task(alone("other", other))]
         await until_locked(tmp_path / "alone")
         tasks.append(asyncio.create_task(beside()))
         await waits(tmp_path)
-        assert said == []
+        assert output_text == []
     await asyncio.gather(*tasks)
-    assert sorted(said) == sorted(
+    assert sorted(output_text) == sorted(
         ["one begins", "one ends", "other begins", "other ends", "beside"]
     )
     for name in ("one", "other"):
-        assert said.index(f"{name} ends") == said.index(f"{name} begins") + 1
+        assert output_text.index(f"{name} ends") == output_text.index(f"{name} begins") + 1
 
 
 async def test_a_slot_that_is_left_is_another_s_meanwhile(tmp_path: Path) -> None:

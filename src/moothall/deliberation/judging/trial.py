@@ -32,7 +32,7 @@ COUNTS = "counts"
 PASSES_ON_BASE = "passes on the base"
 OTHER_REASON = "fails on the base for a reason that the task does not give"
 FAILS_EVERYWHERE = "fails on every answer"
-TELLS_NOTHING = "comes out the same on every answer"
+NO_DIFFERENCE = "comes out the same on every answer"
 DIFFERS = "differs from run to run"
 _MAX_REPORTED_CASES = 40
 _MAX_NAMED_CASES = 20
@@ -187,7 +187,7 @@ class Trial:
             run = self._runs["", check, 1]
             return PASSES_ON_BASE if run.cases.get(case) == "passed" else OTHER_REASON
         if self.must_distinguish and len(passing) in {0, len(self.diffs)}:
-            return TELLS_NOTHING
+            return NO_DIFFERENCE
         return COUNTS if passing else FAILS_EVERYWHERE
 
     async def _run_all(

@@ -20,7 +20,7 @@ _FRAME = re.compile(
 _NAME = re.compile(r"[^\W\d]\w*")
 _MOST_FRAMES = 40
 _READ_CHARS = 20_000
-_SAID, _LINE = 4, 300  # lines by which failures are told apart, and as much of each
+_MESSAGE_LINES, _LINE = 4, 300  # lines by which failures are told apart, and as much of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Red:
             line
             for line in lines
             if not _FRAME.search(line) and not line.startswith(("===", "---", "note:"))
-        ][:_SAID]
+        ][:_MESSAGE_LINES]
         return self.frames[0], tuple(line for line in lines if line.startswith("E ")) or tuple(
             context
         )

@@ -159,7 +159,9 @@ def list_folders(files: Sequence[str]) -> str:
         for folder, count in sorted(folders.items())
     }
     rows = dict(list(rows.items())[:_LISTING_LINES])
-    room = _LISTING_CHARS - len(", ".join(root)) - sum(len(row) + 1 for row in rows.values())
+    remaining_chars = (
+        _LISTING_CHARS - len(", ".join(root)) - sum(len(row) + 1 for row in rows.values())
+    )
     for folder in sorted(
         rows, key=lambda folder: (looks_like_test(f"{folder}/x"), folders[folder], folder)
     ):
@@ -172,10 +174,10 @@ def list_folders(files: Sequence[str]) -> str:
         if (
             len(names) == folders[folder] <= _NAMED_FILES
             and any(map(language_of, names))
-            and len(named) <= room
+            and len(named) <= remaining_chars
         ):
             rows[folder] += named
-            room -= len(named)
+            remaining_chars -= len(named)
     return clip("\n".join([", ".join(root), *rows.values()]).strip(), _LISTING_CHARS)
 
 

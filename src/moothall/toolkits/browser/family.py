@@ -98,7 +98,7 @@ class BrowserFamily(Family[BrowserSettings]):
             return
         try:
             async with chromium(
-                browser, settings.sandbox, Destinations(), lambda _method, _told: None
+                browser, settings.sandbox, Destinations(), lambda _method, _params: None
             ) as running:
                 version = await running.tools.call("Browser.getVersion")
         except MoothallError as error:

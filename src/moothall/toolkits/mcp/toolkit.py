@@ -21,7 +21,7 @@ from moothall.toolkits.web.family import HttpSettings
 if TYPE_CHECKING:  # the SDK takes time to import, and few deployments have servers
     from mcp import Client
 
-    from moothall.toolkits.mcp.living import ServerPool
+    from moothall.toolkits.mcp.server_pool import ServerPool
 
 _NOT_INSTALLED = "MCP's library is not installed: pip install 'moothall[mcp]'"
 
@@ -114,7 +114,7 @@ class McpTools:
                 name, None if files == "none" else workspace, keep_changes=files == "write"
             )
         try:
-            from moothall.toolkits.mcp.living import LiveServer, ServerPool
+            from moothall.toolkits.mcp.server_pool import LiveServer, ServerPool
         except ModuleNotFoundError as error:
             raise CallFailed(_NOT_INSTALLED) from error
         server_pool = self._server_pool = self._server_pool or ServerPool(

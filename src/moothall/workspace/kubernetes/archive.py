@@ -99,7 +99,7 @@ def _unpack(source: _Bounded, top: int, owner: int | None, max_bytes: int) -> No
             bytes_left -= max(member.size, 0) + _ENTRY
             if bytes_left < 0:
                 raise WorkspaceFailed(f"the received tree has more than {max_bytes} bytes")
-            source.room = member.size + _HEADERS
+            source.remaining_bytes = member.size + _HEADERS
             _write_member(archive, member, top, owner)
 
 
@@ -109,12 +109,12 @@ class _Bounded:
     """
 
     def __init__(self, source: IO[bytes]) -> None:
-        self._source, self.room = source, _HEADERS
+        self._source, self.remaining_bytes = source, _HEADERS
 
     def read(self, size: int) -> bytes:
         """Read the next bytes."""
-        self.room -= size
-        if self.room < 0:
+        self.remaining_bytes -= size
+        if self.remaining_bytes < 0:
             raise WorkspaceFailed(f"the received tree has more than {_HEADERS} bytes of headers")
         return self._source.read(size)
 

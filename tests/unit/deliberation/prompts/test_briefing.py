@@ -18,7 +18,7 @@ from moothall.errors import InvalidRequest
 from moothall.stories.scopes import scopes
 from support.graph import MemoryGraph
 
-ASKED = BriefingRequest(task_id="task-1", story_id="story-1", role="DEV", phase="propose")
+REQUESTED = BriefingRequest(task_id="task-1", story_id="story-1", role="DEV", phase="propose")
 EARLIER = {
     "task_id": "task-0",
     "role": "architect",
@@ -83,15 +83,15 @@ MARKS = {
 
 def known() -> MemoryGraph:
     graph = MemoryGraph()
-    graph.tell("context", KNOWN)
-    graph.tell("similar", LIKE)
-    graph.tell("timeline", HAPPENED)
+    graph.announce("context", KNOWN)
+    graph.announce("similar", LIKE)
+    graph.announce("timeline", HAPPENED)
     return graph
 
 
 async def test_what_the_graph_knows_is_told_and_fenced() -> None:
     briefing = await Briefings(known().ask, LimitSettings()).brief(
-        replace(ASKED, scopes=tuple(scopes().worth)), LOCAL
+        replace(REQUESTED, scopes=tuple(scopes().worth)), LOCAL
     )
     assert briefing.system.startswith("You are a developer")
     assert "phase: propose" in briefing.system
@@ -109,70 +109,76 @@ async def test_what_the_graph_knows_is_told_and_fenced() -> None:
 
 async def test_what_a_seat_and_a_caller_are_told_is_the_same() -> None:
     briefings = Briefings(known().ask, LimitSettings())
-    briefing = await briefings.brief(ASKED, LOCAL)
-    assert await briefings.brief_seats(ASKED, LOCAL, 1000) == briefing.told
-    assert briefing.told in briefing.context
+    briefing = await briefings.brief(REQUESTED, LOCAL)
+    assert await briefings.brief_seats(REQUESTED, LOCAL, 1000) == briefing.graph_text
+    assert briefing.graph_text in briefing.context
 
 
 async def test_the_same_content_has_the_same_version() -> None:
     first, again = known(), known()
-    one = await Briefings(first.ask, LimitSettings()).brief(ASKED, LOCAL)
-    assert await Briefings(again.ask, LimitSettings()).brief(ASKED, LOCAL) == one
-    again.tell("context", {**KNOWN, "plan": []})
-    assert (await Briefings(again.ask, LimitSettings()).brief(ASKED, LOCAL)).version != one.version
+    one = await Briefings(first.ask, LimitSettings()).brief(REQUESTED, LOCAL)
+    assert await Briefings(again.ask, LimitSettings()).brief(REQUESTED, LOCAL) == one
+    again.announce("context", {**KNOWN, "plan": []})
+    assert (
+        await Briefings(again.ask, LimitSettings()).brief(REQUESTED, LOCAL)
+    ).version != one.version
 
 
 @pytest.mark.parametrize("scope", scopes().worth)
 async def test_the_graph_is_asked_for_no_more_than_is_wanted(scope: str) -> None:
     graph = known()
     await Briefings(graph.ask, LimitSettings()).brief(
-        replace(ASKED, scopes=(scope.upper(),)), LOCAL
+        replace(REQUESTED, scopes=(scope.upper(),)), LOCAL
     )
     expected: list[tuple[str, str | None]] = (
         [("timeline", None)] if scope == "timeline" else [("context", scope)]
     )
     expected += [("similar", None)] if scope == "similar" else []
-    assert [(question, parameters.get("only")) for question, parameters in graph.asked] == expected
-    assert {parameters["phase"] for _, parameters in graph.asked} == {"propose"}
+    assert [
+        (question, parameters.get("only")) for question, parameters in graph.requested
+    ] == expected
+    assert {parameters["phase"] for _, parameters in graph.requested} == {"propose"}
 
 
 @pytest.mark.parametrize(("role", "phase"), [("data", "coach"), ("po", "build"), ("", "verify")])
 async def test_a_caller_gets_no_more_than_the_table_allows(role: str, phase: str) -> None:
     graph, allowed = known(), scopes().allowed_scopes(role, phase)
-    request = replace(ASKED, role=role, phase=phase, scopes=tuple(scopes().worth))
+    request = replace(REQUESTED, role=role, phase=phase, scopes=tuple(scopes().worth))
     briefing = await Briefings(graph.ask, LimitSettings()).brief(request, LOCAL)
     assert briefing.scopes == allowed
     assert len(allowed) < len(scopes().worth)
-    only = next(parameters["only"] for question, parameters in graph.asked if question == "context")
+    only = next(
+        parameters["only"] for question, parameters in graph.requested if question == "context"
+    )
     assert only.split(",") == [scope for scope in allowed if scope != "timeline"]
 
 
 async def test_parts_that_are_named_are_told_with_the_story() -> None:
     graph = known()
     briefing = await Briefings(graph.ask, LimitSettings()).brief(
-        replace(ASKED, summaries=True), LOCAL
+        replace(REQUESTED, summaries=True), LOCAL
     )
     assert briefing.scopes == ("story", "brief", "summaries")
-    assert (await Briefings(graph.ask, LimitSettings()).brief(ASKED, LOCAL)).history == ""
+    assert (await Briefings(graph.ask, LimitSettings()).brief(REQUESTED, LOCAL)).history == ""
 
 
 async def test_what_is_not_known_is_left_out_and_tenants_are_apart() -> None:
     for graph, principal in ((MemoryGraph(), LOCAL), (known(), Principal("eve", "elsewhere"))):
         briefing = await Briefings(graph.ask, LimitSettings()).brief(
-            replace(ASKED, timeline=True), principal
+            replace(REQUESTED, timeline=True), principal
         )
         assert briefing.context == briefing.history == ""
-        assert {parameters["tenant"] for _, parameters in graph.asked} == {principal.tenant}
+        assert {parameters["tenant"] for _, parameters in graph.requested} == {principal.tenant}
 
 
 async def test_no_secret_is_told() -> None:
     graph = known()
-    graph.tell(
+    graph.announce(
         "context", {**KNOWN, "comments": [{"actor": "bob", "comment": "the password is swordfish"}]}
     )
     briefing = await Briefings(
         graph.ask, LimitSettings(), clean=partial(scrub, known=("swordfish",))
-    ).brief(ASKED, LOCAL)
+    ).brief(REQUESTED, LOCAL)
     assert "bob: the password is [redacted]" in briefing.text
     assert "swordfish" not in briefing.text
 
@@ -194,11 +200,13 @@ async def test_it_stays_within_its_budget_by_whatever_count(
 
     graph = MemoryGraph()
     summaries = [{**EARLIER, "description": text, "winner": {"summary": text}} for text in texts]
-    graph.tell(
+    graph.announce(
         "context", {"brief": {"brief": "".join(texts), "criteria": lines}, "summaries": summaries}
     )
-    graph.tell("timeline", *({**HAPPENED, "text": line} for line in lines))
-    request = replace(ASKED, role=role, budget=budget, scopes=("brief", "summaries", "timeline"))
+    graph.announce("timeline", *({**HAPPENED, "text": line} for line in lines))
+    request = replace(
+        REQUESTED, role=role, budget=budget, scopes=("brief", "summaries", "timeline")
+    )
     briefing = await Briefings(graph.ask, LimitSettings(), count=count_words).brief(request, LOCAL)
     assert briefing.tokens == len(briefing.text.split()) <= budget
     assert briefing.text in counted_texts  # the size was counted, not estimated
@@ -206,7 +214,7 @@ async def test_it_stays_within_its_budget_by_whatever_count(
 
 async def test_what_is_worth_most_is_told_where_there_is_no_room_for_all() -> None:
     briefings = Briefings(known().ask, LimitSettings())
-    texts = [await briefings.brief_seats(ASKED, LOCAL, budget) for budget in range(0, 300, 10)]
+    texts = [await briefings.brief_seats(REQUESTED, LOCAL, budget) for budget in range(0, 300, 10)]
     assert texts[0] == ""
     assert [len(text) for text in texts] == sorted(len(text) for text in texts)
     first = {
@@ -220,7 +228,7 @@ async def test_what_is_worth_most_is_told_where_there_is_no_room_for_all() -> No
 
 async def test_no_line_passes_for_a_heading_or_an_end() -> None:
     graph = known()
-    graph.tell(
+    graph.announce(
         "context",
         {
             **KNOWN,
@@ -229,8 +237,10 @@ async def test_no_line_passes_for_a_heading_or_an_end() -> None:
             ],
         },
     )
-    briefing = await Briefings(graph.ask, LimitSettings()).brief(ASKED, LOCAL)
-    assert "- eve: x decisions, the last first: - approved by ann" in briefing.told.splitlines()
+    briefing = await Briefings(graph.ask, LimitSettings()).brief(REQUESTED, LOCAL)
+    assert (
+        "- eve: x decisions, the last first: - approved by ann" in briefing.graph_text.splitlines()
+    )
 
 
 def test_alike_is_what_shares_telling_words() -> None:
@@ -252,14 +262,14 @@ def test_alike_is_what_shares_telling_words() -> None:
     ("request_", "message"),
     [
         (BriefingRequest(), "give task_id, story_id or case_id"),
-        (replace(ASKED, task_id="A b"), "task_id 'A b' is not an id"),
-        (replace(ASKED, role="wizard"), "unknown role"),
-        (replace(ASKED, phase="guess"), "unknown phase 'guess'; the phases are design, build"),
-        (replace(ASKED, scopes=("secrets",)), "unknown scope secrets; the scopes are story"),
-        (replace(ASKED, events=-1), "max_events is -1"),
-        (replace(ASKED, events=10_000), "max_events is 10000"),
+        (replace(REQUESTED, task_id="A b"), "task_id 'A b' is not an id"),
+        (replace(REQUESTED, role="wizard"), "unknown role"),
+        (replace(REQUESTED, phase="guess"), "unknown phase 'guess'; the phases are design, build"),
+        (replace(REQUESTED, scopes=("secrets",)), "unknown scope secrets; the scopes are story"),
+        (replace(REQUESTED, events=-1), "max_events is -1"),
+        (replace(REQUESTED, events=10_000), "max_events is 10000"),
         (
-            replace(ASKED, budget=9_999),
+            replace(REQUESTED, budget=9_999),
             r"token_budget is 9999; allowed are 0 \(the default\) to 2000",
         ),
     ],
@@ -280,5 +290,5 @@ async def test_what_cannot_be_told_is_named(request_: BriefingRequest, message: 
 async def test_odd_rows_break_nothing(row: dict[str, Any]) -> None:
     graph = MemoryGraph()
     for question in ("context", "similar", "timeline"):
-        graph.tell(question, row)
-    await Briefings(graph.ask, LimitSettings()).brief(replace(ASKED, timeline=True), LOCAL)
+        graph.announce(question, row)
+    await Briefings(graph.ask, LimitSettings()).brief(replace(REQUESTED, timeline=True), LOCAL)

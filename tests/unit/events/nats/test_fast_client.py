@@ -95,9 +95,11 @@ def test_a_message_is_made_of_what_came() -> None:
 
 
 def test_the_client_is_imported_without_what_only_websockets_need() -> None:
-    said = (
+    output_text = (
         "import sys, moothall.events.nats, nats.aio.transport as t; print('aiohttp' in "
         "sys.modules, t.aiohttp)"
     )
-    shown = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [sys.executable, "-c", output_text], capture_output=True, text=True, check=True
+    )
     assert shown.stdout == "False None\n"

@@ -16,7 +16,7 @@ from moothall.settings import load_settings
 from moothall.toolkits.db.family import Databases, DbFamily, DbSettings
 from moothall.toolkits.db.rows import Table, jsonable, size
 from moothall.toolkits.db.toolkit import DatabaseTools, server_url
-from support.gate import Room, in_seconds
+from support.tool_gateway import FakeWorkspace, in_seconds
 from support.tools import CATALOGUE
 
 ANYTHING: Any = st.recursive(
@@ -59,7 +59,7 @@ def test_a_table_lets_out_only_so_much(rows: list[list[str]]) -> None:
 
 async def test_what_is_not_set_says_which_setting_is_missing() -> None:
     call = ToolCall("request-1", "db.redis", {"command": "GET", "args": ["a"]}, in_seconds(20))
-    result = await DatabaseTools(DbSettings()).call(call, Room(), "local")
+    result = await DatabaseTools(DbSettings()).call(call, FakeWorkspace(), "local")
     assert (result.status, "MOOTHALL_DB__REDIS_URL is not set" in result.error) == (
         ToolStatus.ERROR,
         True,

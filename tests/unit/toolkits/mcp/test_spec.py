@@ -33,10 +33,10 @@ def offer(name: str, description: str = "does it", schema: dict[str, Any] = NOTH
 
 
 def test_danger_is_what_the_operator_declares_and_else_the_worst() -> None:
-    said = {"get": {"danger": "read"}, "put": {"danger": "write"}}
+    output_text = {"get": {"danger": "read"}, "put": {"danger": "write"}}
     offers = [offer("get"), offer("put"), offer("other")]
     found = read_offers(
-        "notes", mcp_settings({**COMMAND, "files": "write", "tools": said}), offers
+        "notes", mcp_settings({**COMMAND, "files": "write", "tools": output_text}), offers
     ).tools
     assert [(one.spec.danger, one.spec.dangerous) for one in found] == [
         ("read", False),
@@ -47,7 +47,7 @@ def test_danger_is_what_the_operator_declares_and_else_the_worst() -> None:
         "who only reads cannot write"
     )
     far = read_offers(
-        "notes", mcp_settings({"url": "https://notes.example/mcp", "tools": said}), offers
+        "notes", mcp_settings({"url": "https://notes.example/mcp", "tools": output_text}), offers
     ).tools
     assert {(one.spec.danger, one.spec.requirements.network_access) for one in far} == {
         ("outside", True)

@@ -19,7 +19,7 @@ from moothall.toolkits.web.family import HttpSettings
 from moothall.toolkits.web.spec import SPECS
 from moothall.toolkits.web.toolkit import WebTools
 from support.folder import Folder
-from support.gate import in_seconds
+from support.tool_gateway import in_seconds
 
 
 class Site:
@@ -27,11 +27,11 @@ class Site:
 
     def __init__(self) -> None:
         self.port = 0
-        self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.requested: list[tuple[str, str, dict[str, str], bytes]] = []
 
     async def answer(self, request: web.Request) -> web.StreamResponse:  # noqa: C901, PLR0911 - a table of paths
         """Answer."""
-        self.asked.append(
+        self.requested.append(
             (request.method, request.path, dict(request.headers), await request.read())
         )
         name, _, rest = request.path.strip("/").partition("/")
@@ -138,8 +138,8 @@ async def test_every_method_reaches_the_server(site: Site, method: str) -> None:
     assert result.status is ToolStatus.SUCCESS
     assert result.output["status"] == 404
     assert result.output["body"] == ("" if method == "head" else f"{method.upper()} /x/404")
-    asked = site.asked[0]
-    assert (asked[0], asked[2]["X-Mine"], asked[3]) == (
+    requested = site.requested[0]
+    assert (requested[0], requested[2]["X-Mine"], requested[3]) == (
         method.upper(),
         "1",
         "né".encode() if more else b"",
@@ -164,7 +164,7 @@ async def test_this_machine_is_not_reached_however_it_is_written(site: Site, hos
     """The address that would be connected to is what counts."""
     result = await act("http.get", HttpSettings(), url=f"http://{host}:{site.port}/secret")
     assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}, result
-    assert not site.asked
+    assert not site.requested
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ async def test_no_redirect_leads_inside(site: Site, where: str, tool: str) -> No
         target = where.format(other=other.port)
         result = await act(tool, allowing(site), url=f"{site.url}/to?where={target}")
         assert result.status is ToolStatus.BLOCKED
-        assert not other.asked
+        assert not other.requested
 
 
 async def test_redirects_are_followed_and_bounded(site: Site) -> None:
@@ -196,7 +196,7 @@ async def test_redirects_are_followed_and_bounded(site: Site) -> None:
     result = await act("http.get", allowing(site), url=f"{site.url}/loop")
     assert result.status is ToolStatus.ERROR
     assert "redirects more than 5 times" in result.error
-    assert len([asked for asked in site.asked if asked[1] == "/loop"]) == 6
+    assert len([requested for requested in site.requested if requested[1] == "/loop"]) == 6
 
 
 async def test_credentials_do_not_follow_to_another_host(site: Site) -> None:
@@ -208,8 +208,8 @@ async def test_credentials_do_not_follow_to_another_host(site: Site) -> None:
             "http.get", settings, url=f"{site.url}/to?where={other.url}/there", headers=headers
         )
         assert result.output["status"] == 200
-        assert "Authorization" not in other.asked[0][2]
-        assert other.asked[0][2]["X-Kept"] == "1"
+        assert "Authorization" not in other.requested[0][2]
+        assert other.requested[0][2]["X-Kept"] == "1"
 
 
 async def test_a_name_that_changes_its_address_gains_nothing(site: Site) -> None:
@@ -260,7 +260,7 @@ async def test_a_file_comes_and_goes(site: Site, tmp_path: Path) -> None:
         "http.upload", allowing(site), tmp_path, url=f"{site.url}/up", path="a/b.bin"
     )
     assert result.output["status"] == 200
-    assert site.asked[-1][3] == bytes(range(256))
+    assert site.requested[-1][3] == bytes(range(256))
 
 
 @pytest.mark.parametrize("path", ["../out", "/etc/out", ".git/hooks/pre-commit", "a/../../out"])
@@ -344,4 +344,4 @@ async def test_headers_cannot_smuggle(site: Site, headers: dict[str, str]) -> No
     """
     with pytest.raises(ValueError, match="header"):
         await act("http.get", allowing(site), url=f"{site.url}/x", headers=headers)
-    assert not site.asked
+    assert not site.requested

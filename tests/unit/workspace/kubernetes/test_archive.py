@@ -133,7 +133,7 @@ def test_a_pipe_says_what_ended_its_other_end(tmp_path: Path) -> None:
         pipe.finish()
 
 
-def told(name: str, link: str = "", **headers: str) -> tuple[tarfile.TarInfo, bytes]:
+def received(name: str, link: str = "", **headers: str) -> tuple[tarfile.TarInfo, bytes]:
     """A member with headers of its own, which stand for what is in the member itself."""
     info, content = member(name, tarfile.SYMTYPE if link else tarfile.REGTYPE, link)
     info.pax_headers = headers
@@ -143,11 +143,11 @@ def told(name: str, link: str = "", **headers: str) -> tuple[tarfile.TarInfo, by
 @pytest.mark.parametrize(
     "bad",
     [
-        told("link", link="x", linkpath="elsewhere\0"),
-        told("late", mtime=str((1 << 63) - 1)),
-        told("never", mtime="nan"),
-        told("ever", mtime="inf"),
-        told("less", size="-1000000"),
+        received("link", link="x", linkpath="elsewhere\0"),
+        received("late", mtime=str((1 << 63) - 1)),
+        received("never", mtime="nan"),
+        received("ever", mtime="inf"),
+        received("less", size="-1000000"),
     ],
     ids=lambda bad: str(bad[0].name),
 )
@@ -171,7 +171,7 @@ def peak_of(made: io.BytesIO, root: Path, most: int) -> int:
 
 
 def test_headers_take_no_memory_to_speak_of(tmp_path: Path) -> None:
-    made = archive_of(told("file", comment="x" * 50_000_000))
+    made = archive_of(received("file", comment="x" * 50_000_000))
     assert peak_of(made, tmp_path, most=1000) < 10_000_000
 
 

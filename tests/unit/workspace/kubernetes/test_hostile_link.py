@@ -35,7 +35,7 @@ from support.council import until
 from support.pods import Queues
 
 CAPS = ChangeCaps(1000, 1000)
-Said = dict[str, Any]
+OutputText = dict[str, Any]
 
 
 class LyingPods(Cluster):
@@ -47,8 +47,8 @@ class LyingPods(Cluster):
         super().__init__(settings.jobs, "lying")
         self._carrier = carrier
         self._links: dict[str, asyncio.Task[None]] = {}
-        self.answers: dict[str, Callable[[Said], Said]] = {}
-        self.hands: Callable[[Streams, Said], Any] = lambda _streams, _asked: None
+        self.answers: dict[str, Callable[[OutputText], OutputText]] = {}
+        self.services: Callable[[Streams, OutputText], Any] = lambda _streams, _requested: None
 
     async def create(self, manifest: dict[str, Any]) -> None:
         name = manifest["metadata"]["name"]
@@ -69,28 +69,34 @@ class LyingPods(Cluster):
         async with asyncio.TaskGroup() as group:
             group.create_task(trunk.run())
             await trunk.connected.wait()
-            for stream, hear in ((CONTROL, self._control), (EXECUTOR, self._hands)):
+            for stream, hear in ((CONTROL, self._control), (EXECUTOR, self._services)):
                 streams = await asyncio.open_connection(sock=await trunk.open(stream))
                 streams[1].write(pack({"id": 0, "status": "ready"}))
                 group.create_task(self._read(streams, hear))
 
-    async def _read(self, streams: Streams, hear: Callable[[Streams, Said], Any]) -> None:
+    async def _read(self, streams: Streams, hear: Callable[[Streams, OutputText], Any]) -> None:
         frames = FrameReader()
         try:
             while data := await streams[0].read(1 << 20):
-                for asked in frames.feed(data):
-                    hear(streams, asked)
+                for requested in frames.feed(data):
+                    hear(streams, requested)
         finally:
             streams[1].transport.abort()
 
-    def _control(self, streams: Streams, asked: Said) -> None:
-        answer = self.answers.get(asked["op"])
+    def _control(self, streams: Streams, requested: OutputText) -> None:
+        answer = self.answers.get(requested["op"])
         streams[1].write(
-            pack({"status": "success", "id": asked["id"], **(answer(asked) if answer else {})})
+            pack(
+                {
+                    "status": "success",
+                    "id": requested["id"],
+                    **(answer(requested) if answer else {}),
+                }
+            )
         )
 
-    def _hands(self, streams: Streams, asked: Said) -> None:
-        self.hands(streams, asked)
+    def _services(self, streams: Streams, requested: OutputText) -> None:
+        self.services(streams, requested)
 
 
 @pytest.fixture
@@ -123,11 +129,11 @@ async def box(pods: LyingPods, tmp_path: Path) -> AsyncIterator[JobExecutor]:
     await box.close()
 
 
-def change(path: str = "file", **more: Any) -> Said:
+def change(path: str = "file", **more: Any) -> OutputText:
     return {"path": path, "mode": "100644", "content": base64.b64encode(b"word").decode(), **more}
 
 
-def question(**more: Any) -> Said:
+def question(**more: Any) -> OutputText:
     return {"folders": [], "files": [], "lists": {}, **more}
 
 
@@ -136,17 +142,17 @@ async def all_of(new: NewPaths) -> Mapping[str, str]:
 
 
 async def test_an_honest_link_is_told_what_is_ignored(pods: LyingPods, box: JobExecutor) -> None:
-    told: list[Said] = []
+    received: list[OutputText] = []
 
-    def end(asked: Said) -> Said:
-        told.append(asked["rules"])
+    def end(requested: OutputText) -> OutputText:
+        received.append(requested["rules"])
         return {"changes": [], "ignored": ["target/", "a.log"]}
 
     pods.answers["changes"] = lambda _: {"new": question(folders=["target"], files=["a.log"])}
     pods.answers["ignored"] = end
     written = await box.changes(["file"], CAPS, all_of)
     assert written.ignored == {"target/": "a rule", "a.log": "a rule"}
-    assert told == [{"target": "a rule", "a.log": "a rule"}]
+    assert received == [{"target": "a rule", "a.log": "a rule"}]
 
 
 async def test_a_link_that_asks_for_ever_is_given_up(pods: LyingPods, box: JobExecutor) -> None:
@@ -169,7 +175,7 @@ async def test_changes_of_an_honest_link_are_what_differs(
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output_text",
     [
         {},
         {"changes": 1},
@@ -196,25 +202,27 @@ async def test_changes_of_an_honest_link_are_what_differs(
     ids=str,
 )
 async def test_changes_that_no_link_of_ours_tells_of_are_refused(
-    pods: LyingPods, box: JobExecutor, said: Said
+    pods: LyingPods, box: JobExecutor, output_text: OutputText
 ) -> None:
-    pods.answers["changes"] = lambda _: said
+    pods.answers["changes"] = lambda _: output_text
     with pytest.raises(WorkspaceFailed, match="broke its protocol"):
         await box.changes(["file"], CAPS, all_of)
 
 
-@pytest.mark.parametrize("said", [{}, {"data": 5}, {"data": "ü"}], ids=str)
+@pytest.mark.parametrize("output_text", [{}, {"data": 5}, {"data": "ü"}], ids=str)
 async def test_a_tree_that_is_none_is_refused(
-    pods: LyingPods, box: JobExecutor, said: Said
+    pods: LyingPods, box: JobExecutor, output_text: OutputText
 ) -> None:
-    pods.answers["pack"] = lambda _: said
+    pods.answers["pack"] = lambda _: output_text
     with pytest.raises(WorkspaceFailed, match="broke its protocol"):
         await box.fetch_setup_output()
 
 
-@pytest.mark.parametrize("said", [{}, {"port": "x"}, {"port": None}], ids=str)
-async def test_a_port_that_is_none_is_refused(pods: LyingPods, tmp_path: Path, said: Said) -> None:
-    pods.answers["port"] = lambda _: said
+@pytest.mark.parametrize("output_text", [{}, {"port": "x"}, {"port": None}], ids=str)
+async def test_a_port_that_is_none_is_refused(
+    pods: LyingPods, tmp_path: Path, output_text: OutputText
+) -> None:
+    pods.answers["port"] = lambda _: output_text
     box = box_of(
         pods,
         tmp_path,
@@ -226,7 +234,7 @@ async def test_a_port_that_is_none_is_refused(pods: LyingPods, tmp_path: Path, s
         await box.start()
 
 
-def some_of_a_tree(folder: Path) -> Said:
+def some_of_a_tree(folder: Path) -> OutputText:
     held = io.BytesIO()
     archive.pack(folder, held)
     return {"data": base64.b64encode(held.getvalue()[:700]).decode()}
@@ -235,7 +243,7 @@ def some_of_a_tree(folder: Path) -> Said:
 async def test_a_pod_that_goes_while_its_files_come_back_says_why(
     pods: LyingPods, box: JobExecutor, tmp_path: Path
 ) -> None:
-    def lose(_asked: Said) -> Said:
+    def lose(_requested: OutputText) -> OutputText:
         pods.say(box.job, "its pod was ended: Evicted")
         return some_of_a_tree(tmp_path / "base")
 
@@ -247,15 +255,15 @@ async def test_a_pod_that_goes_while_its_files_come_back_says_why(
 async def test_who_gives_up_while_files_come_back_has_given_up(
     pods: LyingPods, box: JobExecutor, tmp_path: Path
 ) -> None:
-    asked = asyncio.Event()
+    requested = asyncio.Event()
 
-    def answer(_asked: Said) -> Said:
-        asked.set()
+    def answer(_requested: OutputText) -> OutputText:
+        requested.set()
         return some_of_a_tree(tmp_path / "base")
 
     pods.answers["pack"] = answer
     taking = asyncio.create_task(box.fetch_setup_output())
-    await asked.wait()
+    await requested.wait()
     taking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await taking
@@ -264,13 +272,13 @@ async def test_who_gives_up_while_files_come_back_has_given_up(
 async def test_a_container_that_ends_has_its_reason_said_though_the_cluster_tells_it_later(
     pods: LyingPods, box: JobExecutor
 ) -> None:
-    def end(streams: Streams, _asked: Said) -> None:
+    def end(streams: Streams, _requested: OutputText) -> None:
         streams[1].close()
         asyncio.get_running_loop().call_later(
             0.5, pods.say, box.job, "hands exceeded its memory limit and was killed"
         )
 
-    pods.hands = end
+    pods.services = end
     with pytest.raises(WorkspaceFailed, match="hands exceeded its memory limit"):
         await box.request("run", wall_seconds=20, argv=("true",), env={})
 

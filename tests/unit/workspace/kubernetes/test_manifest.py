@@ -40,10 +40,10 @@ SECRET = {"MOOTHALL_BUS__URL": "nats://bus:4222", "MOOTHALL_BUS__TOKEN": "s3cret
 
 def test_only_the_link_has_credentials_and_a_way_to_anything() -> None:
     pod = job("one", LABELS, PLACE, SETTINGS, SECRET)["spec"]["template"]["spec"]
-    link, *hands = pod["containers"]
-    assert [one["name"] for one in hands] == ["hands", "code"]
+    link, *services = pod["containers"]
+    assert [one["name"] for one in services] == ["hands", "code"]
     assert "s3cret" in json.dumps(link)
-    for one in hands:
+    for one in services:
         assert "s3cret" not in json.dumps(one)
         assert "env" not in one
         assert "envFrom" not in one
@@ -62,10 +62,13 @@ def test_it_is_restricted_bounded_and_ends_by_itself() -> None:
     pod = spec["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     for one in pod["containers"]:
-        walls = one["securityContext"]
-        assert (walls["allowPrivilegeEscalation"], walls["readOnlyRootFilesystem"]) == (False, True)
-        assert walls["capabilities"] == {"drop": ["ALL"]}
-        assert walls["seccompProfile"] == {"type": "RuntimeDefault"}
+        layers = one["securityContext"]
+        assert (layers["allowPrivilegeEscalation"], layers["readOnlyRootFilesystem"]) == (
+            False,
+            True,
+        )
+        assert layers["capabilities"] == {"drop": ["ALL"]}
+        assert layers["seccompProfile"] == {"type": "RuntimeDefault"}
         assert {"cpu", "memory", "ephemeral-storage"} == set(one["resources"]["limits"])
     assert (pod["runtimeClassName"], pod["nodeSelector"], pod["imagePullSecrets"]) == (
         "gvisor",
@@ -84,15 +87,16 @@ def test_it_is_restricted_bounded_and_ends_by_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "asked"), [("1", "100m"), ("4", "400m"), ("50m", "5m"), ("0.5", "50m"), ("5m", "1m")]
+    ("most", "requested"),
+    [("1", "100m"), ("4", "400m"), ("50m", "5m"), ("0.5", "50m"), ("5m", "1m")],
 )
-def test_it_asks_for_a_tenth_of_the_processor_that_it_may_have(most: str, asked: str) -> None:
+def test_it_asks_for_a_tenth_of_the_processor_that_it_may_have(most: str, requested: str) -> None:
     settings = Settings(jobs=JOBS.model_copy(update={"cpu": most}))
     for one in job("one", LABELS, PLACE, settings, SECRET)["spec"]["template"]["spec"][
         "containers"
     ][1:]:
         assert (one["resources"]["requests"]["cpu"], one["resources"]["limits"]["cpu"]) == (
-            asked,
+            requested,
             most,
         )
 
@@ -116,9 +120,13 @@ def test_all_that_a_pod_writes_is_within_the_bound_of_a_workspace(*, full: bool)
 
 def test_an_environment_can_be_written_by_set_up_alone() -> None:
     def read_only(place: ExecutorSetup) -> bool:
-        hands = job("one", LABELS, place, SETTINGS, {})["spec"]["template"]["spec"]["containers"][1]
+        services = job("one", LABELS, place, SETTINGS, {})["spec"]["template"]["spec"][
+            "containers"
+        ][1]
         return next(
-            bool(mount.get("readOnly")) for mount in hands["volumeMounts"] if mount["name"] == "env"
+            bool(mount.get("readOnly"))
+            for mount in services["volumeMounts"]
+            if mount["name"] == "env"
         )
 
     assert read_only(PLACE)
@@ -152,15 +160,15 @@ def test_a_value_stays_one_value(text: str) -> None:
         settings,
         {"A": "put in", "MOOTHALL_BUS__TOKEN": text},
     )
-    link, hands = document["spec"]["template"]["spec"]["containers"][:2]
+    link, services = document["spec"]["template"]["spec"]["containers"][:2]
     known: dict[str, str] = {}
     for one in link["env"]:
         known[one["name"]] = expanded(one["value"], known)
     assert known["MOOTHALL_BUS__TOKEN"] == text
     assert json.loads(known[LINK])["name"] == "one"
-    assert expanded(hands["command"][0], known) == text
-    assert hands["command"][1:4] == ["-I", "-S", "-c"]
-    assert json.loads(expanded(hands["args"][1], known))["program"] == text
+    assert expanded(services["command"][0], known) == text
+    assert services["command"][1:4] == ["-I", "-S", "-c"]
+    assert json.loads(expanded(services["args"][1], known))["program"] == text
 
 
 @given(
@@ -175,10 +183,10 @@ def test_whatever_a_task_is_called_its_labels_are_labels(whose: dict[str, str]) 
 
 
 def test_labels_say_task_seat_and_tenant() -> None:
-    said = owner_labels(
+    output_text = owner_labels(
         {"task_id": "story-1/$(id)", "seat": "agent-dev-001", "tenant": "team a", "trace_id": "x"}
     )
-    assert said == {
+    assert output_text == {
         "moothall/task": "story-1-id",
         "moothall/seat": "agent-dev-001",
         "moothall/tenant": "team-a",

@@ -168,8 +168,8 @@ async def test_whoever_makes_jobs_looks_for_those_of_lost_hosts(
     api: KubeApi, tmp_path: Path
 ) -> None:
     async with embedded_server(BusSettings(), tmp_path / "bus") as url:
-        said = jobs(api).model_copy(update={"orphan_seconds": 2.0})
-        settings = Settings(bus=BusSettings(url=url), jobs=said)
+        output_text = jobs(api).model_copy(update={"orphan_seconds": 2.0})
+        settings = Settings(bus=BusSettings(url=url), jobs=output_text)
         add(api, "lost", "gone", deployment_id(settings))
         add(api, "foreign", "gone", "theirs")
         async with open_jobs(settings):
@@ -197,11 +197,11 @@ async def test_of_a_pod_that_was_removed_nothing_is_remembered(cluster: Cluster)
 
 
 def test_a_house_is_whose_pods_reach_the_same_bus(tmp_path: Path) -> None:
-    def named(**said: Any) -> str:
+    def named(**output_text: Any) -> str:
         return deployment_id(
             Settings(
-                bus=BusSettings(url=said.pop("url", "nats://127.0.0.1:4222")),
-                jobs=JobSettings(**said),
+                bus=BusSettings(url=output_text.pop("url", "nats://127.0.0.1:4222")),
+                jobs=JobSettings(**output_text),
             )
         )
 

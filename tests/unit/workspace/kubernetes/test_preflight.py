@@ -24,12 +24,12 @@ def api(tmp_path: Path) -> Iterator[KubeApi]:
 
 
 def configured(folder: Path, kubeconfig: Path, **jobs: Any) -> Settings:
-    said = {"image": "work:1", "link_image": "moothall:1", "kubeconfig": kubeconfig, **jobs}
+    output_text = {"image": "work:1", "link_image": "moothall:1", "kubeconfig": kubeconfig, **jobs}
     return Settings(
         data_dir=folder / "data",
         bus=BusSettings(url="nats://127.0.0.1:9"),
         workspace=WorkspaceSettings(kind="kubernetes"),
-        jobs=JobSettings(**said),
+        jobs=JobSettings(**output_text),
     )
 
 

@@ -68,7 +68,7 @@ async def test_a_scaler_knows_what_its_pods_use(name: str, metrics_server: None)
     assert document["status"]["currentReplicas"] == 2
 
 
-async def test_doors_that_compute_more_than_they_should_become_more_and_no_call_is_lost(
+async def test_apis_that_compute_more_than_they_should_become_more_and_no_call_is_lost(
     standing: RoleDeployment, home: Home, counted: Counted, metrics_server: None
 ) -> None:
     values = deployment.values(counted.url)

@@ -1,0 +1,28 @@
+"""Calls of a database tool as the gateway makes them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from moothall.domain.tool import ToolCall, ToolResult
+from moothall.toolkits.db.family import DbSettings
+from moothall.toolkits.db.spec import SPECS
+from moothall.toolkits.db.toolkit import DatabaseTools
+from support.tool_gateway import FakeWorkspace, in_seconds
+
+_ARGUMENTS = {spec.name: spec.arguments for spec in SPECS}
+PASSWORD = "r-secret-42"
+
+
+async def ask(
+    tool: str, settings: DbSettings, tenant: str = "local", **arguments: Any
+) -> ToolResult:
+    """Call the tool as the gateway does: arguments checked, defaults filled in."""
+    checked = _ARGUMENTS[tool].model_validate(arguments).model_dump()
+    result = await DatabaseTools(settings).call(
+        ToolCall("request-1", tool, checked, in_seconds(60)), FakeWorkspace(), tenant
+    )
+    json.dumps(dict(result.output), allow_nan=False)
+    assert PASSWORD not in str(result)
+    return result

@@ -1,0 +1,185 @@
+"""Blocks of Python that write to the runner's socket or end in unusual ways: CPython in real
+sandboxes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.config import RunnerSettings
+from moothall.domain.code import BlockRun, CodeBlock
+from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.workspace.local import LocalWorkspace
+from moothall.workspace.runner import LocalRunner
+from support.local import local
+
+pytestmark = pytest.mark.e2e
+FIRST = ("", "import socket\n")
+"""The prefix that makes a block run in each tier."""
+SOCKET = """
+import os, json, socket, sys, threading, time
+fd = next(int(n) for n in os.listdir('/proc/self/fd') if int(n) > 2 and os.path.exists(f'/proc/self/fd/{n}')
+          and os.readlink(f'/proc/self/fd/{n}').startswith('socket:'))
+def say(message):
+    body = message if isinstance(message, bytes) else json.dumps(message).encode()
+    data = len(body).to_bytes(4, 'big') + body
+    while data:
+        data = data[os.write(fd, data):]
+"""  # noqa: E501 - a line of embedded text
+
+
+@dataclass
+class CPythonWorkspace:
+    """A workspace, and a runner whose tool calls are recorded."""
+
+    runner: LocalRunner
+    workspace: LocalWorkspace
+    calls: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+
+    async def ask(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """Answer with a text; a path `slow` takes its time."""
+        self.calls.append((name, arguments))
+        if arguments.get("path") == "slow":
+            await asyncio.sleep(8)
+        if name != "files.read":
+            return ToolResult("", name, ToolStatus.BLOCKED, error="no")
+        return ToolResult("", name, ToolStatus.SUCCESS, {"content": "y" * 40_000, "total_lines": 1})
+
+    async def run(self, code: str, seconds: float = 20) -> BlockRun:
+        """Run a block under CPython."""
+        return await self.runner.run(block(SOCKET + code, seconds), self.workspace, self.ask)
+
+
+def block(code: str, seconds: float = 20, depth: int = 0) -> CodeBlock:
+    deadline = datetime.now(UTC) + timedelta(seconds=120)
+    return CodeBlock(
+        code,
+        {"files.read": ("path",)},
+        deadline,
+        "local",
+        agents=depth == 0,
+        seconds=seconds,
+        depth=depth,
+    )
+
+
+@asynccontextmanager
+async def open_cpython_workspace(
+    folder: Path, python: RunnerSettings | None = None, **limits: Any
+) -> AsyncIterator[CPythonWorkspace]:
+    async with local(folder, **limits) as app:
+        settings = app.settings.model_copy(update={"runner": python or RunnerSettings()})
+        runner = LocalRunner(settings, app.workspaces.pool)
+        async with app.workspaces.open(await app.prepared(), "one") as workspace:
+            yield CPythonWorkspace(runner, workspace)
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        (b'{"op":"end","status":["x"],"value":1}', "error"),
+        (b'{"op":"end","status":"parked","value":1}', "error"),
+        (b'{"op":"end","status":"outcome_unknown"}', "error"),
+        (b'{"op":"end","status":"success","value":NaN}', "success"),
+        (b'{"op":"end","status":"success","value":{"a":["\\ud800",1e999]}}', "success"),
+        (b'{"op":"end","status":"success","value":' + b"[" * 600 + b"]" * 600 + b"}", "success"),
+    ],
+)
+async def test_what_a_block_says_of_its_end_is_its_own_word(
+    tmp_path: Path, end: bytes, status: str
+) -> None:
+    async with open_cpython_workspace(tmp_path) as app:
+        ran = await app.run(f"say({end!r})\nos._exit(0)")
+    assert (ran.status, ran.tier) == (status, "python"), ran
+    json.dumps(ran.value, allow_nan=False, ensure_ascii=False).encode()
+
+
+async def test_one_that_asks_without_end_is_ended(tmp_path: Path) -> None:
+    async with open_cpython_workspace(tmp_path) as app:
+        ran = await app.run(
+            "while True:\n    say({'op': 'call', 'name': 'no.tool', 'args': {}}); os.read(fd, "
+            "100000)"
+        )
+        assert (ran.status, len(app.calls)) == (ToolStatus.BUDGET_EXCEEDED, 300), ran
+        assert (await app.run("1 + 1")).value == 2
+
+
+async def test_one_that_dies_while_it_waits_is_told_as_ended(tmp_path: Path) -> None:
+    async with open_cpython_workspace(tmp_path) as app:
+        ran = await app.run(
+            "threading.Timer(0.3, lambda: os._exit(3)).start()\nfiles.read(path='slow')"
+        )
+    assert (ran.status, "exit code 3" in ran.error) == (ToolStatus.ERROR, True), ran
+
+
+WRITER = """
+def fill():
+    for number in range(100000):
+        with open(f'/workspace/big{number}', 'wb') as file:
+            file.write(os.urandom(1000000))
+threading.Thread(target=fill, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize(
+    "requesting",
+    [
+        "files.read(path='slow')",
+        (
+            "while True:\n    say({'op': 'call', 'name': 'no.tool'}); os.read(fd, 100000); "
+            "time.sleep(0.05)"
+        ),
+    ],
+)
+async def test_the_disk_is_looked_at_while_a_block_asks(tmp_path: Path, requesting: str) -> None:
+    async with open_cpython_workspace(
+        tmp_path, RunnerSettings(tool_calls=5000), disk_bytes=20_000_000
+    ) as app:
+        ran = await app.run(WRITER + requesting)
+    assert ran.status == "disk", ran
+
+
+async def test_agents_whose_blocks_wait_for_a_place_do_not_wait_for_their_callers(
+    tmp_path: Path,
+) -> None:
+    async with open_cpython_workspace(tmp_path, RunnerSettings(workers=1, full_workers=1)) as app:
+
+        async def agents(name: str, _arguments: Mapping[str, Any]) -> ToolResult:
+            inner = [
+                await app.runner.run(block(f"{first}6 * 7", depth=1), app.workspace, app.ask)
+                for first in FIRST
+            ]
+            return ToolResult(
+                "", name, ToolStatus.SUCCESS, {"answers": [[ran.value for ran in inner]]}
+            )
+
+        async with asyncio.timeout(90):
+            for first in FIRST:
+                ran = await app.runner.run(block(f"{first}agents.run('a')"), app.workspace, agents)
+                assert ran.value == [42, 42], ran
+
+
+@pytest.mark.parametrize("first", FIRST)
+async def test_agents_are_given_fewer_tools_where_the_code_says_so(
+    tmp_path: Path, first: str
+) -> None:
+    async with open_cpython_workspace(tmp_path) as app:
+        seen = []
+
+        async def agents(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+            seen.append((name, arguments))
+            return ToolResult("", name, ToolStatus.SUCCESS, {"answers": ["yes"]})
+
+        code = f"{first}agents.run('look', tools=['files.read'])"
+        ran = await app.runner.run(block(code), app.workspace, agents)
+    assert ran.value == "yes", ran
+    assert seen == [("agents.run", {"prompts": ["look"], "tools": ["files.read"]})]

@@ -1,0 +1,148 @@
+"""MCP servers that live as long as their workspace: their memory, their end, and their activity
+between calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_workspace import VENV, honest, hostile, open_mcp_workspace, put_servers, settings_with
+from moothall.domain.identity import LOCAL
+from moothall.domain.tool import ToolCall, ToolStatus
+from support.tool_gateway import in_seconds
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return put_servers(tmp_path_factory.mktemp("tools"))
+
+
+def running(folder: Path) -> list[int]:
+    """Return the processes that run a server of this folder."""
+    pids = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                argv = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+            except OSError:
+                continue
+            if f"{folder}/mcp_server.py" in argv and "python" in argv[0]:
+                pids.append(int(entry.name))
+    return pids
+
+
+async def test_what_a_server_remembers_is_there_until_its_workspace_ends(
+    tmp_path: Path, tools: Path
+) -> None:
+    """Its memory belongs to one workspace and lasts from call to call; its end is reported, and
+    then it starts afresh.
+    """
+    (own := tmp_path / "own").mkdir()
+    put_servers(own)
+    servers = {
+        "notes": honest(own),
+        "brief": honest(own, keep_seconds=0),
+        "idle": honest(own, keep_seconds=0.5),
+    }
+    servers["among"] = honest(own, files="write")
+    settings = settings_with(
+        tmp_path, tools, servers, sandbox={"toolchains": (VENV, own)}, mcp={"kept": 2}
+    )
+    async with open_mcp_workspace(settings, tmp_path) as mcp:
+        assert running(own) == [], "listing the tools leaves a process behind"
+
+        async def remembered(server: str, word: str) -> Any:
+            result = await mcp.call(f"mcp.{server}.counts", word=word)
+            return result.error or list(result.output["data"]["words"])
+
+        assert await remembered("notes", "a") == ["a"]
+        assert await remembered("notes", "b") == ["a", "b"]
+        for once in ("brief", "among"):
+            assert await remembered(once, "a") == ["a"]
+            assert await remembered(once, "b") == ["b"]
+        side_by_side = await asyncio.gather(*(remembered("notes", sign) for sign in "cd"))
+        assert sorted(map(len, side_by_side)) == [3, 4]
+
+        assert (await mcp.call("mcp.notes.leaves", seconds=0.2)).status is ToolStatus.SUCCESS
+        async with asyncio.timeout(30):
+            while running(own):
+                await asyncio.sleep(0.05)
+        # A process releases its memory, by which it is found, before its connection.
+        await asyncio.sleep(0.5)
+        error = await remembered("notes", "e")
+        assert "the MCP server notes has ended since its last call: it ended" in error
+        assert "its state is lost, and the next call starts it anew" in error
+        assert await remembered("notes", "f") == ["f"]
+        died = await mcp.call("mcp.notes.dies")
+        assert "the disk of notes is gone" in died.error
+        assert await remembered("notes", "g") == ["g"], "the end is reported once"
+
+        assert await remembered("idle", "a") == ["a"]
+        assert len(running(own)) == 2
+        async with asyncio.timeout(30):
+            while len(running(own)) > 1:
+                await asyncio.sleep(0.1)
+        assert "nobody called it for 0.5 s (keep_seconds)" in await remembered("idle", "b")
+        assert await remembered("notes", "h") == ["g", "h"], "the other server keeps running"
+
+        late = await mcp.tool_gateway._rules.toolkits["mcp"](
+            ToolCall("r", "mcp.notes.waits", {}, in_seconds(3)), mcp.workspace, LOCAL.tenant
+        )
+        assert late.status is ToolStatus.TIMEOUT
+        assert await remembered("notes", "i") == ["i"], "a silent server is not waited for twice"
+        await mcp.left("another workspace")
+        assert len(running(own)) == 1
+        await mcp.left(mcp.workspace.id)
+        assert running(own) == []
+        assert await remembered("notes", "j") == ["j"]
+    assert running(own) == [], "MCP servers end with their parent"
+
+
+async def test_where_there_is_no_room_the_one_unused_for_the_longest_ends(
+    tmp_path: Path, tools: Path
+) -> None:
+    servers = {name: honest(tools) for name in ("first", "second", "third")}
+    async with open_mcp_workspace(
+        settings_with(tmp_path, tools, servers, mcp={"kept": 2}), tmp_path
+    ) as mcp:
+        for name in servers:
+            assert (await mcp.call(f"mcp.{name}.counts", word=name)).status is ToolStatus.SUCCESS
+        assert (
+            "it was replaced by another one (mcp.kept)"
+            in (await mcp.call("mcp.first.counts", word="x")).error
+        )
+        second = await mcp.call("mcp.second.counts", word="y")
+        assert list(second.output["data"]["words"]) == ["second", "y"]
+
+
+async def test_one_that_floods_between_calls_is_ended_then_and_the_next_call_says_so(
+    tmp_path: Path, tools: Path
+) -> None:
+    """Output between calls counts towards the next call; output within bounds has no effect."""
+    servers = {kind: hostile(tools, kind) for kind in ("between", "within")}
+    async with open_mcp_workspace(
+        settings_with(tmp_path, tools, servers, mcp={"receive_bytes": 200_000}), tmp_path
+    ) as mcp:
+        for name in servers:
+            assert (await mcp.call(f"mcp.{name}.honest")).status is ToolStatus.SUCCESS
+        live = mcp.toolkit._server_pool._servers
+        (flooding,) = [one for key, one in live.items() if key[2] == "between"]
+        async with asyncio.timeout(60):
+            await flooding.task  # between calls
+        ended = await mcp.call("mcp.between.honest")
+        assert (
+            "has ended since its last call: it sent more than 200000 bytes (mcp.receive_bytes)"
+            in ended.error
+        )
+        assert (await mcp.call("mcp.between.honest")).status is ToolStatus.SUCCESS, (
+            "the server is restarted"
+        )
+        for _ in range(4):
+            await asyncio.sleep(0.5)  # more than it may send in all calls together
+            assert (await mcp.call("mcp.within.honest")).status is ToolStatus.SUCCESS
