@@ -147,7 +147,7 @@ def _read_line(cases: Cases, line: bytes) -> None:
                 str(event["case"]),
                 str(event.get("result")),
                 int(event.get("ms") or 0),
-                str(event.get("said") or ""),
+                str(event.get("detail") or ""),
             )
         elif "start" in event:
             cases.start_case(str(event["start"]))

@@ -71,11 +71,11 @@ _RUNNERS = frozenset(
 )
 _LOCATED = re.compile(
     r"(?P<path>[^\s:()][^:()\n]{0,300}?)(?::\d+(?::\d+)?(?:-\d+(?::\d+)?)?:?|\(\d+(?:,\d+)?\):) "
-    r"*(?:-\s*)?(?P<said>\S.*)$"
+    r"*(?:-\s*)?(?P<message>\S.*)$"
 )
 _ARROW = re.compile(r"\s*--> (?P<path>[^:\n]{1,300}):\d+")
 _MESSAGE = re.compile(r"(?:error|warning|[A-Z]{1,4}\d{2,5})\b.*$")
-_INDENTED_MESSAGE = re.compile(r"\s+\d+:\d+\s+(?P<said>(?:error|warning|info)\b.*|\S.*)$")
+_INDENTED_MESSAGE = re.compile(r"\s+\d+:\d+\s+(?P<message>(?:error|warning|info)\b.*|\S.*)$")
 _FILE_HEADING = re.compile(r"\s*(?P<path>[\w@./\\-]{1,300}\.\w{1,6})$")
 _UNFORMATTED = re.compile(
     r"(?:[Ww]ould reformat:?|ERROR:|\[warn\]|Diff in) (?P<path>[\w@./\\-]+\.\w{1,6})(?::\d+:?| "
@@ -124,10 +124,10 @@ def _read_findings(output: str) -> Iterator[tuple[str, str]]:  # noqa: C901 - on
         elif match := _UNFORMATTED.match(line):
             yield match["path"], "is not formatted"
         elif heading_path and (match := _INDENTED_MESSAGE.match(line)):
-            yield heading_path, match["said"]
+            yield heading_path, match["message"]
         elif match := _LOCATED.match(line):
-            if not match["said"].startswith("note:"):
-                yield match["path"], match["said"]
+            if not match["message"].startswith("note:"):
+                yield match["path"], match["message"]
         elif match := _FILE_HEADING.match(line):
             heading_path = match["path"]
         elif _MESSAGE.match(line):

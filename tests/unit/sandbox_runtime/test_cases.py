@@ -42,7 +42,7 @@ def test_lines(tmp_path: Path) -> None:
         {"start": "a"},
         {"case": "a", "result": "passed", "ms": 12},
         {"start": "b"},
-        {"case": "b", "result": "failed", "said": "why"},
+        {"case": "b", "result": "failed", "detail": "why"},
         {"case": "b", "result": "passed"},
         {"start": "c"},
         {"case": "d", "result": "nonsense"},
@@ -108,7 +108,7 @@ def test_a_report_that_is_none(tmp_path: Path) -> None:
 
 def test_no_report_is_too_long(tmp_path: Path) -> None:
     lines = [
-        {"case": f"c{number}", "result": "failed", "said": "x" * 9000} for number in range(2000)
+        {"case": f"c{number}", "result": "failed", "detail": "x" * 9000} for number in range(2000)
     ]
     write(tmp_path, *lines)
     cases = Cases()
@@ -140,7 +140,7 @@ def test_no_bytes_make_reading_fail(tmp_path_factory: pytest.TempPathFactory, da
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 objects = st.dictionaries(
-    st.sampled_from(["case", "start", "end", "result", "ms", "said"]),
+    st.sampled_from(["case", "start", "end", "result", "ms", "detail"]),
     leaves | st.lists(leaves, max_size=2),
 )
 

@@ -5,23 +5,23 @@ const RESULTS = { passed: "passed", failed: "failed" };
 
 module.exports = class {
   constructor() {
-    this.told = lines.open("jest");
+    this.cases = lines.open("jest");
   }
   onTestFileStart(test) {
-    this.told.start(lines.file(test.path));
+    this.cases.start(lines.file(test.path));
   }
   onTestCaseResult() {
-    this.told.beat();
+    this.cases.beat();
   }
   onTestResult(test, result) {
     const file = result.testFilePath || test.path;
     const counted = lines.counted();
     for (const item of result.testResults) {
       const id = counted(lines.id(file, [...item.ancestorTitles, item.title]));
-      this.told.tell(id, RESULTS[item.status] || "skipped", item.duration, (item.failureMessages || []).join("\n"));
+      this.cases.report(id, RESULTS[item.status] || "skipped", item.duration, (item.failureMessages || []).join("\n"));
     }
     const broken = result.testExecError || (result.failureMessage && !result.testResults.length);
-    if (broken) this.told.tell(lines.file(file), "errored", 0, result.failureMessage || String(broken));
-    else this.told.done(lines.file(file));
+    if (broken) this.cases.report(lines.file(file), "errored", 0, result.failureMessage || String(broken));
+    else this.cases.done(lines.file(file));
   }
 };

@@ -6,14 +6,14 @@ const SAID = 6000;
 
 exports.open = function open(runner) {
   const folder = process.env.MOOTHALL_REPORTS;
-  if (!folder) return { start() {}, tell() {}, beat() {}, done() {} };
+  if (!folder) return { start() {}, report() {}, beat() {}, done() {} };
   const file = fs.openSync(path.join(folder, `${runner}-${process.pid}-${Date.now()}.jsonl`), "a");
   const write = (line) => fs.writeSync(file, JSON.stringify(line) + "\n");
   return {
     beat: () => write({}),
     done: (id) => write({ case: id, result: "" }),
     start: (id) => write({ start: id }),
-    tell: (id, result, ms, said) => write({ case: id, result, ms: Math.round(ms || 0), ...(said ? { said: clip(String(said)) } : {}) }),
+    report: (id, result, ms, detail) => write({ case: id, result, ms: Math.round(ms || 0), ...(detail ? { detail: clip(String(detail)) } : {}) }),
   };
 };
 

@@ -9,7 +9,7 @@ const Spec = spec.Spec || spec; // from mocha 12 on it is one of several exports
 module.exports = class extends Spec {
   constructor(runner, options) {
     super(runner, options);
-    const told = lines.open("mocha");
+    const cases = lines.open("mocha");
     const counted = lines.counted();
     const ids = new WeakMap();
     const id = (test) => {
@@ -20,10 +20,10 @@ module.exports = class extends Spec {
     // packages.
     const frame = /^(\s+at (?:.*\()?)([^\s()/:][^()\n:]*)(?=:\d+:\d+\)?$)/gm;
     const whole = (text) => String(text).replace(frame, (_, at, file) => at + path.resolve(file));
-    const said = (error) => whole((error && (error.stack || error.message)) || error);
-    runner.on("test", (test) => told.start(id(test)));
-    runner.on("pass", (test) => told.tell(id(test), "passed", test.duration));
-    runner.on("pending", (test) => told.tell(id(test), "skipped", 0));
-    runner.on("fail", (test, error) => told.tell(id(test), test.type === "hook" ? "errored" : "failed", test.duration, said(error)));
+    const detail = (error) => whole((error && (error.stack || error.message)) || error);
+    runner.on("test", (test) => cases.start(id(test)));
+    runner.on("pass", (test) => cases.report(id(test), "passed", test.duration));
+    runner.on("pending", (test) => cases.report(id(test), "skipped", 0));
+    runner.on("fail", (test, error) => cases.report(id(test), test.type === "hook" ? "errored" : "failed", test.duration, detail(error)));
   }
 };

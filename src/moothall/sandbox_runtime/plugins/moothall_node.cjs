@@ -1,5 +1,5 @@
 // Preloaded into every Node process of a check, by NODE_OPTIONS: where it is a test runner that we know, it is told to
-// write its cases as lines of JSON too. Lines: {"start": id}, {"case": id, "result": …, "ms": …, "said": …}.
+// write its cases as lines of JSON too. Lines: {"start": id}, {"case": id, "result": …, "ms": …, "detail": …}.
 "use strict";
 const path = require("path");
 const folder = process.env.MOOTHALL_REPORTS;
@@ -22,7 +22,7 @@ function addReporter() {
   } else if (/\/ava\/(entrypoints\/)?cli\.(m?js)$/.test(main) || /\/\.bin\/ava$/.test(main)) {
     if (!args.includes("--tap")) process.argv.push("--tap");
   } else if (/\/borp\/borp\.js$/.test(main) || /\/\.bin\/borp$/.test(main)) {
-    // One reporter takes the place of the usual one; what was said of reporters before stays.
+    // One reporter takes the place of the usual one; other reporters of the command line stay.
     const shown = args.some((part) => /^(--reporter|-r)/.test(part)) ? [] : ["--reporter=spec"];
     process.argv.push(...shown, `--reporter=${ours("moothall_node_test.mjs")}:/dev/null`);
   } else if (process.execArgv.includes("--test") && !process.env.NODE_TEST_CONTEXT) {

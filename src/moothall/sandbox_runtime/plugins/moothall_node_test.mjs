@@ -2,10 +2,10 @@
 import lines from "./moothall_lines.cjs";
 
 export default async function* report(source) {
-  const told = lines.open("node");
+  const cases = lines.open("node");
   const names = [];
   const counted = lines.counted();
-  const begun = []; // by depth: what was told of last, with its number among cases of one name
+  const begun = []; // by depth: the last reported case, with its number among cases of one name
   const printed = new Map(); // file → the end of its process's stderr, which explains a failed start
   for await (const { type, data } of source) {
     if (type === "test:stderr" && data.file) printed.set(data.file, ((printed.get(data.file) || "") + data.message).slice(-4000));
@@ -19,19 +19,19 @@ export default async function* report(source) {
     begun.length = data.nesting + 1;
     const { id } = begun[data.nesting];
     if (type === "test:start") {
-      told.start(id);
+      cases.start(id);
       continue;
     }
     const error = data.details?.error;
     const suite = data.details?.type === "suite" || whole;
     const children = error?.failureType === "subtestsFailed";
     let result = data.skip !== undefined || data.todo !== undefined ? "skipped" : type === "test:pass" ? "passed" : "failed";
-    if (suite) result = result === "failed" && !children ? "errored" : ""; // what it holds is told by itself
+    if (suite) result = result === "failed" && !children ? "errored" : ""; // its cases are reported one by one
     const cause = error?.cause ?? error;
-    let said = result === "failed" || result === "errored" ? cause?.stack || cause?.message || String(cause) : "";
-    if (whole && result === "errored" && printed.has(data.file)) said = `${printed.get(data.file)}\n${said}`;
-    if (error?.failureType === "testTimeoutFailure") said = `hit the limit of ${Math.round((data.details.duration_ms || 0) / 100) / 10} s\n${said}`;
-    told.tell(id, result, data.details?.duration_ms, said);
+    let detail = result === "failed" || result === "errored" ? cause?.stack || cause?.message || String(cause) : "";
+    if (whole && result === "errored" && printed.has(data.file)) detail = `${printed.get(data.file)}\n${detail}`;
+    if (error?.failureType === "testTimeoutFailure") detail = `hit the limit of ${Math.round((data.details.duration_ms || 0) / 100) / 10} s\n${detail}`;
+    cases.report(id, result, data.details?.duration_ms, detail);
     yield "";
   }
 }

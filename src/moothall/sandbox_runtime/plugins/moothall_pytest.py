@@ -2,7 +2,7 @@
 case at its time limit.
 
 Supports Python 3.7 and later and pytest 5 and later. Lines: {"start": id}, {"case": id, "result":
-passed|failed|errored|skipped, "ms": …, "said": …}, {"end": exit status}.
+passed|failed|errored|skipped, "ms": …, "detail": …}, {"end": exit status}.
 """
 
 from __future__ import annotations
@@ -212,13 +212,13 @@ class Reporter:
             self._seconds.pop(nodeid, 0.0),
         )
         if result:
-            extra = {"said": detail} if detail and result != "passed" else {}
+            extra = {"detail": detail} if detail and result != "passed" else {}
             self._write(case=nodeid, result=result, ms=round(seconds * 1000), **extra)
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
             self._write(
-                case=report.nodeid or ".", result="errored", ms=0, said=_clip(_text(report))
+                case=report.nodeid or ".", result="errored", ms=0, detail=_clip(_text(report))
             )
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:

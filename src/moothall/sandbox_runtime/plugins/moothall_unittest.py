@@ -52,7 +52,7 @@ class Result(unittest.TextTestResult):
                 if name.startswith(_NOT_LOADED)
                 else name.partition("(")[2].rstrip(")") or name
             )
-            self._write(case=case, result=result, ms=0, said=detail[-_DETAIL_CHARS:])
+            self._write(case=case, result=result, ms=0, detail=detail[-_DETAIL_CHARS:])
         elif _WORST.index(result) >= _WORST.index(self._result or "skipped"):
             self._result, self._detail = result, detail or self._detail
 
@@ -73,7 +73,7 @@ class Result(unittest.TextTestResult):
         took, self._started_at = time.monotonic() - self._started_at, 0.0
         if signal.getsignal(signal.SIGALRM) == self._stop:
             moothall_clock.stop()
-        extra = {"said": self._detail[-_DETAIL_CHARS:]} if self._detail else {}
+        extra = {"detail": self._detail[-_DETAIL_CHARS:]} if self._detail else {}
         self._write(
             case=_name(test), result=self._result or "passed", ms=round(took * 1000), **extra
         )

@@ -4,41 +4,41 @@ import lines from "./moothall_lines.cjs";
 const RESULTS = { pass: "passed", passed: "passed", fail: "failed", failed: "failed" };
 
 export default class {
-  told = lines.open("vitest");
+  cases = lines.open("vitest");
 
   onCollected(files = []) {
-    for (const file of files) this.told.start(lines.file(file.filepath));
+    for (const file of files) this.cases.start(lines.file(file.filepath));
   }
 
   onTaskUpdate() {
-    this.told.beat();
+    this.cases.beat();
   }
 
   // Until version 3.
   onFinished(files = []) {
     if (this.done) return;
     for (const file of files) {
-      const said = errors(file.result?.errors);
+      const detail = errors(file.result?.errors);
       const counted = lines.counted();
       for (const task of file.tasks || []) this.walk(file, task, [], counted);
-      this.end(file.filepath, file.result?.state === "fail" && !(file.tasks || []).length, said);
+      this.end(file.filepath, file.result?.state === "fail" && !(file.tasks || []).length, detail);
     }
   }
 
-  end(file, broken, said) {
-    if (broken) this.told.tell(lines.file(file), "errored", 0, said);
-    else this.told.done(lines.file(file));
+  end(file, broken, detail) {
+    if (broken) this.cases.report(lines.file(file), "errored", 0, detail);
+    else this.cases.done(lines.file(file));
   }
 
   walk(file, task, above, counted) {
     const titles = [...above, task.name];
     if (task.tasks) for (const inner of task.tasks) this.walk(file, inner, titles, counted);
-    else this.told.tell(counted(lines.id(file.filepath, titles)), RESULTS[task.result?.state] || "skipped", task.result?.duration, errors(task.result?.errors));
+    else this.cases.report(counted(lines.id(file.filepath, titles)), RESULTS[task.result?.state] || "skipped", task.result?.duration, errors(task.result?.errors));
   }
 
   // Since version 3.
   onTestModuleStart(module) {
-    this.told.start(lines.file(module.moduleId));
+    this.cases.start(lines.file(module.moduleId));
   }
 
   onTestRunEnd(modules = []) {
@@ -50,7 +50,7 @@ export default class {
         const titles = [test.name];
         for (let above = test.parent; above && above.type === "suite"; above = above.parent) titles.unshift(above.name);
         const result = test.result() || {};
-        this.told.tell(counted(lines.id(file, titles)), RESULTS[result.state] || "skipped", test.diagnostic()?.duration, errors(result.errors));
+        this.cases.report(counted(lines.id(file, titles)), RESULTS[result.state] || "skipped", test.diagnostic()?.duration, errors(result.errors));
       }
       const broken = errors(module.errors());
       this.end(file, broken, broken);
