@@ -194,9 +194,7 @@ def _table(diagnosis: Diagnosis) -> Table:
             Text(str(number) if number else "·", style=style if number else "dim")
             for number, style in zip(numbers, _STYLES, strict=True)
         ]
-        case_note = (
-            "judged as one case" if row.check.startswith("tests") and not row.has_cases else ""
-        )
+        case_note = "judged as one case" if row.check.startswith("tests") and not row.told else ""
         remark = row.fault or (f"{row.findings} findings" if row.findings else case_note)
         cell_text = ", ".join(
             part for part in (remark, "" if row.required else "advises only") if part
@@ -221,7 +219,7 @@ def _details(console: Console, checked: RepositoryCheck, row: CheckRow) -> None:
         check_run.details if check_run else {},
         FailureReader(checked.prepared.files if checked.prepared else ()),
     )
-    if check_run and not row.has_cases and row.red and row.required:  # the command is the case
+    if check_run and not row.told and row.red and row.required:  # the command is the case
         details = {row.check: row.output}
     for label, style, count, items in (
         (

@@ -48,7 +48,7 @@ class DependencyOrder:
             self._sorter.prepare()
         except CycleError as error:
             cycle = " → ".join(reversed(error.args[1]))[:_MAX_SHOWN_CHARS]
-            raise InvalidRequest(f"these need each other in a circle: {prefix}{cycle}") from error
+            raise InvalidRequest(f"these need each other in a circle: {cycle}") from error
         self._ranks = ranks or {}
         self._pushed = 0
         self._ready: list[tuple[Any, int, str]] = []

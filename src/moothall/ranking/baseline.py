@@ -52,7 +52,7 @@ class CheckRow:
     """One check of the base.
 
     slow: the slowest cases with their duration in milliseconds.
-    has_cases: the check reported cases; otherwise it counts as one case.
+    told: the check reported cases; otherwise it counts as one case.
     fault: why the check cannot judge; '' if it can.
     advice: what to configure; '' if it can judge and is not slow.
     output: the end of the output; '' if it can judge.
@@ -69,7 +69,7 @@ class CheckRow:
     slow: tuple[tuple[str, int], ...] = ()
     findings: int = 0
     duration_ms: int = 0
-    has_cases: bool = True
+    told: bool = True
     fault: str = ""
     advice: str = ""
     output: str = ""
@@ -82,7 +82,7 @@ class CheckRow:
             result = self.fault
         elif self.findings:
             result = f"{self.findings} {'finding' if self.findings == 1 else 'findings'}"
-        elif self.has_cases and self.green + len(self.red) + self.skipped:
+        elif self.told and self.green + len(self.red) + self.skipped:
             counts = [
                 (self.green, "passed"),
                 (len(self.red), "red"),
@@ -197,7 +197,7 @@ def _make_row(prepared: Prepared, name: str, run: CheckRun, *, required: bool) -
         slow=tuple((case, ms) for ms, case in slow_cases),
         findings=len(run.findings),
         duration_ms=run.duration_ms,
-        has_cases=bool(run.cases),
+        told=bool(run.cases),
         fault=fault,
         advice=advice,
         output=run.output.strip()[-_OUTPUT_CHARS:]

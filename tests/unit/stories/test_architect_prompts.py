@@ -85,7 +85,7 @@ def test_tasks_are_in_the_order_in_which_they_are_done() -> None:
                 '{"tasks": [{"id": "a", "role": "dev", "description": "x", "criteria": [1, 2], '
                 '"after": ["a"]}]}'
             ),
-            "in a cycle",
+            "in a circle",
         ),
     ],
 )
