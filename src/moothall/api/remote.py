@@ -39,6 +39,9 @@ _ERROR_TYPES: dict[grpc.StatusCode, type[errors.Permanent]] = {
     grpc.StatusCode.UNAUTHENTICATED: errors.Refused,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
 }
+_TYPES_BY_CODE: dict[str, type[errors.Permanent]] = {
+    kind.code: kind for kind in errors.Permanent.__subclasses__()
+}
 _EMPTY_REQUEST = DeliberationRequest("", "")
 _SENT_FIELDS = {"description", *council_pb.DeliberateRequest.DESCRIPTOR.fields_by_name}
 _LOCAL_FIELDS = tuple(
@@ -128,7 +131,7 @@ class RemoteKernel:
         while True:
             stream = self._open_stream(task_id, last_seq)
             try:
-                with _translate_errors():
+                with translate_errors():
                     async for update in stream:
                         last_seq, failures = update.seq, 0
                         if (recorded := _recorded(task_id, update)) is not None:
@@ -180,7 +183,7 @@ class RemoteKernel:
         return DeliberationStatus(response.status)
 
     async def _call(self, method: str, request: Any, stub: Any = None) -> Any:
-        with _translate_errors():
+        with translate_errors():
             return await getattr(stub or self._stub, method)(
                 request, metadata=self._metadata, timeout=_CALL_SECONDS
             )
@@ -205,8 +208,8 @@ def _recorded(
 
 
 @contextmanager
-def _translate_errors() -> Iterator[None]:
-    """Raise the server's errors as our own types."""
+def translate_errors() -> Iterator[None]:
+    """Raise the server's errors as our own types: by the code in their details, else by status."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
@@ -215,9 +218,10 @@ def _translate_errors() -> Iterator[None]:
             raise errors.Temporary(
                 f"the server cannot be reached or is overloaded: {message}"
             ) from error
-        error_type = _ERROR_TYPES.get(code, errors.Permanent)
+        reason = _reason(error)
+        error_type = _TYPES_BY_CODE.get(reason) or _ERROR_TYPES.get(code, errors.Permanent)
         translated = error_type(message or f"the server answered {code.name}")
-        translated.code = _reason(error) or error_type.code
+        translated.code = reason or error_type.code
         raise translated from error
 
 

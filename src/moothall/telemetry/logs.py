@@ -67,11 +67,28 @@ class Stderr:
         return sys.stderr.isatty()
 
 
+class _LogFile:
+    """A file that is opened for each line, so that a host that ends leaves nothing open."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+
+    def write(self, text: str) -> int:
+        """Append a line."""
+        with self._path.open("a", encoding="utf-8") as file:
+            return file.write(text)
+
+    def flush(self) -> None:
+        """Do nothing: each line is written at once."""
+
+    def isatty(self) -> bool:
+        """Return False."""
+        return False
+
+
 def _sink(file: Path | None) -> TextIO:
-    if file is None:
-        return cast("TextIO", Stderr())
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return file.open("a", encoding="utf-8", buffering=1)
+    return cast("TextIO", Stderr() if file is None else _LogFile(file))
 
 
 def _add_context(_logger: WrappedLogger, _method: str, values: EventDict) -> EventDict:

@@ -1,0 +1,26 @@
+"""Moothall from Python: a client for a server, or for a server in this process.
+
+`Client` blocks; `AsyncClient` has the same methods as coroutines. Both raise the errors of
+`moothall.errors`. docs/client.md has examples.
+"""
+
+from moothall.client.asynchronous import AsyncClient
+from moothall.client.blocking import Client
+from moothall.client.types import Story, StoryMove, StorySummary, Update
+from moothall.domain.event import EventType
+from moothall.domain.evidence import EvidenceLevel
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "DeliberationStatus",
+    "EventType",
+    "EvidenceLevel",
+    "Outcome",
+    "Result",
+    "Story",
+    "StoryMove",
+    "StorySummary",
+    "Update",
+]

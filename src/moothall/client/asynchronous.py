@@ -1,0 +1,364 @@
+"""The asynchronous client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from moothall.api.remote import open_channel
+from moothall.client.calls import Calls
+from moothall.client.types import Story, StoryMove, StorySummary, Update
+from moothall.domain.budget import Budget
+from moothall.domain.codec import load
+from moothall.domain.event import EventType
+from moothall.domain.ids import new_task_id
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
+from moothall.errors import ConfigurationError, InvalidRequest, Temporary
+
+if TYPE_CHECKING:  # imported by a client that starts a server
+    from moothall.app.embedded import Embedded
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 5.0
+
+
+class AsyncClient:
+    """A client for a server, or for a server in this process (`AsyncClient.local`).
+
+    It is a context manager; connections close at its end. Methods raise the errors of
+    `moothall.errors`, which mirror the server's codes. Calls that are safe to repeat are repeated
+    while the server cannot be reached.
+    """
+
+    def __init__(
+        self,
+        server: str = "",
+        *,
+        token: str = "",
+        ca: Path | None = None,
+        call_seconds: float = 30.0,
+        retries: int = 5,
+    ) -> None:
+        """Name a server. Nothing is opened before the client is entered.
+
+        server: HOST:PORT, in plain text on loopback, otherwise over TLS; empty: grpc.host and
+        grpc.port of the settings, 127.0.0.1:50055 by default.
+        token: the caller's token; empty: grpc.token of the settings, or the token that `moothall
+        serve` made on this machine.
+        ca: a PEM file of the authority that signed the server's certificate, unless this machine
+        trusts it.
+        call_seconds: the time limit of one call that does not wait for a deliberation.
+        retries: how often a call is repeated if the server cannot be reached or is overloaded.
+        """
+        self._server = server
+        self._token = token
+        self._ca = ca
+        self._call_seconds = call_seconds
+        self._retries = retries
+        self._overrides: Mapping[str, Any] | None = None
+        self._embedded: Embedded | None = None
+        self._stack = AsyncExitStack()
+        self._api: Calls | None = None
+
+    @classmethod
+    def local(
+        cls,
+        *,
+        base_url: str = "",
+        model: str = "",
+        api_key: str = "",
+        data_dir: Path | str = "",
+        retries: int = 5,
+        **settings: Any,
+    ) -> Self:
+        """Return a client with a server of its own in this process.
+
+        If a process serves the data directory already, the client connects to it instead.
+
+        base_url: the URL of an OpenAI-compatible server, such as http://localhost:8000/v1; without
+        one, the small local model answers.
+        model: the model's name there.
+        data_dir: where tasks are kept; the setting `data_dir` by default.
+        settings: further settings by section, such as `limits={"deliberation_seconds": 600}`.
+        """
+        llm = {"base_url": base_url, "model": model, "api_key": api_key}
+        given = {name: value for name, value in llm.items() if value}
+        overrides: dict[str, Any] = dict(settings)
+        if given:
+            overrides["llm"] = {**given, **dict(overrides.get("llm") or {})}
+        if data_dir:
+            overrides["data_dir"] = Path(data_dir)
+        client = cls(retries=retries)
+        client._overrides = overrides
+        return client
+
+    async def __aenter__(self) -> Self:
+        """Connect, or start the server in this process."""
+        try:
+            server, token = (
+                await asyncio.to_thread(_find_server, self._server, self._token)
+                if self._overrides is None
+                else await self._start(self._overrides)
+            )
+            channel = await self._stack.enter_async_context(await open_channel(server, self._ca))
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        self._api = Calls(channel, token, self._call_seconds)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the connection, and the server of this process."""
+        self._api = None
+        await self._stack.__aexit__(kind, error, traceback)
+
+    async def _start(self, overrides: Mapping[str, Any]) -> tuple[str, str]:
+        from moothall.app.embedded import open_embedded
+
+        self._embedded = await self._stack.enter_async_context(open_embedded(overrides))
+        return self._embedded.address, self._embedded.token
+
+    # ---- deliberations
+
+    async def deliberate(
+        self,
+        task: str,
+        *,
+        repository: str | Path = "",
+        on_update: Callable[[Update], None] | None = None,
+        **options: Any,
+    ) -> Outcome:
+        """Submit a task and wait for its outcome. `options` are those of `submit`.
+
+        If the wait is cancelled, the deliberation is cancelled too.
+        """
+        task_id = str(options.pop("task_id", "")) or new_task_id()
+        await self.submit(task, repository=repository, task_id=task_id, **options)
+        try:
+            return await self.wait(task_id, on_update=on_update)
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):
+                await asyncio.shield(self.cancel(task_id, "the caller went away"))
+            raise
+
+    async def submit(
+        self,
+        task: str,
+        *,
+        repository: str | Path = "",
+        ref: str = "",
+        role: str = "dev",
+        agents: int = 0,
+        protocol: str = "",
+        rounds: int | None = None,
+        requirements: Sequence[str] = (),
+        rubric: str = "",
+        hidden_tests: Mapping[str, str] | None = None,
+        seconds: int = 0,
+        turns: int = 0,
+        budget_tokens: int = 0,
+        budget_usd: float = 0.0,
+        adaptive: bool = False,
+        follows: str = "",
+        task_id: str = "",
+    ) -> str:
+        """Submit a task and return its id. The same id with the same request is the same task.
+
+        repository: a path, a URL, or the id of a registered repository; empty: the server's
+        default, else the task is about text. A server of another process accepts a path if it was
+        registered there (`moothall repo add`).
+        ref: a branch, tag or commit of it; empty: its HEAD.
+        agents, protocol, rounds, seconds, turns: 0, None and '' mean the server's default.
+        hidden_tests: tests that no seat sees, by path; they run on every candidate.
+        budget_tokens, budget_usd: limits for the whole council; 0: the server's.
+        follows: a task whose conversation this one continues.
+        """
+        request = DeliberationRequest(
+            description=task,
+            role=role,
+            constraints=Constraints(
+                rubric, tuple(requirements), max_iterations=turns, timeout_seconds=seconds
+            ),
+            rounds=rounds,
+            num_agents=agents,
+            task_id=task_id or new_task_id(),
+            repository=await self._find_repository(str(repository), ref),
+            protocol=protocol,
+            budget=Budget(tokens=budget_tokens, cost_usd=budget_usd),
+            adaptive=adaptive,
+            follows=follows,
+            hidden_tests=dict(hidden_tests or {}),
+        )
+        return await self._repeat(lambda: self._connected.submit(request))
+
+    async def watch(self, task_id: str, *, after_seq: int = 0) -> AsyncGenerator[Update, None]:
+        """Yield a task's events until it has ended. A lost connection is opened again after the
+        last event, so that none is missed and none comes twice.
+        """
+        last_seq, failures = after_seq, 0
+        while True:
+            try:
+                async with aclosing(self._connected.watch(task_id, last_seq)) as updates:
+                    async for update in updates:
+                        last_seq, failures = update.seq, 0
+                        yield update
+            except Temporary as error:
+                failures += 1
+                if failures > self._retries:
+                    raise
+                await asyncio.sleep(_pause(error, failures))
+            else:
+                return
+
+    async def wait(
+        self, task_id: str, *, on_update: Callable[[Update], None] | None = None
+    ) -> Outcome:
+        """Wait until a task has ended and return its outcome. `on_update` receives its events."""
+        async with aclosing(self.watch(task_id)) as updates:
+            async for update in updates:
+                if on_update is not None:
+                    on_update(update)
+                if update.type is EventType.DELIBERATION_DECIDED:
+                    return load(Outcome, update.data)
+        return Outcome(task_id, await self.status(task_id))
+
+    async def status(self, task_id: str) -> DeliberationStatus:
+        """Return how a task stands. Raises `NotFound`."""
+        return await self._repeat(lambda: self._connected.status(task_id))
+
+    async def result(self, task_id: str) -> Outcome:
+        """Return a task's outcome; while it runs, only its id and status. Raises `NotFound`."""
+        status = await self.status(task_id)
+        return await self.wait(task_id) if status.ended else Outcome(task_id, status)
+
+    async def cancel(self, task_id: str, reason: str = "") -> DeliberationStatus:
+        """Cancel a task and return its status. Its work stops within a second."""
+        return await self._repeat(lambda: self._connected.cancel(task_id, reason))
+
+    async def steer(self, task_id: str, message: str) -> None:
+        """Send a message to the seats of a running task; they get it at their next turn."""
+        request_id = new_task_id()
+        await self._repeat(lambda: self._connected.steer(task_id, message, request_id))
+
+    async def pause(self, task_id: str) -> bool:
+        """Let a task wait before its next turns. Return whether it was not paused already."""
+        return await self._repeat(lambda: self._connected.pause(task_id))
+
+    async def resume(self, task_id: str) -> bool:
+        """Let a paused task go on. Return whether it was paused."""
+        return await self._repeat(lambda: self._connected.resume(task_id))
+
+    # ---- stories
+
+    async def create_story(
+        self,
+        title: str,
+        *,
+        brief: str = "",
+        criteria: Sequence[str] = (),
+        repository: str = "",
+        rigor: str = "",
+    ) -> StorySummary:
+        """Put a story on the board. `repository` is the id of a registered one. It is not repeated
+        if the server cannot be reached, since the story may have been created.
+        """
+        story_id = await self._connected.create_story(title, brief, criteria, repository, rigor)
+        return (await self.story(story_id)).summary
+
+    async def stories(self) -> tuple[StorySummary, ...]:
+        """Return the stories of the caller's tenant."""
+        return await self._repeat(self._connected.list_stories)
+
+    async def story(self, story_id: str) -> Story:
+        """Return a story. Raises `NotFound`."""
+        return await self._repeat(lambda: self._connected.read_story(story_id))
+
+    async def move_story(self, story_id: str, event: str, *, comment: str = "") -> StoryMove:
+        """Move a story by an event of the life cycle, such as `refine` or `submit`. If evidence is
+        missing, the story does not move, and the result says what is missing.
+        """
+        return await self._connected.move_story(story_id, event, comment)
+
+    async def comment_story(self, story_id: str, comment: str) -> None:
+        """Comment on a story."""
+        request_id = new_task_id()
+        await self._repeat(lambda: self._connected.comment_story(story_id, comment, request_id))
+
+    # ---- connection
+
+    async def _find_repository(self, name: str, ref: str) -> RepositoryRef | None:
+        """Return the repository of a name. A path is registered at an embedded server; at another
+        one its operator registers it.
+        """
+        if not name:
+            if ref:
+                raise InvalidRequest(f"ref {ref[:80]!r} needs a repository")
+            return None
+        path = await asyncio.to_thread(_find_folder, name)
+        if path is None:
+            return RepositoryRef.from_name(name, ref)
+        if self._embedded is not None:
+            return await self._embedded.register(path, ref)
+        return RepositoryRef(url=str(path), ref=ref)
+
+    @property
+    def _connected(self) -> Calls:
+        if self._api is None:
+            raise InvalidRequest("the client is not open: use it as a context manager, `with`")
+        return self._api
+
+    async def _repeat(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call, and repeat it while the server cannot be reached."""
+        failures = 0
+        while True:
+            try:
+                return await call()
+            except Temporary as error:
+                failures += 1
+                if failures > self._retries:
+                    raise
+                await asyncio.sleep(_pause(error, failures))
+
+
+def _pause(error: Temporary, failures: int) -> float:
+    doubled: float = min(_FIRST_PAUSE_SECONDS * 2 ** (failures - 1), _MAX_PAUSE_SECONDS)
+    return max(doubled, error.retry_after or 0.0)
+
+
+def _find_folder(name: str) -> Path | None:
+    """Return the absolute path of a folder; None if the name is a URL or an id."""
+    path = Path(name).expanduser()
+    return path.resolve() if "://" not in name and path.is_dir() else None
+
+
+def _find_server(server: str, token: str) -> tuple[str, str]:
+    """Return the address and the token; an empty one is that of the settings."""
+    if server and token:
+        return server, token
+    from moothall.settings import load_settings
+
+    settings = load_settings()
+    server = server or f"{settings.grpc.host}:{settings.grpc.port}"
+    if not token and settings.grpc.token is not None:
+        token = settings.grpc.token.get_secret_value()
+    if token:
+        return server, token
+    path = settings.data_dir / "token"
+    try:
+        return server, path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"the client has no token: name one, or set grpc.token; {path} cannot be read"
+        ) from error

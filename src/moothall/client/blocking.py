@@ -1,0 +1,238 @@
+"""The blocking client: the asynchronous one on an event loop of its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from moothall.client.asynchronous import AsyncClient
+from moothall.client.types import Story, StoryMove, StorySummary, Update
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.errors import InvalidRequest
+
+T = TypeVar("T")
+
+
+class Client:
+    """A client for a server, or for a server in this process (`Client.local`).
+
+    It is a context manager. Its methods are those of `AsyncClient`, and may be called from several
+    threads at a time.
+    """
+
+    def __init__(
+        self,
+        server: str = "",
+        *,
+        token: str = "",
+        ca: Path | None = None,
+        call_seconds: float = 30.0,
+        retries: int = 5,
+    ) -> None:
+        """Name a server, as in `AsyncClient`."""
+        self._client = AsyncClient(
+            server, token=token, ca=ca, call_seconds=call_seconds, retries=retries
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def local(
+        cls,
+        *,
+        base_url: str = "",
+        model: str = "",
+        api_key: str = "",
+        data_dir: Path | str = "",
+        retries: int = 5,
+        **settings: Any,
+    ) -> Self:
+        """Return a client with a server of its own in this process, as `AsyncClient.local` does."""
+        client = cls()
+        client._client = AsyncClient.local(
+            base_url=base_url,
+            model=model,
+            api_key=api_key,
+            data_dir=data_dir,
+            retries=retries,
+            **settings,
+        )
+        return client
+
+    def __enter__(self) -> Self:
+        """Connect, or start the server in this process."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="moothall client", daemon=True
+        )
+        self._thread.start()
+        try:
+            self._run(self._client.__aenter__())
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the connection, and the server of this process."""
+        try:
+            self._run(self._client.__aexit__(kind, error, traceback))
+        finally:
+            self._stop()
+
+    def deliberate(
+        self,
+        task: str,
+        *,
+        repository: str | Path = "",
+        on_update: Callable[[Update], None] | None = None,
+        **options: Any,
+    ) -> Outcome:
+        """Submit a task and wait for its outcome. `options` are those of `submit`. `on_update` is
+        called on the client's thread. An interrupt (Ctrl-C) cancels the deliberation.
+        """
+        return self._run(
+            self._client.deliberate(task, repository=repository, on_update=on_update, **options)
+        )
+
+    def submit(
+        self,
+        task: str,
+        *,
+        repository: str | Path = "",
+        ref: str = "",
+        role: str = "dev",
+        agents: int = 0,
+        protocol: str = "",
+        rounds: int | None = None,
+        requirements: Sequence[str] = (),
+        rubric: str = "",
+        hidden_tests: Mapping[str, str] | None = None,
+        seconds: int = 0,
+        turns: int = 0,
+        budget_tokens: int = 0,
+        budget_usd: float = 0.0,
+        adaptive: bool = False,
+        follows: str = "",
+        task_id: str = "",
+    ) -> str:
+        """Submit a task and return its id, as `AsyncClient.submit` does."""
+        return self._run(
+            self._client.submit(
+                task,
+                repository=repository,
+                ref=ref,
+                role=role,
+                agents=agents,
+                protocol=protocol,
+                rounds=rounds,
+                requirements=requirements,
+                rubric=rubric,
+                hidden_tests=hidden_tests,
+                seconds=seconds,
+                turns=turns,
+                budget_tokens=budget_tokens,
+                budget_usd=budget_usd,
+                adaptive=adaptive,
+                follows=follows,
+                task_id=task_id,
+            )
+        )
+
+    def watch(self, task_id: str, *, after_seq: int = 0) -> Iterator[Update]:
+        """Yield a task's events until it has ended."""
+        updates = self._client.watch(task_id, after_seq=after_seq)
+        try:
+            while (update := self._run(anext(updates, None))) is not None:
+                yield update
+        finally:
+            self._run(updates.aclose())
+
+    def wait(self, task_id: str, *, on_update: Callable[[Update], None] | None = None) -> Outcome:
+        """Wait until a task has ended and return its outcome."""
+        return self._run(self._client.wait(task_id, on_update=on_update))
+
+    def status(self, task_id: str) -> DeliberationStatus:
+        """Return how a task stands. Raises `NotFound`."""
+        return self._run(self._client.status(task_id))
+
+    def result(self, task_id: str) -> Outcome:
+        """Return a task's outcome; while it runs, only its id and status. Raises `NotFound`."""
+        return self._run(self._client.result(task_id))
+
+    def cancel(self, task_id: str, reason: str = "") -> DeliberationStatus:
+        """Cancel a task and return its status. Its work stops within a second."""
+        return self._run(self._client.cancel(task_id, reason))
+
+    def steer(self, task_id: str, message: str) -> None:
+        """Send a message to the seats of a running task; they get it at their next turn."""
+        self._run(self._client.steer(task_id, message))
+
+    def pause(self, task_id: str) -> bool:
+        """Let a task wait before its next turns. Return whether it was not paused already."""
+        return self._run(self._client.pause(task_id))
+
+    def resume(self, task_id: str) -> bool:
+        """Let a paused task go on. Return whether it was paused."""
+        return self._run(self._client.resume(task_id))
+
+    def create_story(
+        self,
+        title: str,
+        *,
+        brief: str = "",
+        criteria: Sequence[str] = (),
+        repository: str = "",
+        rigor: str = "",
+    ) -> StorySummary:
+        """Put a story on the board."""
+        return self._run(
+            self._client.create_story(
+                title, brief=brief, criteria=criteria, repository=repository, rigor=rigor
+            )
+        )
+
+    def stories(self) -> tuple[StorySummary, ...]:
+        """Return the stories of the caller's tenant."""
+        return self._run(self._client.stories())
+
+    def story(self, story_id: str) -> Story:
+        """Return a story. Raises `NotFound`."""
+        return self._run(self._client.story(story_id))
+
+    def move_story(self, story_id: str, event: str, *, comment: str = "") -> StoryMove:
+        """Move a story by an event of the life cycle, such as `refine` or `submit`."""
+        return self._run(self._client.move_story(story_id, event, comment=comment))
+
+    def comment_story(self, story_id: str, comment: str) -> None:
+        """Comment on a story."""
+        self._run(self._client.comment_story(story_id, comment))
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the client's thread. If the caller is interrupted, it is cancelled."""
+        if self._loop is None:
+            coroutine.close()
+            raise InvalidRequest("the client is not open: use it as a context manager, `with`")
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _stop(self) -> None:
+        if self._loop is None or self._thread is None:
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._loop = self._thread = None

@@ -1,0 +1,266 @@
+"""The Python client: against the shared `moothall serve`, and with a server in the test's own
+process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from command import QUICK, Command, git, scripted, turn
+from moothall import AsyncClient, Client
+from moothall.client import DeliberationStatus, EventType, EvidenceLevel
+from moothall.errors import (
+    AlreadyExists,
+    ConfigurationError,
+    InvalidRequest,
+    NotFound,
+    Refused,
+    Temporary,
+)
+from moothall.testing.model import scripted_model
+from support.servers import free_port
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+
+DOCS = Path(__file__).parents[2] / "docs" / "client.md"
+TASK = "Add hello_world() function to src/utils.py"
+SOLVED = '\n\ndef hello_world():\n    return "Hello, World!"\n'
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def registered(command: Command, repo: Path) -> Path:
+    """A repository that the server's operator has registered."""
+    added = await command("repo", "add", str(repo))
+    assert added.code == 0, added.err
+    return repo
+
+
+@pytest.fixture
+def token(command: Command) -> str:
+    return (command.data_dir / "token").read_text(encoding="utf-8").strip()
+
+
+async def test_a_deliberation_from_submission_to_its_branch(
+    command: Command, registered: Path, token: str
+) -> None:
+    steps: list[str] = []
+    async with AsyncClient(command.served_at, token=token) as client:
+        outcome = await client.deliberate(
+            TASK,
+            repository=registered,
+            agents=2,
+            on_update=lambda update: steps.append(update.step),
+        )
+        again = await client.result(outcome.task_id)
+        updates = [update async for update in client.watch(outcome.task_id)]
+        rest = [
+            update.seq async for update in client.watch(outcome.task_id, after_seq=updates[-2].seq)
+        ]
+    assert (outcome.status, outcome.level) == (
+        DeliberationStatus.COMPLETED,
+        EvidenceLevel.PROVEN,
+    )
+    assert "hello_world" in git(registered, "show", f"{outcome.branch}:src/utils.py")
+    assert "hello_world" in outcome.diff
+    assert len(outcome.results) == 2
+    assert steps[-1]
+    assert again == outcome
+    assert [update.seq for update in updates] == sorted({update.seq for update in updates})
+    assert updates[-1].type is EventType.DELIBERATION_DECIDED
+    assert (updates[-1].status, updates[-1].progress_percent) == ("COMPLETED", 100)
+    assert rest == [updates[-1].seq]
+
+
+async def test_a_running_task_is_steered_paused_and_cancelled(
+    command: Command, registered: Path, token: str
+) -> None:
+    async with AsyncClient(command.served_at, token=token) as client:
+        task_id = await client.submit(f"HANG: {TASK}", repository=registered, agents=1)
+        assert (await client.result(task_id)).status in {
+            DeliberationStatus.PENDING,
+            DeliberationStatus.IN_PROGRESS,
+        }
+        async for update in client.watch(task_id):
+            if update.type is EventType.DELIBERATION_STARTED:
+                break
+        await client.steer(task_id, "keep it short")
+        assert await client.pause(task_id)
+        assert not await client.pause(task_id)
+        assert await client.resume(task_id)
+        assert await client.cancel(task_id, "enough") is DeliberationStatus.CANCELLED
+        assert (await client.wait(task_id)).status is DeliberationStatus.CANCELLED
+        with pytest.raises(InvalidRequest, match="ended"):
+            await client.steer(task_id, "too late")
+
+
+async def test_an_abandoned_wait_cancels_its_task(
+    command: Command, registered: Path, token: str
+) -> None:
+    async with AsyncClient(command.served_at, token=token) as client:
+        waiting = asyncio.ensure_future(
+            client.deliberate(
+                f"HANG: {TASK}",
+                repository=registered,
+                agents=1,
+                task_id="abandoned-1",
+            )
+        )
+        while True:
+            try:
+                await client.status("abandoned-1")
+                break
+            except NotFound:
+                await asyncio.sleep(0.1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (await client.wait("abandoned-1")).status is DeliberationStatus.CANCELLED
+
+
+async def test_errors_are_those_of_the_server(
+    command: Command, registered: Path, token: str
+) -> None:
+    async with AsyncClient(command.served_at, token=token, retries=0) as client:
+        with pytest.raises(NotFound, match="no-such-task"):
+            await client.result("no-such-task")
+        with pytest.raises(InvalidRequest, match="unknown role 'boss'"):
+            await client.submit(TASK, repository=registered, role="boss")
+        with pytest.raises(InvalidRequest, match="needs a repository"):
+            await client.submit(TASK, ref="main")
+        task_id = await client.submit("HAIKU", task_id="haiku-of-the-client")
+        assert await client.submit("HAIKU", task_id=task_id) == task_id
+        with pytest.raises(AlreadyExists):
+            await client.submit("Another HAIKU", task_id=task_id)
+        assert (await client.wait(task_id)).results[0].content.startswith("An old silent pond")
+    async with AsyncClient(command.served_at, token="wrong", retries=0) as client:
+        with pytest.raises(Refused) as refused:
+            await client.status("any")
+    assert refused.value.code == "UNAUTHENTICATED"
+    async with AsyncClient(f"127.0.0.1:{free_port()}", token=token, retries=1) as client:
+        with pytest.raises(Temporary, match="cannot be reached"):
+            await client.status("any")
+    with pytest.raises(ConfigurationError, match="is not the HOST:PORT"):
+        async with AsyncClient("nonsense", token=token):
+            pass
+    with pytest.raises(InvalidRequest, match="context manager"):
+        await AsyncClient(token=token).status("any")
+
+
+async def test_stories_with_the_blocking_client(command: Command, token: str) -> None:
+    def use() -> None:
+        with Client(command.served_at, token=token) as client:
+            created = client.create_story(
+                "Greet the world", brief="A greeting", criteria=["it says hello"]
+            )
+            assert created.story_id in {story.story_id for story in client.stories()}
+            story = client.story(created.story_id)
+            assert (story.summary.title, story.criteria) == ("Greet the world", ("it says hello",))
+            assert (story.task_ids, story.checked) == ((), False)
+            client.comment_story(created.story_id, "soon, please")
+            move = client.move_story(created.story_id, "refine")
+            assert (move.story_id, move.blocked) == (created.story_id, False)
+            assert client.story(created.story_id).summary.state == move.state != created.state
+            with pytest.raises(NotFound):
+                client.story("no-such-story")
+        with pytest.raises(InvalidRequest, match="context manager"):
+            client.stories()
+
+    await asyncio.to_thread(use)
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Settings of nobody but the test, and an empty data directory."""
+    for name, value in QUICK.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "data"
+
+
+EXAMPLES = re.findall(r"(?ms)^```python\n(.*?)^```", DOCS.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+async def test_an_example_of_the_docs_runs(
+    command: Command, registered: Path, environment: Path, tmp_path: Path, number: int
+) -> None:
+    """Each in a process of its own, with the settings of the server's machine; the local one with
+    an empty data directory, in a folder with a repository.
+    """
+    example = EXAMPLES[number]
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "repo").symlink_to(registered)
+    (entry,) = [
+        item
+        for item in (await command("repo", "list", "--json")).document
+        if str(registered) in json.dumps(item)
+    ]
+    script = folder / "example.py"
+    script.write_text(
+        example.replace("http://localhost:8000/v1", command.model_url)
+        .replace("qwen3-coder", "scripted")
+        .replace('"sample"', json.dumps(entry["id"])),
+        encoding="utf-8",
+    )
+    variables = command.environment() | (
+        QUICK | {"MOOTHALL_DATA_DIR": str(environment)}
+        if "local(" in example
+        else {"MOOTHALL_GRPC__PORT": command.served_at.rpartition(":")[2]}
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        script,
+        cwd=folder,
+        env=variables,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert (process.returncode, err.decode()) == (0, ""), err.decode()
+    assert out.decode().strip()
+    if "outcome.level" in example:
+        assert "proven" in out.decode()
+
+
+async def test_a_server_in_this_process(environment: Path, repo: Path) -> None:
+    def propose(_body: object, _headers: object) -> str:
+        return turn("files.append", path="src/utils.py", content=SOLVED)
+
+    async with scripted_model(scripted(propose)) as model:
+        local = AsyncClient.local(
+            base_url=model.base_url, model="scripted", data_dir=environment, ray={"mode": "process"}
+        )
+        async with local as client:
+            outcome = await client.deliberate(TASK, repository=repo, agents=1)
+            # A second client on the same data directory uses the same server.
+            second = AsyncClient.local(
+                base_url=model.base_url,
+                model="scripted",
+                data_dir=environment,
+                ray={"mode": "process"},
+            )
+            async with second as other:
+                assert await other.result(outcome.task_id) == outcome
+            with pytest.raises(ConfigurationError, match=r"with other settings: .*llm\.model"):
+                async with AsyncClient.local(
+                    base_url=model.base_url, model="another", data_dir=environment
+                ):
+                    pass
+        assert outcome.level is EvidenceLevel.PROVEN
+        assert "hello_world" in git(repo, "show", f"{outcome.branch}:src/utils.py")
+
+        def ask_again() -> str:
+            with Client.local(
+                base_url=model.base_url, model="scripted", data_dir=environment
+            ) as client:
+                return client.result(outcome.task_id).branch
+
+        assert await asyncio.to_thread(ask_again) == outcome.branch, "tasks are kept on disk"
