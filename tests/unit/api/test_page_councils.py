@@ -23,6 +23,7 @@ from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.identity import LOCAL
+from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import LineComment
 from moothall.domain.proposal import SeatOutcome, SeatStatus
@@ -425,10 +426,10 @@ async def test_a_story_says_what_became_of_its_tasks_and_draws_them(app: App) ->
 def test_tasks_are_drawn_below_what_they_build_on() -> None:
     drawn = draw(
         [
-            RoundTask(1, "a", "dev", ""),
-            RoundTask(2, "b", "dev", ""),
-            RoundTask(3, "c", "qa", "", (1, 2)),
-            RoundTask(4, "d", "qa", "", (1, 3, 9)),
+            RoundTask(1, TaskId("a"), "dev", ""),
+            RoundTask(2, TaskId("b"), "dev", ""),
+            RoundTask(3, TaskId("c"), "qa", "", (1, 2)),
+            RoundTask(4, TaskId("d"), "qa", "", (1, 3, 9)),
         ]
     )
     rows = [box.y for box in drawn.boxes]
