@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sys import maxsize
 
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_task_id
+from moothall.domain.ids import TaskId, check_task_id
 from moothall.domain.outcome import Outcome, Result
 from moothall.domain.plan import LineComment
 from moothall.errors import InvalidRequest, Refused
@@ -88,7 +88,7 @@ async def remark_on(
     board: Board, outcome: Outcome, line: DiffLine, text: str, who: Principal, *, key: str
 ) -> None:
     """Comment on a line in a diff of this outcome. Raises `NotFound`, `InvalidRequest`."""
-    on = LineComment(outcome.task_id, line.path, line.number, line.text, "")
+    on = LineComment(TaskId(outcome.task_id), line.path, line.number, line.text, "")
     await board.comment(outcome.story_id, text, who, key=key, line_comment=on)
 
 

@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moothall.domain.codec import wrong
-from moothall.domain.ids import digest, read_role
+from moothall.domain.ids import TaskId, digest, read_role
 from moothall.domain.plan import AtomicTask, Story
 from moothall.domain.task import Constraints
 from moothall.errors import InvalidRequest
@@ -187,5 +187,5 @@ def _sort_by_dependencies(by_id: Mapping[str, Outline]) -> Sequence[str]:
         ) from error
 
 
-def _task_id(tenant: str, story: Story, plan_id: str, name: str) -> str:
-    return f"task-{digest(tenant, story.id, plan_id, 'architects', name)[:16]}"
+def _task_id(tenant: str, story: Story, plan_id: str, name: str) -> TaskId:
+    return TaskId(f"task-{digest(tenant, story.id, plan_id, 'architects', name)[:16]}")

@@ -267,7 +267,9 @@ async def test_something_is_said_of_a_line_which_the_diff_names(app: App) -> Non
     assert (said.status, said.headers["Location"]) == (303, f"/councils/{TASK}#line-1.5")
     (card,) = await app.browser.dependencies.board.cards(LOCAL)
     assert card.remarks == (
-        LineComment(TASK, "u.py", 2, f"+{HOSTILE}", f"Say it in French. {HOSTILE}", LOCAL.name),
+        LineComment(
+            TaskId(TASK), "u.py", 2, f"+{HOSTILE}", f"Say it in French. {HOSTILE}", LOCAL.name
+        ),
     )
     assert f"Say it in French. {SHOWN}" in await app.shown()
     assert "u.py, line 2" in (await app.browser.get(f"/stories/{story_id}")).text
