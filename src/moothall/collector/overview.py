@@ -243,7 +243,7 @@ def _with_request(view: TaskView, d: Deliberation, time: str) -> TaskView:
         principal=d.principal,
         requested=time,
         follows=own_id(d.follows, d.tenant),
-        forked=own_id(d.fork.task_id, d.tenant) if d.fork else "",
+        forked=own_id(d.fork.task_id, d.tenant) if d.fork else TaskId(""),
         agent=d.agent.name if d.agent else "",
     )
 

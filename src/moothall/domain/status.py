@@ -75,7 +75,7 @@ class TaskView:
     ended: str = ""
     duration_ms: int = 0
     follows: TaskId = TaskId("")
-    forked: str = ""
+    forked: TaskId = TaskId("")
     agent: str = ""
     paused: bool = False
     evidence_level: str = ""

@@ -49,7 +49,7 @@ async def create_fork(
         )
     source = load(Deliberation, request.event.data)
     events = [recorded.event async for recorded in log.replay(deliberation_topics(task_key))]
-    beginning = _create_beginning(source, events, fork, who, defaults.tools())
+    beginning = _create_beginning(source, events, fork, defaults.tools())
     seconds = (
         source.constraints.timeout_seconds
         or source.budget.seconds
@@ -73,10 +73,9 @@ def _create_beginning(
     source: Deliberation,
     events: Sequence[Event],
     fork: Fork,
-    who: Principal,
     tools: Mapping[str, ToolSpec],
 ) -> Beginning:
-    name = own_id(source.task_id, who.tenant)
+    name = source.own_id
     seat = _find_seat(source, events, fork.seat, name)
     turns = {
         _step_of(event.data): event.data

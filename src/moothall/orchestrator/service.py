@@ -355,8 +355,8 @@ class DeliberationService:
 
     async def result(self, task_id: TaskId, who: Principal) -> Outcome:
         """Return the current outcome."""
-        request = await self._find_request(task_id, who)
-        document = await self._bus.get(key_of(task_id, who.tenant))
+        task_key, request = await self._find_request(task_id, who)
+        document = await self._bus.get(task_key)
         if document is not None:
             return replace(load(Outcome, document), task_id=task_id)
         data = request.event.data
@@ -371,7 +371,9 @@ class DeliberationService:
     async def wait(self, task_id: TaskId, who: Principal) -> Outcome:
         """Wait for the decision and return the outcome."""
         task_key = key_of(task_id, who.tenant)
-        seq = self._request_seqs.get(task_key) or (await self._find_request(task_id, who)).seq
+        if (seq := self._request_seqs.get(task_key)) is None:
+            _, request = await self._find_request(task_id, who)
+            seq = request.seq
         # A decision never precedes its request, so following from the request finds it.
         async with aclosing(self._bus.follow((Channel.RESPONSES.of(task_key),), seq)) as events:
             async for recorded in events:
@@ -385,8 +387,7 @@ class DeliberationService:
         """Yield the events after a sequence number or position in order, each once; end after the
         decision.
         """
-        await self._find_request(task_id, who)
-        task_key = key_of(task_id, who.tenant)
+        task_key, _ = await self._find_request(task_id, who)
         decision = await find_decision(self._bus, task_key)
         if decision is not None and not decision.comes_after(after_seq):
             return
@@ -405,10 +406,8 @@ class DeliberationService:
 
     async def watch_text(self, task_id: TaskId, who: Principal) -> AsyncGenerator[Writing, None]:
         """Yield the partial replies of seats until closed."""
-        await self._find_request(task_id, who)
-        async with aclosing(
-            self._bus.signals(Channel.GROWING.of(key_of(task_id, who.tenant)))
-        ) as signals:
+        task_key, _ = await self._find_request(task_id, who)
+        async with aclosing(self._bus.signals(Channel.GROWING.of(task_key))) as signals:
             async for data in signals:
                 seat, text, answer = (data.get(name, "") for name in ("seat", "text", "answer"))
                 if (
@@ -421,8 +420,8 @@ class DeliberationService:
 
     async def steer(self, task_id: TaskId, message: str, who: Principal, *, key: str) -> None:
         """Record a message for the seats' next turns, and signal its host."""
-        await self._find_request(task_id, who)
-        task_key, message = key_of(task_id, who.tenant), message.strip()
+        task_key, _ = await self._find_request(task_id, who)
+        message = message.strip()
         if not message:
             raise InvalidRequest(
                 "the message is empty; say in a sentence what the seats should know"
@@ -448,8 +447,7 @@ class DeliberationService:
 
     async def pause(self, task_id: TaskId, who: Principal, *, paused: bool = True) -> bool:
         """Pause it from the next turn on, or resume it; return True if that changes anything."""
-        await self._find_request(task_id, who)
-        task_key = key_of(task_id, who.tenant)
+        task_key, _ = await self._find_request(task_id, who)
         event_type = EventType.DELIBERATION_PAUSED if paused else EventType.DELIBERATION_RESUMED
         if await find_decision(self._bus, task_key) is not None:
             raise InvalidRequest(
@@ -476,8 +474,7 @@ class DeliberationService:
 
     async def cancel(self, task_id: TaskId, reason: str, who: Principal) -> DeliberationStatus:
         """Stop it and return its status. An ended deliberation keeps its status."""
-        await self._find_request(task_id, who)
-        task_key = key_of(task_id, who.tenant)
+        task_key, _ = await self._find_request(task_id, who)
         decision = await find_decision(self._bus, task_key)
         if decision is not None:
             return load(Outcome, decision.event.data).status
@@ -495,11 +492,15 @@ class DeliberationService:
         )
         return DeliberationStatus.CANCELLED
 
-    async def _find_request(self, task_id: TaskId, who: Principal) -> Recorded:
-        request = await find_request(self._bus, key_of(task_id, who.tenant))
+    async def _find_request(self, task_id: TaskId, who: Principal) -> tuple[TaskKey, Recorded]:
+        """Return the key and the request of a task. Raises `NotFound`, also for another tenant's
+        task.
+        """
+        task_key = key_of(task_id, who.tenant)
+        request = await find_request(self._bus, task_key)
         if request is None or request.event.tenant != who.tenant:
             raise NotFound(f"no deliberation {task_id!r}")
-        return request
+        return task_key, request
 
 
 def _steering_event(
