@@ -23,6 +23,7 @@ from moothall.config import Settings
 from moothall.domain.code import CodeBlock
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.identity import LOCAL
+from moothall.domain.ids import TaskKey
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
@@ -236,7 +237,7 @@ def _seat(workspace: Workspace) -> CallContext:
     return CallContext(
         principal=LOCAL,
         tenant=LOCAL.tenant,
-        task_id="bench",
+        task_id=TaskKey("bench"),
         seat="agent-dev-001",
         role="dev",
         grant=grant_for("dev", ()),

@@ -14,6 +14,7 @@ from moothall import telemetry
 from moothall.config import TraceSettings
 from moothall.domain.causation import cause_of
 from moothall.domain.event import EventType
+from moothall.domain.ids import TaskKey
 from moothall.telemetry.metrics import BUS_PUBLISH_SECONDS, TOOL_CALLS
 
 _TIMES = 50_000
@@ -44,7 +45,8 @@ async def _main() -> None:
     _measure("a counter", lambda: TOOL_CALLS.add("files.read", "success"))
     _measure("a histogram, timed", _timed)
     _measure(
-        "a cause", lambda: cause_of(EventType.SEAT_TURN, "task-1", "agent-dev-001/propose/0.1", {})
+        "a cause",
+        lambda: cause_of(EventType.SEAT_TURN, TaskKey("task-1"), "agent-dev-001/propose/0.1", {}),
     )
     try:
         from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter

@@ -19,6 +19,7 @@ from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.event import Event, Recorded
 from moothall.domain.evidence import CheckRun
 from moothall.domain.identity import Principal
+from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.repository import Base, MergeResult, Patch, Prepared
 from moothall.domain.task import Deliberation, DeliberationRequest, RepositoryRef
@@ -413,12 +414,14 @@ branch, message, tenant.
 
 
 class Deliberations(Protocol):
-    """The deliberation service, called by the CLI and the gRPC services."""
+    """The deliberation service, called by the CLI and the gRPC services. Task ids are those of the
+    caller's tenant, also in outcomes and events.
+    """
 
     async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
         """Check a request, fill in defaults, pin the base commit, then record and enqueue it. The
         same task_id with the same request is the same deliberation. Raises `AlreadyExists` for the
-        same task_id with another request.
+        same task_id with another request. The returned deliberation has the key of the task.
         """
         ...
 
@@ -433,40 +436,42 @@ class Deliberations(Protocol):
         """
         ...
 
-    async def result(self, task_id: str, who: Principal) -> Outcome:
+    async def result(self, task_id: TaskId, who: Principal) -> Outcome:
         """Return the current outcome: PENDING, IN_PROGRESS or a final status. Raises `NotFound`,
         also for another tenant's task.
         """
         ...
 
-    async def wait(self, task_id: str, who: Principal) -> Outcome:
+    async def wait(self, task_id: TaskId, who: Principal) -> Outcome:
         """Wait for the final outcome; the deliberation's deadline limits the wait."""
         ...
 
-    def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:
+    def watch(
+        self, task_id: TaskId, after_seq: int, who: Principal
+    ) -> AsyncGenerator[Recorded, None]:
         """Yield the events after a seq or `Recorded.position` in log order, each once. Ends after
         the decision.
         """
         ...
 
-    def watch_text(self, task_id: str, who: Principal) -> AsyncGenerator[Writing, None]:
+    def watch_text(self, task_id: TaskId, who: Principal) -> AsyncGenerator[Writing, None]:
         """Yield the partial replies of seats until closed. Raises `NotFound`, also for another
         tenant's task.
         """
         ...
 
-    async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
+    async def cancel(self, task_id: TaskId, reason: str, who: Principal) -> DeliberationStatus:
         """Cancel a deliberation; its model calls, tools and workspaces stop within a second."""
         ...
 
-    async def pause(self, task_id: str, who: Principal, *, paused: bool = True) -> bool:
+    async def pause(self, task_id: TaskId, who: Principal, *, paused: bool = True) -> bool:
         """Pause a deliberation before the next turn, or resume it; return whether its state
         changed. The deadline moves by the length of the pause. Raises `InvalidRequest` if it has
         ended, and `NotFound`, also for another tenant's task.
         """
         ...
 
-    async def steer(self, task_id: str, message: str, who: Principal, *, key: str) -> None:
+    async def steer(self, task_id: TaskId, message: str, who: Principal, *, key: str) -> None:
         """Send a message to the seats, which receive it at their next turn. `key` identifies the
         request. Raises `InvalidRequest`, also if the deliberation has ended.
         """

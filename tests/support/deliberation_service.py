@@ -12,7 +12,7 @@ from moothall.domain.chat import Writing
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.identity import Principal
-from moothall.domain.ids import key_of, new_task_id, read_role, seat_id
+from moothall.domain.ids import TaskId, key_of, new_task_id, read_role, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.pauses import Pauses
 from moothall.domain.protocol import DEFAULT_PROTOCOL
@@ -81,7 +81,7 @@ class MemoryDeliberations:
             raise InvalidRequest(f"num_agents is {request.num_agents}; at most {MOST_SEATS}")
         if not request.description.strip():
             raise InvalidRequest("the task is empty")
-        task_id = request.task_id or new_task_id()
+        task_id = TaskId(request.task_id) or new_task_id()
         key = key_of(task_id, who.tenant)
         if key in self._kept:
             if self._kept[key].request != request:
@@ -89,7 +89,7 @@ class MemoryDeliberations:
             return self._kept[key].deliberation
         role = read_role(request.role)
         deliberation = Deliberation(
-            task_id=task_id,
+            task_id=key,
             description=request.description,
             role=role,
             protocol=DEFAULT_PROTOCOL,

@@ -13,6 +13,7 @@ from pathlib import Path
 from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
 from moothall.deliberation.judging.evaluator import Evaluator
+from moothall.domain.ids import TaskKey
 from moothall.domain.proposal import Proposal
 from moothall.domain.repository import Profile
 from moothall.domain.task import VALIDATION, Deliberation, RepositoryRef
@@ -57,7 +58,7 @@ async def _choose_one(folder: Path, program: Program, generated: Sequence[Genera
     )
     prepared = await workspaces.prepare()
     d = Deliberation(
-        task_id=program.name.replace("_", "-"),
+        task_id=TaskKey(program.name.replace("_", "-")),
         description=program.task,
         role="dev",
         protocol="vote",

@@ -17,6 +17,7 @@ from typing import Any
 from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
 from moothall.deliberation.judging.evaluator import Evaluator
+from moothall.domain.ids import TaskKey
 from moothall.domain.proposal import Proposal, RankedCandidate
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import Deliberation, RepositoryRef
@@ -64,7 +65,7 @@ class JudgedBase:
     def evaluator(self) -> Evaluator:
         """Return the evaluator for the candidates of one deliberation on this base."""
         d = Deliberation(
-            task_id="task-1",
+            task_id=TaskKey("task-1"),
             description=self.task,
             role="dev",
             protocol="vote",

@@ -25,6 +25,7 @@ from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
 from moothall.deliberation.judging.evaluator import EvaluatedProposal, Evaluator
 from moothall.domain.evidence import EvidenceLevel
+from moothall.domain.ids import TaskKey
 from moothall.domain.proposal import Proposal, RankedCandidate
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import Deliberation, RepositoryRef
@@ -370,7 +371,7 @@ class Pools:
 
     def _evaluator(self, recipe: Recipe, ref: RepositoryRef, prepared: Prepared) -> Evaluator:
         d = Deliberation(
-            task_id=f"corpus-{recipe.name}",
+            task_id=TaskKey(f"corpus-{recipe.name}"),
             description=recipe.task,
             role="dev",
             protocol="vote",

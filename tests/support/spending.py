@@ -15,6 +15,7 @@ import sys
 from moothall.authorization.story_budgets import BUCKET, BudgetReservation, StoryBudgets
 from moothall.config import BusSettings, LimitSettings
 from moothall.domain.budget import Budget, Ledger, Usage
+from moothall.domain.ids import TaskKey
 from moothall.errors import BudgetExceeded
 from moothall.events.nats.jetstream import open_bus
 
@@ -40,7 +41,7 @@ async def spend(
 async def deliberate(accounts: StoryBudgets, name: str, tokens: int) -> tuple[int, int]:
     """Make concurrent calls; return the tokens that they used, and the number of refused ones."""
     ledger, dice = Ledger(Budget()), random.Random(name)  # noqa: S311 - how much is used is no secret
-    reservation = accounts.reservation(STORY, TENANT, name, Budget(tokens=tokens))
+    reservation = accounts.reservation(STORY, TENANT, TaskKey(name), Budget(tokens=tokens))
     reserved = await asyncio.gather(
         *(spend(reservation, ledger, f"{name}/{number}", dice) for number in range(_CALLS))
     )

@@ -15,7 +15,7 @@ from moothall.domain.budget import Usage
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.evidence import Evidence, Verdict
-from moothall.domain.ids import digest
+from moothall.domain.ids import TaskKey, digest
 from moothall.domain.proposal import Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.task import Deliberation, RepositoryRef
@@ -43,7 +43,7 @@ def deliberation(
 ) -> Deliberation:
     """Return a plan with three seats and ten minutes."""
     return Deliberation(
-        task_id=task_id,
+        task_id=TaskKey(task_id),
         description="Add hello_world() function\nto src/utils.py\n\nIt greets the world.",
         role="dev",
         protocol="vote",

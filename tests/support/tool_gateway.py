@@ -22,6 +22,7 @@ from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.event import Event
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import TaskKey
 from moothall.domain.repository import Patch
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import WorkspaceFailed
@@ -151,7 +152,7 @@ class App:
         seat = CallContext(
             principal=principal,
             tenant=tenant,
-            task_id="task-1",
+            task_id=TaskKey("task-1"),
             seat=f"agent-{role}-001",
             role=role,
             grant=grant or grant_for(role, ("tests/**",)),

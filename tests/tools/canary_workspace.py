@@ -28,6 +28,7 @@ from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.rules import Rules
 from moothall.config import GuardSettings, SandboxSettings
 from moothall.domain.identity import LOCAL
+from moothall.domain.ids import TaskKey
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import PatchRefused, WorkspaceFailed
@@ -165,7 +166,7 @@ class CanaryWorkspace:
         seat = CallContext(
             LOCAL,
             LOCAL.tenant,
-            "task-1",
+            TaskKey("task-1"),
             "agent-dev-001",
             "dev",
             _ALL,

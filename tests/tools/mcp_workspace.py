@@ -17,6 +17,7 @@ from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.rules import Rules
 from moothall.config import GuardSettings, Settings
 from moothall.domain.identity import LOCAL
+from moothall.domain.ids import TaskKey
 from moothall.domain.tool import Grant, ToolCall, ToolResult
 from moothall.settings import load_settings
 from moothall.toolkits.mcp.family import McpFamily
@@ -70,7 +71,7 @@ class McpWorkspace:
         seat = CallContext(
             LOCAL,
             LOCAL.tenant,
-            "task-1",
+            TaskKey("task-1"),
             "agent-dev-001",
             "dev",
             Grant((grant,)),

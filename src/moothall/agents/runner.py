@@ -17,7 +17,7 @@ from enum import StrEnum
 
 from moothall.agents.specs import Spec, order_specs, order_tasks, tools_of
 from moothall.domain.identity import Principal
-from moothall.domain.ids import digest
+from moothall.domain.ids import TaskId, check_task_id, digest
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import (
     VALIDATION,
@@ -159,7 +159,9 @@ class AgentRun:
         except asyncio.CancelledError:
             with suppress(MoothallError, TimeoutError):
                 async with asyncio.timeout(_CANCEL_SECONDS):
-                    await self.deliberations.cancel(request.task_id, "interrupted", self.who)
+                    await self.deliberations.cancel(
+                        check_task_id(request.task_id), "interrupted", self.who
+                    )
             raise
 
     async def _merge_dependencies(self, spec: Spec) -> tuple[RepositoryRef | None, str]:
@@ -188,8 +190,8 @@ class AgentRun:
             return None, f"what it needs could not be brought together: {failure_reason(merged)}"
         return replace(self.repository, ref=merged.commit_sha), ""
 
-    def _task_id(self, name: str, part: str) -> str:
-        return f"{self.name[:20]}-{name[:20]}-{digest(self.name, name)[:8]}-{part}"
+    def _task_id(self, name: str, part: str) -> TaskId:
+        return TaskId(f"{self.name[:20]}-{name[:20]}-{digest(self.name, name)[:8]}-{part}")
 
 
 def first_line(reason: str) -> str:

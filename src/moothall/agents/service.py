@@ -23,7 +23,7 @@ from moothall.domain.budget import Budget, Usage
 from moothall.domain.chat import Writing
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import Principal
-from moothall.domain.ids import digest, is_id
+from moothall.domain.ids import TaskId, check_task_id, digest, is_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.domain.tool import Action, ToolResult, ToolStatus
@@ -247,7 +247,7 @@ class AgentTasks:
             query, self._seconds_for(query), await self._repository_for(query, who)
         )
         request = replace(request, tools=() if request.about_text else self._tools_for(query, who))
-        task_id = request.task_id
+        task_id = check_task_id(request.task_id)
         submitted = ended = False
         answer, progress, served = _PartialAnswer(), 0.0, ""
         runs: list[ToolRun] = []
@@ -346,7 +346,7 @@ class AgentTasks:
             f"{', '.join(granted[:5])}; DiscoverTools lists all"
         )
 
-    async def _cancel(self, task_id: str, who: Principal) -> None:
+    async def _cancel(self, task_id: TaskId, who: Principal) -> None:
         with suppress(MoothallError, TimeoutError):
             async with asyncio.timeout(_CANCEL_SECONDS):
                 await self._deliberations.cancel(

@@ -16,7 +16,7 @@ from moothall.api.identity import caller
 from moothall.api.tools import external_call
 from moothall.domain.budget import Budget
 from moothall.domain.event import Recorded
-from moothall.domain.ids import check_id, key_of
+from moothall.domain.ids import check_task_id
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
 from moothall.pb.kernel.v1 import kernel_pb2 as pb
@@ -54,10 +54,8 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
         token = ""
         if deliberation.base_sha is not None:
             seconds = (deliberation.deadline - datetime.now(UTC)).total_seconds()
-            token = self._tool_sessions.token(
-                who, key_of(deliberation.task_id, who.tenant), deliberation.role, seconds
-            )
-        return pb.CreateTaskResponse(task_id=deliberation.task_id, capability_token=token)
+            token = self._tool_sessions.token(who, deliberation.task_id, deliberation.role, seconds)
+        return pb.CreateTaskResponse(task_id=deliberation.own_id, capability_token=token)
 
     async def StreamTaskEvents(
         self, request: pb.StreamTaskEventsRequest, context: Any
@@ -68,7 +66,7 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
                 f"after_seq is {request.after_seq}; give the last seq that you saw, or 0 for all"
             )
         async for recorded in self._deliberations.watch(
-            check_id(request.task_id, "task_id"), request.after_seq, caller()
+            check_task_id(request.task_id), request.after_seq, caller()
         ):
             yield _event(recorded)
 
@@ -81,7 +79,7 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
                 f"execution_id has {len(request.execution_id)} characters; allowed are 1 to "
                 f"{_EXECUTION_ID_CHARS}"
             )
-        task_id = check_id(request.task_id, "task_id")
+        task_id = check_task_id(request.task_id)
         call = external_call(
             request.execution_id, request.tool, protobuf.struct_data(request.arguments, "arguments")
         )
@@ -94,7 +92,7 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
     ) -> pb.CancelTaskResponse:
         """Cancel a task and close its workspace."""
         who = caller()
-        task_id = check_id(request.task_id, "task_id")
+        task_id = check_task_id(request.task_id)
         status = await self._deliberations.cancel(
             task_id, request.reason or "cancelled by its caller", who
         )

@@ -18,7 +18,7 @@ from moothall.collector.progress import Progress, ProgressStep, apply_event
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, new_task_id
+from moothall.domain.ids import TaskId, check_task_id, new_task_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.proposal import Proposal
 from moothall.domain.status import Condition
@@ -147,9 +147,9 @@ class OrchestratorService(
         """Submit a deliberation and wait for its outcome; cancel it if the call ends early."""
         submitted = False
         try:
-            await self._deliberations.submit(deliberation_request, who)
+            deliberation = await self._deliberations.submit(deliberation_request, who)
             submitted = True
-            return await self._deliberations.wait(deliberation_request.task_id, who)
+            return await self._deliberations.wait(deliberation.own_id, who)
         except asyncio.CancelledError:
             if not self._dependencies.stopping.is_set():
                 await self._abandon(deliberation_request, who, submitted=submitted)
@@ -161,7 +161,7 @@ class OrchestratorService(
         """Submit a deliberation and return at once."""
         deliberation = await self._deliberations.submit(protobuf.read_request(request), caller())
         return pb.SubmitDeliberationResponse(
-            task_id=deliberation.task_id,
+            task_id=deliberation.own_id,
             status=protobuf.status_message(DeliberationStatus.PENDING),
             agent_count=len(deliberation.seats),
         )
@@ -170,7 +170,7 @@ class OrchestratorService(
         self, request: pb.GetDeliberationResultRequest, context: Any
     ) -> pb.GetDeliberationResultResponse:
         """Return the result so far. A planned task that waits for earlier tasks is PENDING."""
-        task_id, who = check_id(request.task_id, "task_id"), caller()
+        task_id, who = check_task_id(request.task_id), caller()
         try:
             outcome = await self._deliberations.result(task_id, who)
         except NotFound:
@@ -185,7 +185,7 @@ class OrchestratorService(
         """Submit a deliberation and stream its updates; it continues if the caller disconnects."""
         who = caller()
         deliberation = await self._deliberations.submit(protobuf.read_request(request), who)
-        async for update in self._updates(deliberation.task_id, 0, who):
+        async for update in self._updates(deliberation.own_id, 0, who):
             yield update
 
     async def WatchDeliberation(
@@ -197,7 +197,7 @@ class OrchestratorService(
                 f"after_seq is {request.after_seq}; give the last seq that you saw, or 0 for all"
             )
         async for update in self._updates(
-            check_id(request.task_id, "task_id"), request.after_seq, caller()
+            check_task_id(request.task_id), request.after_seq, caller()
         ):
             yield update
 
@@ -206,9 +206,7 @@ class OrchestratorService(
     ) -> pb.CancelDeliberationResponse:
         """Cancel a deliberation."""
         reason = request.reason or "cancelled by its caller"
-        status = await self._deliberations.cancel(
-            check_id(request.task_id, "task_id"), reason, caller()
-        )
+        status = await self._deliberations.cancel(check_task_id(request.task_id), reason, caller())
         return pb.CancelDeliberationResponse(status=protobuf.status_message(status))
 
     async def SteerDeliberation(
@@ -245,7 +243,7 @@ class OrchestratorService(
         )
 
     async def _updates(
-        self, task_id: str, after_seq: int, who: Principal
+        self, task_id: TaskId, after_seq: int, who: Principal
     ) -> AsyncIterator[pb.DeliberationUpdate]:
         progress = Progress()
         # Read from the beginning: progress is computed from all events, including those that the
@@ -266,7 +264,7 @@ class OrchestratorService(
                     # harmless, and raises `AlreadyExists` if the id is another caller's.
                     await self._deliberations.submit(deliberation_request, who)
                 await self._deliberations.cancel(
-                    deliberation_request.task_id, "the caller went away", who
+                    check_task_id(deliberation_request.task_id), "the caller went away", who
                 )
         except AlreadyExists:
             return
@@ -283,7 +281,7 @@ def _with_id(request: DeliberationRequest) -> DeliberationRequest:
     return request if request.task_id else replace(request, task_id=new_task_id())
 
 
-def _update(task_id: str, recorded: Recorded, step: ProgressStep) -> pb.DeliberationUpdate:
+def _update(task_id: TaskId, recorded: Recorded, step: ProgressStep) -> pb.DeliberationUpdate:
     return pb.DeliberationUpdate(
         status=step.status.value,
         progress_percent=step.percent,

@@ -10,7 +10,7 @@ from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import caller
 from moothall.domain.briefing import BriefingRequest
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, new_task_id
+from moothall.domain.ids import check_id, check_task_id, new_task_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.plan import PlanningEvent, Strategy
 from moothall.domain.task import Constraints, DeliberationRequest
@@ -114,7 +114,7 @@ def orchestration(request: pb.OrchestrateRequest) -> DeliberationRequest:
     deliberation_request = DeliberationRequest(
         description=request.task_description,
         role=request.role,
-        task_id=check_id(request.task_id, "task_id") if request.task_id else new_task_id(),
+        task_id=check_task_id(request.task_id) if request.task_id else new_task_id(),
         constraints=protobuf.from_message(Constraints, request.constraints),
         rounds=options.deliberation_rounds or None,
         repository=protobuf.read_repository(request.repository),

@@ -20,6 +20,7 @@ from moothall.api.identity import is_loopback, read_tokens
 from moothall.domain.codec import load
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import ConfigurationError, Permanent, Temporary
@@ -55,7 +56,7 @@ TEMPORARY_CODES = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUST
 class Submitted:
     """A task that a server has accepted."""
 
-    task_id: str
+    own_id: TaskId
 
 
 class RemoteKernel:
@@ -70,7 +71,7 @@ class RemoteKernel:
     ) -> None:
         self._stub: Any = pb_grpc.AgentKernelStub(channel)
         self._councils: Any = orchestrator_grpc.OrchestratorServiceStub(channel)
-        self._deliberation_ids: set[str] = set()
+        self._deliberation_ids: set[TaskId] = set()
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._retry_pause_seconds = pause_seconds
 
@@ -102,7 +103,7 @@ class RemoteKernel:
                 follows=request.follows,
             ),
         )
-        return Submitted(created.task_id)
+        return Submitted(TaskId(created.task_id))
 
     async def _submit_deliberation(self, request: DeliberationRequest) -> Submitted:
         if unsupported := [
@@ -117,11 +118,12 @@ class RemoteKernel:
         submitted = await self._call(
             "SubmitDeliberation", protobuf.request_message(request), self._councils
         )
-        self._deliberation_ids.add(submitted.task_id)
-        return Submitted(submitted.task_id)
+        task_id = TaskId(submitted.task_id)
+        self._deliberation_ids.add(task_id)
+        return Submitted(task_id)
 
     async def watch(
-        self, task_id: str, after_seq: int, who: Principal
+        self, task_id: TaskId, after_seq: int, who: Principal
     ) -> AsyncGenerator[Recorded, None]:
         """Yield the task's events until its decision. A lost connection is reopened after the last
         seq.
@@ -146,7 +148,7 @@ class RemoteKernel:
             finally:
                 stream.cancel()
 
-    def _open_stream(self, task_id: str, after_seq: int) -> Any:
+    def _open_stream(self, task_id: TaskId, after_seq: int) -> Any:
         if task_id in self._deliberation_ids:
             watch_request = council_pb.WatchDeliberationRequest(
                 task_id=task_id, after_seq=after_seq
@@ -157,11 +159,11 @@ class RemoteKernel:
             metadata=self._metadata,
         )
 
-    async def result(self, task_id: str, who: Principal) -> Outcome:
+    async def result(self, task_id: TaskId, who: Principal) -> Outcome:
         """Wait for the outcome: the server offers no other way to read it."""
         return await self.wait(task_id, who)
 
-    async def wait(self, task_id: str, who: Principal) -> Outcome:
+    async def wait(self, task_id: TaskId, who: Principal) -> Outcome:
         """Wait for the outcome."""
         async with aclosing(self.watch(task_id, 0, who)) as events:
             async for recorded in events:
@@ -169,7 +171,7 @@ class RemoteKernel:
                     return load(Outcome, recorded.event.data)
         raise errors.NotFound(f"task {task_id!r} ended without a decision")
 
-    async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
+    async def cancel(self, task_id: TaskId, reason: str, who: Principal) -> DeliberationStatus:
         """Cancel a task and return its status."""
         del who
         if task_id in self._deliberation_ids:
@@ -190,7 +192,7 @@ class RemoteKernel:
 
 
 def _recorded(
-    task_id: str, update: pb.TaskEvent | council_pb.DeliberationUpdate
+    task_id: TaskId, update: pb.TaskEvent | council_pb.DeliberationUpdate
 ) -> Recorded | None:
     """Convert an update to an event; None for types that only newer versions know."""
     type_name, data = (

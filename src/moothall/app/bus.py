@@ -184,15 +184,15 @@ async def check_log_end(data_dir: Path, bus: Bus) -> LogReport:
 
 async def mark_damaged(bus: Bus, report: LogReport) -> None:
     """Publish once, for every deliberation that may lack records, that it may be damaged."""
-    for task_id, missing in report.concerned.items():
-        first = await bus.first(Channel.RESULTS.of(task_id))
+    for task_key, missing in report.concerned.items():
+        first = await bus.first(Channel.RESULTS.of(task_key))
         if first is None:
             continue
         event = write(
             EventType.DELIBERATION_DAMAGED,
-            task_id,
-            {"task_id": task_id, "missing": list(missing[:_MAX_SHOWN]), "count": len(missing)},
-            causationid=request_event_id(task_id),
+            task_key,
+            {"task_id": task_key, "missing": list(missing[:_MAX_SHOWN]), "count": len(missing)},
+            causationid=request_event_id(task_key),
             correlationid=first.event.correlationid,
             tenant=first.event.tenant,
             ordinal=f"{missing[0]}-{missing[-1]}-{len(missing)}",
@@ -201,7 +201,7 @@ async def mark_damaged(bus: Bus, report: LogReport) -> None:
         if all(
             [
                 recorded.event.id != event.id
-                async for recorded in bus.replay((Channel.RESULTS.of(task_id),))
+                async for recorded in bus.replay((Channel.RESULTS.of(task_key),))
             ]
         ):
             await bus.publish(event)

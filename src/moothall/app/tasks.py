@@ -20,7 +20,7 @@ from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.overview import Overview
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
-from moothall.domain.ids import check_id, is_id, seat_named
+from moothall.domain.ids import TaskId, check_task_id, is_id, key_of, seat_named
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.status import TaskView
 from moothall.domain.task import RepositoryRef
@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # imported by the caller that has a server
 
 _CANCEL_SECONDS = 10.0
 _MAX_TASKS = 200
-_NONE = TaskView("", DeliberationStatus.PENDING)
+_NONE = TaskView(TaskId(""), DeliberationStatus.PENDING)
 
 
 class Tasks:
@@ -56,7 +56,7 @@ class Tasks:
         active = [] if state in {"ended", "failed"} else await self._list_active()
         return await Overview(self._bus, lambda: active).list_tasks(LOCAL, state, limit)
 
-    async def latest_question(self, repository: str, without: str = "") -> str:
+    async def latest_question(self, repository: str, without: str = "") -> TaskId:
         """Return the id of the latest question to one agent about a repository ('': about text),
         except the task `without`; empty if there is none.
         """
@@ -71,7 +71,7 @@ class Tasks:
             default=_NONE,
         ).task_id
 
-    async def check_not_paused(self, task_id: str) -> None:
+    async def check_not_paused(self, task_id: TaskId) -> None:
         """Raise `InvalidRequest` if the task is paused, because it would not end."""
         state = await self._state(task_id)
         if state is not None and state.decided is None and state.pauses.is_paused:
@@ -80,7 +80,7 @@ class Tasks:
                 f"ResumeDeliberation, `moothall agents resume`), or `moothall cancel {task_id}`"
             )
 
-    async def thread(self, task_id: str) -> Sequence[TaskView]:
+    async def thread(self, task_id: TaskId) -> Sequence[TaskView]:
         """Return the tasks of a conversation up to this one, oldest first; empty if the task is
         unknown.
         """
@@ -90,31 +90,31 @@ class Tasks:
         except NotFound:
             return ()
 
-    async def changes(self, task_id: str) -> Sequence[Diff]:
+    async def changes(self, task_id: TaskId) -> Sequence[Diff]:
         """Return the diffs of the task's conversation, oldest first."""
         ends = [
             (await self.outcome(view.task_id), view.base_sha) for view in await self.thread(task_id)
         ]
         return [Diff(diff, base) for outcome, base in ends if (diff := outcome.diff)]
 
-    async def views(self, task_ids: Sequence[str]) -> Mapping[str, TaskView]:
+    async def views(self, task_ids: Sequence[TaskId]) -> Mapping[TaskId, TaskView]:
         """Return the views of tasks by id. Unknown tasks are left out."""
         active = await self._list_active() if task_ids else []
         return await Overview(self._bus, lambda: active).find_tasks(task_ids, LOCAL)
 
-    async def ids(self) -> Sequence[str]:
+    async def ids(self) -> Sequence[TaskId]:
         """Return the ids of all tasks of this tenant in the log."""
-        return [name for name in await self._bus.list_ids(Channel.RESULTS) if is_id(name)]
+        return [TaskId(name) for name in await self._bus.list_ids(Channel.RESULTS) if is_id(name)]
 
-    async def find(self, named: str, *, whole: bool = False) -> str:
+    async def find(self, named: str, *, whole: bool = False) -> TaskId:
         """Return the id of a task, given as a whole id or, unless `whole`, a unique prefix.
 
         Raises `InvalidRequest` if `named` is not an id (the empty text, for example), and
         `NotFound`.
         """
-        check_id(named, "the task")
-        if await self._bus.first(Channel.RESULTS.of(named)) is not None:
-            return named
+        task_id = check_task_id(named, "the task")
+        if await self._bus.first(Channel.RESULTS.of(task_id)) is not None:
+            return task_id
         matches = [task for task in await self.ids() if task.startswith(named)]
         if len(matches) == 1 and not whole:
             return matches[0]
@@ -123,7 +123,7 @@ class Tasks:
         )
         raise NotFound(f"no task {named!r}; {hint}")
 
-    async def find_or_latest(self, named: str | None) -> str:
+    async def find_or_latest(self, named: str | None) -> TaskId:
         """Return the id as `find` does, or for None the id of the latest task. Raises what `find`
         raises.
         """
@@ -134,7 +134,7 @@ class Tasks:
             raise NotFound("there is no task yet; `moothall deliberate` makes one")
         return views[0].task_id
 
-    async def choose(self, named: str | None, seat: str = "") -> tuple[str, Result]:
+    async def choose(self, named: str | None, seat: str = "") -> tuple[TaskId, Result]:
         """Return a task's id and the result of its winner, or of `seat` (a name, the end of one, or
         a number).
 
@@ -167,7 +167,7 @@ class Tasks:
             seats |= {result.seat for result in (await self.outcome(views[0].task_id)).results}
         return seat_named(named, sorted(seats)) is not None
 
-    async def _describe_running(self, task_id: str) -> str:
+    async def _describe_running(self, task_id: TaskId) -> str:
         view = (await self.views([task_id])).get(task_id, _NONE)
         text = (
             f"{task_id} is {'paused' if view.paused else 'still running'} ({view.progress} %); it "
@@ -180,11 +180,11 @@ class Tasks:
             "--follow` its events"
         )
 
-    async def outcome(self, task_id: str) -> Outcome:
+    async def outcome(self, task_id: TaskId) -> Outcome:
         """Return the outcome of a task so far. Raises `NotFound`."""
         return await self.deliberations.result(task_id, LOCAL)
 
-    async def repository(self, task_id: str) -> RepositoryRef | None:
+    async def repository(self, task_id: TaskId) -> RepositoryRef | None:
         """Return the repository of a task; None for text."""
         recorded = await self._bus.first(Channel.RESULTS.of(task_id))
         reference = recorded.event.data.get("repository") if recorded else None
@@ -194,13 +194,13 @@ class Tasks:
             else None
         )
 
-    async def forget(self, task_id: str) -> None:
+    async def forget(self, task_id: TaskId) -> None:
         """Remove the task's events and its status document. Raises `InvalidRequest` while it is
         active.
         """
         if not (await self.outcome(task_id)).status.ended:
             raise InvalidRequest(f"{task_id} is under way; `moothall cancel {task_id}` first")
-        for topic in deliberation_topics(task_id):
+        for topic in deliberation_topics(key_of(task_id, LOCAL.tenant)):
             await self._bus.forget(topic)
         await self._bus.remove(task_id)
 
@@ -209,9 +209,9 @@ class Tasks:
         states = [await self._state(task) for task in await self.ids() if task not in answered]
         return [state for state in states if state is not None]
 
-    async def _state(self, task_id: str) -> DeliberationState | None:
+    async def _state(self, task_id: TaskId) -> DeliberationState | None:
         state: DeliberationState | None = None
-        async for recorded in self._bus.replay(deliberation_topics(task_id)):
+        async for recorded in self._bus.replay(deliberation_topics(key_of(task_id, LOCAL.tenant))):
             try:
                 state = fold(state, recorded.event)
             except InvalidRequest:
@@ -234,7 +234,7 @@ async def open_tasks(settings: Settings, report_progress: ReportProgress) -> Asy
 
 async def cancel(
     settings: Settings, named: str, reason: str, report_progress: ReportProgress
-) -> tuple[str, DeliberationStatus]:
+) -> tuple[TaskId, DeliberationStatus]:
     """Cancel a task and return its id and status. If no process serves, a collector runs here until
     the task is decided.
     """
@@ -268,7 +268,7 @@ class Removed:
     stays.
     """
 
-    task_id: str
+    task_id: TaskId
     branch: str
     left: str
 

@@ -16,6 +16,7 @@ from moothall.authorization.call_context import CallContext
 from moothall.config import GuardSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType
+from moothall.domain.ids import TaskKey
 from moothall.domain.tool import ToolCall
 from moothall.telemetry import get_logger, metrics
 from moothall.telemetry.events import write
@@ -35,7 +36,7 @@ class Alert:
     count: int
     seconds: float
     principal: str
-    task_id: str
+    task_id: TaskKey
     seat: str
     workspace: str
     tool: str

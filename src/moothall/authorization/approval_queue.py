@@ -30,7 +30,8 @@ _MAX_SHOWN_CHARS = 2000
 @dataclass(frozen=True, slots=True)
 class Parked:
     """A denied request and its resolution. `arguments` are shown to operators, with long texts
-    cut.
+    cut. `workspace` and `task_id` are keys in storage, and the tenant's own ids in lists for
+    operators.
     """
 
     id: str

@@ -44,7 +44,7 @@ from moothall.authorization.audit_chain import (
 from moothall.authorization.audit_stream import AuditPublisher, WrittenRecord
 from moothall.concurrency import beside
 from moothall.domain.event import Event
-from moothall.domain.ids import check_id
+from moothall.domain.ids import TaskKey, check_id
 from moothall.domain.tool import ToolStatus
 from moothall.errors import AuditUnavailable, InvalidRequest
 from moothall.file_locks import try_lock
@@ -58,12 +58,13 @@ log = get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
     """What is recorded at the start and the end of a call. An `approved` entry between them names
-    the operator who allowed the call: `approved_by`.
+    the operator who allowed the call: `approved_by`. `task_id` is the key of the task; in a tool
+    session, the name of its workspace.
     """
 
     tenant: str
     principal: str
-    task_id: str
+    task_id: TaskKey
     seat: str
     request_id: str
     tool: str

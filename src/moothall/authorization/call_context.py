@@ -7,6 +7,7 @@ from datetime import datetime
 
 from moothall.domain.budget import Ledger
 from moothall.domain.identity import Principal
+from moothall.domain.ids import TaskKey
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.ports import Workspace
 
@@ -24,14 +25,15 @@ class Meter:
 @dataclass(frozen=True, slots=True)
 class CallContext:
     """A seat as the gateway knows it. The trusted side builds it from credentials and the
-    deliberation, never from model output. `ledger` is the deliberation's, or None without a budget.
+    deliberation, never from model output. `task_id` is the key of the task; in a tool session, the
+    name of its workspace. `ledger` is the deliberation's, or None without a budget.
     `deadline` is in UTC. `meter` counts this seat's calls. `token` is its capability token
     (`ToolGateway.with_token` sets one).
     """
 
     principal: Principal
     tenant: str
-    task_id: str
+    task_id: TaskKey
     seat: str
     role: str
     grant: Grant

@@ -14,7 +14,7 @@ from cachetools import LRUCache
 
 from moothall.domain.event import Event, EventType
 from moothall.domain.identity import Principal
-from moothall.domain.ids import own_id
+from moothall.domain.ids import TaskId, TaskKey, own_id
 from moothall.domain.topic import Channel
 from moothall.ports import Log
 
@@ -31,7 +31,7 @@ class Decision:
     status: str
     tool: str
     principal: str
-    task_id: str
+    task_id: TaskId
     seat: str
     reason: str = ""
 
@@ -106,7 +106,7 @@ def _decision(
         status[:40],
         fields["tool"],
         fields["principal"],
-        own_id(fields["task_id"], tenant),
+        own_id(TaskKey(fields["task_id"]), tenant),
         fields["seat"],
         summary[:_MAX_TEXT_CHARS],
     )

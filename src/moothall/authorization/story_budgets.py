@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 from moothall.config import LimitSettings
 from moothall.domain.budget import Amount, Budget, BudgetAccount, Ledger, Usage
 from moothall.domain.codec import dump, load
+from moothall.domain.ids import TaskKey
 from moothall.errors import AlreadyExists
 from moothall.ports import Bucket
 
@@ -41,10 +42,10 @@ class StoryBudgets:
         )
 
     def reservation(
-        self, story_id: str, tenant: str, task_id: str, budget: Budget
+        self, story_id: str, tenant: str, task_key: TaskKey, budget: Budget
     ) -> BudgetReservation:
         """Return the reservation of a deliberation."""
-        return BudgetReservation(self, f"{tenant}.{story_id}", task_id, self._limit(budget))
+        return BudgetReservation(self, f"{tenant}.{story_id}", task_key, self._limit(budget))
 
     def _limit(self, budget: Budget) -> Amount:
         whole = budget.or_default(self._default)
@@ -76,10 +77,10 @@ class BudgetReservation:
     is taken over continues with the same share, and what was spent before a crash counts once.
     """
 
-    def __init__(self, accounts: StoryBudgets, key: str, task_id: str, limit: Amount) -> None:
+    def __init__(self, accounts: StoryBudgets, key: str, task_key: TaskKey, limit: Amount) -> None:
         self._accounts = accounts
         self._key = key
-        self._task_id = task_id
+        self._task_key = task_key
         self._limit = limit
         self._granted = Amount()
         self._drawing = asyncio.Lock()
@@ -104,10 +105,10 @@ class BudgetReservation:
             account = await self._accounts.change(
                 self._key,
                 lambda account: replace(account, limit=self._limit).draw(
-                    self._task_id, needed, spent, more
+                    self._task_key, needed, spent, more
                 ),
             )
-            self._granted = account.draws[self._task_id].granted
+            self._granted = account.draws[self._task_key].granted
 
     async def close(self, spent: Usage) -> None:
         """Release what was not spent. Raises `BusUnavailable`."""
@@ -115,7 +116,7 @@ class BudgetReservation:
             await self._accounts.change(
                 self._key,
                 lambda account: replace(account, limit=self._limit).close(
-                    self._task_id, Amount.of(spent)
+                    self._task_key, Amount.of(spent)
                 ),
             )
             self._granted = Amount.of(spent)

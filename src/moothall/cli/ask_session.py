@@ -25,6 +25,7 @@ from moothall.cli.progress import ProgressPrinter
 from moothall.concurrency import say_if_slow
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import LOCAL
+from moothall.domain.ids import TaskId
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
@@ -47,13 +48,13 @@ class AskSession:
     request: DeliberationRequest
     home: Path | None
     files: Path | None = None
-    follows: str = ""
+    follows: TaskId = TaskId("")
     own_base: bool = False
     changes: list[Diff] = field(default_factory=list)
 
     def begin(self) -> None:
         """Begin a new conversation."""
-        self.files, self.follows = self.home, ""
+        self.files, self.follows = self.home, TaskId("")
         self.changes.clear()
 
     async def ask(self, prompt: str, printer: ProgressPrinter) -> Outcome:
@@ -74,7 +75,7 @@ class AskSession:
             if recorded.event.type is EventType.DELIBERATION_REQUESTED:
                 base, self.follows = (
                     str(recorded.event.data.get("base_sha") or ""),
-                    recorded.event.subject,
+                    TaskId(recorded.event.subject),
                 )
                 self.request, self.own_base = replace(self.request, task_id=""), False
             printer.show_event(recorded)
@@ -154,11 +155,12 @@ async def _open_local_session(
     )
 
 
-async def _find_previous_task(request: DeliberationRequest, tasks: Tasks, task_name: str) -> str:
+async def _find_previous_task(request: DeliberationRequest, tasks: Tasks, task_name: str) -> TaskId:
     """Return the named task, or the last one about this repository. For a repeated question, return
     the task before it.
     """
-    if request.task_id and (thread := await tasks.thread(request.task_id)) and thread[-1].follows:
+    task_id = TaskId(request.task_id)
+    if task_id and (thread := await tasks.thread(task_id)) and thread[-1].follows:
         return thread[-1].follows
     if task_name:
         return await tasks.find(task_name)
@@ -187,5 +189,10 @@ async def _open_remote_session(options: AskOptions) -> AsyncIterator[AskSession]
     request = replace(options.request, repository=repository, about_text=repository is None)
     async with kernel_of(settings, options.server, options.token_file) as kernel:
         yield AskSession(
-            kernel, request, files, files, options.goes_on or "", bool(named.ref or named.text)
+            kernel,
+            request,
+            files,
+            files,
+            TaskId(options.goes_on or ""),
+            bool(named.ref or named.text),
         )

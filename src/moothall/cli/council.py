@@ -18,7 +18,7 @@ from moothall.cli.show import as_json, show_outcome
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import LOCAL
-from moothall.domain.ids import new_task_id
+from moothall.domain.ids import TaskId, new_task_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import InvalidRequest, MoothallError
@@ -39,11 +39,11 @@ async def run_deliberation(
     interrupted, cancel the deliberation and wait until its work has stopped.
     """
     is_own = not request.task_id  # an id from the caller may name another caller's deliberation
-    task_id = request.task_id or (
-        new_task_id() if request.fork is None else ""
+    task_id = TaskId(request.task_id) or (
+        new_task_id() if request.fork is None else TaskId("")
     )  # the server numbers forks
     try:
-        task_id = (await deliberations.submit(replace(request, task_id=task_id), LOCAL)).task_id
+        task_id = (await deliberations.submit(replace(request, task_id=task_id), LOCAL)).own_id
         is_own = True
         return await follow(deliberations, task_id, on_event)
     except BaseException:
@@ -55,7 +55,7 @@ async def run_deliberation(
 
 async def follow(
     deliberations: DeliberationService | RemoteKernel,
-    task_id: str,
+    task_id: TaskId,
     on_event: Callable[[Recorded], Awaitable[None] | None],
 ) -> Outcome:
     """Pass every event to `on_event` until the decision, and return the outcome."""
@@ -67,7 +67,7 @@ async def follow(
     return await deliberations.result(task_id, LOCAL)
 
 
-async def _cancel(deliberations: DeliberationService | RemoteKernel, task_id: str) -> None:
+async def _cancel(deliberations: DeliberationService | RemoteKernel, task_id: TaskId) -> None:
     if await deliberations.cancel(task_id, "interrupted", LOCAL) == DeliberationStatus.CANCELLED:
         try:
             async with asyncio.timeout(_CANCEL_SECONDS):

@@ -40,9 +40,9 @@ async def tail(
 
     topics: Sequence[Topic] = ()
     if task_id:
-        from moothall.domain.ids import check_key
+        from moothall.domain.ids import check_task_key
 
-        topics = deliberation_topics(check_key(task_id, "task_id"))
+        topics = deliberation_topics(check_task_key(task_id))
     async with open_log(settings, say, alone=not follow) as bus:
         events = bus.follow(topics, after_seq) if follow else bus.replay(topics, after_seq)
         async with aclosing(events):
@@ -81,9 +81,9 @@ async def check(settings: Settings) -> int:
         report = await check_log_end(settings.data_dir, bus)
         await mark_damaged(bus, report)
     click.echo(str(report))
-    for task_id, missing in report.concerned.items():
+    for task_key, missing in report.concerned.items():
         click.echo(
-            f"{plain(task_id)} may lack {len(missing)}: seq {', '.join(map(str, missing[:8]))}"
+            f"{plain(task_key)} may lack {len(missing)}: seq {', '.join(map(str, missing[:8]))}"
         )
     return 0 if report.is_complete else EXIT_NONE
 

@@ -24,6 +24,7 @@ from moothall.deliberation.prompts.briefing import Briefings
 from moothall.domain.briefing import BriefingRequest
 from moothall.domain.event import Recorded
 from moothall.domain.identity import LOCAL
+from moothall.domain.ids import check_task_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.secrets import scrub
 from moothall.domain.task import DeliberationRequest, RepositoryRef
@@ -114,7 +115,7 @@ async def ask(
 
 async def result(call: Call, task_id: str) -> dict[str, Any]:
     """Return how a task stands, or what it came to."""
-    return _document(await _app(call).deliberations.result(task_id, LOCAL))
+    return _document(await _app(call).deliberations.result(check_task_id(task_id), LOCAL))
 
 
 async def why(

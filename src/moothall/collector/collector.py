@@ -27,7 +27,7 @@ from cachetools import FIFOCache
 from moothall import telemetry
 from moothall.collector.decide import decide, is_ready, pending_outcome
 from moothall.collector.delivery import deliver
-from moothall.collector.fold import DeliberationState, fold, task_id_of
+from moothall.collector.fold import DeliberationState, fold, task_key_of
 from moothall.collector.records import (
     DOCUMENTS,
     fold_or_skip,
@@ -40,7 +40,7 @@ from moothall.collector.records import (
 from moothall.config import LimitSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded
-from moothall.domain.ids import check_key
+from moothall.domain.ids import TaskKey, check_task_key
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Deliberation
 from moothall.domain.topic import Channel
@@ -123,9 +123,9 @@ class Collector:
         self._lock = lock
         self._tick_seconds = tick_seconds
         self._clock = clock
-        self._active: dict[str, _ActiveDeliberation] = {}
-        self._loads: dict[str, asyncio.Event] = {}
-        self._decided: FIFOCache[str, None] = FIFOCache(_MAX_DECIDED_IDS)
+        self._active: dict[TaskKey, _ActiveDeliberation] = {}
+        self._loads: dict[TaskKey, asyncio.Event] = {}
+        self._decided: FIFOCache[TaskKey, None] = FIFOCache(_MAX_DECIDED_IDS)
         self._unpublished_count = 0
         self._last_place = self._last_seq = 0
 
@@ -172,16 +172,17 @@ class Collector:
         task_id = event.data.get("task_id")
         if not isinstance(task_id, str):
             return False  # `handle` reports what is wrong with it
-        if task_id in self._decided:
+        task_key = TaskKey(task_id)
+        if task_key in self._decided:
             return True
-        active = self._active.get(task_id)
+        active = self._active.get(task_key)
         is_request = event.type is EventType.DELIBERATION_REQUESTED
         try:
             if active is None:  # if not new, `handle` reads it from the log
                 return (
                     is_request
                     and is_first
-                    and task_id not in self._loads
+                    and task_key not in self._loads
                     and self._add_active(recorded)
                 )
             active.state = fold(active.state, with_log_time(recorded))
@@ -205,7 +206,7 @@ class Collector:
         them holds a message.
         """
         state = fold(None, with_log_time(recorded))
-        active = self._active[check_key(state.task_id, "task_id")] = _ActiveDeliberation(
+        active = self._active[check_task_key(state.task_key)] = _ActiveDeliberation(
             state, is_complete=True
         )
         if self._unpublished_count >= _MAX_UNPUBLISHED:
@@ -241,11 +242,11 @@ class Collector:
         Raises `InvalidRequest` for a malformed event, `Temporary` if the bus fails.
         """
         event = with_log_time(recorded)
-        task_id = check_key(task_id_of(event), "task_id")
-        if task_id in self._decided:
+        task_key = check_task_key(task_key_of(event))
+        if task_key in self._decided:
             return
-        was_active = task_id in self._active or task_id in self._loads
-        active = await self._find_active(task_id)
+        was_active = task_key in self._active or task_key in self._loads
+        active = await self._find_active(task_key)
         if active is None:
             fold(None, event)  # raises for a malformed event, but not for a stray one
             return
@@ -253,28 +254,28 @@ class Collector:
         active.last_traceparent = event.traceparent
         if was_active and event.type in _DECIDING_EVENTS and not active.is_complete:
             # Other collectors received the missing events.
-            async with aclosing(read_log(self._bus, task_id)) as events:
+            async with aclosing(read_log(self._bus, task_key)) as events:
                 async for other in events:
                     active.state = fold_or_skip(active.state, other) or active.state
         await self._update(active)
 
-    async def _find_active(self, task_id: str) -> _ActiveDeliberation | None:
+    async def _find_active(self, task_key: TaskKey) -> _ActiveDeliberation | None:
         """Return the active deliberation, read from the log if necessary; None if it was not
         requested or is decided.
         """
-        while task_id in self._loads:
-            await self._loads[task_id].wait()
-        if task_id in self._active or task_id in self._decided:
-            return self._active.get(task_id)
-        loaded = self._loads[task_id] = asyncio.Event()
+        while task_key in self._loads:
+            await self._loads[task_key].wait()
+        if task_key in self._active or task_key in self._decided:
+            return self._active.get(task_key)
+        loaded = self._loads[task_key] = asyncio.Event()
         try:
-            state = await replay_state(self._bus, task_id)
+            state = await replay_state(self._bus, task_key)
             if state is not None and state.requested is not None:
-                self._active[task_id] = _ActiveDeliberation(state)
+                self._active[task_key] = _ActiveDeliberation(state)
         finally:
-            del self._loads[task_id]
+            del self._loads[task_key]
             loaded.set()
-        return self._active.get(task_id)
+        return self._active.get(task_key)
 
     async def _update(self, active: _ActiveDeliberation) -> None:
         if active.state.decided is not None or is_ready(active.state, self._clock(), self._grace):
@@ -305,9 +306,9 @@ class Collector:
         decided.
         """
         requested = active.state.requested
-        attributes = {"moothall.task_id": active.state.task_id}
+        attributes = {"moothall.task_id": active.state.task_key}
         async with active.decision_lock:
-            if active.state.task_id in self._decided:
+            if active.state.task_key in self._decided:
                 return
             if active.state.decided is not None:
                 await self._publish_outcome(active, active.state.decided.value)
@@ -319,20 +320,20 @@ class Collector:
                     parent=requested.traceparent if requested else "",
                     links=[active.last_traceparent],
                 ) as span,
-                telemetry.bound(task_id=active.state.task_id),
+                telemetry.bound(task_id=active.state.task_key),
                 telemetry.metrics.DECIDE_SECONDS.time(),
             ):
-                async with self._lock(f"decide.{active.state.task_id}"):
+                async with self._lock(f"decide.{active.state.task_key}"):
                     await self._decide(active, span)
 
     async def _decide(self, active: _ActiveDeliberation, span: telemetry.Span) -> None:
-        if active.state.task_id in self._decided:
+        if active.state.task_key in self._decided:
             return  # by another process
         state = active.settled_state or await replay_state(
-            self._bus, active.state.task_id, until_settled=True
+            self._bus, active.state.task_key, until_settled=True
         )
         if state is None or state.requested is None:
-            self._active.pop(active.state.task_id, None)
+            self._active.pop(active.state.task_key, None)
             active.mark_document_published()
             return
         if state.decided is not None:
@@ -348,7 +349,7 @@ class Collector:
             existing := await record_decision(
                 self._bus,
                 self._decision_event(deliberation, outcome, state.requested.event_id),
-                state.task_id,
+                state.task_key,
             )
         ) is not None:
             await self._publish_outcome(active, existing)
@@ -369,17 +370,17 @@ class Collector:
             await active.document_idle.wait()
         active.document_idle.clear()
         try:
-            await self._bus.put(outcome.task_id, dump(outcome))
-            self._forget(outcome.task_id)
+            await self._bus.put(active.state.task_key, dump(outcome))
+            self._forget(active.state.task_key)
             active.mark_document_published()
         finally:
             active.document_idle.set()
 
-    def _forget(self, task_id: str) -> None:
+    def _forget(self, task_key: TaskKey) -> None:
         """Remove a decided deliberation from memory."""
-        if (active := self._active.pop(task_id, None)) is not None:
+        if (active := self._active.pop(task_key, None)) is not None:
             active.mark_document_published()
-        self._decided[task_id] = None
+        self._decided[task_key] = None
 
     def _decision_event(self, deliberation: Deliberation, outcome: Outcome, cause: str) -> Event:
         time = self._clock().isoformat()
@@ -392,18 +393,19 @@ class Collector:
         deadline may remain. Forget those that others decide.
         """
         async with aclosing(self._bus.bucket(DOCUMENTS).follow()) as documents:
-            async for key, document in documents:
+            async for name, document in documents:
+                task_key = TaskKey(name)
                 if not _is_open(document.get("status")):
-                    self._forget(key)
+                    self._forget(task_key)
                     continue
-                while key not in self._active and key not in self._decided:
+                while task_key not in self._active and task_key not in self._decided:
                     try:
-                        if await self._find_active(key) is None:
+                        if await self._find_active(task_key) is None:
                             break
                     except MoothallError as error:
                         log.warning(
                             "could not load a deliberation yet",
-                            task_id=key,
+                            task_id=task_key,
                             code=error.code,
                             reason=error.message,
                         )
@@ -413,7 +415,7 @@ class Collector:
         """Fold pauses, which postpone deadlines, whichever collector receives them."""
         async with aclosing(self._bus.follow((Channel.WORDS.all,))) as messages:
             async for recorded in messages:
-                active = self._active.get(str(recorded.event.data.get("task_id")))
+                active = self._active.get(TaskKey(str(recorded.event.data.get("task_id"))))
                 if active is not None:
                     active.state = fold_or_skip(active.state, recorded) or active.state
 
@@ -424,30 +426,30 @@ class Collector:
         while True:
             await asyncio.sleep(self._tick_seconds)
             now, monotonic_now = self._clock(), time.monotonic()
-            for task_id, active in list(self._active.items()):
+            for task_key, active in list(self._active.items()):
                 document = (
                     pending_outcome(active.state)
                     if monotonic_now >= active.first_document_at
                     else None
                 )
                 if document is not None and document.status is not active.published_status:
-                    group.create_task(self._try_publish_status(active), name=f"show-{task_id}")
+                    group.create_task(self._try_publish_status(active), name=f"show-{task_key}")
                 # If a decided deliberation is still in memory, its outcome could not be published,
                 # and its event has been acked.
                 if not active.decision_lock.locked() and (
                     active.state.decided is not None or is_ready(active.state, now, self._grace)
                 ):
-                    group.create_task(self._try_decide(active), name=f"decide-{task_id}")
+                    group.create_task(self._try_decide(active), name=f"decide-{task_key}")
 
     async def _try_publish_status(self, active: _ActiveDeliberation) -> None:
         """Publish a delayed status document. A deliberation that ends within a tick needs none."""
         try:
-            if self._active.get(active.state.task_id) is active:
+            if self._active.get(active.state.task_key) is active:
                 await self._publish_status(active)
         except MoothallError as error:
             log.warning(
                 "could not publish a status yet",
-                task_id=active.state.task_id,
+                task_id=active.state.task_key,
                 code=error.code,
                 reason=error.message,
             )
@@ -458,7 +460,7 @@ class Collector:
         except MoothallError as error:
             log.warning(
                 "could not decide yet",
-                task_id=active.state.task_id,
+                task_id=active.state.task_key,
                 code=error.code,
                 reason=error.message,
             )

@@ -76,7 +76,7 @@ def decide(
     """
     deadline = decision_deadline(state, grace)
     if state.requested is None or deadline is None:
-        raise ValueError(f"deliberation {state.task_id!r} was never requested")
+        raise ValueError(f"deliberation {state.task_key!r} was never requested")
     deliberation = state.requested.value
     state = _state_at(state, deadline)
     seats = tuple(_seat_outcome(state, seat) for seat in deliberation.seats)

@@ -17,6 +17,7 @@ from moothall.domain.budget import Usage
 from moothall.domain.codec import load
 from moothall.domain.event import Event, EventType
 from moothall.domain.evidence import Evidence, Report, Verdict
+from moothall.domain.ids import TaskKey
 from moothall.domain.outcome import Outcome
 from moothall.domain.pauses import NEVER, Pauses
 from moothall.domain.proposal import Assessment, CrossRun, Proposal, Review, SeatOutcome, SeatStatus
@@ -59,7 +60,7 @@ class DeliberationState(NamedTuple):
     creates a new one, at a third of the cost of a dataclass.
     """
 
-    task_id: str
+    task_key: TaskKey
     requested: Fact[Deliberation] | None = None
     started: Fact[bool] | None = None
     cancelled: Fact[str] | None = None
@@ -88,9 +89,9 @@ class DeliberationState(NamedTuple):
         return self.requested is not None and (self.cancelled is not None or self.all_finished)
 
 
-def task_id_of(event: Event) -> str:
+def task_key_of(event: Event) -> TaskKey:
     """Return the task key of an event. Raises `InvalidRequest` if it has none."""
-    return _text(event.data, "task_id")
+    return TaskKey(_text(event.data, "task_id"))
 
 
 def fold(state: DeliberationState | None, event: Event) -> DeliberationState:
@@ -98,12 +99,12 @@ def fold(state: DeliberationState | None, event: Event) -> DeliberationState:
 
     Raises `InvalidRequest` for a malformed event, or one of another deliberation.
     """
-    task_id = task_id_of(event)
+    task_key = task_key_of(event)
     if state is None:
-        state = DeliberationState(task_id)
-    if state.task_id != task_id:
+        state = DeliberationState(task_key)
+    if state.task_key != task_key:
         raise InvalidRequest(
-            f"event {event.id} is of deliberation {task_id[:80]!r}, not of {state.task_id!r}"
+            f"event {event.id} is of deliberation {task_key[:80]!r}, not of {state.task_key!r}"
         )
     handler = _HANDLERS.get(event.type)
     return state if handler is None else handler(state, event, _time(event))

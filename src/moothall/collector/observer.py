@@ -9,7 +9,7 @@ from cachetools import FIFOCache
 
 from moothall.collector.fold import DeliberationState, fold
 from moothall.domain.event import Event, EventType
-from moothall.domain.ids import check_key
+from moothall.domain.ids import TaskKey, check_task_key
 from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.task import Deliberation
 from moothall.domain.topic import Channel
@@ -33,8 +33,8 @@ class Observer:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._states: dict[str, DeliberationState] = {}
-        self._decided: FIFOCache[str, None] = FIFOCache(_MAX_DECIDED_IDS)
+        self._states: dict[TaskKey, DeliberationState] = {}
+        self._decided: FIFOCache[TaskKey, None] = FIFOCache(_MAX_DECIDED_IDS)
 
     @property
     def active_count(self) -> int:
@@ -56,10 +56,10 @@ class Observer:
 
         last_seq: the end of the log before the open deliberations are listed.
         """
-        for key in await self._bus.keys():
-            document = await self._bus.get(key)
+        for name in await self._bus.keys():
+            document = await self._bus.get(name)
             if document is not None and document.get("status") in _OPEN:
-                await self._load(key)
+                await self._load(TaskKey(name))
         async with aclosing(
             self._bus.follow([channel.all for channel in _CHANNELS], last_seq)
         ) as records:
@@ -67,48 +67,48 @@ class Observer:
                 await self._handle(recorded.event)
 
     async def _handle(self, event: Event) -> None:
-        key = event.data.get("task_id")
-        if not isinstance(key, str) or key in self._decided:
+        task_id = event.data.get("task_id")
+        if not isinstance(task_id, str) or task_id in self._decided:
             return
         try:
-            check_key(key, "task_id")
+            task_key = check_task_key(task_id)
         except InvalidRequest:
             return
         if event.type is EventType.DELIBERATION_DECIDED:
-            self._close(key)
-        elif key in self._states or event.type is EventType.DELIBERATION_REQUESTED:
-            self._fold(key, event)
+            self._close(task_key)
+        elif task_key in self._states or event.type is EventType.DELIBERATION_REQUESTED:
+            self._fold(task_key, event)
         else:  # requested before this observer started
-            await self._load(key)
+            await self._load(task_key)
 
-    async def _load(self, key: str) -> None:
+    async def _load(self, task_key: TaskKey) -> None:
         while True:
             try:
-                return await self._read(key)
+                return await self._read(task_key)
             except Temporary as error:
                 log.warning(
                     "could not load a deliberation yet",
-                    task_id=key,
+                    task_id=task_key,
                     code=error.code,
                     reason=error.message,
                 )
                 await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _read(self, key: str) -> None:
-        async for recorded in self._bus.replay([channel.of(key) for channel in _CHANNELS]):
+    async def _read(self, task_key: TaskKey) -> None:
+        async for recorded in self._bus.replay([channel.of(task_key) for channel in _CHANNELS]):
             if recorded.event.type is EventType.DELIBERATION_DECIDED:
-                self._close(key)
+                self._close(task_key)
                 return
-            self._fold(key, recorded.event)
-        if key not in self._states or self._states[key].requested is None:
-            self._close(key)  # it was never requested
+            self._fold(task_key, recorded.event)
+        if task_key not in self._states or self._states[task_key].requested is None:
+            self._close(task_key)  # it was never requested
 
-    def _fold(self, key: str, event: Event) -> None:
+    def _fold(self, task_key: TaskKey, event: Event) -> None:
         try:
-            self._states[key] = fold(self._states.get(key), event)
+            self._states[task_key] = fold(self._states.get(task_key), event)
         except InvalidRequest:
             return  # the collector reports it
 
-    def _close(self, key: str) -> None:
-        self._states.pop(key, None)
-        self._decided[key] = None
+    def _close(self, task_key: TaskKey) -> None:
+        self._states.pop(task_key, None)
+        self._decided[task_key] = None

@@ -17,7 +17,7 @@ from moothall.collector.progress import Progress, apply_event, percent_of, statu
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, key_of, own_id
+from moothall.domain.ids import TaskId, TaskKey, key_of, own_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.status import TaskSeat, TaskView
 from moothall.domain.task import Deliberation
@@ -58,10 +58,10 @@ class Overview:
     def __init__(self, log: Log, active_states: Callable[[], Iterable[DeliberationState]]) -> None:
         self._log = log
         self._active_states = active_states
-        self._ended: LRUCache[str, FIFOCache[str, TaskView]] = LRUCache(_MAX_TENANTS)
+        self._ended: LRUCache[str, FIFOCache[TaskKey, TaskView]] = LRUCache(_MAX_TENANTS)
         self._seq = 0
         self._ended_lock = asyncio.Lock()
-        self._readings: LRUCache[str, _Reading] = LRUCache(_MAX_FOLLOWED)
+        self._readings: LRUCache[TaskKey, _Reading] = LRUCache(_MAX_FOLLOWED)
         self._progress_lock = asyncio.Lock()
 
     async def list_tasks(
@@ -72,41 +72,39 @@ class Overview:
         state: live, ended or failed; '' for all.
         """
         ended = await self._read_ended(principal.tenant)
-        live = [] if state in {"ended", "failed"} else self._active_views(principal.tenant, ended)
+        live = (
+            []
+            if state in {"ended", "failed"}
+            else self._active_views(principal.tenant, ended).values()
+        )
         ended_views = [] if state == "live" else [*ended.values()][::-1]
         if state == "failed":
             ended_views = [view for view in ended_views if view.status in _FAILED]
         views = [*sorted(live, key=lambda view: view.requested, reverse=True), *ended_views][:limit]
-        return [await self._for_principal(view, principal) for view in views]
+        return [await self._with_request_fields(view, principal.tenant) for view in views]
 
-    async def get_task(self, task_id: str, principal: Principal) -> TaskView:
+    async def get_task(self, task_id: TaskId, principal: Principal) -> TaskView:
         """Return a task. Raises `NotFound`, also for another tenant's."""
         ended = await self._read_ended(principal.tenant)
-        key = key_of(task_id, principal.tenant)
-        task = ended.get(key) or next(
-            (view for view in self._active_views(principal.tenant, ended) if view.task_id == key),
-            None,
-        )
+        task_key = key_of(task_id, principal.tenant)
+        task = ended.get(task_key) or self._active_views(principal.tenant, ended).get(task_key)
         if task is None:
             raise NotFound(f"no task {task_id!r}")
-        return await self._for_principal(task, principal)
+        return await self._with_request_fields(task, principal.tenant)
 
     async def find_tasks(
-        self, task_ids: Iterable[str], principal: Principal
-    ) -> Mapping[str, TaskView]:
+        self, task_ids: Iterable[TaskId], principal: Principal
+    ) -> Mapping[TaskId, TaskView]:
         """Return the tenant's tasks by id; unknown ids are omitted."""
         ended = await self._read_ended(principal.tenant)
-        views = {
-            **{view.task_id: view for view in self._active_views(principal.tenant, ended)},
-            **ended,
-        }
+        views = {**self._active_views(principal.tenant, ended), **ended}
         return {
-            task_id: views[key]
+            task_id: views[task_key]
             for task_id in task_ids
-            if (key := key_of(task_id, principal.tenant)) in views
+            if (task_key := key_of(task_id, principal.tenant)) in views
         }
 
-    async def get_conversation(self, task_id: str, principal: Principal) -> Sequence[TaskView]:
+    async def get_conversation(self, task_id: TaskId, principal: Principal) -> Sequence[TaskView]:
         """Return the tasks of a conversation up to `task_id`, the first one first, without removed
         ones. Raises `NotFound`, also for another tenant's task.
         """
@@ -118,14 +116,14 @@ class Overview:
                 break  # it was removed
         return tasks
 
-    async def get_progress(self, task_id: str, principal: Principal) -> Progress:
+    async def get_progress(self, task_id: TaskId, principal: Principal) -> Progress:
         """Return the progress of a deliberation by seat; only new events are read from the log.
         Raises `NotFound`, also for another tenant's task.
         """
-        key = key_of(check_id(task_id, "task_id"), principal.tenant)
+        task_key = key_of(task_id, principal.tenant)
         async with self._progress_lock:
-            reading = self._readings.get(key) or _Reading()
-            async for recorded in self._log.replay(deliberation_topics(key), reading.seq):
+            reading = self._readings.get(task_key) or _Reading()
+            async for recorded in self._log.replay(deliberation_topics(task_key), reading.seq):
                 reading.seq = recorded.seq
                 if (
                     recorded.event.tenant == principal.tenant
@@ -136,18 +134,21 @@ class Overview:
             state = reading.progress.state
             if state is None or state.requested is None:
                 raise NotFound(f"no task {task_id!r}")
-            self._readings[key] = reading
+            self._readings[task_key] = reading
             return reading.progress
 
-    def _active_views(self, tenant: str, ended: Mapping[str, TaskView]) -> Sequence[TaskView]:
-        views = (
-            live_view(state)
+    def _active_views(
+        self, tenant: str, ended: Mapping[TaskKey, TaskView]
+    ) -> Mapping[TaskKey, TaskView]:
+        return {
+            state.task_key: live_view(state)
             for state in self._active_states()
-            if state.requested and state.requested.value.tenant == tenant
-        )
-        return [view for view in views if view.task_id not in ended]
+            if state.requested
+            and state.requested.value.tenant == tenant
+            and state.task_key not in ended
+        }
 
-    async def _read_ended(self, tenant: str) -> Mapping[str, TaskView]:
+    async def _read_ended(self, tenant: str) -> Mapping[TaskKey, TaskView]:
         """Read the decisions since the last call."""
         async with self._ended_lock:
             async for recorded in self._log.replay(_TOPICS, self._seq):
@@ -164,40 +165,41 @@ class Overview:
         except InvalidRequest:
             return  # a collector of another version wrote an outcome that this one cannot read
         tenant_views = self._ended.setdefault(event.tenant, FIFOCache(_MAX_TASKS_PER_TENANT))
+        task_key = TaskKey(outcome.task_id)
         tenant_views.setdefault(
-            outcome.task_id, ended_view(outcome, event.time or recorded.extra.get("time", ""))
+            task_key,
+            _ended_view(
+                own_id(task_key, event.tenant),
+                outcome,
+                event.time or recorded.extra.get("time", ""),
+            ),
         )
 
-    async def _for_principal(self, view: TaskView, principal: Principal) -> TaskView:
-        """Return a complete view with the task id as the tenant knows it."""
-        return replace(
-            await self._with_request_fields(view), task_id=own_id(view.task_id, principal.tenant)
-        )
-
-    async def _with_request_fields(self, view: TaskView) -> TaskView:
+    async def _with_request_fields(self, view: TaskView, tenant: str) -> TaskView:
         """Add the fields that only the request contains."""
         if view.description:
             return view
-        recorded = await self._log.first(Channel.RESULTS.of(view.task_id))
+        task_key = key_of(view.task_id, tenant)
+        recorded = await self._log.first(Channel.RESULTS.of(task_key))
         if recorded is None or recorded.event.type is not EventType.DELIBERATION_REQUESTED:
             return view
         complete_view = _with_request(
             view, load(Deliberation, recorded.event.data), recorded.event.time
         )
         for tenant_views in self._ended.values():
-            if tenant_views.get(view.task_id) is view:
-                tenant_views[view.task_id] = complete_view
+            if tenant_views.get(task_key) is view:
+                tenant_views[task_key] = complete_view
         return complete_view
 
 
 def live_view(state: DeliberationState) -> TaskView:
     """Return the view of an active, requested deliberation."""
     if state.requested is None:
-        raise ValueError(f"deliberation {state.task_id!r} was never requested")
+        raise ValueError(f"deliberation {state.task_key!r} was never requested")
     request = state.requested
     seats = tuple(seat_view(state, seat) for seat in request.value.seats)
     view = TaskView(
-        state.task_id,
+        request.value.own_id,
         status_of(state),
         seats=seats,
         progress=percent_of(state),
@@ -206,10 +208,10 @@ def live_view(state: DeliberationState) -> TaskView:
     return _with_request(view, request.value, _format_time(request.time))
 
 
-def ended_view(outcome: Outcome, time: str) -> TaskView:
+def _ended_view(task_id: TaskId, outcome: Outcome, time: str) -> TaskView:
     """Return the view of an ended deliberation."""
     return TaskView(
-        outcome.task_id,
+        task_id,
         outcome.status,
         role=outcome.role,
         seats=tuple(
@@ -241,7 +243,7 @@ def _with_request(view: TaskView, d: Deliberation, time: str) -> TaskView:
         principal=d.principal,
         requested=time,
         follows=own_id(d.follows, d.tenant),
-        forked=own_id(d.fork.task_id, d.tenant) if d.fork else "",
+        forked=own_id(d.fork.task_id, d.tenant) if d.fork else TaskId(""),
         agent=d.agent.name if d.agent else "",
     )
 

@@ -15,6 +15,7 @@ from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.seat_progress import ENDED, SeatProgressByName, advance_seats
 from moothall.domain.codec import mapping_of
 from moothall.domain.event import Data, EventType, Recorded
+from moothall.domain.ids import TaskKey
 from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.proposal import seat_progress
 from moothall.domain.text import as_sentence
@@ -50,7 +51,7 @@ class Progress:
     @property
     def phase(self) -> str:
         """The phase of the whole council, in a word or two."""
-        state, seats = self.state or DeliberationState(""), self.seats.values()
+        state, seats = self.state or DeliberationState(TaskKey("")), self.seats.values()
         proposed = {fact.value.seat for fact in state.proposals.values()}
         all_proposed = all(seat.seat in proposed or seat.activity == ENDED for seat in seats)
         phases = {

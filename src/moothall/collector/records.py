@@ -10,6 +10,7 @@ from dataclasses import replace
 from moothall.collector.fold import DeliberationState, fold
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Event, EventType, Recorded
+from moothall.domain.ids import TaskKey
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest
@@ -42,22 +43,22 @@ def fold_or_skip(state: DeliberationState | None, recorded: Recorded) -> Deliber
         return state
 
 
-def read_log(bus: Bus, task_id: str) -> AsyncGenerator[Recorded, None]:
+def read_log(bus: Bus, task_key: TaskKey) -> AsyncGenerator[Recorded, None]:
     """Yield the events of one deliberation from the log."""
     return bus.replay(
-        (Channel.RESULTS.of(task_id), Channel.RESPONSES.of(task_id), Channel.WORDS.of(task_id))
+        (Channel.RESULTS.of(task_key), Channel.RESPONSES.of(task_key), Channel.WORDS.of(task_key))
     )
 
 
 async def replay_state(
-    bus: Bus, task_id: str, *, until_settled: bool = False
+    bus: Bus, task_key: TaskKey, *, until_settled: bool = False
 ) -> DeliberationState | None:
     """Return the state of one deliberation from the log, or None.
 
     until_settled: stop at the first event that requires a decision.
     """
     state: DeliberationState | None = None
-    async for recorded in read_log(bus, task_id):
+    async for recorded in read_log(bus, task_key):
         settled = state is not None and state.settled
         if until_settled and settled and recorded.event.type is not EventType.DELIBERATION_DECIDED:
             continue
@@ -81,7 +82,7 @@ async def publish_status(bus: Bus, document: Outcome) -> None:
         return
 
 
-async def record_decision(bus: Bus, decision: Event, task_id: str) -> Outcome | None:
+async def record_decision(bus: Bus, decision: Event, task_key: TaskKey) -> Outcome | None:
     """Record a decision. If there is one already, by any process, return it instead."""
     last_seen = -1
     seq = 0
@@ -91,7 +92,7 @@ async def record_decision(bus: Bus, decision: Event, task_id: str) -> Outcome | 
             await bus.create(decision, last_seen)
         except AlreadyExists:
             # A cancellation may precede the decision.
-            async for recorded in bus.replay((Channel.RESPONSES.of(task_id),)):
+            async for recorded in bus.replay((Channel.RESPONSES.of(task_key),)):
                 seq = recorded.message or recorded.seq
                 if recorded.event.type is EventType.DELIBERATION_DECIDED:
                     return load(Outcome, recorded.event.data)

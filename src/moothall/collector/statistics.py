@@ -20,6 +20,7 @@ from cachetools import FIFOCache
 from moothall.domain.council import Council
 from moothall.domain.event import Event, EventType
 from moothall.domain.identity import Principal
+from moothall.domain.ids import TaskKey
 from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.task import DEFAULT_SEATS, Deliberation
 from moothall.domain.topic import Channel
@@ -67,7 +68,7 @@ class Statistics:
         self._councils = councils
         self._active_deliberations = active_deliberations
         self._clock = clock
-        self._decisions: FIFOCache[tuple[str, str], _Decision] = FIFOCache(_MAX_DECISIONS)
+        self._decisions: FIFOCache[tuple[str, TaskKey], _Decision] = FIFOCache(_MAX_DECISIONS)
         self._seq = 0
         self._reading = asyncio.Lock()
 
@@ -155,7 +156,7 @@ class Statistics:
     def _add_decision(self, event: Event, recorded_at: str) -> None:
         if event.type is not EventType.DELIBERATION_DECIDED:
             return
-        key = (event.tenant, str(event.data.get("task_id")))
+        key = (event.tenant, TaskKey(str(event.data.get("task_id"))))
         if key not in self._decisions:
             self._decisions[key] = _parse_decision(event, recorded_at)
 

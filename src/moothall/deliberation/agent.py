@@ -259,7 +259,7 @@ class AgentLoop:
                 raise malformed_replies_error(
                     problem,
                     self.last_malformed,
-                    self._events.deliberation.task_id if self._events else "",
+                    self._events.deliberation.task_id if self._events else None,
                 )
             attempt.ended = True
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from moothall.deliberation.local_checks import CheckedWorkspace, WorkspaceState
 from moothall.deliberation.prompts.text import fence
 from moothall.deliberation.turns import TurnResult, TurnStep
+from moothall.domain.ids import TaskKey
 from moothall.domain.repository import Patch
 from moothall.domain.text import one_line
 from moothall.domain.tool import ToolResult
@@ -169,7 +170,7 @@ class MalformedReplies(Permanent):
     code = "MALFORMED_REPLIES"
 
 
-def malformed_replies_error(problem: str, reply: str, task_id: str) -> MalformedReplies:
+def malformed_replies_error(problem: str, reply: str, task_key: TaskKey | None) -> MalformedReplies:
     """Return an error that quotes the start of `reply` and names the command that shows all
     replies.
     """
@@ -178,7 +179,7 @@ def malformed_replies_error(problem: str, reply: str, task_id: str) -> Malformed
         if reply.strip()
         else "; it replied nothing"
     )
-    command = f". All replies: moothall log tail --task {task_id} --json" if task_id else ""
+    command = f". All replies: moothall log tail --task {task_key} --json" if task_key else ""
     return MalformedReplies(f"{problem}{shown}{command}")
 
 

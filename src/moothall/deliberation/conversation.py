@@ -21,7 +21,7 @@ from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, tokens
 from moothall.deliberation.prompts.variants import MalformedReplyError
 from moothall.deliberation.recorded_model import RecordedModel
 from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode
-from moothall.domain.ids import seed_of
+from moothall.domain.ids import TaskKey, seed_of
 from moothall.domain.task import DocumentKind
 from moothall.errors import ContextOverflow, DeadlineExceeded
 from moothall.tools.catalogue import ToolSpec
@@ -130,7 +130,7 @@ class Conversation:
 
     def __init__(
         self,
-        task_id: str,
+        task_key: TaskKey,
         seat: str,
         head: tuple[Message, ...],
         sampling: SamplingSettings,
@@ -142,7 +142,7 @@ class Conversation:
         function: Function | None = None,
         document: DocumentKind = "",
     ) -> None:
-        self._task_id = task_id
+        self._task_key = task_key
         self.seat = seat
         self._head = head
         self._sampling = sampling
@@ -210,7 +210,7 @@ class Conversation:
             function.full_prompt if self.exchanges else function.prompt_for(sampling.prompt_number)
         )
         head = prompt.head if prompt else self._head
-        call_id = f"{self._task_id}/{self.seat}/{step}"
+        call_id = f"{self._task_key}/{self.seat}/{step}"
         steering = "\n\n".join(self.model.steering_for(call_id))
         schema, is_document = None, bool(self._document) and sampling.mode == "json"
         if is_document:

@@ -12,7 +12,7 @@ from moothall.config import LlmSettings
 from moothall.deliberation.prompts.text import clip, tokens
 from moothall.deliberation.recorded_model import RecordedModel
 from moothall.domain.chat import ChatReply, ChatRequest, FunctionTool, Message
-from moothall.domain.ids import seed_of
+from moothall.domain.ids import TaskKey, seed_of
 from moothall.errors import ContextOverflow, DeadlineExceeded
 
 _COMPACT_SHARE = 0.7
@@ -57,7 +57,7 @@ class ToolChat:
 
     def __init__(
         self,
-        task_id: str,
+        task_key: TaskKey,
         seat: str,
         head: tuple[Message, ...],
         *,
@@ -71,7 +71,7 @@ class ToolChat:
         self.model = model
         self.llm = llm
         self.turns: list[Turn] = []
-        self._task_id = task_id
+        self._task_key = task_key
         self._head = head
         self._tools = tuple(tools)
         self._temperature = temperature
@@ -172,7 +172,7 @@ class ToolChat:
         )
 
     def _call_id(self, step: str) -> str:
-        return f"{self._task_id}/{self.seat}/{step}"
+        return f"{self._task_key}/{self.seat}/{step}"
 
     async def _compact(self, step: str, deadline: datetime, max_result_chars: int) -> None:
         """Replace all turns but the last ones by notes of the model, or by an outline of its calls

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moothall.domain.ids import TaskKey
 from moothall.domain.topic import Channel
 
 FLEET = Channel.HOSTS.of("fleet")
@@ -14,7 +15,7 @@ FLEET = Channel.HOSTS.of("fleet")
 class Held:
     """A deliberation that a host works on, by its key; `since` in seconds since 1970."""
 
-    task_id: str
+    task_id: TaskKey
     since: float
 
 

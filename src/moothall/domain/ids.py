@@ -6,10 +6,15 @@ import hashlib
 import re
 import secrets
 from collections.abc import Iterable
+from typing import NewType, overload
 
 from moothall.errors import InvalidRequest
 
 ID_PATTERN = r"[a-z0-9][a-z0-9-]{0,62}"
+TaskId = NewType("TaskId", str)
+"""The id of a task as the users of its tenant see it, unique in the tenant."""
+TaskKey = NewType("TaskKey", str)
+"""The key of a task id (`key_of`), unique among the tasks of all tenants."""
 _ID = re.compile(ID_PATTERN)
 _KEY = re.compile(f"({ID_PATTERN}_)?{ID_PATTERN}")
 LOCAL_TENANT = "local"
@@ -36,6 +41,15 @@ def is_id(value: str) -> bool:
     return _ID.fullmatch(value) is not None
 
 
+def check_task_id(value: str, what: str = "task_id") -> TaskId:
+    """Return `value` as a task id. Raises what `check_id` raises."""
+    return TaskId(check_id(value, what))
+
+
+@overload
+def key_of(value: TaskId, tenant: str) -> TaskKey: ...
+@overload
+def key_of(value: str, tenant: str) -> str: ...
 def key_of(value: str, tenant: str) -> str:
     """Return the key of a tenant's id. Keys are used where the data of all tenants are together: in
     subjects, documents, branches and workspaces. Two ids of different tenants never have the same
@@ -49,6 +63,10 @@ def tenant_of(key: str) -> str:
     return key.partition("_")[0] if "_" in key and _KEY.fullmatch(key) else ""
 
 
+@overload
+def own_id(key: TaskKey, tenant: str) -> TaskId: ...
+@overload
+def own_id(key: str, tenant: str) -> str: ...
 def own_id(key: str, tenant: str) -> str:
     """Return a tenant's own id for a key, or for a text that begins with a key."""
     return key if tenant == LOCAL_TENANT else key.removeprefix(f"{tenant}_")
@@ -66,6 +84,11 @@ def check_key(value: str, what: str) -> str:
     return value
 
 
+def check_task_key(value: str, what: str = "task_id") -> TaskKey:
+    """Return `value` as the key of a task. Raises what `check_key` raises."""
+    return TaskKey(check_key(value, what))
+
+
 def read_role(value: str) -> str:
     """Return a role in lower case. Raises `InvalidRequest`."""
     role = value.strip().lower()
@@ -74,9 +97,9 @@ def read_role(value: str) -> str:
     return role
 
 
-def new_task_id() -> str:
+def new_task_id() -> TaskId:
     """Return a new id for a deliberation."""
-    return f"task-{secrets.token_hex(6)}"
+    return TaskId(f"task-{secrets.token_hex(6)}")
 
 
 def seat_named(named: str, seats: Iterable[str]) -> str | None:

@@ -77,6 +77,7 @@ class Outcome:
     winner's. `undecided`: no test or review ranks it above another answer.
     """
 
+    # The key of the task in stored outcomes, and its id in those that users receive.
     task_id: str
     status: DeliberationStatus
     tenant: str = "local"

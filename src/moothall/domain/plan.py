@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from moothall.domain.budget import Budget
+from moothall.domain.ids import TaskId
 from moothall.domain.task import Constraints, RepositoryRef
 
 
@@ -46,7 +47,7 @@ class LineComment:
     old one), and the line as in the diff, with its sign. `task_id` is the deliberation's.
     """
 
-    task_id: str
+    task_id: TaskId
     path: str
     line: int
     quoted: str
@@ -60,10 +61,10 @@ class AtomicTask:
     `context` is additional text of others for the council.
     """
 
-    task_id: str
+    task_id: TaskId
     role: str
     description: str
-    dependencies: tuple[str, ...] = ()
+    dependencies: tuple[TaskId, ...] = ()
     constraints: Constraints = field(default_factory=Constraints)
     case_id: str = ""
     plan_id: str = ""
@@ -118,4 +119,4 @@ class Processed:
 
     processed: bool
     message: str
-    task_ids: tuple[str, ...] = ()
+    task_ids: tuple[TaskId, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus
 
 
@@ -55,7 +56,7 @@ class TaskView:
     `forked` the task of which it is another run. `agent`: the agent file of which it is a run.
     """
 
-    task_id: str
+    task_id: TaskId
     status: DeliberationStatus
     role: str = ""
     description: str = ""
@@ -73,8 +74,8 @@ class TaskView:
     requested: str = ""
     ended: str = ""
     duration_ms: int = 0
-    follows: str = ""
-    forked: str = ""
+    follows: TaskId = TaskId("")
+    forked: TaskId = TaskId("")
     agent: str = ""
     paused: bool = False
     evidence_level: str = ""

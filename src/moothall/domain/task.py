@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Literal, Self
 
 from moothall.domain.budget import Budget
-from moothall.domain.ids import ROLES, check_id, check_key, is_id
+from moothall.domain.ids import ROLES, TaskId, TaskKey, check_id, check_task_key, is_id, own_id
 from moothall.domain.protocol import PROTOCOLS, ProtocolName
 from moothall.domain.tool import Bounds
 from moothall.errors import InvalidRequest
@@ -84,7 +84,7 @@ class Beginning:
     begins.
     """
 
-    task_id: str
+    task_id: TaskKey
     seat: str
     turn: int
     step: str
@@ -166,7 +166,7 @@ class Deliberation:
     their tool calls. `hidden`: the key of the caller's stored hidden tests.
     """
 
-    task_id: str
+    task_id: TaskKey
     description: str
     role: str
     protocol: ProtocolName
@@ -193,13 +193,18 @@ class Deliberation:
     seat_models: Mapping[str, str] = field(default_factory=dict)
     checks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tools: tuple[str, ...] = ()
-    follows: str = ""
+    follows: TaskKey = TaskKey("")
     fork: Beginning | None = None
     agent: AgentRef | None = None
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     document: DocumentKind = ""
     records_calls: bool = False
     hidden: str = ""
+
+    @property
+    def own_id(self) -> TaskId:
+        """The task id as the users of its tenant see it."""
+        return own_id(self.task_id, self.tenant)
 
     def model_of(self, seat: str) -> str:
         """Return the name of a seat's model in the settings; '' for the default one."""
@@ -219,13 +224,13 @@ _MAX_SEATS, _MAX_ROUNDS, _MAX_TURNS = 1000, 1000, 100_000
 
 def check_deliberation(deliberation: Deliberation) -> Deliberation:
     """Return a deliberation from outside if it is valid. Raises `InvalidRequest`."""
-    check_key(deliberation.task_id, "task_id")
+    check_task_key(deliberation.task_id)
     for seat in deliberation.seats:
         check_id(seat, "seat")
     for earlier_key in filter(
         None, (deliberation.follows, deliberation.fork.task_id if deliberation.fork else "")
     ):
-        check_key(earlier_key, "the task before it")
+        check_task_key(earlier_key, "the task before it")
     problems = {
         "seats": not 1 <= len(deliberation.seats) <= _MAX_SEATS
         or len(set(deliberation.seats)) != len(deliberation.seats),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from moothall.domain.ids import TaskKey
+
 
 class Channel(StrEnum):
     """A kind of messages; each message is about one thing, named by an id."""
@@ -76,11 +78,11 @@ REPOSITORY_SERVICE = Channel.REPOSITORIES.of("house")
 """The topic of requests to the process that has the repositories."""
 
 
-def deliberation_topics(task_id: str) -> tuple[Topic, ...]:
+def deliberation_topics(task_key: TaskKey) -> tuple[Topic, ...]:
     """Return the topics with the events of one deliberation."""
     return (
-        Channel.RESULTS.of(task_id),
-        Channel.RESPONSES.of(task_id),
-        Channel.PROGRESS.of(task_id),
-        Channel.WORDS.of(task_id),
+        Channel.RESULTS.of(task_key),
+        Channel.RESPONSES.of(task_key),
+        Channel.PROGRESS.of(task_key),
+        Channel.WORDS.of(task_key),
     )

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from moothall.deliberation.judging.author_tests import runnable_paths
 from moothall.deliberation.judging.clean_runs import CheckRuns, CleanCheckoutRunner
 from moothall.domain.evidence import CheckRun, Verdict
-from moothall.domain.ids import digest
+from moothall.domain.ids import TaskKey, digest
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
 from moothall.errors import MoothallError, WorkspaceFailed
@@ -123,7 +123,7 @@ class Judge:
 
     def _runs(self, prepared: Prepared, text: str, name: str) -> CleanCheckoutRunner:
         d = Deliberation(
-            task_id=f"{name}-{digest(prepared.key)[:8]}",
+            task_id=TaskKey(f"{name}-{digest(prepared.key)[:8]}"),
             description=text,
             role="dev",
             protocol="vote",

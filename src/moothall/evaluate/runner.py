@@ -21,7 +21,7 @@ from moothall.domain.budget import Budget
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Event, EventType
 from moothall.domain.identity import LOCAL
-from moothall.domain.ids import digest
+from moothall.domain.ids import TaskId, digest
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.outcome import Result as RankedResult
 from moothall.domain.repository import Prepared
@@ -85,14 +85,14 @@ class Configuration:
         )[:16]
 
     def request(
-        self, task: Task, deliberation: str, repository: RepositoryRef
+        self, task: Task, task_id: TaskId, repository: RepositoryRef
     ) -> DeliberationRequest:
         """Return the request of a task."""
         options = self.options
         return DeliberationRequest(
             description=task.text,
             role="dev",
-            task_id=deliberation,
+            task_id=task_id,
             repository=repository,
             constraints=Constraints(timeout_seconds=options.limit),
             budget=Budget(tokens=options.budget),
@@ -179,11 +179,11 @@ class Runner:
         self.report_progress(f"{configuration.name} {task.id}: the council begins")
         while True:
             parts = (task.id, task.commit, task.text, configuration.name, configuration.digest)
-            deliberation = f"eval-{digest(*parts, str(number))[:16]}"
+            task_id = TaskId(f"eval-{digest(*parts, str(number))[:16]}")
             began = datetime.now(UTC)
-            request = configuration.request(task, deliberation, repository)
+            request = configuration.request(task, task_id, repository)
             deadline = (await app.deliberations.submit(request, LOCAL)).deadline
-            outcome, events = await _follow(app, deliberation)
+            outcome, events = await _follow(app, task_id)
             if outcome.status is DeliberationStatus.TIMEOUT and deadline <= began:
                 # It was interrupted, and its time passed while nobody worked on it.
                 number += 1
@@ -291,7 +291,7 @@ class Runner:
             (folder / f"{seat}.json").write_text(json.dumps(document, indent=2), encoding="utf-8")
 
 
-async def _follow(app: App, task_id: str) -> tuple[Outcome, list[Event]]:
+async def _follow(app: App, task_id: TaskId) -> tuple[Outcome, list[Event]]:
     """Return the outcome of a deliberation and its events."""
     events: list[Event] = []
     async for recorded in app.deliberations.watch(task_id, 0, LOCAL):

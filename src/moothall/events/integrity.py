@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moothall.domain.ids import TaskKey
 from moothall.domain.topic import Channel
 from moothall.events.raw_store import RawStore
 from moothall.events.registry import EVENTS, subject
@@ -43,7 +44,7 @@ class LogReport:
     expected_last: int
     lost: int
     missing: tuple[int, ...]
-    concerned: dict[str, tuple[int, ...]]
+    concerned: dict[TaskKey, tuple[int, ...]]
 
     @property
     def cut(self) -> int:
@@ -80,7 +81,7 @@ async def check_log(store: RawStore, expected_last: int = 0) -> LogReport:
     earlier.
     """
     state = await store.state(EVENTS.name)
-    spans: dict[str, _Span] = {}
+    spans: dict[TaskKey, _Span] = {}
     holes: list[range] = []
     records, expected = 0, max(state.first_seq, 1)
     async for raw in store.raw(EVENTS.name):
@@ -90,7 +91,8 @@ async def check_log(store: RawStore, expected_last: int = 0) -> LogReport:
             holes.append(range(expected, raw.seq))
         records, expected = records + 1, raw.seq + 1
         if raw.subject.startswith(_DELIBERATION_PREFIXES):
-            span = spans.setdefault(raw.subject.rpartition(".")[2], _Span(raw.seq, raw.seq))
+            task_key = TaskKey(raw.subject.rpartition(".")[2])
+            span = spans.setdefault(task_key, _Span(raw.seq, raw.seq))
             span.last, span.ended = raw.seq, span.ended or raw.subject.startswith(_END_PREFIX)
     if expected <= state.last_seq and state.messages:
         holes.append(range(expected, state.last_seq + 1))
@@ -99,8 +101,8 @@ async def check_log(store: RawStore, expected_last: int = 0) -> LogReport:
     cut = range(state.last_seq + 1, expected_last + 1)
     missing = (*lost, *cut[:_MAX_LISTED])[:_MAX_LISTED]
     concerned = {
-        name: seqs
-        for name, span in spans.items()
+        task_key: seqs
+        for task_key, span in spans.items()
         if (seqs := tuple(seq for seq in missing if span.may_lack(seq)))
     }
     return LogReport(records, state.last_seq, expected_last, len(lost), missing, concerned)

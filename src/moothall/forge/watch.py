@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from moothall.config import ForgeSettings as Settings
 from moothall.domain.identity import LOCAL
-from moothall.domain.ids import digest
+from moothall.domain.ids import TaskId, check_task_id, digest
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import FORGE, DeliberationRequest, RepositoryRef
 from moothall.errors import AlreadyExists, MoothallError, NotFound, Temporary
@@ -264,7 +264,7 @@ class Watch:
         )
         for earlier in reversed(finished):
             try:
-                outcome = await self._deliberations.result(earlier, LOCAL)
+                outcome = await self._deliberations.result(check_task_id(earlier), LOCAL)
             except NotFound:
                 continue
             if outcome.status.ended:
@@ -307,12 +307,13 @@ class Watch:
             self._report(label, f"{request.task_id} is at work")
         except AlreadyExists:
             self._report(label, f"{request.task_id} was begun before")
-        return await self._deliberations.wait(request.task_id, LOCAL)
+        return await self._deliberations.wait(check_task_id(request.task_id), LOCAL)
 
 
-def task_of(url: str, repository: str, number: int) -> str:
+def task_of(url: str, repository: str, number: int) -> TaskId:
     """Return the deterministic id of an issue's task."""
-    return f"issue-{number}-{digest(url.rstrip('/').lower(), repository.lower(), str(number))[:12]}"
+    issue_digest = digest(url.rstrip("/").lower(), repository.lower(), str(number))
+    return TaskId(f"issue-{number}-{issue_digest[:12]}")
 
 
 def _mention_matcher(mention: str) -> Callable[[str], bool]:

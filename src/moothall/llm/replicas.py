@@ -92,12 +92,12 @@ class ReplicatedModel:
         """Return the servers in the order of this call's deliberation. Servers that failed recently
         come last.
         """
-        task_id = call_id.partition("/")[0]
+        task_key = call_id.partition("/")[0]
         now = self._clock()
         servers = [
             server
             for group in (self._servers, *self._fallbacks)
-            for server in sorted(group, key=lambda server: digest(server.url, task_id))
+            for server in sorted(group, key=lambda server: digest(server.url, task_key))
         ]
         return sorted(servers, key=lambda server: self._paused_until.get(server, 0.0) > now)
 

@@ -10,7 +10,7 @@ from moothall.deliberation.prompts.text import fence
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, key_of
+from moothall.domain.ids import TaskKey, check_task_id, key_of
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Deliberation, DeliberationRequest, RepositoryRef
 from moothall.domain.topic import Channel
@@ -40,20 +40,20 @@ class EndedTask:
         )
 
 
-async def find_request(log: Log, key: str) -> Recorded | None:
+async def find_request(log: Log, task_key: TaskKey) -> Recorded | None:
     """Return the request of a deliberation."""
-    first = await log.first(Channel.RESULTS.of(key))
+    first = await log.first(Channel.RESULTS.of(task_key))
     if first is None or first.event.type is EventType.DELIBERATION_REQUESTED:
         return first
-    async for recorded in log.replay((Channel.RESULTS.of(key),)):
+    async for recorded in log.replay((Channel.RESULTS.of(task_key),)):
         if recorded.event.type == EventType.DELIBERATION_REQUESTED:
             return recorded
     return None
 
 
-async def find_decision(log: Log, key: str) -> Recorded | None:
+async def find_decision(log: Log, task_key: TaskKey) -> Recorded | None:
     """Return the decision of a deliberation."""
-    async for recorded in log.replay((Channel.RESPONSES.of(key),)):
+    async for recorded in log.replay((Channel.RESPONSES.of(task_key),)):
         if recorded.event.type == EventType.DELIBERATION_DECIDED:
             return recorded
     return None
@@ -65,11 +65,11 @@ async def read_conversation(log: Log, follows: str, who: Principal) -> Sequence[
     Raises `NotFound`, and `InvalidRequest` if the latest has not ended.
     """
     tasks: list[EndedTask] = []
-    key = key_of(check_id(follows, "follows"), who.tenant)
-    while key and len(tasks) < _MAX_TASKS:
-        request = await find_request(log, key)
+    task_key = key_of(check_task_id(follows, "follows"), who.tenant)
+    while task_key and len(tasks) < _MAX_TASKS:
+        request = await find_request(log, task_key)
         decision = (
-            await find_decision(log, key)
+            await find_decision(log, task_key)
             if request is not None and request.event.tenant == who.tenant
             else None
         )
@@ -88,7 +88,7 @@ async def read_conversation(log: Log, follows: str, who: Principal) -> Sequence[
                 f"deliberation {follows!r} has not ended: tell it what you have to say (steer), or "
                 "wait for its answer"
             )
-        key = tasks[-1].deliberation.follows
+        task_key = tasks[-1].deliberation.follows
     return tasks
 
 

@@ -14,7 +14,7 @@ from moothall.domain.causation import steering_event_id
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Data, Event, EventType
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, key_of, own_id, seat_named
+from moothall.domain.ids import check_task_id, key_of, own_id, seat_named
 from moothall.domain.protocol import PROTOCOLS
 from moothall.domain.task import Beginning, Deliberation, Fork
 from moothall.domain.tool import ToolStatus
@@ -39,8 +39,8 @@ async def create_fork(
 
     Raises `NotFound`, and `InvalidRequest` with the available turns.
     """
-    key = key_of(check_id(fork.task_id, "the task to fork"), who.tenant)
-    request = await find_request(log, key)
+    task_key = key_of(check_task_id(fork.task_id, "the task to fork"), who.tenant)
+    request = await find_request(log, task_key)
     if request is None or request.event.tenant != who.tenant:
         raise NotFound(f"no deliberation {fork.task_id!r} to fork")
     if len(fork.words) > STEERING_CHARS:
@@ -48,8 +48,8 @@ async def create_fork(
             f"the message has {len(fork.words)} characters; at most {STEERING_CHARS} are allowed"
         )
     source = load(Deliberation, request.event.data)
-    events = [recorded.event async for recorded in log.replay(deliberation_topics(key))]
-    beginning = _create_beginning(source, events, fork, who, defaults.tools())
+    events = [recorded.event async for recorded in log.replay(deliberation_topics(task_key))]
+    beginning = _create_beginning(source, events, fork, defaults.tools())
     seconds = (
         source.constraints.timeout_seconds
         or source.budget.seconds
@@ -73,10 +73,9 @@ def _create_beginning(
     source: Deliberation,
     events: Sequence[Event],
     fork: Fork,
-    who: Principal,
     tools: Mapping[str, ToolSpec],
 ) -> Beginning:
-    name = own_id(source.task_id, who.tenant)
+    name = source.own_id
     seat = _find_seat(source, events, fork.seat, name)
     turns = {
         _step_of(event.data): event.data

@@ -14,7 +14,16 @@ from moothall.domain.budget import Budget, check_budget
 from moothall.domain.codec import dump
 from moothall.domain.council import Council
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, digest, key_of, new_task_id, read_role, seat_id
+from moothall.domain.ids import (
+    TaskKey,
+    check_id,
+    check_task_id,
+    digest,
+    key_of,
+    new_task_id,
+    read_role,
+    seat_id,
+)
 from moothall.domain.protocol import PROTOCOLS
 from moothall.domain.task import (
     DEFAULT_SEATS,
@@ -93,7 +102,7 @@ def plan_deliberation(
     )
     return Deliberation(
         task_id=key_of(
-            check_id(request.task_id, "task_id") if request.task_id else new_task_id(), who.tenant
+            check_task_id(request.task_id) if request.task_id else new_task_id(), who.tenant
         ),
         description=request.description.strip(),
         role=role,
@@ -128,7 +137,9 @@ def plan_deliberation(
         records_calls=request.records_calls,
         elsewhere={} if request.merge else remote_seats(council, defaults.endpoints),
         document=request.document,
-        follows=key_of(check_id(request.follows, "follows"), who.tenant) if request.follows else "",
+        follows=key_of(check_task_id(request.follows, "follows"), who.tenant)
+        if request.follows
+        else TaskKey(""),
         tenant=who.tenant,
         principal=who.name,
         seed=defaults.seed if request.seed is None else request.seed,

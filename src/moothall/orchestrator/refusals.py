@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.identity import Principal
-from moothall.domain.ids import key_of, read_role, seat_id
+from moothall.domain.ids import TaskId, key_of, read_role, seat_id
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.protocol import DEFAULT_PROTOCOL
 from moothall.domain.task import Deliberation, DeliberationRequest
@@ -41,7 +41,7 @@ def refused_deliberation(
     """
     role = read_role(request.role)
     return Deliberation(
-        task_id=key_of(request.task_id, who.tenant),
+        task_id=key_of(TaskId(request.task_id), who.tenant),
         description=request.description,
         role=role,
         protocol=DEFAULT_PROTOCOL,

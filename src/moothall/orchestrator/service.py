@@ -22,7 +22,16 @@ from moothall.domain.codec import dump, load
 from moothall.domain.event import Data, Event, EventType, Recorded
 from moothall.domain.evidence import HIDDEN
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, digest, key_of, own_id, read_role, seed_of
+from moothall.domain.ids import (
+    TaskId,
+    TaskKey,
+    check_task_id,
+    digest,
+    key_of,
+    own_id,
+    read_role,
+    seed_of,
+)
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.pauses import Pauses
 from moothall.domain.protocol import PROTOCOLS
@@ -100,7 +109,7 @@ class DeliberationService:
         self._repositories = repositories
         self._defaults = defaults
         self._clock = clock
-        self._request_seqs: LRUCache[str, int] = LRUCache(_MAX_KNOWN_TASKS)
+        self._request_seqs: LRUCache[TaskKey, int] = LRUCache(_MAX_KNOWN_TASKS)
 
     async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
         """Check a request, fill in defaults, pin the base commit, record it and enqueue it."""
@@ -113,17 +122,17 @@ class DeliberationService:
                     "moothall.seats": len(deliberation.seats),
                 }
             )
-            return replace(deliberation, task_id=own_id(deliberation.task_id, who.tenant))
+            return deliberation
 
     async def _submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
         request_digest = digest_request(request, who)
-        key = key_of(check_id(request.task_id, "task_id"), who.tenant) if request.task_id else ""
+        task_key = key_of(check_task_id(request.task_id), who.tenant) if request.task_id else None
         # Look first, to avoid fetching a repository in vain. Requests without one are recorded
         # directly: the log refuses a second one.
         needs_lookup = (
             request.repository or self._defaults.repository or request.follows or request.fork
         )
-        if key and needs_lookup and (recorded := await find_request(self._bus, key)):
+        if task_key and needs_lookup and (recorded := await find_request(self._bus, task_key)):
             return await self._return_recorded(recorded, request_digest)
         if request.fork is not None:
             return await self._record_fork(request, request.fork, who, request_digest)
@@ -136,7 +145,7 @@ class DeliberationService:
             deliberation = self._plan(request, who)
         except MoothallError:
             # A recorded request stays valid, even if councils or limits have changed since.
-            if key and (recorded := await find_request(self._bus, key)):
+            if task_key and (recorded := await find_request(self._bus, task_key)):
                 return await self._return_recorded(recorded, request_digest)
             raise
         deliberation = await self._pin_base(deliberation)
@@ -229,14 +238,16 @@ class DeliberationService:
         deliberation = await create_fork(self._bus, fork, who, self._defaults, self._clock())
         for number in count(1):
             suffix = f"-f{number}"
-            name = request.task_id or f"{fork.task_id[: _MAX_ID_CHARS - len(suffix)]}{suffix}"
-            if not request.task_id and await find_request(self._bus, key_of(name, who.tenant)):
+            task_id = TaskId(
+                request.task_id or f"{fork.task_id[: _MAX_ID_CHARS - len(suffix)]}{suffix}"
+            )
+            task_key = key_of(task_id, who.tenant)
+            if not request.task_id and await find_request(self._bus, task_key):
                 continue
-            seed = seed_of(deliberation.seed, name) if request.seed is None else request.seed
+            seed = seed_of(deliberation.seed, task_id) if request.seed is None else request.seed
             try:
                 return await self._record(
-                    replace(deliberation, task_id=key_of(name, who.tenant), seed=seed),
-                    request_digest,
+                    replace(deliberation, task_id=task_key, seed=seed), request_digest
                 )
             except AlreadyExists:
                 if request.task_id:
@@ -286,7 +297,7 @@ class DeliberationService:
         ):
             return own_context
         briefing_request = BriefingRequest(
-            task_id=own_id(deliberation.task_id, who.tenant),
+            task_id=deliberation.own_id,
             story_id=request.story_id,
             role=deliberation.role,
             phase="design" if request.about_text else "build",
@@ -342,10 +353,10 @@ class DeliberationService:
             )
         await self._bus.enqueue(Channel.WORK.of(deliberation.role), event, fresh=fresh)
 
-    async def result(self, task_id: str, who: Principal) -> Outcome:
+    async def result(self, task_id: TaskId, who: Principal) -> Outcome:
         """Return the current outcome."""
-        request = await self._find_request(task_id, who)
-        document = await self._bus.get(key_of(task_id, who.tenant))
+        task_key, request = await self._find_request(task_id, who)
+        document = await self._bus.get(task_key)
         if document is not None:
             return replace(load(Outcome, document), task_id=task_id)
         data = request.event.data
@@ -357,32 +368,33 @@ class DeliberationService:
             agent_count=len(seats) if isinstance(seats := data.get("seats"), list) else 0,
         )
 
-    async def wait(self, task_id: str, who: Principal) -> Outcome:
+    async def wait(self, task_id: TaskId, who: Principal) -> Outcome:
         """Wait for the decision and return the outcome."""
-        key = key_of(check_id(task_id, "task_id"), who.tenant)
-        seq = self._request_seqs.get(key) or (await self._find_request(task_id, who)).seq
+        task_key = key_of(task_id, who.tenant)
+        if (seq := self._request_seqs.get(task_key)) is None:
+            _, request = await self._find_request(task_id, who)
+            seq = request.seq
         # A decision never precedes its request, so following from the request finds it.
-        async with aclosing(self._bus.follow((Channel.RESPONSES.of(key),), seq)) as events:
+        async with aclosing(self._bus.follow((Channel.RESPONSES.of(task_key),), seq)) as events:
             async for recorded in events:
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:
                     return replace(load(Outcome, recorded.event.data), task_id=task_id)
         raise NotFound(f"deliberation {task_id!r} ended without a decision in the log")
 
     async def watch(
-        self, task_id: str, after_seq: int, who: Principal
+        self, task_id: TaskId, after_seq: int, who: Principal
     ) -> AsyncGenerator[Recorded, None]:
         """Yield the events after a sequence number or position in order, each once; end after the
         decision.
         """
-        await self._find_request(task_id, who)
-        key = key_of(task_id, who.tenant)
-        decision = await find_decision(self._bus, key)
+        task_key, _ = await self._find_request(task_id, who)
+        decision = await find_decision(self._bus, task_key)
         if decision is not None and not decision.comes_after(after_seq):
             return
         # Two concurrent hosts record the same event in different messages, which the bus does not
         # deduplicate. Read from the beginning: the first of the two may be before `after_seq`.
         seen_ids: set[str] = set()
-        async with aclosing(self._bus.follow(deliberation_topics(key))) as events:
+        async with aclosing(self._bus.follow(deliberation_topics(task_key))) as events:
             async for recorded in events:
                 if recorded.event.id in seen_ids:
                     continue
@@ -392,12 +404,10 @@ class DeliberationService:
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:
                     return
 
-    async def watch_text(self, task_id: str, who: Principal) -> AsyncGenerator[Writing, None]:
+    async def watch_text(self, task_id: TaskId, who: Principal) -> AsyncGenerator[Writing, None]:
         """Yield the partial replies of seats until closed."""
-        await self._find_request(task_id, who)
-        async with aclosing(
-            self._bus.signals(Channel.GROWING.of(key_of(task_id, who.tenant)))
-        ) as signals:
+        task_key, _ = await self._find_request(task_id, who)
+        async with aclosing(self._bus.signals(Channel.GROWING.of(task_key))) as signals:
             async for data in signals:
                 seat, text, answer = (data.get(name, "") for name in ("seat", "text", "answer"))
                 if (
@@ -408,10 +418,10 @@ class DeliberationService:
                 ):
                     yield Writing(seat, text, answer)
 
-    async def steer(self, task_id: str, message: str, who: Principal, *, key: str) -> None:
+    async def steer(self, task_id: TaskId, message: str, who: Principal, *, key: str) -> None:
         """Record a message for the seats' next turns, and signal its host."""
-        await self._find_request(task_id, who)
-        task_key, message = key_of(task_id, who.tenant), message.strip()
+        task_key, _ = await self._find_request(task_id, who)
+        message = message.strip()
         if not message:
             raise InvalidRequest(
                 "the message is empty; say in a sentence what the seats should know"
@@ -435,10 +445,9 @@ class DeliberationService:
         await self._bus.publish(event)
         await self._bus.signal(Channel.STEER.of(task_key), {"task_id": task_key})
 
-    async def pause(self, task_id: str, who: Principal, *, paused: bool = True) -> bool:
+    async def pause(self, task_id: TaskId, who: Principal, *, paused: bool = True) -> bool:
         """Pause it from the next turn on, or resume it; return True if that changes anything."""
-        await self._find_request(task_id, who)
-        task_key = key_of(task_id, who.tenant)
+        task_key, _ = await self._find_request(task_id, who)
         event_type = EventType.DELIBERATION_PAUSED if paused else EventType.DELIBERATION_RESUMED
         if await find_decision(self._bus, task_key) is not None:
             raise InvalidRequest(
@@ -463,35 +472,39 @@ class DeliberationService:
         await self._bus.signal(Channel.STEER.of(task_key), {"task_id": task_key})
         return True
 
-    async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
+    async def cancel(self, task_id: TaskId, reason: str, who: Principal) -> DeliberationStatus:
         """Stop it and return its status. An ended deliberation keeps its status."""
-        await self._find_request(task_id, who)
-        key = key_of(task_id, who.tenant)
-        decision = await find_decision(self._bus, key)
+        task_key, _ = await self._find_request(task_id, who)
+        decision = await find_decision(self._bus, task_key)
         if decision is not None:
             return load(Outcome, decision.event.data).status
         event = write(
             EventType.DELIBERATION_CANCELLED,
-            key,
-            {"task_id": key, "reason": reason[:1000], "by": who.name},
-            causationid=request_event_id(key),
+            task_key,
+            {"task_id": task_key, "reason": reason[:1000], "by": who.name},
+            causationid=request_event_id(task_key),
             tenant=who.tenant,
             time=self._clock().isoformat(),
         )
         await self._bus.publish(event)
-        await self._bus.signal(Channel.CANCEL.of(key), {"task_id": key, "reason": reason[:1000]})
+        await self._bus.signal(
+            Channel.CANCEL.of(task_key), {"task_id": task_key, "reason": reason[:1000]}
+        )
         return DeliberationStatus.CANCELLED
 
-    async def _find_request(self, task_id: str, who: Principal) -> Recorded:
-        check_id(task_id, "task_id")
-        request = await find_request(self._bus, key_of(task_id, who.tenant))
+    async def _find_request(self, task_id: TaskId, who: Principal) -> tuple[TaskKey, Recorded]:
+        """Return the key and the request of a task. Raises `NotFound`, also for another tenant's
+        task.
+        """
+        task_key = key_of(task_id, who.tenant)
+        request = await find_request(self._bus, task_key)
         if request is None or request.event.tenant != who.tenant:
             raise NotFound(f"no deliberation {task_id!r}")
-        return request
+        return task_key, request
 
 
 def _steering_event(
-    task_key: str, message: str, who: Principal, ordinal: str, now: datetime
+    task_key: TaskKey, message: str, who: Principal, ordinal: str, now: datetime
 ) -> Event:
     return write(
         EventType.DELIBERATION_STEERED,

@@ -115,10 +115,11 @@ class StoryWriter:
 
     async def _ask_model(self, description: str, who: Principal) -> str:
         """Return what a council of one wrote; empty if it failed."""
+        task_id = new_task_id()
         request = DeliberationRequest(
             description=description,
             role="po",
-            task_id=new_task_id(),
+            task_id=task_id,
             protocol="single",
             num_agents=1,
             about_text=True,
@@ -128,11 +129,11 @@ class StoryWriter:
         )
         try:
             await self._deliberations.submit(request, who)
-            outcome = await self._deliberations.wait(request.task_id, who)
+            outcome = await self._deliberations.wait(task_id, who)
         except asyncio.CancelledError:
             with suppress(MoothallError):
                 await asyncio.shield(
-                    self._deliberations.cancel(request.task_id, "its caller went away", who)
+                    self._deliberations.cancel(task_id, "its caller went away", who)
                 )
             raise
         except MoothallError:

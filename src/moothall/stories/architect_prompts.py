@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from moothall.domain.codec import wrong
-from moothall.domain.ids import ROLES
+from moothall.domain.ids import ROLES, TaskId
 from moothall.domain.plan import AtomicTask, Story
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import InvalidRequest
@@ -34,13 +34,13 @@ class _Answer(BaseModel):
     tasks: tuple[Outline, ...] = Field(min_length=1)
 
 
-def design_task(plan_id: str) -> str:
+def design_task(plan_id: str) -> TaskId:
     """Return the id of the deliberation that derives the tasks of a plan."""
-    return f"design-{plan_id.removeprefix('plan-')}"
+    return TaskId(f"design-{plan_id.removeprefix('plan-')}")
 
 
 def design_request(
-    story: Story, task_id: str, plan_id: str, *, seats: int, max_tasks: int, comment: str = ""
+    story: Story, task_id: TaskId, plan_id: str, *, seats: int, max_tasks: int, comment: str = ""
 ) -> DeliberationRequest:
     """Return the request to architects to divide a story into at most `max_tasks` tasks. `comment`
     is the comment with which the story moved to design.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sys import maxsize
 
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id
+from moothall.domain.ids import TaskId, check_task_id
 from moothall.domain.outcome import Outcome, Result
 from moothall.domain.plan import LineComment
 from moothall.errors import InvalidRequest, Refused
@@ -51,7 +51,7 @@ async def steer(
     `Deliberations.steer` raises.
     """
     check_role(who)
-    await deliberations.steer(check_id(task_id, "task_id"), message, who, key=key)
+    await deliberations.steer(check_task_id(task_id), message, who, key=key)
 
 
 async def pause(
@@ -61,7 +61,7 @@ async def pause(
     Raises `Refused`, and what `Deliberations.pause` raises.
     """
     check_role(who)
-    return await deliberations.pause(check_id(task_id, "task_id"), who, paused=paused)
+    return await deliberations.pause(check_task_id(task_id), who, paused=paused)
 
 
 async def remark(
@@ -78,9 +78,7 @@ async def remark(
     its diff has no such line.
     """
     card = await board.card(story_id, who)
-    outcome = await deliberations.result(
-        check_id(place.task_id or _check_task(card), "task_id"), who
-    )
+    outcome = await deliberations.result(check_task_id(place.task_id or _check_task(card)), who)
     if outcome.story_id != card.story.id:
         raise InvalidRequest(f"task {outcome.task_id} is not of story {card.story.id}")
     await remark_on(board, outcome, _find_line(outcome, place), text, who, key=key)
@@ -90,7 +88,7 @@ async def remark_on(
     board: Board, outcome: Outcome, line: DiffLine, text: str, who: Principal, *, key: str
 ) -> None:
     """Comment on a line in a diff of this outcome. Raises `NotFound`, `InvalidRequest`."""
-    on = LineComment(outcome.task_id, line.path, line.number, line.text, "")
+    on = LineComment(TaskId(outcome.task_id), line.path, line.number, line.text, "")
     await board.comment(outcome.story_id, text, who, key=key, line_comment=on)
 
 

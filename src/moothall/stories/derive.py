@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from moothall.domain.ids import check_id, digest, read_role
+from moothall.domain.ids import TaskId, check_id, digest, read_role
 from moothall.domain.plan import AtomicTask, LineComment, Story, Strategy
 from moothall.domain.task import Constraints
 from moothall.errors import InvalidRequest
@@ -51,7 +51,7 @@ def derive(
             f"max_tasks_per_role is {strategy.per_role}; allowed are whole numbers from 0 (one)"
         )
     tasks: list[AtomicTask] = []
-    predecessors: tuple[str, ...] = ()
+    predecessors: tuple[TaskId, ...] = ()
     for role in sort_roles(roles, strategy.order):
         criteria_groups = _groups(story.ac, strategy.per_role or 1)
         if len(tasks) + len(criteria_groups) > max_tasks:
@@ -59,10 +59,10 @@ def derive(
                 f"the plan has more than {max_tasks} tasks (limits.plan_tasks); lower "
                 "max_tasks_per_role"
             )
-        role_task_ids: list[str] = []
+        role_task_ids: list[TaskId] = []
         for number, criteria in enumerate(criteria_groups, 1):
             task = AtomicTask(
-                task_id=f"task-{digest(tenant, story.id, plan_id, role, str(number))[:16]}",
+                task_id=_task_id(tenant, story.id, plan_id, role, str(number)),
                 role=role,
                 description=_description(story, role, criteria, chars),
                 dependencies=predecessors
@@ -104,7 +104,7 @@ def repair_task(
         rejection += f"\n\nThis was said of lines of it, which are shown below:{remark_list}"
     rejection = rejection[: chars // 2]
     return AtomicTask(
-        task_id=f"task-{digest(tenant, story.id, plan_id, 'repair')[:16]}",
+        task_id=_task_id(tenant, story.id, plan_id, "repair"),
         role="dev",
         description=_description(story, "dev", story.ac, chars - len(rejection) - 2).rstrip()
         + f"\n\n{rejection}",
@@ -145,7 +145,7 @@ def check_plan(tasks: Iterable[AtomicTask], max_tasks: int) -> None:
     """Raise `InvalidRequest` unless there are at most `max_tasks` tasks, each with its own id and
     depending on earlier tasks only.
     """
-    task_ids: set[str] = set()
+    task_ids: set[TaskId] = set()
     for task in tasks:
         check_id(task.task_id, "task_id")
         read_role(task.role)
@@ -174,6 +174,10 @@ def _groups(criteria: Sequence[str], max_groups: int) -> list[tuple[str, ...]]:
         groups.append(tuple(criteria[start:end]))
         start = end
     return groups
+
+
+def _task_id(*parts: str) -> TaskId:
+    return TaskId(f"task-{digest(*parts)[:16]}")
 
 
 def _description(story: Story, role: str, criteria: Sequence[str], chars: int) -> str:

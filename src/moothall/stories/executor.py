@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from moothall.config import LimitSettings
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.identity import Principal
-from moothall.domain.ids import digest, key_of
+from moothall.domain.ids import TaskId, digest, key_of
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.plan import AtomicTask, Plan, Story
 from moothall.domain.task import Constraints, RepositoryRef
@@ -287,7 +287,7 @@ class StoryExecutor:
     async def _run_plan_tasks(self, plan: Plan, derived: Event) -> None:
         async with self._plan_slots:
             who = Principal(plan.actor, derived.tenant)
-            running: dict[str, asyncio.Task[_End]] = {}
+            running: dict[TaskId, asyncio.Task[_End]] = {}
             async with asyncio.TaskGroup() as group:
                 for task in plan.tasks:  # a task comes after those it depends on
                     predecessors = [running[name] for name in task.dependencies]

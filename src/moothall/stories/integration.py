@@ -41,8 +41,8 @@ async def run_deliberation(
     """
     while True:
         try:
-            await deliberations.submit(request, who)
-            return await deliberations.wait(request.task_id, who)
+            deliberation = await deliberations.submit(request, who)
+            return await deliberations.wait(deliberation.own_id, who)
         except Temporary as error:
             await asyncio.sleep(error.retry_after or _RETRY_SECONDS)
         except Permanent as error:

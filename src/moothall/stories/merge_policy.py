@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from moothall.domain.event import Event, EventType
 from moothall.domain.identity import Principal
+from moothall.domain.ids import TaskId
 from moothall.domain.outcome import Outcome
 from moothall.domain.repository import MergeResult
 from moothall.domain.task import Constraints, RepositoryRef
@@ -77,7 +78,7 @@ async def land(
         if not merged.commit_sha:
             return _failure_event(card, merged, result, chars)
         commit, branch = merged.commit_sha, merged.branch or branch
-        tasks = (*tasks, merged.task_id)
+        tasks = (*tasks, TaskId(merged.task_id))
     data = {
         "status": final_result.status,
         "branch": final_result.branch,
@@ -121,23 +122,27 @@ def _delivery_event(card: StoryState, data: dict[str, str]) -> Event:
     )
 
 
-def task_ids(history: Sequence[Event]) -> tuple[str, ...]:
+def task_ids(history: Sequence[Event]) -> tuple[TaskId, ...]:
     """Return the deliberations that a story's result comes from, since its design: those with a
     winner, and the checks of the whole.
     """
-    ids: list[str] = []
+    ids: list[TaskId] = []
     for event in history:
         tasks = event.data.get("tasks")
         if event.type is EventType.STORY_TRANSITIONED and event.data.get("to_state") == "design":
             ids = []
         elif event.type is EventType.PLAN_FINISHED and isinstance(tasks, dict):
-            ids += [str(name) for name, status in tasks.items() if str(status).lower() == COMPLETED]
+            ids += [
+                TaskId(str(name))
+                for name, status in tasks.items()
+                if str(status).lower() == COMPLETED
+            ]
         elif event.type is EventType.STORY_CHECKED and event.data.get("task_id"):
-            ids.append(str(event.data["task_id"]))
+            ids.append(TaskId(str(event.data["task_id"])))
     return tuple(dict.fromkeys(ids))
 
 
-def message(card: StoryState, tasks: Sequence[str]) -> str:
+def message(card: StoryState, tasks: Sequence[TaskId]) -> str:
     """Return the message of the merge commit: the story, the deliberations that it comes from, and
     who approved it.
     """

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moothall.domain.codec import wrong
 from moothall.domain.dependency_order import DependencyOrder
-from moothall.domain.ids import digest, read_role
+from moothall.domain.ids import TaskId, digest, read_role
 from moothall.domain.plan import AtomicTask, Story
 from moothall.domain.task import Constraints
 from moothall.errors import InvalidRequest
@@ -176,5 +176,5 @@ def _sort_by_dependencies(by_id: Mapping[str, Outline]) -> Sequence[str]:
     return tuple(DependencyOrder(needs, label="task", verb="builds on"))
 
 
-def _task_id(tenant: str, story: Story, plan_id: str, name: str) -> str:
-    return f"task-{digest(tenant, story.id, plan_id, 'architects', name)[:16]}"
+def _task_id(tenant: str, story: Story, plan_id: str, name: str) -> TaskId:
+    return TaskId(f"task-{digest(tenant, story.id, plan_id, 'architects', name)[:16]}")

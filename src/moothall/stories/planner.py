@@ -14,7 +14,7 @@ from moothall.config import LimitSettings
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Event, EventType, event_id
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, digest, key_of
+from moothall.domain.ids import TaskId, check_id, digest, key_of
 from moothall.domain.plan import (
     AtomicTask,
     Derivation,
@@ -78,7 +78,7 @@ class Planner:
         self._board = Board(bus)
         self._limits = limits
         self._check = check
-        self._plans: dict[tuple[str, str], Event] = {}
+        self._plans: dict[tuple[str, TaskId], Event] = {}
         """The plan that holds a task, by tenant and task id."""
         self._last_seq, self._read_lock = 0, asyncio.Lock()
 
@@ -187,7 +187,7 @@ class Planner:
         }.values():
             await self._check(task_request(task, self._limits), who)
 
-    async def is_waiting(self, task_id: str, who: Principal) -> bool:
+    async def is_waiting(self, task_id: TaskId, who: Principal) -> bool:
         """Return True if a task is in a plan that was published, or that will be when its story is
         built.
         """
@@ -514,7 +514,7 @@ def moves_to_planning(event: Event) -> bool:
     )
 
 
-def _outline(tasks: Sequence[AtomicTask]) -> list[tuple[str, tuple[str, ...]]]:
+def _outline(tasks: Sequence[AtomicTask]) -> list[tuple[TaskId, tuple[TaskId, ...]]]:
     return [(task.task_id, task.dependencies) for task in tasks]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from moothall.domain.event import Event, EventType, Recorded
+from moothall.domain.ids import TaskId
 from moothall.domain.plan import LineComment, Story
 from moothall.errors import InvalidRequest, Permanent
 from moothall.stories import coach
@@ -110,7 +111,12 @@ def remark(event: Event) -> LineComment | None:
         return None
     task_id, path, comment = values
     return LineComment(
-        task_id, path, line, str(data.get("quoted") or ""), comment, str(data.get("actor") or "")
+        TaskId(task_id),
+        path,
+        line,
+        str(data.get("quoted") or ""),
+        comment,
+        str(data.get("actor") or ""),
     )
 
 

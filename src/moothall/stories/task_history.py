@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moothall.domain.event import Event, EventType
+from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.status import TaskView
 from moothall.stories.architect_prompts import design_task
@@ -47,7 +48,7 @@ class RoundTask:
     """
 
     number: int
-    task_id: str
+    task_id: TaskId
     role: str
     description: str
     after: tuple[int, ...] = ()
@@ -79,13 +80,13 @@ class Round:
     actor: str
 
 
-def task_ids(history: Iterable[Event]) -> tuple[str, ...]:
+def task_ids(history: Iterable[Event]) -> tuple[TaskId, ...]:
     """Return the ids of all tasks that a story had."""
-    return tuple(str(task["task_id"]) for event in history for task in _tasks(event))
+    return tuple(TaskId(str(task["task_id"])) for event in history for task in _tasks(event))
 
 
 def rounds(
-    history: Sequence[Event], views: Mapping[str, TaskView], state: str
+    history: Sequence[Event], views: Mapping[TaskId, TaskView], state: str
 ) -> tuple[Round, ...]:
     """Return the rounds of a story in this state, oldest first. `views` maps task ids to the status
     of the tasks.
@@ -108,12 +109,12 @@ def rounds(
     return tuple(rounds_so_far)
 
 
-def _round(derived: Event, end: Mapping[str, Any], views: Mapping[str, TaskView]) -> Round:
+def _round(derived: Event, end: Mapping[str, Any], views: Mapping[TaskId, TaskView]) -> Round:
     tasks = _tasks(derived)
     statuses, errors = (
         value if isinstance(value := end.get(name), Mapping) else {} for name in ("tasks", "why")
     )
-    numbers = {str(task["task_id"]): number for number, task in enumerate(tasks, 1)}
+    numbers = {TaskId(str(task["task_id"])): number for number, task in enumerate(tasks, 1)}
     steps = []
     for task_id, number in numbers.items():
         task, view = tasks[number - 1], views.get(task_id)

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from moothall.domain.codec import load
 from moothall.domain.event import EventType
 from moothall.domain.identity import Principal
-from moothall.domain.ids import own_id
+from moothall.domain.ids import TaskId, check_task_id, own_id
 from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound, Refused
@@ -21,8 +21,8 @@ def of_tasks(deliberations: Deliberations) -> Find:
     """
 
     async def find(workspace: str, principal: Principal) -> PendingWorkspace | None:
-        task_id = own_id(workspace, principal.tenant)
         try:
+            task_id = check_task_id(own_id(workspace, principal.tenant))
             deliberation = await _request_of(deliberations, task_id, principal)
             outcome = await deliberations.result(task_id, principal)
         except (NotFound, InvalidRequest):
@@ -44,7 +44,7 @@ def of_tasks(deliberations: Deliberations) -> Find:
 
 
 async def _request_of(
-    deliberations: Deliberations, task_id: str, principal: Principal
+    deliberations: Deliberations, task_id: TaskId, principal: Principal
 ) -> Deliberation:
     """Return a deliberation as it was requested. Raises `NotFound`."""
     async with aclosing(deliberations.watch(task_id, 0, principal)) as events:

@@ -21,7 +21,7 @@ from moothall.authorization.tokens import Capability, Tokens, request_digest
 from moothall.concurrency import seconds_until
 from moothall.config import GuardSettings
 from moothall.domain.identity import Principal
-from moothall.domain.ids import key_of, own_id, read_role
+from moothall.domain.ids import TaskKey, key_of, own_id, read_role
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import (
@@ -243,7 +243,7 @@ class ToolSessions:
             CallContext(
                 principal=who,
                 tenant=who.tenant,
-                task_id=name,
+                task_id=TaskKey(name),
                 seat=SEAT,
                 role=role,
                 grant=self._gateway.grant_for(

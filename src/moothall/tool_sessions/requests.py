@@ -13,7 +13,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from moothall.authorization.audit import AuditEntry, AuditLog
 from moothall.domain.codec import dump, wrong
 from moothall.domain.event import EventType, Recorded
-from moothall.domain.ids import check_key
+from moothall.domain.ids import TaskKey, check_key
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Permanent, Refused
@@ -123,7 +123,7 @@ class Requests:
         self, workspace: str, request_id: str, tool: str, status: ToolStatus, error: Permanent
     ) -> None:
         """Publish the result of a request that never reached the gateway."""
-        entry = AuditEntry(_UNKNOWN, _UNKNOWN, workspace, SEAT, request_id, tool, "")
+        entry = AuditEntry(_UNKNOWN, _UNKNOWN, TaskKey(workspace), SEAT, request_id, tool, "")
         audit_id = await self.audit.append(entry)
         result = ToolResult(
             request_id, tool[:100], status, error=error.message[:2000], audit_id=audit_id

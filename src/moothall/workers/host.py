@@ -32,7 +32,7 @@ from moothall.domain.codec import dump, load
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.fleet import FLEET, Held, HostState
 from moothall.domain.identity import Principal
-from moothall.domain.ids import ROLES
+from moothall.domain.ids import ROLES, TaskKey
 from moothall.domain.pauses import Pauses
 from moothall.domain.task import Deliberation, check_deliberation
 from moothall.domain.topic import Channel, deliberation_topics
@@ -110,10 +110,10 @@ class Host:
     """
     node: str = ""
     """Where it runs, as its fleet knows that machine."""
-    _running: dict[str, _Running] = field(default_factory=dict)
-    _taken: dict[str, int] = field(default_factory=dict)
+    _running: dict[TaskKey, _Running] = field(default_factory=dict)
+    _taken: dict[TaskKey, int] = field(default_factory=dict)
     """By which delivery others have taken up what was delivered before."""
-    _begun: LRUCache[str, None] = field(default_factory=lambda: LRUCache(_TAKEN_KEPT))
+    _begun: LRUCache[TaskKey, None] = field(default_factory=lambda: LRUCache(_TAKEN_KEPT))
     """What was in hand here: the bus may give it out as new once more, had it lost its ack."""
     _beat: float = field(default_factory=time.monotonic)
     _self: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -140,7 +140,7 @@ class Host:
         self, _request: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], bytes]:
         """Say how this host is."""
-        held = tuple(Held(task_id, running.since) for task_id, running in self._running.items())
+        held = tuple(Held(task_key, running.since) for task_key, running in self._running.items())
         return dump(
             HostState(self.name, self.node or platform.node(), os.getpid(), self._began, held)
         ), b""
@@ -157,30 +157,30 @@ class Host:
 
     async def _listen_for_cancels(self) -> None:
         async for data in self.bus.signals(Channel.CANCEL.all):
-            self._stop(str(data.get("task_id", "")))
+            self._stop(TaskKey(str(data.get("task_id", ""))))
 
     async def _listen_for_words(self) -> None:
         async for data in self.bus.signals(Channel.STEER.all):
-            task_id = str(data.get("task_id", ""))
-            if (running := self._running.get(task_id)) is not None:
+            task_key = TaskKey(str(data.get("task_id", "")))
+            if (running := self._running.get(task_key)) is not None:
                 with suppress(Temporary):  # the next look hears it
-                    await self._hear(task_id, running)
+                    await self._hear(task_key, running)
 
     async def _listen_for_takers(self) -> None:
         async for data in self.bus.signals(Channel.TAKEN.all):
-            task_id, deliveries = str(data.get("task_id", "")), data.get("deliveries")
-            running = self._running.get(task_id)
+            task_key, deliveries = TaskKey(str(data.get("task_id", ""))), data.get("deliveries")
+            running = self._running.get(task_key)
             if data.get("host") == self._self or not isinstance(deliveries, int):
                 continue
-            self._taken[task_id] = max(deliveries, self._taken.pop(task_id, 0))
+            self._taken[task_key] = max(deliveries, self._taken.pop(task_key, 0))
             while len(self._taken) > _TAKEN_KEPT:
                 del self._taken[next(iter(self._taken))]
             if running is not None and deliveries > running.deliveries:
                 log.warning(
-                    "another host has taken this up; leaving it to that one", task_id=task_id
+                    "another host has taken this up; leaving it to that one", task_id=task_key
                 )
                 running.lost = True
-                self._stop(task_id, HOST_STOPS)
+                self._stop(task_key, HOST_STOPS)
 
     async def _keep_beating(self) -> None:
         while True:
@@ -195,18 +195,18 @@ class Host:
         stood, self._beat = now - self._beat, now
         if stood <= self.still_seconds:
             return
-        for task_id, running in self._running.items():
+        for task_key, running in self._running.items():
             log.warning(
                 "stood still for too long; leaving this to whoever has it now",
-                task_id=task_id,
+                task_id=task_key,
                 seconds=round(stood),
             )
             running.lost = True
-            self._stop(task_id, HOST_STOPS)
+            self._stop(task_key, HOST_STOPS)
 
-    def _ours(self, task_id: str) -> bool:
+    def _ours(self, task_key: TaskKey) -> bool:
         self._awake()
-        running = self._running.get(task_id)
+        running = self._running.get(task_key)
         return running is not None and not running.lost
 
     async def _look_for_ends(self) -> None:
@@ -219,30 +219,30 @@ class Host:
             now = time.monotonic()
             if everything := now - looked >= self.look_seconds:
                 looked = now
-            for task_id, running in list(self._running.items()):
+            for task_key, running in list(self._running.items()):
                 if not everything and running.unseen_from > now:
                     continue
                 running.unseen_from = math.inf
                 try:
-                    over = await self._hear(task_id, running)
+                    over = await self._hear(task_key, running)
                 except Temporary as error:
                     log.info(
-                        "could not look whether it is over", task_id=task_id, reason=error.message
+                        "could not look whether it is over", task_id=task_key, reason=error.message
                     )
                     break
                 if over is not None:
                     self._stop(
-                        task_id, None if over is EventType.DELIBERATION_CANCELLED else HOST_STOPS
+                        task_key, None if over is EventType.DELIBERATION_CANCELLED else HOST_STOPS
                     )
 
-    async def _hear(self, task_id: str, running: _Running) -> EventType | None:
+    async def _hear(self, task_key: TaskKey, running: _Running) -> EventType | None:
         """Give it what was said to it, and that it is paused or goes on; return how it is over, if
         it is.
         """
         events = [
             item.event
             async for item in self.bus.replay(
-                (Channel.RESPONSES.of(task_id), Channel.WORDS.of(task_id))
+                (Channel.RESPONSES.of(task_key), Channel.WORDS.of(task_key))
             )
         ]
         for event in events:
@@ -253,8 +253,8 @@ class Host:
         running.heed(Pauses.of(events))
         return None
 
-    def _stop(self, task_id: str, message: str | None = None) -> None:
-        running = self._running.get(task_id)
+    def _stop(self, task_key: TaskKey, message: str | None = None) -> None:
+        running = self._running.get(task_key)
         if running is not None:
             running.task.cancel(message)
 
@@ -263,9 +263,9 @@ class Host:
         the pulling.
         """
         deliberation = check_deliberation(load(Deliberation, recorded.event.data))
-        task_id = deliberation.task_id
+        task_key = deliberation.task_id
         deliveries = int(recorded.extra.get("deliveries", "1"))
-        while (known := self._running.get(task_id)) is not None:
+        while (known := self._running.get(task_key)) is not None:
             # Delivered again while it runs here: this delivery ends as that one does, or an ack
             # would lose the work.
             known.deliveries = max(known.deliveries, deliveries)
@@ -275,17 +275,17 @@ class Host:
                 return
             await asyncio.sleep(0)  # until whoever ran it has let go
         self._yield_to_later(
-            task_id, deliveries
+            task_key, deliveries
         )  # it came while this host stood still, and again to another
         # Known before anything is awaited, so that no cancel is missed.
-        fresh = deliveries == 1 and "fresh" in recorded.extra and task_id not in self._begun
-        self._begun[task_id] = None
+        fresh = deliveries == 1 and "fresh" in recorded.extra and task_key not in self._begun
+        self._begun[task_key] = None
         task = asyncio.create_task(
             self._take_up(deliberation, deliveries, recorded.event, fresh=fresh),
-            name=f"deliberation-{task_id}",
+            name=f"deliberation-{task_key}",
         )
         unseen_from = time.monotonic() + _UNSEEN_SECONDS if fresh else math.inf
-        running = self._running[task_id] = _Running(task, deliveries, unseen_from)
+        running = self._running[task_key] = _Running(task, deliveries, unseen_from)
         self._show_oldest()
         try:
             await asyncio.wait({task})
@@ -297,19 +297,19 @@ class Host:
             await asyncio.wait({task})
             raise
         finally:
-            del self._running[task_id]
+            del self._running[task_key]
             self._show_oldest()
         if running.lost:
-            raise Superseded(f"{task_id} was taken up by another host")
+            raise Superseded(f"{task_key} was taken up by another host")
         _end_of(task)
 
-    def _yield_to_later(self, task_id: str, deliveries: int) -> None:
-        if deliveries < self._taken.get(task_id, 0):
-            raise Superseded(f"{task_id} was taken up by another host")
+    def _yield_to_later(self, task_key: TaskKey, deliveries: int) -> None:
+        if deliveries < self._taken.get(task_key, 0):
+            raise Superseded(f"{task_key} was taken up by another host")
 
-    async def _remember(self, task_id: str) -> list[Event]:
+    async def _remember(self, task_key: TaskKey) -> list[Event]:
         """Return what was recorded of this deliberation before."""
-        return [item.event async for item in self.bus.replay(deliberation_topics(task_id))]
+        return [item.event async for item in self.bus.replay(deliberation_topics(task_key))]
 
     async def _take_up(
         self, deliberation: Deliberation, deliveries: int, request: Event, *, fresh: bool

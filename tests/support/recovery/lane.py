@@ -19,6 +19,7 @@ from moothall.app.repositories import trusted_repositories
 from moothall.config import BusSettings
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
+from moothall.domain.ids import TaskKey
 from moothall.domain.outcome import Outcome
 from moothall.domain.topic import Channel, deliberation_topics
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
@@ -136,7 +137,7 @@ class Lane:
         outcome: Outcome | None = None
         async with asyncio.TaskGroup() as group:
             async for item in self.bus.follow(
-                (*deliberation_topics(task_id), Channel.TOOLS.all), after
+                (*deliberation_topics(TaskKey(task_id)), Channel.TOOLS.all), after
             ):
                 event = item.event
                 if event.data.get("task_id") != task_id:

@@ -12,7 +12,9 @@ import pytest
 from moothall.agents.loading import check_order
 from moothall.agents.runner import AgentRun, State
 from moothall.agents.specs import Spec
+from moothall.api.remote import Submitted
 from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.task import DeliberationRequest, RepositoryRef
@@ -60,11 +62,12 @@ class FakeDeliberations:
         self.go = asyncio.Event()
         self.go.set()
 
-    async def submit(self, request: DeliberationRequest, who: Principal) -> None:
+    async def submit(self, request: DeliberationRequest, who: Principal) -> Submitted:
         assert who == LOCAL
         self.requests.append(request)
         self.now += 1
         self.most = max(self.most, self.now)
+        return Submitted(TaskId(request.task_id))
 
     async def wait(self, task_id: str, who: Principal) -> Outcome:
         await self.go.wait()

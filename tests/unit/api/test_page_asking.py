@@ -15,6 +15,7 @@ from moothall.collector.overview import Overview
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
 from moothall.domain.identity import LOCAL
+from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import DeliberationRequest, Fork
 from moothall.orchestrator.planning import Defaults
@@ -153,4 +154,6 @@ async def test_what_others_asked_is_theirs(app: SignedIn) -> None:
         "/ask", form=form, key="k", question="What did they ask?", follows="first"
     )
     assert (got.status, "no deliberation" in got.text) in {(400, True), (403, False)}
-    assert (await app.deliberations.result("first", LOCAL)).status is DeliberationStatus.COMPLETED
+    assert (
+        await app.deliberations.result(TaskId("first"), LOCAL)
+    ).status is DeliberationStatus.COMPLETED

@@ -23,6 +23,7 @@ from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.identity import LOCAL
+from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import LineComment
 from moothall.domain.proposal import SeatOutcome, SeatStatus
@@ -271,7 +272,9 @@ async def test_something_is_said_of_a_line_which_the_diff_names(app: App) -> Non
     )
     (card,) = await app.browser.dependencies.board.cards(LOCAL)
     assert card.remarks == (
-        LineComment(TASK, "u.py", 2, f"+{HOSTILE}", f"Say it in French. {HOSTILE}", LOCAL.name),
+        LineComment(
+            TaskId(TASK), "u.py", 2, f"+{HOSTILE}", f"Say it in French. {HOSTILE}", LOCAL.name
+        ),
     )
     assert f"Say it in French. {SHOWN}" in await app.shown()
     assert "u.py, line 2" in (await app.browser.get(f"/stories/{story_id}")).text
@@ -430,10 +433,10 @@ async def test_a_story_says_what_became_of_its_tasks_and_draws_them(app: App) ->
 def test_tasks_are_drawn_below_what_they_build_on() -> None:
     drawn = draw(
         [
-            RoundTask(1, "a", "dev", ""),
-            RoundTask(2, "b", "dev", ""),
-            RoundTask(3, "c", "qa", "", (1, 2)),
-            RoundTask(4, "d", "qa", "", (1, 3, 9)),
+            RoundTask(1, TaskId("a"), "dev", ""),
+            RoundTask(2, TaskId("b"), "dev", ""),
+            RoundTask(3, TaskId("c"), "qa", "", (1, 2)),
+            RoundTask(4, TaskId("d"), "qa", "", (1, 3, 9)),
         ]
     )
     rows = [box.y for box in drawn.boxes]

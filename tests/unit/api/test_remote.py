@@ -17,6 +17,7 @@ import pytest
 from moothall.api.remote import RemoteKernel, remote_kernel
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
+from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.errors import (
@@ -75,9 +76,11 @@ async def test_a_task_from_its_prompt_to_its_end(
             duration_ms=2**40,
         )
         await deliberations.decide(outcome)
-        assert await kernel.wait("task-1", LOCAL) == outcome
-        assert await kernel.result("task-1", LOCAL) == outcome
-        assert await kernel.cancel("task-1", "too late", LOCAL) is DeliberationStatus.COMPLETED
+        assert await kernel.wait(TaskId("task-1"), LOCAL) == outcome
+        assert await kernel.result(TaskId("task-1"), LOCAL) == outcome
+        assert (
+            await kernel.cancel(TaskId("task-1"), "too late", LOCAL) is DeliberationStatus.COMPLETED
+        )
 
 
 @pytest.mark.skipif(
@@ -110,11 +113,13 @@ async def test_a_council_is_asked_of_a_door_that_has_no_kernel(
     """As the role `api` serves it."""
     async with serving(deliberations) as app, remote_kernel(app.server.target, TOKEN) as kernel:
         await kernel.submit(replace(REQUESTED, protocol="vote"), LOCAL)
-        following = asyncio.create_task(kernel.wait("task-1", LOCAL))
+        following = asyncio.create_task(kernel.wait(TaskId("task-1"), LOCAL))
         outcome = Outcome("task-1", DeliberationStatus.COMPLETED, final_state="none")
         await deliberations.decide(outcome)
         assert await following == outcome
-        assert await kernel.cancel("task-1", "too late", LOCAL) is DeliberationStatus.COMPLETED
+        assert (
+            await kernel.cancel(TaskId("task-1"), "too late", LOCAL) is DeliberationStatus.COMPLETED
+        )
 
 
 async def test_what_the_server_says_is_said_in_our_errors(
@@ -135,7 +140,7 @@ async def test_what_the_server_says_is_said_in_our_errors(
             await outsider.submit(REQUESTED, LOCAL)
         assert refused.value.code == "UNAUTHENTICATED"
         with pytest.raises(NotFound):
-            await eve.wait("task-1", LOCAL)
+            await eve.wait(TaskId("task-1"), LOCAL)
         with pytest.raises(InvalidRequest, match="task is empty"):
             await kernel.submit(replace(REQUESTED, description=" ", task_id="task-2"), LOCAL)
         for wrong in (
@@ -191,7 +196,9 @@ async def test_a_lost_server_is_found_again_and_nothing_is_seen_twice(
             await deliberations.record(
                 "task-1", EventType.SEAT_TURN, {"task_id": "task-1", "turn": 1}
             )
-            events = await later.enter_async_context(aclosing(kernel.watch("task-1", 0, LOCAL)))
+            events = await later.enter_async_context(
+                aclosing(kernel.watch(TaskId("task-1"), 0, LOCAL))
+            )
             seen = [(await anext(events)).seq, (await anext(events)).seq]
         waiting = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0.2)

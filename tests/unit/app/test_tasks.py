@@ -18,6 +18,7 @@ from moothall.config import LimitSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.fleet import FLEET, HostState
+from moothall.domain.ids import TaskId, TaskKey
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.task import Deliberation, RepositoryRef
@@ -36,7 +37,7 @@ SEATS = ("agent-dev-001", "agent-dev-002")
 def request_event(task: str, repository: str = "sample", deadline: datetime = NOW) -> Event:
     about = RepositoryRef(id=repository) if repository else None
     d = Deliberation(
-        task, "Add hello_world()", "dev", "vote", SEATS, 0, deadline, 2, repository=about
+        TaskKey(task), "Add hello_world()", "dev", "vote", SEATS, 0, deadline, 2, repository=about
     )
     return new_event(EventType.DELIBERATION_REQUESTED, task, dump(d), time=NOW.isoformat())
 
@@ -79,7 +80,7 @@ async def test_what_is_under_way_is_read_from_the_log_alone() -> None:
     ]
     assert [view.task_id for view in await tasks.latest("live")] == ["task-b2"]
     assert [view.task_id for view in await tasks.latest("ended")] == ["task-a1"]
-    assert await tasks.repository("task-b2") == RepositoryRef(id="sample")
+    assert await tasks.repository(TaskId("task-b2")) == RepositoryRef(id="sample")
 
 
 async def test_the_end_of_one_that_is_paused_is_not_waited_for() -> None:
@@ -97,9 +98,9 @@ async def test_the_end_of_one_that_is_paused_is_not_waited_for() -> None:
     )
     bus, tasks = await tasks_of(request_event("task-a1"), paused)
     with pytest.raises(InvalidRequest, match="task-a1 is paused: let it go on"):
-        await tasks.check_not_paused("task-a1")
+        await tasks.check_not_paused(TaskId("task-a1"))
     await bus.publish(goes_on)
-    await tasks.check_not_paused("task-a1")
+    await tasks.check_not_paused(TaskId("task-a1"))
 
 
 async def test_a_task_is_found_by_its_beginning_and_the_latest_by_nothing() -> None:
@@ -160,7 +161,7 @@ async def test_on_a_bus_of_its_own_a_cancel_waits_for_who_decides(tmp_path: Path
             assert messages == [
                 "it is cancelled, but whoever works on it has not confirmed that yet"
             ]
-            assert await decision(bus, "task-a1") is None
+            assert await decision(bus, TaskKey("task-a1")) is None
             async with open_log(shared, messages.append, alone=False):
                 pass  # like `log tail --follow`
         messages = []
@@ -181,13 +182,13 @@ async def test_only_what_has_ended_can_be_forgotten_and_then_all_of_it() -> None
         request_event("task-a1"), request_event("task-b2"), decided("task-a1")
     )
     with pytest.raises(InvalidRequest, match="`moothall cancel task-b2` first"):
-        await tasks.forget("task-b2")
-    await tasks.forget("task-a1")
+        await tasks.forget(TaskId("task-b2"))
+    await tasks.forget(TaskId("task-a1"))
     assert await tasks.ids() == ["task-b2"]
     assert await bus.get("task-a1") is None
     assert [view.task_id for view in await tasks.latest()] == ["task-b2"]
     with pytest.raises(NotFound):
-        await tasks.outcome("task-a1")
+        await tasks.outcome(TaskId("task-a1"))
 
 
 @pytest.mark.parametrize(

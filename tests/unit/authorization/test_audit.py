@@ -24,12 +24,19 @@ from moothall.authorization.audit_chain import (
     render_head,
     render_record,
 )
+from moothall.domain.ids import TaskKey
 from moothall.errors import AuditUnavailable
 
 
 def entry(number: int = 1, tenant: str = "local") -> AuditEntry:
     return AuditEntry(
-        tenant, "ann", "task-1", "agent-dev-001", f"request-{number}", "files.read", "0" * 64
+        tenant,
+        "ann",
+        TaskKey("task-1"),
+        "agent-dev-001",
+        f"request-{number}",
+        "files.read",
+        "0" * 64,
     )
 
 

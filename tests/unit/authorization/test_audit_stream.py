@@ -12,6 +12,7 @@ from moothall.authorization.audit import AuditEntry, AuditLog, verify_all
 from moothall.authorization.audit_chain import Head, StreamChains, head_mac, head_path
 from moothall.authorization.audit_stream import read_stream_chains
 from moothall.domain.event import Event, EventType, Recorded
+from moothall.domain.ids import TaskKey
 from moothall.domain.secrets import HOLE
 from moothall.errors import BusUnavailable
 
@@ -20,7 +21,13 @@ KEY = b"k" * 32
 
 def entry(number: int, tenant: str = "local") -> AuditEntry:
     return AuditEntry(
-        tenant, "ann", "task-1", "agent-dev-001", f"request-{number}", "files.read", "0" * 64
+        tenant,
+        "ann",
+        TaskKey("task-1"),
+        "agent-dev-001",
+        f"request-{number}",
+        "files.read",
+        "0" * 64,
     )
 
 

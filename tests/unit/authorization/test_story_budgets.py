@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from moothall.authorization.story_budgets import BUCKET, BudgetReservation, StoryBudgets
 from moothall.config import LimitSettings
 from moothall.domain.budget import Amount, Budget, Ledger, Usage
+from moothall.domain.ids import TaskKey
 from moothall.errors import BudgetExceeded
 from moothall.testing.bus import MemoryBus
 
@@ -33,7 +34,7 @@ async def test_processes_at_once_never_overspend(
     bus = MemoryBus()
     apps = [StoryBudgets(bus.bucket(BUCKET), LimitSettings()) for _ in range(5)]
     purses = [
-        app.reservation("story-1", "local", f"task-{number}", Budget(tokens=tokens))
+        app.reservation("story-1", "local", TaskKey(f"task-{number}"), Budget(tokens=tokens))
         for number, app in enumerate(apps)
     ]
     ledgers = [Ledger(Budget()) for _ in purses]
@@ -74,7 +75,7 @@ async def _draw(reservation: BudgetReservation, ledger: Ledger, call: str, token
 async def test_just_as_many_calls_go_as_there_is_room_for() -> None:
     accounts = StoryBudgets(MemoryBus().bucket(BUCKET), LimitSettings())
     reservation, ledger = (
-        accounts.reservation("story-1", "local", "task-1", Budget(tokens=500)),
+        accounts.reservation("story-1", "local", TaskKey("task-1"), Budget(tokens=500)),
         Ledger(Budget()),
     )
 
@@ -94,7 +95,7 @@ async def test_what_was_spent_before_a_crash_counts_once() -> None:
     budget = Budget(tokens=300)
     first, ledger = (
         StoryBudgets(bus.bucket(BUCKET), LimitSettings()).reservation(
-            "story-1", "local", "task-1", budget
+            "story-1", "local", TaskKey("task-1"), budget
         ),
         Ledger(Budget()),
     )
@@ -102,7 +103,7 @@ async def test_what_was_spent_before_a_crash_counts_once() -> None:
     again = Ledger(Budget())
     again.settle("a", Usage(prompt_tokens=80, calls=1))  # replayed
     accounts = StoryBudgets(bus.bucket(BUCKET), LimitSettings())
-    second = accounts.reservation("story-1", "local", "task-1", budget)
+    second = accounts.reservation("story-1", "local", TaskKey("task-1"), budget)
     await _draw(second, again, "b", 100)
     spent, reserved, remaining = await _book(accounts, 300)
     assert spent == 80
@@ -117,13 +118,16 @@ async def test_a_story_without_a_budget_has_the_houses_and_one_of_another_tenant
     accounts = StoryBudgets(
         MemoryBus().bucket(BUCKET), LimitSettings(story_tokens=50, story_calls=2)
     )
-    reservation = accounts.reservation("story-1", "local", "task-1", Budget())
+    reservation = accounts.reservation("story-1", "local", TaskKey("task-1"), Budget())
     with pytest.raises(BudgetExceeded, match="story's budget of 50 tokens"):
         await _draw(reservation, Ledger(Budget()), "a", 51)
     ledger = Ledger(Budget())
     await _draw(reservation, ledger, "a", 50)
     await _draw(
-        accounts.reservation("story-1", "acme", "task-1", Budget()), Ledger(Budget()), "a", 50
+        accounts.reservation("story-1", "acme", TaskKey("task-1"), Budget()),
+        Ledger(Budget()),
+        "a",
+        50,
     )
     book = await accounts.of("story-1", "acme", Budget(calls=9))
     assert (book.limit, book.reserved.tokens) == (Amount(50, 9), 50)
@@ -134,7 +138,7 @@ async def test_a_call_within_what_is_granted_asks_nobody() -> None:
     bucket = bus.bucket(BUCKET)
     reservation, ledger = (
         StoryBudgets(bucket, LimitSettings()).reservation(
-            "story-1", "local", "task-1", Budget(tokens=100_000)
+            "story-1", "local", TaskKey("task-1"), Budget(tokens=100_000)
         ),
         Ledger(Budget()),
     )

@@ -17,6 +17,7 @@ from moothall.cli.documents import (
 )
 from moothall.domain.codec import dump
 from moothall.domain.evidence import Verdict
+from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.status import TaskView
 from moothall.ranking.baseline import CheckRow
@@ -55,7 +56,11 @@ def test_the_schemas_are_those_of_the_code() -> None:
         ("check", dump(CHECKED)),
         (
             "list",
-            dump(TasksDocument(served=True, tasks=(TaskView("t", DeliberationStatus.PENDING),))),
+            dump(
+                TasksDocument(
+                    served=True, tasks=(TaskView(TaskId("t"), DeliberationStatus.PENDING),)
+                )
+            ),
         ),
         (
             "clean",

@@ -12,6 +12,7 @@ from moothall.collector.fold import DeliberationState, fold
 from moothall.domain.budget import Usage
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
+from moothall.domain.ids import TaskKey
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.proposal import SeatStatus
 from moothall.errors import InvalidRequest
@@ -103,7 +104,7 @@ def test_the_proven_candidate_wins() -> None:
 
 def test_ready_only_when_all_finished_or_cancelled_or_the_time_is_up() -> None:
     events = full().events
-    assert not is_ready(DeliberationState("task-a"), LATE)
+    assert not is_ready(DeliberationState(TaskKey("task-a")), LATE)
     assert not is_ready(state_of(events[:-1]), SOON)
     assert not is_ready(state_of(events[:-1]), DEADLINE + timedelta(seconds=9))
     assert is_ready(state_of(events[:-1]), DEADLINE + timedelta(seconds=10))
@@ -254,7 +255,7 @@ def test_the_document_while_it_runs() -> None:
     assert waiting is not None
     assert running is not None
     assert (waiting.status, running.status, running.agent_count) == ("PENDING", "IN_PROGRESS", 3)
-    assert pending_outcome(DeliberationState("task-a")) is None
+    assert pending_outcome(DeliberationState(TaskKey("task-a"))) is None
 
 
 @pytest.mark.parametrize(
@@ -283,7 +284,7 @@ def test_a_malformed_event_is_refused_by_name(
     kind: EventType, data: dict[str, object], named: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=named):
-        fold(DeliberationState("task-a"), new_event(kind, "task-a", data))
+        fold(DeliberationState(TaskKey("task-a")), new_event(kind, "task-a", data))
 
 
 @pytest.mark.parametrize("time", ["yesterday", "0001-01-01T00:00:00+10:00"])
@@ -305,4 +306,4 @@ def test_a_deadline_at_the_end_of_time_is_none(deadline: str) -> None:
 
 def test_deciding_what_nobody_asked_for_is_a_bug() -> None:
     with pytest.raises(ValueError, match="never requested"):
-        decide(DeliberationState("task-a"))
+        decide(DeliberationState(TaskKey("task-a")))

@@ -14,6 +14,7 @@ from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.observer import Observer
 from moothall.config import LimitSettings
 from moothall.domain.event import EventType, new_event
+from moothall.domain.ids import TaskKey
 from moothall.testing.bus import MemoryBus
 from support.story import START, Remembering, full
 
@@ -50,7 +51,7 @@ async def test_it_knows_what_was_asked_for_before_it_came_and_forgets_what_is_de
         )
         await until(lambda: all(state.pauses.is_paused for state in observer.states()))
         late = Observer(bus)
-        await late._load("task-a")
+        await late._load(TaskKey("task-a"))
         assert [state.pauses.is_paused for state in late.states()] == [True]
         data = {"task_id": "task-a", "number": 1}
         await bus.publish(

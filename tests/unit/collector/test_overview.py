@@ -10,6 +10,7 @@ from moothall.collector.overview import Overview, live_view
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import TaskId, TaskKey
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.proposal import Proposal, SeatOutcome, SeatStatus
 from moothall.domain.task import Deliberation, RepositoryRef
@@ -23,7 +24,7 @@ ONE, TWO = "agent-dev-001", "agent-dev-002"
 
 def request_event(task: str, tenant: str = "local") -> Event:
     d = Deliberation(
-        task,
+        TaskKey(task),
         "Add hello_world()",
         "dev",
         "vote",
@@ -140,10 +141,10 @@ async def test_live_and_failed_tasks_of_the_tenant_alone() -> None:
     assert [view.task_id for view in await overview.list_tasks(LOCAL, "live")] == ["task-1"]
     assert [view.task_id for view in await overview.list_tasks(LOCAL, "ended", 1)] == ["task-3"]
     assert {view.task_id for view in await overview.list_tasks(EVE)} == {"task-8", "task-9"}
-    assert (await overview.get_task("task-2", LOCAL)) == failed
+    assert (await overview.get_task(TaskId("task-2"), LOCAL)) == failed
     for task, principal in (("task-2", EVE), ("task-9", LOCAL), ("nothing", LOCAL)):
         with pytest.raises(NotFound):
-            await overview.get_task(task, principal)
+            await overview.get_task(TaskId(task), principal)
 
 
 async def test_what_is_decided_is_not_live_any_more_though_the_collector_still_has_it() -> None:

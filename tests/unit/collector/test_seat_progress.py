@@ -9,6 +9,7 @@ from moothall.collector.progress import Progress, apply_event
 from moothall.collector.seat_progress import ENDED
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import TaskId
 from moothall.errors import NotFound
 from moothall.testing.bus import MemoryBus
 from support.story import SEATS, Story, full
@@ -113,18 +114,18 @@ async def test_who_looks_again_sees_what_came_since_and_another_tenant_sees_noth
     bus, events = MemoryBus(), full().events
     overview = Overview(bus, tuple)
     with pytest.raises(NotFound):
-        await overview.get_progress("task-a", LOCAL)
+        await overview.get_progress(TaskId("task-a"), LOCAL)
     for event in events[:5]:
         await bus.publish(event)
-    before = await overview.get_progress("task-a", LOCAL)
+    before = await overview.get_progress(TaskId("task-a"), LOCAL)
     for event in events[5:]:
         await bus.publish(event)
-    after = await overview.get_progress("task-a", LOCAL)
+    after = await overview.get_progress(TaskId("task-a"), LOCAL)
     assert before.percent < after.percent
     assert after.percent == progress_of(events).percent
     assert all(lane.activity == ENDED for lane in after.seats.values())
     with pytest.raises(NotFound):
-        await overview.get_progress("task-a", Principal("eve", "elsewhere"))
+        await overview.get_progress(TaskId("task-a"), Principal("eve", "elsewhere"))
 
 
 def test_of_text_nothing_is_re_checked() -> None:

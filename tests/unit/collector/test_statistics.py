@@ -10,6 +10,7 @@ from moothall.domain.codec import dump
 from moothall.domain.council import CouncilConfig
 from moothall.domain.event import EventType, new_event
 from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import TaskKey
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.task import Deliberation
@@ -52,7 +53,16 @@ async def ended(
 def running(number: int, role: str = "dev", tenant: str = "local") -> Deliberation:
     seats = (f"agent-{role}-001", f"agent-{role}-002")
     return Deliberation(
-        f"task-{number}", "x", role, "vote", seats, 0, NOW, 1, tenant=tenant, origin="orchestrate"
+        TaskKey(f"task-{number}"),
+        "x",
+        role,
+        "vote",
+        seats,
+        0,
+        NOW,
+        1,
+        tenant=tenant,
+        origin="orchestrate",
     )
 
 

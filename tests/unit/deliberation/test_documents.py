@@ -11,6 +11,7 @@ import pytest
 
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
+from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import Story
 from moothall.domain.task import DocumentKind
@@ -134,7 +135,7 @@ async def test_in_blocks_a_document_stands_in_the_end(council: Any) -> None:
 async def test_architects_and_the_coach_ask_for_documents() -> None:
     assert (
         design_request(
-            Story("story-1", "Export"), "design-1", "plan-1", seats=3, max_tasks=8
+            Story("story-1", "Export"), TaskId("design-1"), "plan-1", seats=3, max_tasks=8
         ).document
         == "plan"
     )

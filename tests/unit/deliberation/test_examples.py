@@ -16,6 +16,7 @@ from moothall.deliberation.examples import find_broken_examples, read_docstring_
 from moothall.deliberation.turns import FUNCTION_BREAKS_EXAMPLES, FUNCTION_FAILS
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
+from moothall.domain.ids import TaskKey
 from support.council import ONE, of, outcomes
 from support.local import local
 from support.repos import SAMPLE
@@ -92,7 +93,15 @@ async def test_those_that_do_not_hold_are_told(tmp_path: Path) -> None:
         app.workspaces.open(await app.prepared(), "one") as workspace,
     ):
         seat = CallContext(
-            LOCAL, "local", "t-1", "s-1", "dev", grant_for("dev"), workspace, "one", in_seconds(60)
+            LOCAL,
+            "local",
+            TaskKey("t-1"),
+            "s-1",
+            "dev",
+            grant_for("dev"),
+            workspace,
+            "one",
+            in_seconds(60),
         )
         assert await find_broken_examples(examples, "lib/a.py", seat, 10) == (
             examples[1],

@@ -14,6 +14,7 @@ from moothall import telemetry
 from moothall.config import TraceSettings
 from moothall.domain.causation import request_event_id
 from moothall.domain.event import Event, EventType
+from moothall.domain.ids import TaskKey
 from moothall.telemetry.recording import recording
 from moothall.testing.model import Answer, phase_of, seat_of
 from support.council import ONE, act, append, finish, open_council, review, scripted
@@ -100,7 +101,7 @@ async def test_one_trace_from_the_deliberation_to_each_model_and_tool_call(tmp_p
 async def test_every_cause_is_an_event_of_the_log(tmp_path: Path) -> None:
     async with open_council(tmp_path, by_phase(append(f"{SOLUTION}# by SEAT\n"))) as app:
         events = await app.run(app.deliberation("debate", seats=2, max_turns=1, rounds=1))
-    ids = {event.id for event in events} | {request_event_id("task-1")}
+    ids = {event.id for event in events} | {request_event_id(TaskKey("task-1"))}
     kinds = {event.type for event in events}
     assert {EventType.TOOL_FINISHED, EventType.CHECK_FINISHED, EventType.SEAT_REVIEWED} <= kinds
     assert {event.type for event in events if event.causationid not in ids} == set()

@@ -7,6 +7,7 @@ from moothall.config import LlmSettings
 from moothall.deliberation.tool_chat import ToolChat
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, ChatRequest, FunctionCall, Message
+from moothall.domain.ids import TaskKey
 
 SOON = datetime.now(UTC) + timedelta(hours=1)
 
@@ -37,7 +38,9 @@ class Parrot:
 def chat_with(model: Any) -> ToolChat:
     head = (Message("system", "s"), Message("user", "the task"))
     llm = LlmSettings(context_tokens=2_000, max_tokens=500)
-    return ToolChat("t", "s", head, model=model, llm=llm, tools=(), temperature=0.2, seed=1)
+    return ToolChat(
+        TaskKey("t"), "s", head, model=model, llm=llm, tools=(), temperature=0.2, seed=1
+    )
 
 
 async def take(chat: ToolChat, first: int, last: int) -> None:

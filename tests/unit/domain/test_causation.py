@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from moothall.domain.causation import call_event_id, cause_of, request_event_id
 from moothall.domain.event import EventType, new_event
+from moothall.domain.ids import TaskKey
 
 
 def test_a_cause_is_the_id_of_the_event_that_led_there() -> None:
@@ -10,23 +11,23 @@ def test_a_cause_is_the_id_of_the_event_that_led_there() -> None:
     seat = new_event(EventType.SEAT_STARTED, "t", {}, ordinal="agent-dev-001")
     called = new_event(EventType.MODEL_CALLED, "t", {}, ordinal="t/agent-dev-001/propose/0.1")
     revised = new_event(EventType.SEAT_REVISED, "t", {}, ordinal="agent-dev-001.r1/0123")
-    assert request_event_id("t") == request.id
-    assert call_event_id("t", "t/agent-dev-001/propose/0.1") == called.id
-    assert cause_of(EventType.DELIBERATION_STARTED, "t", "", {}) == request.id
-    assert cause_of(EventType.SEAT_STARTED, "t", "agent-dev-001", {}) == began.id
-    assert cause_of(EventType.MODEL_CALLED, "t", "…", {"seat": "-"}) == began.id
-    assert cause_of(EventType.MODEL_CALLED, "t", "…", {"seat": "agent-dev-001"}) == seat.id
-    assert cause_of(EventType.SEAT_TURN, "t", "agent-dev-001/propose/0.1", {}) == called.id
+    assert request_event_id(TaskKey("t")) == request.id
+    assert call_event_id(TaskKey("t"), "t/agent-dev-001/propose/0.1") == called.id
+    assert cause_of(EventType.DELIBERATION_STARTED, TaskKey("t"), "", {}) == request.id
+    assert cause_of(EventType.SEAT_STARTED, TaskKey("t"), "agent-dev-001", {}) == began.id
+    assert cause_of(EventType.MODEL_CALLED, TaskKey("t"), "…", {"seat": "-"}) == began.id
+    assert cause_of(EventType.MODEL_CALLED, TaskKey("t"), "…", {"seat": "agent-dev-001"}) == seat.id
+    assert cause_of(EventType.SEAT_TURN, TaskKey("t"), "agent-dev-001/propose/0.1", {}) == called.id
     assert (
         cause_of(
             EventType.CHECK_FINISHED,
-            "t",
+            TaskKey("t"),
             "…",
             {"candidate": "agent-dev-001.r1", "fingerprint": "0123"},
         )
         == revised.id
     )
-    assert cause_of(EventType.STORY_CREATED, "t", "", {}) == ""
+    assert cause_of(EventType.STORY_CREATED, TaskKey("t"), "", {}) == ""
 
 
 def test_neither_cause_nor_trace_of_a_fact_is_in_its_id() -> None:

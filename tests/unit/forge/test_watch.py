@@ -224,7 +224,7 @@ async def test_no_answer_and_no_proof_are_told_to_the_issue_alone(
     ada = place_of(forge).person("ada")
     first, second = (ada.open_issue(title, "", label="moothall") for title in ("one", "two"))
     answered = task_of(forge.url, REPOSITORY, first)
-    assert await app.look(lambda d: lost(d) if d.task_id == answered else app.won(d, proven=False))
+    assert await app.look(lambda d: lost(d) if d.own_id == answered else app.won(d, proven=False))
     assert (forge.pulls, app.offered) == ({}, [])
     assert ada.comments(first)[0].startswith(
         f"Task `{answered}`: there is no answer: no candidate passed"

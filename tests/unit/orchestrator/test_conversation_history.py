@@ -13,7 +13,7 @@ from moothall.deliberation.prompts.text import tokens
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
 from moothall.domain.identity import LOCAL, Principal
-from moothall.domain.ids import key_of
+from moothall.domain.ids import TaskId, TaskKey, key_of
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
@@ -55,7 +55,7 @@ async def record(
 ) -> None:
     d = replace(
         deliberation(name, text=bool(fields.pop("text", False))),
-        task_id=name,
+        task_id=TaskKey(name),
         description=question,
         **fields,
     )
@@ -190,6 +190,6 @@ async def test_conversations_are_a_tenants_own() -> None:
     deliberations = deliberation_service(bus)
     d = await deliberations.submit(replace(NEXT, task_id="second"), alice)
     assert (d.follows, "Theirs" in d.context) == (key, True)
-    async for recorded in deliberations.watch("second", 0, alice):
+    async for recorded in deliberations.watch(TaskId("second"), 0, alice):
         assert recorded.event.data["follows"] == "first"
         break

@@ -15,7 +15,7 @@ from moothall.deliberation.recorded_model import Recording
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.identity import LOCAL
-from moothall.domain.ids import key_of
+from moothall.domain.ids import TaskKey, key_of
 from moothall.domain.task import Deliberation, DeliberationRequest, Fork
 from moothall.domain.topic import deliberation_topics
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound
@@ -44,7 +44,7 @@ async def begun(bus: MemoryBus, d: Deliberation) -> None:
 
 
 async def events_of(bus: MemoryBus, task_id: str) -> Sequence[Event]:
-    return [recorded.event async for recorded in bus.replay(deliberation_topics(task_id))]
+    return [recorded.event async for recorded in bus.replay(deliberation_topics(TaskKey(task_id)))]
 
 
 async def fork(
@@ -186,7 +186,7 @@ async def test_what_it_was_forked_from_is_gone(council: Any) -> None:
         await begun(app.bus, app.deliberation("single", 1))
         await app.run(app.deliberation("single", 1))
         d = await fork(app, 2)
-        for topic in deliberation_topics("task-1"):
+        for topic in deliberation_topics(TaskKey("task-1")):
             await app.bus.forget(topic)
         with pytest.raises(NotFound, match="task-1 was removed"):
             await inherit_turns(app.bus, d, await events_of(app.bus, d.task_id))

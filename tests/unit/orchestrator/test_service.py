@@ -16,6 +16,7 @@ from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
 from moothall.domain.evidence import HIDDEN
 from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import TaskId, TaskKey
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef, check_deliberation
 from moothall.domain.topic import Channel
@@ -64,7 +65,7 @@ async def test_a_winner_that_could_not_be_delivered_is_refused_before_anything_i
         await deliberations.submit(request, LOCAL)
     with pytest.raises(RepositoryError, match="moothall/t1"):
         await deliberations.check(request, LOCAL)
-    assert await find_request(bus, "t1") is None
+    assert await find_request(bus, TaskKey("t1")) is None
     # An answer in words needs no branch.
     await deliberations.submit(replace(request, protocol="ask"), LOCAL)
 
@@ -201,7 +202,7 @@ async def test_submitted_is_recorded_and_handed_out(
         item.event.type async for item in bus.replay((Channel.RESULTS.of(planned.task_id),))
     ]
     assert recorded == [EventType.DELIBERATION_REQUESTED]
-    assert (await deliberations.result(planned.task_id, LOCAL)).status == DeliberationStatus.PENDING
+    assert (await deliberations.result(planned.own_id, LOCAL)).status == DeliberationStatus.PENDING
 
 
 async def test_the_base_is_pinned_when_it_is_asked_for(deliberations: DeliberationService) -> None:
@@ -232,16 +233,17 @@ async def test_an_id_is_each_tenants_own(
         DeliberationRequest(description="x", role="dev", task_id="mine"), OTHER
     )
     with pytest.raises(NotFound, match="no deliberation 'mine'"):
-        await deliberations.result("mine", LOCAL)
+        await deliberations.result(TaskId("mine"), LOCAL)
     ours = await deliberations.submit(
         DeliberationRequest(description="y", role="dev", task_id="mine"), LOCAL
     )
-    assert (ours.task_id, theirs.task_id) == ("mine", "mine")
+    assert (ours.own_id, theirs.own_id) == ("mine", "mine")
+    assert (ours.task_id, theirs.task_id) == ("mine", "elsewhere_mine")
     assert await bus.list_ids(Channel.RESULTS) == ["elsewhere_mine", "mine"]
     key = "elsewhere_mine"
     payload = {"task_id": key, "call_id": f"{key}/agent-dev-001/propose/0.1", "note": f"of {key}"}
     await bus.publish(new_event(EventType.MODEL_CALLED, key, payload, tenant="elsewhere"))
-    assert await deliberations.cancel("mine", "", OTHER) == DeliberationStatus.CANCELLED
+    assert await deliberations.cancel(TaskId("mine"), "", OTHER) == DeliberationStatus.CANCELLED
     for name, tenant, message in (
         ("elsewhere_mine", "elsewhere", "theirs"),
         ("mine", "local", "ours"),
@@ -253,11 +255,11 @@ async def test_an_id_is_each_tenants_own(
         await bus.put(name, dump(outcome))
     for who, message, count in ((OTHER, "theirs", 4), (LOCAL, "ours", 2)):
         for outcome in (
-            await deliberations.wait("mine", who),
-            await deliberations.result("mine", who),
+            await deliberations.wait(TaskId("mine"), who),
+            await deliberations.result(TaskId("mine"), who),
         ):
             assert (outcome.task_id, outcome.error_message) == ("mine", message)
-        seen = [recorded.event async for recorded in deliberations.watch("mine", 0, who)]
+        seen = [recorded.event async for recorded in deliberations.watch(TaskId("mine"), 0, who)]
         assert len(seen) == count
         assert {(event.subject, event.correlationid, event.data["task_id"]) for event in seen} == {
             ("mine", "mine", "mine")
@@ -268,9 +270,9 @@ async def test_an_id_is_each_tenants_own(
 async def test_another_tenant_sees_nothing(deliberations: DeliberationService) -> None:
     planned = await deliberations.submit(TASK, LOCAL)
     for call in (
-        deliberations.result(planned.task_id, OTHER),
-        deliberations.wait(planned.task_id, OTHER),
-        deliberations.cancel(planned.task_id, "", OTHER),
+        deliberations.result(planned.own_id, OTHER),
+        deliberations.wait(planned.own_id, OTHER),
+        deliberations.cancel(planned.own_id, "", OTHER),
     ):
         with pytest.raises(NotFound):
             await call
@@ -282,19 +284,19 @@ async def test_watching_goes_on_from_a_seq_and_ends_with_the_decision(
     planned = await deliberations.submit(TASK, LOCAL)
     outcome = Outcome(planned.task_id, DeliberationStatus.COMPLETED)
     await bus.publish(new_event(EventType.DELIBERATION_DECIDED, planned.task_id, dump(outcome)))
-    seen = [recorded async for recorded in deliberations.watch(planned.task_id, 0, LOCAL)]
+    seen = [recorded async for recorded in deliberations.watch(planned.own_id, 0, LOCAL)]
     assert [recorded.event.type for recorded in seen] == [
         EventType.DELIBERATION_REQUESTED,
         EventType.DELIBERATION_DECIDED,
     ]
     rest = [
-        recorded.seq async for recorded in deliberations.watch(planned.task_id, seen[0].seq, LOCAL)
+        recorded.seq async for recorded in deliberations.watch(planned.own_id, seen[0].seq, LOCAL)
     ]
     assert rest == [seen[1].seq]
     assert [
-        recorded async for recorded in deliberations.watch(planned.task_id, seen[1].seq, LOCAL)
+        recorded async for recorded in deliberations.watch(planned.own_id, seen[1].seq, LOCAL)
     ] == []
-    assert await deliberations.wait(planned.task_id, LOCAL) == outcome
+    assert await deliberations.wait(planned.own_id, LOCAL) == outcome
 
 
 async def test_cancelling_is_recorded_once_and_changes_no_end(
@@ -303,7 +305,7 @@ async def test_cancelling_is_recorded_once_and_changes_no_end(
     planned = await deliberations.submit(TASK, LOCAL)
     for _ in range(2):
         assert (
-            await deliberations.cancel(planned.task_id, "enough", LOCAL)
+            await deliberations.cancel(planned.own_id, "enough", LOCAL)
             == DeliberationStatus.CANCELLED
         )
     events = [item async for item in bus.replay((Channel.RESPONSES.of(planned.task_id),))]
@@ -315,9 +317,7 @@ async def test_cancelling_is_recorded_once_and_changes_no_end(
             dump(Outcome(planned.task_id, DeliberationStatus.COMPLETED)),
         )
     )
-    assert (
-        await deliberations.cancel(planned.task_id, "late", LOCAL) == DeliberationStatus.COMPLETED
-    )
+    assert await deliberations.cancel(planned.own_id, "late", LOCAL) == DeliberationStatus.COMPLETED
 
 
 OF_STORY = DeliberationRequest(
@@ -441,15 +441,17 @@ async def test_a_task_that_cannot_start_has_a_failed_result_with_its_reason(bus:
             Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.01).run()
         )
         await deliberations.refuse(request, reason, OTHER)
-        outcome = await deliberations.wait("task-9", OTHER)
+        outcome = await deliberations.wait(TaskId("task-9"), OTHER)
         assert (outcome.status, outcome.winner_id) == (DeliberationStatus.FAILED, "")
         assert (
             outcome.error_message == f"No seat proposed anything: 1 x NO_COUNCIL. {reason.message}"
         )
         again = await deliberations.submit(request, OTHER)
-        assert again.task_id == "task-9"
+        assert again.own_id == "task-9"
         await deliberations.refuse(request, RepositoryError("another reason"), OTHER)
-        assert (await deliberations.wait("task-9", OTHER)).error_message == outcome.error_message
+        assert (
+            await deliberations.wait(TaskId("task-9"), OTHER)
+        ).error_message == outcome.error_message
         collecting.cancel()
     assert (await bus.state("WORK")).messages == 0
 
@@ -483,16 +485,18 @@ async def test_who_goes_on_within_a_message_is_told_nothing_twice_and_misses_not
             "agent.results.task-1", encode_batch([turn(number) for number in numbers])
         )
     await bus.publish(new_event(EventType.DELIBERATION_DECIDED, "task-1", {"task_id": "task-1"}))
-    all_events = [recorded async for recorded in deliberations.watch("task-1", 0, LOCAL)]
+    all_events = [recorded async for recorded in deliberations.watch(TaskId("task-1"), 0, LOCAL)]
     assert len(all_events) == len({recorded.event.id for recorded in all_events}) == 10
     places = [recorded.position for recorded in all_events]
     assert places == sorted(set(places))
     for number, place in enumerate(places):
-        assert [r.event.id async for r in deliberations.watch("task-1", place, LOCAL)] == [
+        assert [r.event.id async for r in deliberations.watch(TaskId("task-1"), place, LOCAL)] == [
             r.event.id for r in all_events[number + 1 :]
         ]
     for recorded in all_events:  # a seq of the log itself loses nothing either
-        rest = [r.event.id async for r in deliberations.watch("task-1", recorded.seq, LOCAL)]
+        rest = [
+            r.event.id async for r in deliberations.watch(TaskId("task-1"), recorded.seq, LOCAL)
+        ]
         assert rest[len(rest) - (9 - all_events.index(recorded)) :] == [
             r.event.id for r in all_events[all_events.index(recorded) + 1 :]
         ]

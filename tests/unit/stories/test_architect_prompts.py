@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moothall.domain.ids import TaskId
 from moothall.domain.plan import AtomicTask, Story
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest
@@ -135,7 +136,7 @@ def test_every_answer_is_a_whole_plan_or_a_reason(answer: Any) -> None:
 
 
 def test_the_question_numbers_the_criteria() -> None:
-    requested = design_request(STORY, "design-1", "plan-1", seats=3, max_tasks=8)
+    requested = design_request(STORY, TaskId("design-1"), "plan-1", seats=3, max_tasks=8)
     assert "1. is CSV\n2. is quick" in requested.description
     assert (requested.role, requested.num_agents, requested.about_text, requested.story_id) == (
         "architect",

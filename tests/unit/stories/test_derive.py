@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.domain.ids import ROLES
+from moothall.domain.ids import ROLES, TaskId
 from moothall.domain.plan import AtomicTask, Story, Strategy
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest
@@ -130,17 +130,20 @@ def test_a_plan_has_a_limit() -> None:
         )
 
 
+A, B = TaskId("a"), TaskId("b")
+
+
 @pytest.mark.parametrize(
     ("tasks", "wanted"),
     [
         (
-            [AtomicTask("a", "dev", "x", ("b",)), AtomicTask("b", "dev", "x", ("a",))],
+            [AtomicTask(A, "dev", "x", (B,)), AtomicTask(B, "dev", "x", (A,))],
             "depends on b, which is not an earlier",
         ),
-        ([AtomicTask("a", "dev", "x", ("a",))], "depends on a"),
-        ([AtomicTask("a", "dev", "x"), AtomicTask("a", "qa", "x")], "twice"),
-        ([AtomicTask("A/../b", "dev", "x")], "is not an id"),
-        ([AtomicTask("a", "wizard", "x")], "unknown role"),
+        ([AtomicTask(A, "dev", "x", (A,))], "depends on a"),
+        ([AtomicTask(A, "dev", "x"), AtomicTask(A, "qa", "x")], "twice"),
+        ([AtomicTask(TaskId("A/../b"), "dev", "x")], "is not an id"),
+        ([AtomicTask(A, "wizard", "x")], "unknown role"),
     ],
 )
 def test_a_plan_from_the_bus_is_not_believed(tasks: list[AtomicTask], wanted: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
-from moothall.domain.ids import digest
+from moothall.domain.ids import TaskId, digest
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import AtomicTask, LineComment, Plan, Story
 from moothall.domain.repository import MergeResult
@@ -59,7 +59,7 @@ async def test_what_was_said_of_lines_goes_into_the_next_round_and_into_no_other
         await app.requested(2)
         await app.deliberations.decide(won(app.story_id, B))
         await app.stands("test", "checked")
-        on = LineComment(task_id, 'src/"a.py', 7, "+ignore the task", "")
+        on = LineComment(TaskId(task_id), 'src/"a.py', 7, "+ignore the task", "")
         await app.board.comment(app.story_id, "Rename it.", LOCAL, key="1", line_comment=on)
         await app.board.comment(app.story_id, "Soon, please.", LOCAL, key="2")
         await app.move("reject_test")
@@ -278,12 +278,20 @@ async def three(app: App) -> tuple[str, str, str]:
     repository = RepositoryRef(id="repo")
     first, second = (
         AtomicTask(
-            f"task-{n}", "dev", f"do {n}", case_id="case", plan_id="p", repository=repository
+            TaskId(f"task-{n}"),
+            "dev",
+            f"do {n}",
+            case_id="case",
+            plan_id="p",
+            repository=repository,
         )
         for n in (1, 2)
     )
     third = replace(
-        first, task_id="task-3", description="do 3", dependencies=(first.task_id, second.task_id)
+        first,
+        task_id=TaskId("task-3"),
+        description="do 3",
+        dependencies=(first.task_id, second.task_id),
     )
     plan = Plan("case", "p", (first, second, third), publish=True)
     await app.bus.publish(write(EventType.PLAN_DERIVED, "p", dump(plan)))

@@ -11,6 +11,7 @@ import pytest
 from moothall.config import LimitSettings
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import PlanningEvent, Strategy
 from moothall.domain.task import RepositoryRef
@@ -483,7 +484,7 @@ async def test_a_derived_task_that_cannot_start_is_recorded_with_its_reason(
         await until(lambda: deliberations.known() == [design])
         assert await planner.is_waiting(code, LOCAL)
         assert not await planner.is_waiting(code, OTHER)
-        assert not await planner.is_waiting("task-other", LOCAL)
+        assert not await planner.is_waiting(TaskId("task-other"), LOCAL)
         deliberations.failure = NoCouncil("the dev council was deleted")
         await deliberations.decide(won(design, "architect"))
         await until(lambda: len(deliberations.refused) == 2)

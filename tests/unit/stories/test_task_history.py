@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from moothall.domain.event import Event, EventType
+from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.status import TaskView
 from moothall.stories.task_history import RoundTask, rounds, task_ids
@@ -36,7 +37,7 @@ def ended(plan: Event, why: Mapping[str, str] | None = None, **output_text: str)
 
 
 def steps(
-    *history: Event, views: Mapping[str, TaskView] | None = None, state: str = "build"
+    *history: Event, views: Mapping[TaskId, TaskView] | None = None, state: str = "build"
 ) -> list[RoundTask]:
     return list(rounds(history, views or {}, state)[-1].steps)
 
@@ -54,8 +55,10 @@ def test_a_task_that_no_council_has_waits_for_what_it_builds_on_or_for_the_desig
 
 def test_a_task_under_way_stands_as_its_council_does() -> None:
     views = {
-        "a": TaskView("a", DeliberationStatus.COMPLETED, winner_id="agent-dev-002", proven=True),
-        "b": TaskView("b", DeliberationStatus.IN_PROGRESS, progress=45),
+        TaskId("a"): TaskView(
+            TaskId("a"), DeliberationStatus.COMPLETED, winner_id="agent-dev-002", proven=True
+        ),
+        TaskId("b"): TaskView(TaskId("b"), DeliberationStatus.IN_PROGRESS, progress=45),
     }
     found = steps(derived(), views=views)
     assert [(step.status, step.why, step.begun) for step in found] == [
@@ -77,7 +80,9 @@ def test_a_task_for_which_no_council_could_be_asked_says_why() -> None:
 def test_a_task_that_ended_without_a_winner_says_why_and_what_next() -> None:
     plan = derived()
     views = {
-        "a": TaskView("a", DeliberationStatus.COMPLETED, error="no candidate passed the gates")
+        TaskId("a"): TaskView(
+            TaskId("a"), DeliberationStatus.COMPLETED, error="no candidate passed the gates"
+        )
     }
     first, second, third = steps(
         plan, ended(plan, a="NO_WINNER", b="TIMEOUT", c="SKIPPED"), views=views

@@ -7,12 +7,13 @@ import moothall
 from moothall import telemetry
 from moothall.domain.causation import request_event_id
 from moothall.domain.event import EventType, new_event
+from moothall.domain.ids import TaskKey
 from moothall.domain.task import Deliberation
 from moothall.telemetry.events import write, write_of
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 REQUESTED = Deliberation(
-    "task-1",
+    TaskKey("task-1"),
     "do it",
     "dev",
     "vote",
@@ -55,7 +56,7 @@ def test_a_fact_of_a_deliberation_names_it_its_story_and_what_led_to_it() -> Non
         "host",
     )
     assert event.data == {"task_id": "task-1", "seat": "a"}
-    assert event.causationid == request_event_id("task-1")
+    assert event.causationid == request_event_id(TaskKey("task-1"))
 
 
 def test_events_are_written_in_one_place() -> None:

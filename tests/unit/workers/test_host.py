@@ -21,6 +21,7 @@ from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.fleet import FLEET, HostState
 from moothall.domain.identity import LOCAL
+from moothall.domain.ids import TaskKey
 from moothall.domain.task import Deliberation
 from moothall.domain.topic import Channel
 from moothall.errors import Superseded, WorkspaceFailed
@@ -414,7 +415,7 @@ async def test_a_host_works_on_so_many_deliberations_at_a_time_whatever_their_ro
             role = ("dev", "qa", "architect")[number % 3]
             d = replace(
                 app.deliberation("single", 1, repository=None, base_sha=None),
-                task_id=f"task-{number}",
+                task_id=TaskKey(f"task-{number}"),
                 role=role,
             )
             await app.bus.enqueue(Channel.WORK.of(role), request(d))

@@ -64,8 +64,8 @@ async def test_it_stops_between_turns_stays_so_over_a_restart_and_goes_on_withou
         (request,) = await app.events()
         async with working(app, request) as (host, work):
             await until(lambda: model.calls == 1)
-            assert await deliberations.pause(d.task_id, LOCAL)
-            assert not await deliberations.pause(d.task_id, LOCAL), "it is paused already"
+            assert await deliberations.pause(d.own_id, LOCAL)
+            assert not await deliberations.pause(d.own_id, LOCAL), "it is paused already"
             await until(lambda: host._running[d.task_id].pauses.is_paused)
             assert not host._running[d.task_id].down, "the running turn ends first"
             model.go_on.set()
@@ -79,7 +79,7 @@ async def test_it_stops_between_turns_stays_so_over_a_restart_and_goes_on_withou
             for _ in range(20):
                 await asyncio.sleep(0.01)
             assert model.calls == 1, "the restarted host keeps it waiting"
-            assert await deliberations.pause(d.task_id, LOCAL, paused=False)
+            assert await deliberations.pause(d.own_id, LOCAL, paused=False)
             async with asyncio.timeout(30):
                 await work
         assert model.calls == 2
@@ -100,10 +100,10 @@ async def test_what_is_paused_is_cancelled_all_the_same(tmp_path: Path) -> None:
         deliberations = DeliberationService(app.bus, Remembering(), Defaults(LimitSettings()))
         d = await deliberations.submit(REQUESTED, LOCAL)
         (request,) = await app.events()
-        await deliberations.pause(d.task_id, LOCAL)
+        await deliberations.pause(d.own_id, LOCAL)
         async with working(app, request) as (host, work):
             await until(lambda: host.busy == 1 and host._running[d.task_id].held.is_set())
-            await deliberations.cancel(d.task_id, "", LOCAL)
+            await deliberations.cancel(d.own_id, "", LOCAL)
             host._stop(d.task_id)
             async with asyncio.timeout(30):
                 await work
@@ -121,7 +121,7 @@ async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_pa
             host.accounts = accounts
             await until(lambda: model.calls == 1)
             assert (await accounts.of(card.story.id, LOCAL.tenant, budget)).reserved.calls > 0
-            await deliberations.pause(d.task_id, LOCAL)
+            await deliberations.pause(d.own_id, LOCAL)
             await until(lambda: host._running[d.task_id].pauses.is_paused)
             model.go_on.set()
             async with asyncio.timeout(30):
@@ -130,7 +130,7 @@ async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_pa
                 ).reserved.calls:
                     await asyncio.sleep(0.01)
             assert book.spent.calls == 1
-            await deliberations.cancel(d.task_id, "", LOCAL)
+            await deliberations.cancel(d.own_id, "", LOCAL)
             host._stop(d.task_id)
             async with asyncio.timeout(30):
                 await work
@@ -145,7 +145,7 @@ async def test_one_that_has_ended_can_neither_wait_nor_go_on(tmp_path: Path) -> 
             new_event(EventType.DELIBERATION_DECIDED, d.task_id, {"task_id": d.task_id})
         )
         with pytest.raises(InvalidRequest, match="has ended: it can neither wait nor go on"):
-            await deliberations.pause(d.task_id, LOCAL)
+            await deliberations.pause(d.own_id, LOCAL)
 
 
 def turned(number: int, seconds: float) -> Event:

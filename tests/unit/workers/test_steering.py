@@ -40,7 +40,7 @@ async def test_a_seat_hears_it_at_its_next_turn_and_the_same_after_a_restart(
         events = [recorded.event async for recorded in app.bus.replay()]
         work = group.create_task(host._work(Recorded(1, events[0])))
         await until(lambda: model.calls == 1)
-        await deliberations.steer(d.task_id, FRENCH, LOCAL, key="k")
+        await deliberations.steer(d.own_id, FRENCH, LOCAL, key="k")
         await until(lambda: bool(host._running[d.task_id].words))
         model.go_on.set()
         await work

@@ -22,7 +22,7 @@ from moothall.api.tools import Tools, external_call
 from moothall.authorization.approval_queue import Parked
 from moothall.domain.codec import dump
 from moothall.domain.event import Recorded
-from moothall.domain.ids import check_id
+from moothall.domain.ids import check_task_id
 from moothall.domain.status import Condition
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest
@@ -120,7 +120,7 @@ def state_routes(dependencies: ApiDependencies) -> Sequence[Route]:
         return document(
             dump(
                 await dependencies.tasks.get_task(
-                    check_id(request.path_params["id"], "task_id"), caller()
+                    check_task_id(request.path_params["id"]), caller()
                 )
             )
         )

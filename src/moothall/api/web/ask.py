@@ -53,7 +53,7 @@ def ask_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Ro
             deliberation = await dependencies.deliberations.submit(_request(fields), session.who)
         except (InvalidRequest, NotFound, RepositoryError) as error:
             return await form(session, fields, error.message)
-        return redirect(f"/councils/{deliberation.task_id}")
+        return redirect(f"/councils/{deliberation.own_id}")
 
     return [Route("/ask", require_session(ask, sessions), methods=["GET", "POST"])]
 

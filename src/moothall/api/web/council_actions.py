@@ -14,7 +14,7 @@ from moothall.api.web.forms import read_session_form, require_session
 from moothall.api.web.rendering import redirect
 from moothall.api.web.sessions import Session, Sessions
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id
+from moothall.domain.ids import check_task_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.plan import LineComment
 from moothall.errors import InvalidRequest
@@ -30,7 +30,7 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
         form, task_id = await read_session_form(request, session), request.path_params["id"]
         comments.check_role(session.who)
         await dependencies.deliberations.cancel(
-            check_id(task_id, "task_id"),
+            check_task_id(task_id),
             form.get("reason", "").strip() or "cancelled on the page",
             session.who,
         )
@@ -58,7 +58,7 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
         """Comment on a line of a candidate's diff. The position must exist in the diff."""
         form, task_id = (
             await read_session_form(request, session),
-            check_id(request.path_params["id"], "task_id"),
+            check_task_id(request.path_params["id"]),
         )
         outcome = await dependencies.deliberations.result(task_id, session.who)
         position = _parse_position(form.get("on", ""))

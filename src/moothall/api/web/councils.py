@@ -29,7 +29,7 @@ from moothall.concurrency import Broadcast
 from moothall.domain.budget import Usage
 from moothall.domain.chat import Writing
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, key_of, new_task_id, own_id
+from moothall.domain.ids import check_task_id, key_of, new_task_id, own_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Deliberation
 from moothall.errors import NotFound
@@ -48,7 +48,7 @@ def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
     """Return the routes of a deliberation's page."""
 
     async def council(request: Request, session: Session) -> Response:
-        task_id = check_id(request.path_params["id"], "task_id")
+        task_id = check_task_id(request.path_params["id"])
         try:
             outcome = await dependencies.deliberations.result(task_id, session.who)
         except NotFound as error:
@@ -106,7 +106,7 @@ def _changes(dependencies: ApiDependencies, sessions: Sessions) -> Route:
         """Notify of events in the council, and of events on the board after its end, as server-sent
         events.
         """
-        task_id, who = check_id(request.path_params["id"], "task_id"), session.who
+        task_id, who = check_task_id(request.path_params["id"]), session.who
         last_seq = (await dependencies.tasks.get_progress(task_id, who)).seq
 
         async def follow_events() -> AsyncGenerator[int, None]:
@@ -141,7 +141,7 @@ def _text(dependencies: ApiDependencies, sessions: Sessions) -> Route:
         """Stream what the seats write, as server-sent events of JSON. The stream is empty if the
         council has ended.
         """
-        task_id, who = check_id(request.path_params["id"], "task_id"), session.who
+        task_id, who = check_task_id(request.path_params["id"]), session.who
         has_ended = (await dependencies.deliberations.result(task_id, who)).status.ended
         broadcast = shared.setdefault(
             key_of(task_id, who.tenant),

@@ -12,7 +12,7 @@ from typing import Any
 from moothall.deliberation.instrumentation import watch_check
 from moothall.deliberation.judging.hidden import HiddenTests, hide_cases
 from moothall.domain.evidence import HIDDEN, HIDDEN_CASE, CheckRun
-from moothall.domain.ids import digest
+from moothall.domain.ids import TaskKey, digest
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
 from moothall.errors import NotFound, PatchRefused, SandboxUnavailable, WorkspaceFailed
@@ -28,9 +28,9 @@ _MAX_ATTEMPTS = 3  # an executor may be killed during a check
 _MAX_NAME_CHARS = 63
 
 
-def workspace_name(task_id: str, *parts: str) -> str:
+def workspace_name(task_key: TaskKey, *parts: str) -> str:
     """Return a workspace id that is readable if it is short, and the same in every run."""
-    name = "-".join((task_id, *parts))
+    name = "-".join((task_key, *parts))
     return (
         name
         if len(name) <= _MAX_NAME_CHARS

@@ -18,6 +18,7 @@ from kubernetes import client
 from moothall.config import BusSettings
 from moothall.domain.codec import load
 from moothall.domain.event import EventType
+from moothall.domain.ids import TaskKey
 from moothall.domain.outcome import Outcome
 from moothall.domain.topic import deliberation_topics
 from moothall.errors import GraphUnavailable
@@ -172,7 +173,9 @@ class RoleDeployment:
         after, began = (await self.bus.state(EVENTS.name)).last_seq, len(self.arrived)
 
         async def ended() -> Outcome:
-            async with aclosing(self.bus.follow(deliberation_topics(task_id), after)) as log:
+            async with aclosing(
+                self.bus.follow(deliberation_topics(TaskKey(task_id)), after)
+            ) as log:
                 async for item in log:
                     event = item.event
                     counts[event.type] += 1

@@ -10,6 +10,7 @@ from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
 from moothall.deliberation.judging.evaluator import Evaluator
 from moothall.domain.evidence import EvidenceLevel
+from moothall.domain.ids import TaskKey
 from moothall.domain.proposal import Proposal
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.ranking import rank
@@ -44,7 +45,7 @@ async def test_an_answer_that_breaks_what_another_seat_s_tests_keep_is_not_repro
     workspaces = TempWorkspaces(repo, tmp_path)
     prepared = await workspaces.prepare()
     d = Deliberation(
-        task_id="task-1",
+        task_id=TaskKey("task-1"),
         description="discount() takes nothing off: 10 percent off 200 should be 180",
         role="dev",
         protocol="vote",

@@ -11,6 +11,7 @@ from typing import Any
 
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
 from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.ids import TaskKey
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import NotFound
@@ -58,7 +59,7 @@ async def judge(
     )
     end = datetime.now(UTC) + timedelta(seconds=60)
     d = Deliberation(
-        "t-1",
+        TaskKey("t-1"),
         "Add",
         "dev",
         "vote",
