@@ -238,15 +238,7 @@ class AgentTasks:
     async def _run_deliberation(
         self, query: Query, who: Principal
     ) -> AsyncGenerator[QueryUpdate | Report]:
-        if not query.query.strip():
-            raise InvalidRequest(
-                "the query is empty, and context names no tools to run (tool_parameters, "
-                "tool_calls)"
-            )
-        request = _deliberation_request(
-            query, self._seconds_for(query), await self._repository_for(query, who)
-        )
-        request = replace(request, tools=() if request.about_text else self._tools_for(query, who))
+        request = await self._request_for(query, who)
         task_id = check_task_id(request.task_id)
         submitted = ended = False
         answer, progress, served = _PartialAnswer(), 0.0, ""
@@ -298,6 +290,18 @@ class AgentTasks:
             model=submitted_request.model_of(submitted_request.seats[0]),
             served=served,
         )
+
+    async def _request_for(self, query: Query, who: Principal) -> DeliberationRequest:
+        """Return the deliberation that answers a query. Raises `InvalidRequest`."""
+        if not query.query.strip():
+            raise InvalidRequest(
+                "the query is empty, and context names no tools to run (tool_parameters, "
+                "tool_calls)"
+            )
+        request = _deliberation_request(
+            query, self._seconds_for(query), await self._repository_for(query, who)
+        )
+        return replace(request, tools=() if request.about_text else self._tools_for(query, who))
 
     async def _repository_for(self, query: Query, who: Principal) -> RepositoryRef | None:
         """Return the repository that the query names, else an empty one, or None to work on text.

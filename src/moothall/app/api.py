@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from moothall.api.bundles import BUCKET as BUNDLES
@@ -161,74 +161,18 @@ async def open_apis(
     settings: Settings, inputs: ApiInputs, report_progress: ReportProgress
 ) -> AsyncIterator[ListeningPorts]:
     """Serve until the context ends. Raises `ConfigurationError`."""
-    bus, deliberations = inputs.bus, inputs.deliberations
-
-    async def refresh_metrics() -> None:
-        await asyncio.gather(
-            bus.measure(),
-            *([check_servers(settings.choice, inputs.model_url)] if inputs.model_url else []),
-        )
-
     async with AsyncExitStack() as stack:
-        metrics = await enter_beside(
-            stack,
-            serve_metrics(
-                settings.metrics, bus, lambda: inputs.collector.active_count, refresh_metrics
-            ),
-        )
-        planner = Planner(bus, settings.limits, deliberations.check)
-        if "collector" in inputs.roles:
-            log_check = beside(
-                watch_log(settings.data_dir, settings.bus.check_seconds, bus, report_progress),
-                "log-check",
-            )
-            await enter_beside(stack, log_check)
-            await enter_beside(stack, send_webhooks(settings, bus))
-        if "planning" in inputs.roles:
-            executor = _story_executor(settings, inputs, planner)
-            await enter_beside(stack, beside(executor.run(), "planner"))
-        rules = await enter_beside(stack, open_rules(settings, bus))
+        metrics = await enter_beside(stack, _open_metrics(settings, inputs))
+        planner = Planner(inputs.bus, settings.limits, inputs.deliberations.check)
+        await _start_background_work(stack, settings, inputs, planner, report_progress)
+        rules = await enter_beside(stack, open_rules(settings, inputs.bus))
         tool_sessions, workflows = (
             await _open_tools(stack, settings, inputs, rules, report_progress)
             if "tools" in inputs.roles
             else (None, None)
         )
-        dependencies = ApiDependencies(
-            deliberations=deliberations,
-            councils=inputs.council_registry,
-            plans=planner,
-            board=Board(bus),
-            story_budgets=StoryBudgets(bus.bucket(BUCKET), settings.limits),
-            author=StoryWriter(
-                deliberations,
-                _COACH_SECONDS,
-                model=settings.llm.base_url is not None,
-            ),
-            statistics=Statistics(bus, inputs.council_registry, inputs.collector.deliberations),
-            briefings=inputs.briefed(rules),
-            query_graph=inputs.graph.ask,
-            models=settings.choice,
-            notes=Notes(bus, functools.partial(scrub, known=secret_values(settings))),
-            bundles=Bundles(bus.bucket(BUNDLES)),
-            tool_sessions=tool_sessions,
-            executions=execution_service(settings.runner, tool_sessions) if tool_sessions else None,
-            approvals=rules.parking,
-            workflows=workflows,
-            agents=agent_service(settings, bus, deliberations, tool_sessions)
-            if tool_sessions
-            else None,
-            decisions=Decisions(bus),
-            tasks=Overview(bus, inputs.collector.states),
-            repositories=trusted_repositories(settings),
-            served=inputs.roles & {"api", "page"},
-            health_check=checkup(
-                settings.choice,
-                bus=bus,
-                model_url=inputs.model_url,
-                graph=inputs.graph,
-                alive=inputs.alive,
-                layers=inputs.sandbox_layers,
-            ),
+        dependencies = _api_dependencies(
+            settings, inputs, planner, rules, tool_sessions=tool_sessions, workflows=workflows
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)
         http = await stack.enter_async_context(_serve_http(settings, dependencies, tokens))
@@ -238,6 +182,89 @@ async def open_apis(
             )
         )
         yield ListeningPorts(server.port, http.port, metrics, http.link)
+
+
+def _open_metrics(settings: Settings, inputs: ApiInputs) -> AbstractAsyncContextManager[int]:
+    async def refresh() -> None:
+        await asyncio.gather(
+            inputs.bus.measure(),
+            *([check_servers(settings.choice, inputs.model_url)] if inputs.model_url else []),
+        )
+
+    return serve_metrics(
+        settings.metrics, inputs.bus, lambda: inputs.collector.active_count, refresh
+    )
+
+
+async def _start_background_work(
+    stack: AsyncExitStack,
+    settings: Settings,
+    inputs: ApiInputs,
+    planner: Planner,
+    report_progress: ReportProgress,
+) -> None:
+    """Start the background tasks of the roles collector and planning."""
+    bus = inputs.bus
+    if "collector" in inputs.roles:
+        log_check = beside(
+            watch_log(settings.data_dir, settings.bus.check_seconds, bus, report_progress),
+            "log-check",
+        )
+        await enter_beside(stack, log_check)
+        await enter_beside(stack, send_webhooks(settings, bus))
+    if "planning" in inputs.roles:
+        executor = _story_executor(settings, inputs, planner)
+        await enter_beside(stack, beside(executor.run(), "planner"))
+
+
+def _api_dependencies(
+    settings: Settings,
+    inputs: ApiInputs,
+    planner: Planner,
+    rules: Rules,
+    *,
+    tool_sessions: ToolSessions | None,
+    workflows: Workflows | None,
+) -> ApiDependencies:
+    """Return the parts that the APIs call."""
+    bus, deliberations = inputs.bus, inputs.deliberations
+    return ApiDependencies(
+        deliberations=deliberations,
+        councils=inputs.council_registry,
+        plans=planner,
+        board=Board(bus),
+        story_budgets=StoryBudgets(bus.bucket(BUCKET), settings.limits),
+        author=StoryWriter(
+            deliberations,
+            _COACH_SECONDS,
+            model=settings.llm.base_url is not None,
+        ),
+        statistics=Statistics(bus, inputs.council_registry, inputs.collector.deliberations),
+        briefings=inputs.briefed(rules),
+        query_graph=inputs.graph.ask,
+        models=settings.choice,
+        notes=Notes(bus, functools.partial(scrub, known=secret_values(settings))),
+        bundles=Bundles(bus.bucket(BUNDLES)),
+        tool_sessions=tool_sessions,
+        executions=execution_service(settings.runner, tool_sessions) if tool_sessions else None,
+        approvals=rules.parking,
+        workflows=workflows,
+        agents=agent_service(settings, bus, deliberations, tool_sessions)
+        if tool_sessions
+        else None,
+        decisions=Decisions(bus),
+        tasks=Overview(bus, inputs.collector.states),
+        repositories=trusted_repositories(settings),
+        served=inputs.roles & {"api", "page"},
+        health_check=checkup(
+            settings.choice,
+            bus=bus,
+            model_url=inputs.model_url,
+            graph=inputs.graph,
+            alive=inputs.alive,
+            layers=inputs.sandbox_layers,
+        ),
+    )
 
 
 def _story_executor(settings: Settings, inputs: ApiInputs, planner: Planner) -> StoryExecutor:

@@ -54,6 +54,14 @@ class NamedRepository:
         if self.text and options:
             raise InvalidRequest(f"--text is about no repository; leave it or {options[0]} out")
 
+    def check_remote(self) -> None:
+        """Raise `InvalidRequest` for an option that a remote server does not support."""
+        if self.profile:
+            raise InvalidRequest(
+                "a remote server does not read --profile; register the repository with its "
+                "commands there"
+            )
+
 
 async def check_early(
     settings: Settings,

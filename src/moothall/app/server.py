@@ -10,12 +10,18 @@ import asyncio
 import functools
 import json
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from moothall import telemetry
@@ -50,6 +56,13 @@ from moothall.orchestrator.council_registry import CouncilRegistry
 from moothall.orchestrator.service import DeliberationService
 from moothall.ports import Repositories
 from moothall.workers.in_process import Alive
+
+if TYPE_CHECKING:  # slow to import
+    from moothall.app.api import ApiInputs
+    from moothall.app.graph import Answers
+    from moothall.app.host import Hosting
+    from moothall.deliberation.prompts.briefing import Briefings
+    from moothall.sandbox.probe import Layer
 
 _SECTIONS = {"llm", "models", "bus", "ray", "workspace", "sandbox", "runner", "limits"}
 _IGNORED = {"wait_seconds", "seats_in_turn"}
@@ -159,14 +172,8 @@ async def open_app(
                 yield await _attach(settings, address, stack)
                 watching.cancel()
             return
-        app, collector = await _build(
-            settings,
-            report_progress,
-            stack,
-            roles if serving else None,
-            own=own,
-            model_checked=model_checked,
-        )
+        builder = _ServerBuilder(settings, report_progress, stack, roles if serving else None)
+        app, collector = await builder.build(own=own, model_checked=model_checked)
         try:
             yield app
         # The output of this command is closed, but other commands may still be attached.
@@ -203,124 +210,209 @@ async def _attach(settings: Settings, address: data_dir_lock.Address, stack: Asy
     return App(deliberations, bus, address.grpc_port)
 
 
-async def _build(
-    settings: Settings,
-    report_progress: ReportProgress,
-    stack: AsyncExitStack,
-    serves: frozenset[str] | None,
-    *,
-    own: bool,
-    model_checked: bool,
-) -> tuple[App, Collector | Observer]:
-    """Open what the served roles need; None: what a command needs. `own`: commands on this data
-    directory can attach to this process.
+class _ServerBuilder:
+    """A builder of the parts of a process, which close with the stack.
+
+    `serves`: the served roles, or None for a command.
     """
-    serving, roles = serves is not None, ALL if serves is None else serves
-    await check_first(settings, report_progress, serving=serving)
-    layers = await check_parts(
-        settings, report_progress, roles, serving=serving, model_checked=model_checked
-    )
-    # Imported late, because this takes half a second and a wrong address fails above.
-    from moothall.app.graph import graph_of
-    from moothall.app.host import open_fleet, settle
-    from moothall.deliberation.prompts.briefing import Briefings, estimate
-    from moothall.llm.counting import counting
 
-    hosts = "hosts" in roles
-    on_ray = hosts and _on_ray(settings.ray, serving=serving)
-    _report_start(report_progress, on_ray=on_ray, model=hosts and settings.llm.base_url is None)
-    ending = stack.enter_context(ExitStack())
-    instance_name = instance(settings, ending) if serving else ""
-    fleet = await stack.enter_async_context(
-        start_beside(
-            open_fleet(
-                settings,
-                on_ray=on_ray,
-                instance=instance_name,
-                fall_back=None if serving or settings.ray.address else report_progress,
-            )
-        )
-    )
-    model = await stack.enter_async_context(
-        start_beside(model_url(settings.llm, settings.data_dir, report_progress, needed=hosts))
-    )
-    with say_if_slow(report_progress, "the bus"):
-        url = await stack.enter_async_context(bus_url(settings.bus, settings.data_dir))
-        bus = await stack.enter_async_context(
-            open_bus(settings.bus, url, secrets=secret_values(settings), alone=not settings.bus.url)
-        )
-    graph_opening = await stack.enter_async_context(
-        start_beside(graph_of(settings, bus, report_progress, serves))
-    )
-    repositories = await stack.enter_async_context(
-        serve_repositories(settings, bus, trusted_repositories(settings), serves=roles != {"hosts"})
-    )
-    collector_role = CollectorRole(
-        settings,
-        bus,
-        repositories,
-        decides="collector" in roles,
-        watches=serving and bool(roles & {"api", "page"}),
-    )
-    # Closed in reverse order: the hosts stop first, and the collector folds their last events.
-    await enter_beside(stack, beside(collector_role.run(), "collector"))
-    council_registry = CouncilRegistry(bus, settings.limits, settings.choice)
-    await council_registry.refresh()
-    await enter_beside(stack, beside(council_registry.run(), "councils"))
-    with say_if_slow(report_progress, "the model"):
-        model_address = await model
-    with say_if_slow(report_progress, "the graph"):
-        graph = await graph_opening
-    with say_if_slow(report_progress, "Ray" if on_ray else "the hosts"):
-        start_hosts = await fleet
-        alive: Alive = functools.partial(_count_answering, bus)
-        if hosts:
-            alive = await enter_beside(stack, start_hosts(bus, url, model_address))
-    count = (
-        await stack.enter_async_context(counting(settings.llm, model_address))
-        if model_address
-        else estimate
-    )
-    create_briefings = functools.partial(
-        Briefings,
-        graph.ask,
-        settings.limits,
-        count=count,
-        clean=functools.partial(scrub, known=secret_values(settings)),
-    )
-    deliberations = DeliberationService(
-        bus,
-        repositories,
-        defaults(settings),
-        councils=council_registry,
-        write_briefing=create_briefings().brief_seats,
-    )
-    app = App(deliberations, bus, 0)
-    if serving:
-        from moothall.app.api import ApiInputs, open_apis
+    def __init__(
+        self,
+        settings: Settings,
+        report_progress: ReportProgress,
+        stack: AsyncExitStack,
+        serves: frozenset[str] | None,
+    ) -> None:
+        self._settings, self._report_progress, self._stack = settings, report_progress, stack
+        self._serves, self._serving = serves, serves is not None
+        self._roles = ALL if serves is None else serves
+        self._has_hosts = "hosts" in self._roles
+        self._on_ray = self._has_hosts and _on_ray(settings.ray, serving=self._serving)
 
-        inputs = ApiInputs(
+    async def build(self, *, own: bool, model_checked: bool) -> tuple[App, Collector | Observer]:
+        """Open all parts that the roles need. `own`: commands on this data directory can attach to
+        this process.
+        """
+        layers = await self._check(model_checked=model_checked)
+        # Imported late, because this takes half a second and a wrong address fails above.
+        from moothall.app.host import settle
+
+        _report_start(
+            self._report_progress,
+            on_ray=self._on_ray,
+            model=self._has_hosts and self._settings.llm.base_url is None,
+        )
+        ending = self._stack.enter_context(ExitStack())
+        instance_name = instance(self._settings, ending) if self._serving else ""
+        fleet = await self._start_fleet(instance_name)
+        model = await self._start_model()
+        url, bus = await self._connect_bus()
+        graph_opening = await self._start_graph(bus)
+        repositories = await self._serve_repositories(bus)
+        # Closed in reverse order: the hosts stop first, and the collector folds their last events.
+        collector = await self._start_collector(bus, repositories)
+        council_registry = await self._start_council_registry(bus)
+        with self._say_if_slow("the model"):
+            model_address = await model
+        with self._say_if_slow("the graph"):
+            graph = await graph_opening
+        alive = await self._start_hosts(fleet, bus, url, model_address)
+        create_briefings = await self._open_briefings(graph, model_address)
+        deliberations = DeliberationService(
             bus,
-            deliberations,
-            council_registry,
-            collector_role.observer,
-            graph,
-            alive,
-            layers,
-            model_address,
-            create_briefings,
-            roles,
-            instance_name,
+            repositories,
+            defaults(self._settings),
+            councils=council_registry,
+            write_briefing=create_briefings().brief_seats,
         )
-        ports = await stack.enter_async_context(open_apis(settings, inputs, report_progress))
-        app = App(deliberations, bus, ports.grpc, ports.metrics, ports.http, ports.link)
-    settle()
-    if own:
-        _announce(settings, url, app, stack)
-    stack.callback(
-        lambda: ending.enter_context(say_if_slow(report_progress, "what was started to end"))
-    )
-    return app, collector_role.observer
+        app = App(deliberations, bus, 0)
+        if self._serving:
+            from moothall.app.api import ApiInputs
+
+            inputs = ApiInputs(
+                bus,
+                deliberations,
+                council_registry,
+                collector,
+                graph,
+                alive,
+                layers,
+                model_address,
+                create_briefings,
+                self._roles,
+                instance_name,
+            )
+            app = await self._serve_apis(inputs)
+        settle()
+        if own:
+            _announce(self._settings, url, app, self._stack)
+        self._stack.callback(
+            lambda: ending.enter_context(self._say_if_slow("what was started to end"))
+        )
+        return app, collector
+
+    def _say_if_slow(self, what: str) -> AbstractContextManager[None]:
+        return say_if_slow(self._report_progress, what)
+
+    async def _check(self, *, model_checked: bool) -> Sequence[Layer]:
+        """Check the settings and the parts, and return the layers of the sandbox."""
+        await check_first(self._settings, self._report_progress, serving=self._serving)
+        return await check_parts(
+            self._settings,
+            self._report_progress,
+            self._roles,
+            serving=self._serving,
+            model_checked=model_checked,
+        )
+
+    async def _start_fleet(self, instance_name: str) -> asyncio.Future[Hosting]:
+        from moothall.app.host import open_fleet
+
+        may_fall_back = not (self._serving or self._settings.ray.address)
+        fleet = open_fleet(
+            self._settings,
+            on_ray=self._on_ray,
+            instance=instance_name,
+            fall_back=self._report_progress if may_fall_back else None,
+        )
+        return await self._stack.enter_async_context(start_beside(fleet))
+
+    async def _start_model(self) -> asyncio.Future[str]:
+        """Start the local model server if one is needed. The result is the model server's URL."""
+        settings = self._settings
+        model = model_url(
+            settings.llm, settings.data_dir, self._report_progress, needed=self._has_hosts
+        )
+        return await self._stack.enter_async_context(start_beside(model))
+
+    async def _connect_bus(self) -> tuple[str, Bus]:
+        """Start the embedded bus if none is configured, and return the URL and a connection."""
+        settings = self._settings
+        with self._say_if_slow("the bus"):
+            url = await self._stack.enter_async_context(bus_url(settings.bus, settings.data_dir))
+            bus = await self._stack.enter_async_context(
+                open_bus(
+                    settings.bus, url, secrets=secret_values(settings), alone=not settings.bus.url
+                )
+            )
+        return url, bus
+
+    async def _start_graph(self, bus: Bus) -> asyncio.Future[Answers]:
+        from moothall.app.graph import graph_of
+
+        graph = graph_of(self._settings, bus, self._report_progress, self._serves)
+        return await self._stack.enter_async_context(start_beside(graph))
+
+    async def _serve_repositories(self, bus: Bus) -> Repositories:
+        trusted = trusted_repositories(self._settings)
+        return await self._stack.enter_async_context(
+            serve_repositories(self._settings, bus, trusted, serves=self._roles != {"hosts"})
+        )
+
+    async def _start_collector(self, bus: Bus, repositories: Repositories) -> Collector | Observer:
+        """Start the collector of this process if it decides. Return the source of the running
+        deliberations.
+        """
+        role = CollectorRole(
+            self._settings,
+            bus,
+            repositories,
+            decides="collector" in self._roles,
+            watches=self._serving and bool(self._roles & {"api", "page"}),
+        )
+        await enter_beside(self._stack, beside(role.run(), "collector"))
+        return role.observer
+
+    async def _start_council_registry(self, bus: Bus) -> CouncilRegistry:
+        """Load the registered councils, and follow their changes."""
+        council_registry = CouncilRegistry(bus, self._settings.limits, self._settings.choice)
+        await council_registry.refresh()
+        await enter_beside(self._stack, beside(council_registry.run(), "councils"))
+        return council_registry
+
+    async def _start_hosts(
+        self, fleet: asyncio.Future[Hosting], bus: Bus, url: str, model_address: str
+    ) -> Alive:
+        """Start the hosts of this process, if it has any, and return a function that counts the
+        hosts.
+        """
+        with self._say_if_slow("Ray" if self._on_ray else "the hosts"):
+            start_hosts = await fleet
+            if not self._has_hosts:
+                return functools.partial(_count_answering, bus)
+            return await enter_beside(self._stack, start_hosts(bus, url, model_address))
+
+    async def _open_briefings(
+        self, graph: Answers, model_address: str
+    ) -> functools.partial[Briefings]:
+        """Return a function that creates briefings. The model server counts their tokens; without
+        one, they are estimated.
+        """
+        from moothall.deliberation.prompts.briefing import Briefings, estimate
+        from moothall.llm.counting import counting
+
+        count = (
+            await self._stack.enter_async_context(counting(self._settings.llm, model_address))
+            if model_address
+            else estimate
+        )
+        return functools.partial(
+            Briefings,
+            graph.ask,
+            self._settings.limits,
+            count=count,
+            clean=functools.partial(scrub, known=secret_values(self._settings)),
+        )
+
+    async def _serve_apis(self, inputs: ApiInputs) -> App:
+        from moothall.app.api import open_apis
+
+        ports = await self._stack.enter_async_context(
+            open_apis(self._settings, inputs, self._report_progress)
+        )
+        return App(
+            inputs.deliberations, inputs.bus, ports.grpc, ports.metrics, ports.http, ports.link
+        )
 
 
 def _report_start(report_progress: ReportProgress, *, on_ray: bool, model: bool) -> None:

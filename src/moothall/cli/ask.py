@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import click
 
@@ -142,6 +142,9 @@ def ask(
     use, a broken part or a diff that --yes could not apply. A change is left as branch
     moothall/<task_id>, too.
     """
+    settings = settings_of(context, narrated=True)
+    named = NamedRepository(repo, ref, text, profile)
+    prompt, goes_on = _read_prompt(prompt, goes_on)
     request = DeliberationRequest(
         description=prompt,
         role=role,
@@ -152,28 +155,9 @@ def ask(
         model=model,
         seed=seed,
     )
-    settings, out = settings_of(context, narrated=True), sys.stdout
-    named = NamedRepository(repo, ref, text, profile)
-    prompt, goes_on = _read_prompt(prompt, goes_on)
-    if server and model:
-        raise InvalidRequest(
-            "a remote server chooses the model itself, by the role; leave --model out"
-        )
-    if server and profile:
-        raise InvalidRequest(
-            "a remote server does not read --profile; register the repository with its "
-            "commands there"
-        )
-    options = AskOptions(
-        settings,
-        replace(request, description=prompt),
-        named,
-        goes_on,
-        server,
-        token_file,
-        as_json,
-        verbose,
-    )
+    options = AskOptions(settings, request, named, goes_on, server, token_file, as_json, verbose)
+    if server:
+        _check_remote(options)
     if not prompt:
         if as_json or yes or task_id or not sys.stdin.isatty():
             raise InvalidRequest(
@@ -181,24 +165,16 @@ def ask(
                 "--json, --yes and --task-id"
             )
         sys.exit(result_of(_converse(options)))
-    answer = result_of(_ask_once(options))
-    outcome, diff = answer.outcome, answer.outcome.diff
-    if not server:
-        complete.remember(settings.data_dir, outcome.task_id)
-    if not as_json:
-        from rich.console import Console
+    _answer_once(options, yes=yes)
 
-        show_answer(Console(file=out, highlight=False), outcome)
-    applied: tuple[str, ...] = ()
-    try:
-        if diff and answer.files is None:
-            say("not applied: the repository's files are not on this machine")
-        elif diff and answer.files is not None and _is_wanted(yes=yes, quiet=as_json):
-            applied = _apply(settings, answer.files, answer.changes)
-    finally:
-        if as_json:
-            _document(out, outcome, applied)
-    sys.exit(exit_code(outcome, answers=True))
+
+def _check_remote(options: AskOptions) -> None:
+    """Raise `InvalidRequest` for an option that a remote server does not support."""
+    if options.request.model:
+        raise InvalidRequest(
+            "a remote server chooses the model itself, by the role; leave --model out"
+        )
+    options.named.check_remote()
 
 
 def _read_prompt(prompt: str, goes_on: str | None) -> tuple[str, str | None]:
@@ -222,6 +198,29 @@ async def _ask_once(options: AskOptions) -> _Answer:
         ) as session:
             outcome = await session.ask(options.request.description, printer)
     return _Answer(outcome, session.files, session.changes)
+
+
+def _answer_once(options: AskOptions, *, yes: bool) -> NoReturn:
+    """Answer one question, apply the diff if the user wants it, and exit."""
+    out = sys.stdout
+    answer = result_of(_ask_once(options))
+    outcome, diff = answer.outcome, answer.outcome.diff
+    if not options.server:
+        complete.remember(options.settings.data_dir, outcome.task_id)
+    if not options.quiet:
+        from rich.console import Console
+
+        show_answer(Console(file=out, highlight=False), outcome)
+    applied: tuple[str, ...] = ()
+    try:
+        if diff and answer.files is None:
+            say("not applied: the repository's files are not on this machine")
+        elif diff and answer.files is not None and _is_wanted(yes=yes, quiet=options.quiet):
+            applied = _apply(options.settings, answer.files, answer.changes)
+    finally:
+        if options.quiet:
+            _document(out, outcome, applied)
+    sys.exit(exit_code(outcome, answers=True))
 
 
 async def _converse(options: AskOptions) -> int:

@@ -10,7 +10,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -37,6 +37,15 @@ _SKIPPED_NAMES = frozenset({".git", "__pycache__", "node_modules", ".pytest_cach
 _MAX_FILES, _MAX_BYTES = 500, 3_000_000
 PrintOutcome = Callable[[Outcome], int]
 """A function that prints an outcome and returns the exit code."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """The printer of the outcome, and the level of detail of the progress."""
+
+    report_outcome: PrintOutcome
+    quiet: bool
+    verbose: bool
 
 
 def read_hidden_tests(arguments: Sequence[str], top: Path | None) -> dict[str, str]:
@@ -252,6 +261,7 @@ async def deliberate(
     Exit codes: 0 a proven or reproduced winner, 3 another one, 1 none, 2 wrong use or a broken
     part.
     """
+    named = NamedRepository(repo, ref, text, profile)
     request = DeliberationRequest(
         description=task,
         role=role,
@@ -267,20 +277,29 @@ async def deliberate(
         model=model,
         checks=checks,
         seed=seed,
+        hidden_tests=await _read_hidden_tests(settings, named, hidden) if hidden else {},
     )
-    named = NamedRepository(repo, ref, text, profile)
-    if hidden:
-        from moothall.app.repository import files_here
+    report_outcome = _outcome_reporter(request, summary, as_json=as_json)
+    output = _Output(report_outcome, quiet=as_json, verbose=verbose)
+    if server:
+        return await _deliberate_remotely(
+            settings, request, named, output, server, token_file=token_file
+        )
+    return await _deliberate(settings, request, named, output)
 
-        top = None if text else await files_here(settings, repo)
-        request = replace(
-            request, hidden_tests=await asyncio.to_thread(read_hidden_tests, hidden, top)
-        )
-    if server and profile:
-        raise InvalidRequest(
-            "a remote server does not read --profile; register the repository with its "
-            "commands there"
-        )
+
+async def _read_hidden_tests(
+    settings: Settings, named: NamedRepository, arguments: Sequence[str]
+) -> dict[str, str]:
+    from moothall.app.repository import files_here
+
+    top = None if named.text else await files_here(settings, named.repo)
+    return await asyncio.to_thread(read_hidden_tests, arguments, top)
+
+
+def _outcome_reporter(
+    request: DeliberationRequest, summary: Path | None, *, as_json: bool
+) -> PrintOutcome:
     out = sys.stdout  # kept, because later prints go to stderr
 
     def report_outcome(outcome: Outcome) -> int:
@@ -291,39 +310,21 @@ async def deliberate(
             summarize(outcome, request, summary)
         return code
 
-    if server:
-        return await _deliberate_remotely(
-            settings,
-            request,
-            named,
-            report_outcome,
-            server=server,
-            token_file=token_file,
-            quiet=as_json,
-            verbose=verbose,
-        )
-    return await _deliberate(
-        settings, request, named, report_outcome, quiet=as_json, verbose=verbose
-    )
+    return report_outcome
 
 
 async def _deliberate(
-    settings: Settings,
-    request: DeliberationRequest,
-    named: NamedRepository,
-    report_outcome: PrintOutcome,
-    *,
-    quiet: bool,
-    verbose: bool,
+    settings: Settings, request: DeliberationRequest, named: NamedRepository, output: _Output
 ) -> int:
-    model_checked = await check_early(settings, request, named, stderr_reporter(quiet=quiet))
+    report_progress = stderr_reporter(quiet=output.quiet)
+    model_checked = await check_early(settings, request, named, report_progress)
     # Imported late: this takes a second, and an invalid address is reported before.
     from moothall.app.repository import find_repository, unseen
     from moothall.app.server import open_app
     from moothall.cli.council import run_deliberation
     from moothall.cli.progress import ProgressPrinter
 
-    printer = ProgressPrinter(quiet=quiet, verbose=verbose)
+    printer = ProgressPrinter(quiet=output.quiet, verbose=output.verbose)
     repository = await find_repository(settings, named)
     if repository is not None:
         if warning := await unseen(settings, repository, named.profile):
@@ -339,27 +340,26 @@ async def _deliberate(
             outcome = await run_deliberation(app.deliberations, request, printer.show_event)
             printer.stop_live()
             complete.remember(settings.data_dir, outcome.task_id)
-            return report_outcome(outcome)
+            return output.report_outcome(outcome)
 
 
 async def _deliberate_remotely(
     settings: Settings,
     request: DeliberationRequest,
     named: NamedRepository,
-    report_outcome: PrintOutcome,
-    *,
+    output: _Output,
     server: str,
+    *,
     token_file: Path | None,
-    quiet: bool,
-    verbose: bool,
 ) -> int:
     """Deliberate at a remote server, which fetches the repository itself."""
+    named.check_remote()
     from moothall.app.repository import files_here, kernel_of, names
     from moothall.cli.council import run_deliberation
     from moothall.cli.progress import ProgressPrinter
 
     named.check()
-    printer = ProgressPrinter(quiet=quiet, verbose=verbose)
+    printer = ProgressPrinter(quiet=output.quiet, verbose=output.verbose)
     files = None if named.text else await files_here(settings, named.repo)
     is_registered_id = bool(named.repo) and files is None and not set(named.repo) & set(":/")
     reference = (
@@ -372,4 +372,4 @@ async def _deliberate_remotely(
     async with kernel_of(settings, server, token_file) as kernel:
         with printer.live_display():
             outcome = await run_deliberation(kernel, request, printer.show_event)
-    return report_outcome(outcome)
+    return output.report_outcome(outcome)

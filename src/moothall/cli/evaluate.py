@@ -27,9 +27,11 @@ from moothall.errors import InvalidRequest, MoothallError, NotFound
 from moothall.file_locks import lock_file
 
 if TYPE_CHECKING:  # imported by the command that runs
+    from moothall.evaluate.judging import Judge
     from moothall.evaluate.runner import Configuration
     from moothall.evaluate.tasks import Lines, Task
     from moothall.repositories.profile import Commands
+    from moothall.repositories.service import RepositoryService
 
 _DEFAULT_TASKS, _DEFAULT_COMMITS, _FILE_WIDTH = 10, 200, 1000
 _COUNT = click.IntRange(1, 100_000)
@@ -179,14 +181,7 @@ async def evaluate(
 
     Exit codes: 0 measured, 1 no commit became a task, 2 wrong use or a broken part.
     """
-    from moothall.domain.codec import dump
-    from moothall.evaluate.runner import (
-        RESULTS,
-        Options,
-        check_configurations,
-        read_configurations,
-    )
-    from moothall.evaluate.tasks import Lines, read_tasks
+    from moothall.evaluate.runner import Options, read_configurations
     from moothall.settings import load_settings
 
     if only_report and (only_mine or to_harbor or from_harbor):
@@ -213,32 +208,12 @@ async def evaluate(
             to_harbor,
             from_harbor,
         )
-        with _lock_folder(evaluation_folder):
-            results = Lines(evaluation_folder / RESULTS)
-            if not only_mine:
-                check_configurations(configurations, results)
-            if not await _run_plan(settings, plan, configurations, results, evaluation_folder):
-                _print_dropped(evaluation_folder)
-                return EXIT_NONE
-    results = Lines(evaluation_folder / RESULTS)
-    chosen = read_tasks(evaluation_folder)
-    if only_report and not results.rows:
-        raise InvalidRequest(
-            f"{evaluation_folder} has no results; run the command without --report first"
-        )
-    if not only_mine:
-        _report(out, evaluation_folder, chosen, results, as_json=as_json)
-    elif as_json:
-        print_json(
-            {
-                "version": 1,
-                "folder": str(evaluation_folder),
-                "tasks": [dump(task) for task in chosen],
-            },
-            out,
-        )
+        if not await _run_locked(settings, plan, configurations, evaluation_folder):
+            return EXIT_NONE
+    if only_mine:
+        _report_tasks(out, evaluation_folder, as_json=as_json)
     else:
-        say(f"{len(chosen)} tasks in {evaluation_folder}")
+        _report_results(out, evaluation_folder, required=only_report, as_json=as_json)
     return 0
 
 
@@ -301,29 +276,45 @@ def _lock_folder(evaluation_folder: Path) -> Iterator[None]:
         yield
 
 
+async def _run_locked(
+    settings: Settings,
+    plan: Plan,
+    configurations: Sequence[Configuration],
+    evaluation_folder: Path,
+) -> bool:
+    """Run a plan while no other process works on its folder. Return False, and print why, if there
+    is no task.
+    """
+    from moothall.evaluate.runner import RESULTS, check_configurations
+    from moothall.evaluate.tasks import Lines
+
+    with _lock_folder(evaluation_folder):
+        results = Lines(evaluation_folder / RESULTS)
+        if not plan.mines:
+            check_configurations(configurations, results)
+        if await _run_plan(settings, plan, configurations, results, evaluation_folder):
+            return True
+        _print_dropped(evaluation_folder)
+        return False
+
+
 async def _run_plan(
     settings: Settings,
     plan: Plan,
-    configurations: list[Configuration],
+    configurations: Sequence[Configuration],
     results: Lines,
     evaluation_folder: Path,
 ) -> list[Task]:
     """Mine tasks, run those without a result, and return them."""
-    from moothall.app.repository import register
     from moothall.evaluate.harbor import Harbor
-    from moothall.evaluate.miner import COMMITS, Miner
-    from moothall.evaluate.paraphrase import open_rewriter
     from moothall.evaluate.runner import Runner, open_judge, own_settings
-    from moothall.evaluate.tasks import Lines, write_task
+    from moothall.evaluate.tasks import write_task
     from moothall.repositories.gitcmd import GitRunner
-
-    def report_progress(line: str) -> None:
-        say(plain(line))
 
     evaluation_settings = own_settings(settings, evaluation_folder)
     evaluation_settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not plan.mines:
-        await _check(configurations, report_progress)
+        await _check(configurations, _report_progress)
     git = GitRunner(
         evaluation_settings.data_dir / "repos", evaluation_settings.workspace.setup_seconds
     )
@@ -334,35 +325,58 @@ async def _run_plan(
             await asyncio.to_thread(write_task, evaluation_folder, task)
     async with open_judge(evaluation_settings) as (repositories, judge):
         if plan.from_harbor is None:
-            origin = plan.origin
-            await repositories.register(
-                origin.where, commands=origin.commands, credential=origin.credential
-            )
-            ref = await register(evaluation_settings, origin.where, plan.ref, plan.profile)
-            async with AsyncExitStack() as stack:
-                rewrite = (
-                    await stack.enter_async_context(open_rewriter(settings, report_progress))
-                    if plan.paraphrase
-                    else None
-                )
-                miner = Miner(
-                    repositories,
-                    judge,
-                    evaluation_folder,
-                    Lines(evaluation_folder / COMMITS),
-                    report_progress,
-                    rewrite,
-                )
-                tasks = await miner.mine(ref, plan.tasks, plan.commits)
-        runner = Runner(evaluation_folder, repositories, judge, results, report_progress)
+            tasks = await _mine(settings, plan, repositories, judge, evaluation_folder)
+        runner = Runner(evaluation_folder, repositories, judge, results, _report_progress)
         for task in tasks if plan.to_harbor else ():
-            report_progress(
+            _report_progress(
                 "written: "
                 f"{await runner.export(task, Harbor(plan.to_harbor or evaluation_folder, git))}"
             )
         for configuration in () if plan.mines else configurations:
             await runner.run(configuration, tasks, plan.at_once)
     return tasks
+
+
+def _report_progress(line: str) -> None:
+    say(plain(line))
+
+
+async def _mine(
+    settings: Settings,
+    plan: Plan,
+    repositories: RepositoryService,
+    judge: Judge,
+    evaluation_folder: Path,
+) -> list[Task]:
+    """Register the repository of a plan, and mine its commits for tasks."""
+    from moothall.app.repository import register
+    from moothall.evaluate.miner import COMMITS, Miner
+    from moothall.evaluate.paraphrase import open_rewriter
+    from moothall.evaluate.runner import own_settings
+    from moothall.evaluate.tasks import Lines
+
+    origin = plan.origin
+    await repositories.register(
+        origin.where, commands=origin.commands, credential=origin.credential
+    )
+    ref = await register(
+        own_settings(settings, evaluation_folder), origin.where, plan.ref, plan.profile
+    )
+    async with AsyncExitStack() as stack:
+        rewrite = (
+            await stack.enter_async_context(open_rewriter(settings, _report_progress))
+            if plan.paraphrase
+            else None
+        )
+        miner = Miner(
+            repositories,
+            judge,
+            evaluation_folder,
+            Lines(evaluation_folder / COMMITS),
+            _report_progress,
+            rewrite,
+        )
+        return await miner.mine(ref, plan.tasks, plan.commits)
 
 
 async def _check(
@@ -417,16 +431,42 @@ def _print_dropped(evaluation_folder: Path) -> None:
     )
 
 
-def _report(
-    out: TextIO, evaluation_folder: Path, tasks: Sequence[Task], results: Lines, *, as_json: bool
-) -> None:
-    """Write the HTML page and the JSON document, and print the tables."""
+def _report_tasks(out: TextIO, evaluation_folder: Path, *, as_json: bool) -> None:
+    """Print the tasks as JSON, or their number."""
+    from moothall.domain.codec import dump
+    from moothall.evaluate.tasks import read_tasks
+
+    tasks = read_tasks(evaluation_folder)
+    if as_json:
+        print_json(
+            {
+                "version": 1,
+                "folder": str(evaluation_folder),
+                "tasks": [dump(task) for task in tasks],
+            },
+            out,
+        )
+    else:
+        say(f"{len(tasks)} tasks in {evaluation_folder}")
+
+
+def _report_results(out: TextIO, evaluation_folder: Path, *, required: bool, as_json: bool) -> None:
+    """Write the HTML page and the JSON document, and print the tables. Raises `InvalidRequest` if
+    results are required and there are none.
+    """
     from rich.console import Console
 
     from moothall.domain.codec import dump
     from moothall.evaluate.page import render
     from moothall.evaluate.report import make_report, tables
+    from moothall.evaluate.runner import RESULTS
+    from moothall.evaluate.tasks import Lines, read_tasks
 
+    results, tasks = Lines(evaluation_folder / RESULTS), read_tasks(evaluation_folder)
+    if required and not results.rows:
+        raise InvalidRequest(
+            f"{evaluation_folder} has no results; run the command without --report first"
+        )
     report = dump(make_report(evaluation_folder, tasks, results.rows))
     (evaluation_folder / "report.json").write_text(
         json.dumps(report, indent=2) + "\n", encoding="utf-8"

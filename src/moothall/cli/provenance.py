@@ -20,7 +20,7 @@ Node = Mapping[str, Any]
 
 def show_provenance(console: Console, row: Mapping[str, Any]) -> None:
     """Print the origin of a commit, from the story to the single test run."""
-    deliberation, proposal, task = row["deliberation"], row["proposal"], row["task"]
+    deliberation, task = row["deliberation"], row["task"]
     root = Tree(
         Text(f"commit {row['commit'][:12]}  {_clean(deliberation['branch'])}", style="bold")
     )
@@ -34,40 +34,11 @@ def show_provenance(console: Console, row: Mapping[str, Any]) -> None:
     root.add(_line("task", f"{task['task_id']}  {_clean(task['description'])}"))
     if repository := row["repository"]:
         root.add(_line("repository", f"{repository['id']}  {_clean(repository['url'])}"))
-    deliberation_branch = root.add(
-        _line(
-            "deliberation",
-            f"{deliberation['task_id']}  {_clean(deliberation['role'])}, "
-            f"{_clean(deliberation['protocol'])}",
-        )
-    )
-    deliberation_branch.add(
-        f"asked by {_clean(deliberation['principal'])} at {_time(deliberation['asked_at'])}"
-    )
-    level = _clean(deliberation["evidence_level"]).replace("_", "-") or (
-        "proven" if deliberation["proven"] else "unproven"
-    )
-    deliberation_branch.add(
-        f"decided at {_time(deliberation['decided_at'])}: {_clean(deliberation['final_state'])}, "
-        f"{level}"
-    )
+    _add_deliberation(root, deliberation)
     seat = root.add(
         _line("seat", f"{_clean(row['seat']['seat'])}  {_clean(row['seat']['approach'])}")
     )
-    rank_text = (
-        f"rank {proposal['rank']}, score {proposal['score']:.2f}"
-        if proposal["score"] is not None
-        else "not ranked"
-    )
-    answer = seat.add(
-        _line(
-            "proposal",
-            f"{_clean(proposal['candidate'])}  {rank_text}, changes "
-            f"{', '.join(proposal['paths'] or ())}",
-        )
-    )
-    for reason in proposal["reasons"] or ():
-        answer.add(Text(_clean(reason), style="dim"))
+    answer = _add_proposal(seat, row["proposal"])
     _branch(answer, "test run", row["evidence"], _evidence)
     _branch(answer, "review", row["reviews"], _review)
     _branch(seat, "model call", row["model_calls"], _model_call)
@@ -81,6 +52,42 @@ def show_provenance(console: Console, row: Mapping[str, Any]) -> None:
             )
         )
     console.print(root)
+
+
+def _add_deliberation(root: Tree, deliberation: Node) -> None:
+    branch = root.add(
+        _line(
+            "deliberation",
+            f"{deliberation['task_id']}  {_clean(deliberation['role'])}, "
+            f"{_clean(deliberation['protocol'])}",
+        )
+    )
+    branch.add(f"asked by {_clean(deliberation['principal'])} at {_time(deliberation['asked_at'])}")
+    level = _clean(deliberation["evidence_level"]).replace("_", "-") or (
+        "proven" if deliberation["proven"] else "unproven"
+    )
+    branch.add(
+        f"decided at {_time(deliberation['decided_at'])}: {_clean(deliberation['final_state'])}, "
+        f"{level}"
+    )
+
+
+def _add_proposal(seat: Tree, proposal: Node) -> Tree:
+    rank_text = (
+        f"rank {proposal['rank']}, score {proposal['score']:.2f}"
+        if proposal["score"] is not None
+        else "not ranked"
+    )
+    branch = seat.add(
+        _line(
+            "proposal",
+            f"{_clean(proposal['candidate'])}  {rank_text}, changes "
+            f"{', '.join(proposal['paths'] or ())}",
+        )
+    )
+    for reason in proposal["reasons"] or ():
+        branch.add(Text(_clean(reason), style="dim"))
+    return branch
 
 
 def show_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -385,6 +385,28 @@ async def _fit_to_windows(models: Mapping[str, NamedModel]) -> Mapping[str, Name
     return fitted
 
 
+async def _open_fitted_models(
+    deliberation: Deliberation, dependencies: Dependencies
+) -> tuple[Mapping[str, NamedModel], Mapping[str, ReplyMode]]:
+    """Return the council's models, fitted to their context windows, and the reply modes. A merge
+    calls no model, so nothing is requested from the servers.
+    """
+    models = _open_models(deliberation, dependencies)
+    if deliberation.merge:
+        fitted = {name: replace(named, llm=named.llm.fitted(0)) for name, named in models.items()}
+        return fitted, dict.fromkeys(models, "blocks")
+    modes = await _detect_reply_modes(models)
+    return await _fit_to_windows(models), modes
+
+
+def _deadlines(deliberation: Deliberation) -> tuple[datetime, datetime]:
+    """Return the deadline of the seats' work, and the later one of their evaluation."""
+    seconds_left = max((deliberation.deadline - datetime.now(UTC)).total_seconds(), 0.0)
+    deadline = deliberation.deadline - timedelta(seconds=min(_CLOSING_SECONDS, seconds_left * 0.05))
+    evaluation_seconds = min(_MAX_EVALUATION_SECONDS, seconds_left * _EVALUATION_SHARE)
+    return deadline - timedelta(seconds=evaluation_seconds), deadline
+
+
 async def create_context(
     deliberation: Deliberation,
     prepared: Prepared | None,
@@ -402,14 +424,7 @@ async def create_context(
         ProgressEstimate(deliberation, recording.progress) if deliberation.agent else None,
     )
     ledger = Ledger(deliberation.budget)
-    models = _open_models(deliberation, dependencies)
-    modes: Mapping[str, ReplyMode]
-    if deliberation.merge:
-        modes = dict.fromkeys(models, "blocks")
-        models = {name: replace(named, llm=named.llm.fitted(0)) for name, named in models.items()}
-    else:
-        modes = await _detect_reply_modes(models)
-        models = await _fit_to_windows(models)
+    models, modes = await _open_fitted_models(deliberation, dependencies)
     dependencies = replace(
         dependencies, model=models[deliberation.model].model, llm=models[deliberation.model].llm
     )
@@ -418,10 +433,7 @@ async def create_context(
         for name, named in models.items()
     }
     seat_models = {seat: models[deliberation.model_of(seat)] for seat in deliberation.seats}
-    now = datetime.now(UTC)
-    seconds_left = max((deliberation.deadline - now).total_seconds(), 0.0)
-    deadline = deliberation.deadline - timedelta(seconds=min(_CLOSING_SECONDS, seconds_left * 0.05))
-    evaluation_seconds = min(_MAX_EVALUATION_SECONDS, seconds_left * _EVALUATION_SHARE)
+    work_deadline, deadline = _deadlines(deliberation)
     first_number = deliberation.fork.number if deliberation.fork else 0
     return DeliberationContext(
         deliberation=deliberation,
@@ -443,7 +455,7 @@ async def create_context(
             pause_gate=dependencies.pause_gate,
         ),
         ledger=ledger,
-        work_deadline=deadline - timedelta(seconds=evaluation_seconds),
+        work_deadline=work_deadline,
         deadline=deadline,
         seat_states=tuple(
             SeatState(seat, number) for number, seat in enumerate(deliberation.seats, first_number)

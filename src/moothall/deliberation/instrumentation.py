@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from moothall import telemetry
+from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, ChatRequest, Message
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.errors import MoothallError
@@ -29,37 +30,15 @@ def model_call(
     """
     started = perf_counter()
     model, outcome = _NO_MODEL, "INTERNAL"
-    _, seat, phase, _ = request.call_id.split("/")
-    attributes: dict[str, str | int | float] = {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.request.max_tokens": request.max_tokens,
-        "gen_ai.request.temperature": request.temperature,
-        "gen_ai.request.seed": request.seed,
-        "gen_ai.output.type": "json" if request.schema else "text",
-        "moothall.call_id": request.call_id,
-        "moothall.seat": seat,
-        "moothall.phase": phase,
-    }
     with (
-        telemetry.span("chat", attributes, kind="client") as span,
+        telemetry.span("chat", _request_attributes(request), kind="client") as span,
         telemetry.metrics.MODEL_CALLS_IN_FLIGHT.track_inprogress(),
     ):
 
         def record_reply(reply: ChatReply) -> ChatReply:
             nonlocal model, outcome
             model, outcome = reply.model or _NO_MODEL, "ok"
-            usage = reply.usage
-            span.set(
-                {
-                    "gen_ai.response.model": model,
-                    "gen_ai.request.model": model,
-                    "gen_ai.response.finish_reasons": reply.finish_reason,
-                    "gen_ai.usage.input_tokens": usage.prompt_tokens,
-                    "gen_ai.usage.output_tokens": usage.completion_tokens,
-                    "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
-                    "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
-                }
-            )
+            span.set(_reply_attributes(reply, model))
             if telemetry.wants_content():
                 span.set(
                     {
@@ -67,13 +46,7 @@ def model_call(
                         "gen_ai.output.messages": clean(reply.text),
                     }
                 )
-            tokens = telemetry.metrics.MODEL_TOKENS
-            tokens.add(model, "prompt", amount=usage.prompt_tokens)
-            tokens.add(model, "cached", amount=usage.cached_tokens)
-            tokens.add(model, "completion", amount=usage.completion_tokens)
-            tokens.add(model, "reasoning", amount=usage.reasoning_tokens)
-            if usage.cost_usd:
-                telemetry.metrics.MODEL_COST.add(model, amount=usage.cost_usd)
+            _count_usage(reply.usage, model)
             return reply
 
         try:
@@ -87,6 +60,42 @@ def model_call(
         finally:
             telemetry.metrics.MODEL_CALLS.add(model, outcome)
             telemetry.metrics.MODEL_CALL_SECONDS.observe(perf_counter() - started, model)
+
+
+def _request_attributes(request: ChatRequest) -> dict[str, str | int | float]:
+    _, seat, phase, _ = request.call_id.split("/")
+    return {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.max_tokens": request.max_tokens,
+        "gen_ai.request.temperature": request.temperature,
+        "gen_ai.request.seed": request.seed,
+        "gen_ai.output.type": "json" if request.schema else "text",
+        "moothall.call_id": request.call_id,
+        "moothall.seat": seat,
+        "moothall.phase": phase,
+    }
+
+
+def _reply_attributes(reply: ChatReply, model: str) -> dict[str, str | int]:
+    return {
+        "gen_ai.response.model": model,
+        "gen_ai.request.model": model,
+        "gen_ai.response.finish_reasons": reply.finish_reason,
+        "gen_ai.usage.input_tokens": reply.usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": reply.usage.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": reply.usage.cached_tokens,
+        "gen_ai.usage.reasoning.output_tokens": reply.usage.reasoning_tokens,
+    }
+
+
+def _count_usage(usage: Usage, model: str) -> None:
+    tokens = telemetry.metrics.MODEL_TOKENS
+    tokens.add(model, "prompt", amount=usage.prompt_tokens)
+    tokens.add(model, "cached", amount=usage.cached_tokens)
+    tokens.add(model, "completion", amount=usage.completion_tokens)
+    tokens.add(model, "reasoning", amount=usage.reasoning_tokens)
+    if usage.cost_usd:
+        telemetry.metrics.MODEL_COST.add(model, amount=usage.cost_usd)
 
 
 @contextmanager

@@ -249,7 +249,7 @@ class RecordedModel:
         estimate: Usage,
     ) -> ChatReply:
         """Make a call whose estimate is reserved, and record it."""
-        _, seat, phase, _ = request.call_id.split("/")
+        seat = request.call_id.split("/")[1]
         try:
             if self._reservation is not None:
                 await self._reserve(self._reservation, estimate)
@@ -263,6 +263,15 @@ class RecordedModel:
             raise
         self._ledger.settle(request.call_id, reply.usage)
         self._count(seat, reply.usage)
+        await self._publish_call(request, messages, reply)
+        self._replies[request.call_id] = reply
+        return reply
+
+    async def _publish_call(
+        self, request: ChatRequest, messages: tuple[Message, ...], reply: ChatReply
+    ) -> None:
+        """Record a call and its reply, without secrets. Fields without a value are left out."""
+        _, seat, phase, _ = request.call_id.split("/")
         await self._events.publish(
             EventType.MODEL_CALLED,
             request.call_id,
@@ -306,8 +315,6 @@ class RecordedModel:
                 else {}
             ),
         )
-        self._replies[request.call_id] = reply
-        return reply
 
     async def _chat(self, model: ChatModel, request: ChatRequest, seat: str) -> ChatReply:
         """Make the call, and publish its partial reply if that is enabled.

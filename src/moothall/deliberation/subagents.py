@@ -5,7 +5,7 @@ grants and remaining budget.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,19 +91,7 @@ class SubAgents:
         for agent in agents:
             block.results += agent.agent.results
             block.operations += agent.agent.operations
-        for number, agent in enumerate(agents, 1):
-            if agent.failed is not None:
-                if not isinstance(agent.failed, BudgetExceeded | DeadlineExceeded):
-                    raise agent.failed
-                status = (
-                    ToolStatus.TIMEOUT
-                    if isinstance(agent.failed, DeadlineExceeded)
-                    else ToolStatus.BUDGET_EXCEEDED
-                )
-                return _refuse(status, f"agent {number} of {len(agents)}: {agent.failed.message}")
-        return ToolResult(
-            "", AGENTS_RUN, ToolStatus.SUCCESS, {"answers": [agent.answer for agent in agents]}
-        )
+        return _result_of(agents)
 
     def _create_agent(
         self, block_runner: BlockRunner, turn_context: TurnContext, prompt: str
@@ -125,6 +113,23 @@ class SubAgents:
             turn_context,
             block_runner.settings,
         )
+
+
+def _result_of(agents: Sequence[SubAgent]) -> ToolResult:
+    """Return the answers, or the first lack of budget or time. Raises any other error."""
+    for number, agent in enumerate(agents, 1):
+        if agent.failed is not None:
+            if not isinstance(agent.failed, BudgetExceeded | DeadlineExceeded):
+                raise agent.failed
+            status = (
+                ToolStatus.TIMEOUT
+                if isinstance(agent.failed, DeadlineExceeded)
+                else ToolStatus.BUDGET_EXCEEDED
+            )
+            return _refuse(status, f"agent {number} of {len(agents)}: {agent.failed.message}")
+    return ToolResult(
+        "", AGENTS_RUN, ToolStatus.SUCCESS, {"answers": [agent.answer for agent in agents]}
+    )
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from moothall.domain.ids import (
     read_role,
     seat_id,
 )
-from moothall.domain.protocol import PROTOCOLS
+from moothall.domain.protocol import PROTOCOLS, ProtocolName
 from moothall.domain.task import (
     DEFAULT_SEATS,
     FORGE,
@@ -89,17 +89,7 @@ def plan_deliberation(
         **{seat: models[number % len(models)] for number, seat in enumerate(names)},
         **own_models,
     }
-    default_rounds = (council.config.rounds if council else 0) or PROTOCOLS[protocol].rounds
-    rounds = default_rounds if request.rounds is None else request.rounds
-    uses_default_repository = bool(defaults.repository) and not request.about_text
-    seconds = request.constraints.timeout_seconds or request.budget.seconds
-    _check_range(
-        "timeout_seconds",
-        seconds,
-        0,
-        int(limits.deliberation_seconds),
-        "limits.deliberation_seconds",
-    )
+    seconds = _choose_seconds(request, limits)
     return Deliberation(
         task_id=key_of(
             check_task_id(request.task_id) if request.task_id else new_task_id(), who.tenant
@@ -108,19 +98,12 @@ def plan_deliberation(
         role=role,
         protocol=protocol,
         seats=names,
-        rounds=_check_range("rounds", rounds, 0, limits.rounds, "limits.rounds"),
-        deadline=now + timedelta(seconds=seconds or limits.deliberation_seconds),
-        max_turns=_check_range(
-            "max_iterations",
-            request.constraints.max_iterations or limits.turns,
-            1,
-            limits.turns,
-            "limits.turns",
-        ),
+        rounds=_choose_rounds(request, council, protocol, limits),
+        deadline=now + timedelta(seconds=seconds),
+        max_turns=_choose_turns(request, limits),
         constraints=request.constraints,
         budget=_limit_budget(request.budget, limits),
-        repository=request.repository
-        or (RepositoryRef(id=defaults.repository) if uses_default_repository else None),
+        repository=_choose_repository(request, defaults),
         adaptive=request.adaptive,
         peer_review=request.peer_review or bool(council and council.config.peer_review),
         story_id=check_id(request.story_id, "story_id") if request.story_id else "",
@@ -197,6 +180,39 @@ def _choose_seats(
             f"num_agents is {count}; the {role} council has {len(members)}: {', '.join(members)}"
         )
     return tuple(members[:count] or (seat_id(role, number) for number in range(1, count + 1)))
+
+
+def _choose_rounds(
+    request: DeliberationRequest,
+    council: Council | None,
+    protocol: ProtocolName,
+    limits: LimitSettings,
+) -> int:
+    default_rounds = (council.config.rounds if council else 0) or PROTOCOLS[protocol].rounds
+    rounds = default_rounds if request.rounds is None else request.rounds
+    return _check_range("rounds", rounds, 0, limits.rounds, "limits.rounds")
+
+
+def _choose_seconds(request: DeliberationRequest, limits: LimitSettings) -> float:
+    seconds = _check_range(
+        "timeout_seconds",
+        request.constraints.timeout_seconds or request.budget.seconds,
+        0,
+        int(limits.deliberation_seconds),
+        "limits.deliberation_seconds",
+    )
+    return seconds or limits.deliberation_seconds
+
+
+def _choose_turns(request: DeliberationRequest, limits: LimitSettings) -> int:
+    turns = request.constraints.max_iterations or limits.turns
+    return _check_range("max_iterations", turns, 1, limits.turns, "limits.turns")
+
+
+def _choose_repository(request: DeliberationRequest, defaults: Defaults) -> RepositoryRef | None:
+    if request.repository or request.about_text or not defaults.repository:
+        return request.repository
+    return RepositoryRef(id=defaults.repository)
 
 
 def digest_request(request: DeliberationRequest, who: Principal) -> str:

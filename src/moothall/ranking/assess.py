@@ -97,13 +97,8 @@ def assess(
         _CheckComparison(name, prepared_runs.get(name), runs.get(name), ignored_cases, changed)
         for name in names
     ]
-    fixed = {
-        comparison.name: [
-            case for case in comparison.fixed_cases(own_tests, altered) if case not in unrelated
-        ]
-        for comparison in comparisons
-        if comparison.name not in profile.advisory
-    }
+    decisive = [comparison for comparison in comparisons if comparison.name not in profile.advisory]
+    fixed = _fixed_cases(decisive, own_tests, altered, unrelated)
     required_comparisons = [comparison for comparison in comparisons if comparison.name in required]
     nothing_passed = not any(comparison.shows_green for comparison in required_comparisons)
     proven = any(fixed.values())
@@ -129,14 +124,7 @@ def assess(
         required=required,
         regressions=tuple(sorted(regressions)) if applies else (),
         proven=proven,
-        behaviour=_behaviour_digest(
-            prepared_runs,
-            {name: run for name, run in runs.items() if name in required},
-            own_tests,
-            ignored_cases,
-        )
-        if applies
-        else "",
+        behaviour=_behaviour_digest(prepared_runs, runs, required, own_tests, ignored_cases),
         evidence=evidence,
         fixed=tuple(sorted(case for cases in fixed.values() for case in cases))[:_MAX_FIXED_CASES],
         still_red=tuple(
@@ -146,6 +134,21 @@ def assess(
         unsolved=tuple(unsolved),
         missed=any(asks_for(case, task) for case in unsolved),
     )
+
+
+def _fixed_cases(
+    comparisons: Sequence[_CheckComparison],
+    own_tests: Sequence[str],
+    altered: Sequence[str],
+    unrelated: Collection[str],
+) -> Mapping[str, Sequence[str]]:
+    """Return the cases that prove the candidate, by check."""
+    return {
+        comparison.name: [
+            case for case in comparison.fixed_cases(own_tests, altered) if case not in unrelated
+        ]
+        for comparison in comparisons
+    }
 
 
 def effective_cases(run: CheckRun) -> Mapping[str, str]:
@@ -364,6 +367,7 @@ def _only_faster(base: CheckRun, run: CheckRun, case: str) -> bool:
 def _behaviour_digest(
     base_runs: Mapping[str, CheckRun],
     runs: Mapping[str, CheckRun],
+    required: Collection[str],
     own_tests: Sequence[str],
     ignored_cases: AbstractSet[str],
 ) -> str:
@@ -374,7 +378,7 @@ def _behaviour_digest(
     there are no others.
     """
     parts: list[str] = []
-    for name in sorted(runs):
+    for name in sorted(runs.keys() & set(required)):
         base_cases = base_runs[name].cases if name in base_runs else {}
         packages = frozenset(case.partition("::")[0] for case in runs[name].cases)
         parts += [

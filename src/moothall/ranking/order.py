@@ -275,81 +275,104 @@ def have_same_change(candidates: Sequence[Candidate]) -> bool:
 
 
 def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
-    failures = [list_failed_checks(candidate) for candidate in candidates]
-    answers = [_answer_digest(candidate) for candidate in candidates]
-    review_scores = score_answers(candidates, answers, failures)
-    votes_by_candidate = [_votes(candidate) for candidate in candidates]
-    changes = [
-        candidate.assessment.change or answer
-        for candidate, answer in zip(candidates, answers, strict=True)
-    ]
-    clusters: dict[str, set[str]] = {}
-    seats_by_change: dict[str, set[str]] = {}
-    confirmed = {
-        author
-        for votes, failed in zip(votes_by_candidate, failures, strict=True)
-        if not failed
-        for author in votes
-        if votes[author]
-    }
-    for candidate, failed, answer, change, votes in zip(
-        candidates, failures, answers, changes, votes_by_candidate, strict=True
-    ):
-        if not failed:
-            if False not in votes.values():
-                clusters.setdefault(candidate.assessment.behaviour or answer, set()).add(
-                    candidate.proposal.seat
-                )
-            seats_by_change.setdefault(change, set()).add(candidate.proposal.seat)
-
-    def cluster_size(
-        candidate: Candidate, failed: Sequence[str], answer: str, votes: Mapping[str, bool]
-    ) -> int:
-        if candidate.about_text or failed:
-            return 0
-        # Two candidates that fail the same test do not agree: each may be wrong in its own way.
-        return (
-            1
-            if False in votes.values()
-            else len(clusters[candidate.assessment.behaviour or answer])
-        )
-
-    last_revisions: dict[str, int] = {}
-    for candidate, failed in zip(candidates, failures, strict=True):
-        seat, revision = candidate.proposal.seat, candidate.proposal.revision
-        if not failed:
-            last_revisions[seat] = max(revision, last_revisions.get(seat, 0))
-    tested_changes = {
-        change
-        for candidate, failed, change in zip(candidates, failures, changes, strict=True)
-        if candidate.brings_tests and not failed
-    }
-    failed_tests = [_failed_tests(candidate) for candidate in candidates]
-    accepted = [tests for tests, failed in zip(failed_tests, failures, strict=True) if not failed]
+    all_values = [_CandidateValues.of(candidate) for candidate in candidates]
+    accepted = [values for values in all_values if not values.failures]
+    review_scores = score_answers(
+        candidates,
+        [values.answer for values in all_values],
+        [values.failures for values in all_values],
+    )
+    seats_by_behaviour = _group_seats(
+        (values.behaviour, values.candidate) for values in accepted if values.passes_all_tests
+    )
+    seats_by_change = _group_seats((values.change, values.candidate) for values in accepted)
+    confirmed = {author for values in accepted for author, passed in values.votes.items() if passed}
+    last_revisions = _last_revisions(values.candidate for values in accepted)
+    tested_changes = {values.change for values in accepted if values.candidate.brings_tests}
     standings = [
         _Standing(
-            candidate=candidate,
-            failures=failed,
-            votes=votes,
-            dominated_count=sum(other < tests for other in accepted),
-            replaced=not candidate.about_text
-            and candidate.proposal.revision < last_revisions.get(candidate.proposal.seat, 0),
+            candidate=values.candidate,
+            failures=values.failures,
+            votes=values.votes,
+            dominated_count=sum(other.failed_tests < values.failed_tests for other in accepted),
+            replaced=not values.candidate.about_text
+            and values.candidate.proposal.revision
+            < last_revisions.get(values.candidate.proposal.seat, 0),
             confirmed_failed=sum(
-                author in confirmed and not passed for author, passed in votes.items()
+                author in confirmed and not passed for author, passed in values.votes.items()
             ),
-            cluster_size=cluster_size(candidate, failed, answer, votes),
-            same_change_count=0 if candidate.about_text or failed else len(seats_by_change[change]),
-            review_score=review_scores[answer],
-            ranked_review_score=review_scores[answer].mean,
-            brings_tests=change in tested_changes,
-            answer=answer,
-            change=change,
+            cluster_size=_cluster_size(values, seats_by_behaviour),
+            same_change_count=0
+            if values.candidate.about_text or values.failures
+            else len(seats_by_change[values.change]),
+            review_score=review_scores[values.answer],
+            ranked_review_score=review_scores[values.answer].mean,
+            brings_tests=values.change in tested_changes,
+            answer=values.answer,
+            change=values.change,
         )
-        for candidate, failed, answer, votes, change, tests in zip(
-            candidates, failures, answers, votes_by_candidate, changes, failed_tests, strict=True
-        )
+        for values in all_values
     ]
     return sorted(_with_comparable_reviews(standings), key=lambda standing: standing.key)
+
+
+@dataclass(frozen=True, slots=True)
+class _CandidateValues:
+    """The values of a candidate that do not depend on the other candidates."""
+
+    candidate: Candidate
+    failures: tuple[str, ...]
+    votes: Mapping[str, bool]
+    failed_tests: frozenset[tuple[str, str]]
+    answer: str
+    change: str
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> _CandidateValues:
+        answer = _answer_digest(candidate)
+        return cls(
+            candidate,
+            list_failed_checks(candidate),
+            _votes(candidate),
+            _failed_tests(candidate),
+            answer,
+            candidate.assessment.change or answer,
+        )
+
+    @property
+    def behaviour(self) -> str:
+        """A digest that candidates share if no test distinguishes them."""
+        return self.candidate.assessment.behaviour or self.answer
+
+    @property
+    def passes_all_tests(self) -> bool:
+        """True if no test of another author fails."""
+        return False not in self.votes.values()
+
+
+def _group_seats(candidates: Iterable[tuple[str, Candidate]]) -> dict[str, set[str]]:
+    """Return the seats of candidates by the key of each."""
+    seats: dict[str, set[str]] = {}
+    for key, candidate in candidates:
+        seats.setdefault(key, set()).add(candidate.proposal.seat)
+    return seats
+
+
+def _last_revisions(candidates: Iterable[Candidate]) -> dict[str, int]:
+    """Return the last revision of each seat."""
+    revisions: dict[str, int] = {}
+    for candidate in candidates:
+        seat = candidate.proposal.seat
+        revisions[seat] = max(candidate.proposal.revision, revisions.get(seat, 0))
+    return revisions
+
+
+def _cluster_size(values: _CandidateValues, seats_by_behaviour: Mapping[str, set[str]]) -> int:
+    """Return the number of seats that behave the same under all tests."""
+    if values.candidate.about_text or values.failures:
+        return 0
+    # Two candidates that fail the same test do not agree: each may be wrong in its own way.
+    return len(seats_by_behaviour[values.behaviour]) if values.passes_all_tests else 1
 
 
 def _with_comparable_reviews(standings: Sequence[_Standing]) -> list[_Standing]:

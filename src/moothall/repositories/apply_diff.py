@@ -51,23 +51,7 @@ async def apply_to_files(
             "change: git merge moothall/TASK. `moothall diff` prints it with the masks"
         )
     raw = diff.encode("utf-8", "surrogateescape")
-    numstat = await git.call(
-        "apply", "--numstat", "-z", "-", cwd=local.top, stdin=raw, env=_NO_REPOSITORY
-    )
-    if numstat.status:
-        raise RepositoryError(f"this is no diff that git can apply: {numstat.reason}")
-    summary = await git.call(
-        "apply", "--summary", "-", cwd=local.top, stdin=raw, env=_NO_REPOSITORY
-    )
-    if any(line.startswith(_RENAMES_AND_COPIES) for line in summary.out.splitlines()):
-        # The other path is in no list of paths, and may be a file that git ignores: a secret would
-        # be copied to where all can read it.
-        raise RepositoryError(
-            "the diff renames or copies files: ask for one without (git diff --no-renames); "
-            "nothing was applied"
-        )
-    rows = [row.split(b"\t", 2) for row in numstat.out.split(b"\0") if row]
-    paths = tuple(dict.fromkeys(row[-1].decode(errors="surrogateescape") for row in rows))
+    paths = await _changed_paths(git, local, raw)
     settings = await read_own_settings(git, local)
     changed = await changed_files(git, local, paths, ignored=True)
     uncommitted = [
@@ -100,6 +84,27 @@ async def apply_to_files(
                 f"the files in {str(local.top)!r} cannot be written: {error.strerror}"
             ) from error
     return paths
+
+
+async def _changed_paths(git: GitRunner, local: Local, diff: bytes) -> tuple[str, ...]:
+    """Return the paths that a diff changes. Raises `RepositoryError`."""
+    numstat = await git.call(
+        "apply", "--numstat", "-z", "-", cwd=local.top, stdin=diff, env=_NO_REPOSITORY
+    )
+    if numstat.status:
+        raise RepositoryError(f"this is no diff that git can apply: {numstat.reason}")
+    summary = await git.call(
+        "apply", "--summary", "-", cwd=local.top, stdin=diff, env=_NO_REPOSITORY
+    )
+    if any(line.startswith(_RENAMES_AND_COPIES) for line in summary.out.splitlines()):
+        # The other path is in no list of paths, and may be a file that git ignores: a secret would
+        # be copied to where all can read it.
+        raise RepositoryError(
+            "the diff renames or copies files: ask for one without (git diff --no-renames); "
+            "nothing was applied"
+        )
+    rows = [row.split(b"\t", 2) for row in numstat.out.split(b"\0") if row]
+    return tuple(dict.fromkeys(row[-1].decode(errors="surrogateescape") for row in rows))
 
 
 async def _equals_commit(

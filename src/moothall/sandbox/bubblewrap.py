@@ -40,6 +40,22 @@ _ETC_NAMES = (
     "ssl/certs",
     "ssl/openssl.cnf",
 )
+_CONFINEMENT = (
+    "--unshare-all",
+    "--unshare-user",
+    "--disable-userns",
+    "--die-with-parent",
+    "--new-session",
+    "--clearenv",
+    "--cap-drop",
+    "ALL",
+    "--uid",
+    str(UID),
+    "--gid",
+    str(UID),
+    "--hostname",
+    HOSTNAME,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +140,18 @@ def _stage_binds(spec: SandboxSpec) -> tuple[list[tuple[str, str]], list[str]]:
     return stage, arguments
 
 
+def _temporary_folder(path: str, size: int) -> tuple[str, ...]:
+    """Return the arguments for a folder in memory that everyone may write to."""
+    return ("--perms", "1777", "--size", str(max(size, 1_000_000)), "--tmpfs", path)
+
+
+def _workspace_arguments(spec: SandboxSpec) -> tuple[str, ...]:
+    if spec.overlay:
+        return ("--bind", f"{STAGE}/overlay", WORKSPACE)
+    has_workspace = any(inside == WORKSPACE for _, inside in spec.rw)
+    return () if has_workspace else ("--tmpfs", WORKSPACE)
+
+
 def command(
     spec: SandboxSpec, *, seccomp: int | None, accounts: Mapping[str, int]
 ) -> tuple[list[tuple[str, str]], list[str]]:
@@ -131,56 +159,24 @@ def command(
     descriptors of the files passwd, group and hosts.
     """
     stage, binds = _stage_binds(spec)
-    memory, has_workspace = (
-        spec.limits.memory_bytes,
-        any(inside == WORKSPACE for _, inside in spec.rw),
-    )
+    memory = spec.limits.memory_bytes
     argv = [
         orphans.process_title(spec.name),  # by which an orphaned sandbox is found
-        "--unshare-all",
-        "--unshare-user",
-        "--disable-userns",
-        "--die-with-parent",
-        "--new-session",
-        "--clearenv",
-        "--cap-drop",
-        "ALL",
-        "--uid",
-        str(UID),
-        "--gid",
-        str(UID),
-        "--hostname",
-        HOSTNAME,
+        *_CONFINEMENT,
         *_system_arguments(),
         "--proc",
         "/proc",
         "--dev",
         "/dev",
-        "--perms",
-        "1777",
-        "--size",
-        str(max(memory // 8, 1_000_000)),
-        "--tmpfs",
-        "/dev/shm",  # noqa: S108 - inside
-        "--perms",
-        "1777",
-        "--size",
-        str(max(memory // 2, 1_000_000)),
-        "--tmpfs",
-        "/tmp",  # noqa: S108 - inside
+        *_temporary_folder("/dev/shm", memory // 8),  # noqa: S108 - inside
+        *_temporary_folder("/tmp", memory // 2),  # noqa: S108 - inside
         *(
             part
             for name, fd in accounts.items()
             for part in ("--ro-bind-data", str(fd), f"/etc/{name}")
         ),
         *binds,
-        *(
-            ("--bind", f"{STAGE}/overlay", WORKSPACE)
-            if spec.overlay
-            else ()
-            if has_workspace
-            else ("--tmpfs", WORKSPACE)
-        ),
+        *_workspace_arguments(spec),
         "--remount-ro",
         "/",
         "--chdir",

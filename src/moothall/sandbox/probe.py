@@ -166,33 +166,8 @@ async def _attempt(limits: SandboxSettings, folder: Path | None, seconds: float)
         listener = await asyncio.start_server(note_caller, "127.0.0.1", 0)
         async with listener:
             with local, remote:
-                order = {
-                    "host_file": str(root / "secret"),
-                    "port": listener.sockets[0].getsockname()[1],
-                    "landlock": False,  # if it is missing, report it and go on
-                    "writable": [],
-                    "open_files": limits.open_files,
-                    "cgroup": cgroups.parents() is not None,
-                    "memory": _MEMORY_BYTES,
-                    "processes": _PROCESSES,
-                    "file": _FILE_BYTES,
-                }
-                spec = SandboxSpec(
-                    name=f"probe-{os.getpid()}-{root.name[-8:]}",
-                    argv=(
-                        str(interpreter()),
-                        "-I",
-                        "-S",
-                        "-c",
-                        _BOOT,
-                        str(remote.fileno()),
-                        json.dumps(order),
-                    ),
-                    limits=limits,
-                    ro=(*interpreter_binds(), package_bind()),
-                    overlay=overlay,
-                    fds=(remote.fileno(),),
-                )
+                port = listener.sockets[0].getsockname()[1]
+                spec = _probe_spec(limits, root, overlay, port, remote.fileno())
                 async with run_sandbox(spec) as sandboxed:
                     remote.close()
                     result = await _read_result(local, seconds)
@@ -213,6 +188,41 @@ async def _attempt(limits: SandboxSettings, folder: Path | None, seconds: float)
         results["overlay"] = await asyncio.to_thread(_check_overlay, overlay)
         await asyncio.to_thread(_unlock_work_folder, root)
     return results
+
+
+def _probe_spec(
+    limits: SandboxSettings, root: Path, overlay: Overlay, port: int, descriptor: int
+) -> SandboxSpec:
+    """Return a sandbox that tries to reach the port and the files of the host, and writes the
+    results to the descriptor.
+    """
+    order = {
+        "host_file": str(root / "secret"),
+        "port": port,
+        "landlock": False,  # if it is missing, report it and go on
+        "writable": [],
+        "open_files": limits.open_files,
+        "cgroup": cgroups.parents() is not None,
+        "memory": _MEMORY_BYTES,
+        "processes": _PROCESSES,
+        "file": _FILE_BYTES,
+    }
+    return SandboxSpec(
+        name=f"probe-{os.getpid()}-{root.name[-8:]}",
+        argv=(
+            str(interpreter()),
+            "-I",
+            "-S",
+            "-c",
+            _BOOT,
+            str(descriptor),
+            json.dumps(order),
+        ),
+        limits=limits,
+        ro=(*interpreter_binds(), package_bind()),
+        overlay=overlay,
+        fds=(descriptor,),
+    )
 
 
 def _make_folders(root: Path, uid: int | None) -> Overlay:

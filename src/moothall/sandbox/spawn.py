@@ -25,6 +25,7 @@ from moothall.sandbox.bubblewrap import (
     HOSTNAME,
     UID,
     USER,
+    Overlay,
     SandboxSpec,
     bubblewrap,
     command,
@@ -253,6 +254,14 @@ def _create_cgroup(spec: SandboxSpec) -> cgroups.Cgroup | None:
         ) from error
 
 
+def _overlay_folders(overlay: Overlay) -> dict[str, str | list[str]]:
+    return {
+        "lower": [str(path) for path in overlay.lower],
+        "upper": str(overlay.upper),
+        "work": str(overlay.work),
+    }
+
+
 async def spawn(spec: SandboxSpec) -> Sandboxed:
     """Start `spec.argv` inside. The caller must close the result.
 
@@ -273,19 +282,12 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
             descriptors.append(accounts[name])
         stage, argv = command(spec, seccomp=filter_fd, accounts=accounts)
         cgroup = _create_cgroup(spec)
-        overlay = spec.overlay
         request = {
             "parent": os.getpid(),
             "uid": sandbox_uid(spec.limits),
             "cgroups": cgroup.entrances if cgroup else (),
             "stage": stage,
-            "overlay": {
-                "lower": [str(p) for p in overlay.lower],
-                "upper": str(overlay.upper),
-                "work": str(overlay.work),
-            }
-            if overlay
-            else None,
+            "overlay": _overlay_folders(spec.overlay) if spec.overlay else None,
             "program": bubblewrap(),
             "argv": argv,
             "descriptors": (*descriptors, *spec.fds),

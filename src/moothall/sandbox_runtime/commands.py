@@ -212,15 +212,7 @@ def _supervise(
     shell: Output | None = None,
 ) -> CommandResult:
     start_time = time.monotonic()
-    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
-    if pid == 0:
-        os.setsid()
-        null_fd = os.open("/dev/null", os.O_RDONLY)
-        for source, target in ((null_fd, 0), (write_fd, 1), (write_fd, 2)):
-            os.dup2(source, target)
-        child()
-    os.close(write_fd)
+    pid, read_fd = _fork(child)
     if side:
         side.close_child_end()
     supervisor = _Supervisor(
@@ -268,6 +260,20 @@ def _supervise(
         contended=supervisor.contended,
         left=tuple(left_running[:_MAX_NAMED_PROCESSES]),
     )
+
+
+def _fork(child: Callable[[], NoReturn]) -> tuple[int, int]:
+    """Run a function in a child process. Return its pid, and the descriptor of its output."""
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        null_fd = os.open("/dev/null", os.O_RDONLY)
+        for source, target in ((null_fd, 0), (write_fd, 1), (write_fd, 2)):
+            os.dup2(source, target)
+        child()
+    os.close(write_fd)
+    return pid, read_fd
 
 
 class _Supervisor:

@@ -296,6 +296,10 @@ def _mistral(_kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
                 "code": "3230",
             },
         )
+    return _check_mistral_call_ids(body)
+
+
+def _check_mistral_call_ids(body: Mapping[str, Any]) -> Refusal | None:
     for message in body["messages"]:
         call_ids = [call["id"] for call in message.get("tool_calls", ())]
         for call_id in (

@@ -31,7 +31,7 @@ from moothall.workspace.layout import environment_key, foreign_python, uses_envi
 from moothall.workspace.limits import describe_setup_limit
 from moothall.workspace.packages import setup_network_access
 from moothall.workspace.pool import ExecutorPool
-from moothall.workspace.toolchains import choose
+from moothall.workspace.toolchains import ChosenToolchain, choose
 
 _REASON = re.compile(
     r"error|fatal|cannot|could not|couldn't|unable|no matching|no candidates|not found|no "
@@ -199,28 +199,7 @@ class Environments:
         try:
             async with self._pool.start(setup, keep=True) as executor:
                 folder = executor.folder
-                end = time.monotonic() + self._settings.workspace.setup_seconds
-                steps = base.profile.steps or tuple(SetupStep(argv) for argv in base.profile.setup)
-                local = self._settings.workspace.kind == "local"
-                variables = _DOWNLOAD_VARIABLES | (_node_headers(toolchains.homes) if local else {})
-                mkdir_command = ("mkdir", "-p", _DOWNLOAD_VARIABLES["TMPDIR"])
-                await executor.request(
-                    "setup",
-                    wall_seconds=_CLEAN_SECONDS,
-                    argv=mkdir_command,
-                    env=executor.variables(),
-                    folder="",
-                )
-                await _Steps(executor, end, report_progress, variables, self._settings.sandbox).run(
-                    steps
-                )
-                await executor.request(
-                    "setup",
-                    wall_seconds=_CLEAN_SECONDS,
-                    argv=("rm", "-rf", _DOWNLOADS),
-                    env=executor.variables(),
-                    folder="",
-                )
+                await self._run_steps(base, executor, toolchains, report_progress)
                 await executor.fetch_setup_output()
             await remove_tree(executor.upper / ".git")
             tracked = frozenset(entry.path for entry in await clone.entries(base.sha))
@@ -230,6 +209,35 @@ class Environments:
             for leftover in (folder, *history):
                 if leftover is not None:
                     await remove_tree(leftover)
+
+    async def _run_steps(
+        self,
+        base: Base,
+        executor: ExecutorClient,
+        toolchains: ChosenToolchain,
+        report_progress: Progress,
+    ) -> None:
+        """Run the steps of the set-up, and remove their downloads."""
+        end = time.monotonic() + self._settings.workspace.setup_seconds
+        steps = base.profile.steps or tuple(SetupStep(argv) for argv in base.profile.setup)
+        local = self._settings.workspace.kind == "local"
+        variables = _DOWNLOAD_VARIABLES | (_node_headers(toolchains.homes) if local else {})
+        mkdir_command = ("mkdir", "-p", _DOWNLOAD_VARIABLES["TMPDIR"])
+        await executor.request(
+            "setup",
+            wall_seconds=_CLEAN_SECONDS,
+            argv=mkdir_command,
+            env=executor.variables(),
+            folder="",
+        )
+        await _Steps(executor, end, report_progress, variables, self._settings.sandbox).run(steps)
+        await executor.request(
+            "setup",
+            wall_seconds=_CLEAN_SECONDS,
+            argv=("rm", "-rf", _DOWNLOADS),
+            env=executor.variables(),
+            folder="",
+        )
 
     async def _history(
         self, base: Base, key: str, temporary: Path, clone: TrustedClone, report_progress: Progress

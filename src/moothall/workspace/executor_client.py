@@ -332,24 +332,7 @@ class ExecutorClient(ABC):
         answer_question: QuestionHandler | None,
         fields: Mapping[str, Any],
     ) -> Answer:
-        limits = self._limits
-        caller_limited = op in _CALLER_LIMITED
-        cpu = time_limit * (os.cpu_count() or 1) if caller_limited else limits.cpu_seconds
-        message = {
-            "op": "run" if caller_limited else op,
-            "limits": {
-                "wall_seconds": time_limit,
-                "most_seconds": max_seconds,
-                "cpu_seconds": min(cpu, time_limit * self.setup.cpu_share)
-                if self.setup.cpu_share
-                else cpu,
-                "output_bytes": limits.output_bytes,
-                # The time limits the output of the others, and a report is part of it.
-                "any_output": caller_limited and op != "shell",
-                "file_bytes": self._settings.workspace.max_file_bytes,
-            },
-            **fields,
-        }
+        message = {**self._message(op, time_limit, max_seconds), **fields}
         if self._link is None:
             raise WorkspaceFailed("the workspace is not open")
         # Only untrusted code can exhaust the memory; asking the kernel costs more than reading a
@@ -378,7 +361,8 @@ class ExecutorClient(ABC):
             and await self._disk_is_full()
         ):
             disk_error = (
-                f"the workspace exceeds sandbox.disk_bytes = {limits.disk_bytes}; delete files"
+                f"the workspace exceeds sandbox.disk_bytes = {self._limits.disk_bytes}; delete "
+                "files"
             )
             result = {**result, "status": "disk", "verdict": "errored", "error": disk_error}
         if out_of_memory and (
@@ -388,6 +372,25 @@ class ExecutorClient(ABC):
         if memory_kills is not None:
             self._write_log(executor_log.format_line(op, fields, result))
         return result
+
+    def _message(self, op: str, time_limit: float, max_seconds: float) -> dict[str, Any]:
+        """Return a request's operation and limits."""
+        caller_limited = op in _CALLER_LIMITED
+        cpu = time_limit * (os.cpu_count() or 1) if caller_limited else self._limits.cpu_seconds
+        return {
+            "op": "run" if caller_limited else op,
+            "limits": {
+                "wall_seconds": time_limit,
+                "most_seconds": max_seconds,
+                "cpu_seconds": min(cpu, time_limit * self.setup.cpu_share)
+                if self.setup.cpu_share
+                else cpu,
+                "output_bytes": self._limits.output_bytes,
+                # The time limits the output of the others, and a report is part of it.
+                "any_output": caller_limited and op != "shell",
+                "file_bytes": self._settings.workspace.max_file_bytes,
+            },
+        }
 
     async def _follow(
         self,

@@ -57,42 +57,15 @@ class InitialChanges:
         append: Mapping[str, str],
     ) -> list[Change]:
         """Return the initial changes of a workspace. See `ports.Workspaces.open`."""
-        controlled: frozenset[str] = frozenset()
         base_files = set(await clone.files(base.sha))
-        protected = base.profile.protected
-        if judged:
-            configuration_paths = [
-                path
-                for path in sorted(base_files)
-                if path == "package.json"
-                or patch_rules.matches(pristine_files.REFERRING_CONFIGURATION, path)
-            ][:_MAX_CONFIGURATION_FILES]
-            blobs = await clone.read_all(base.sha, configuration_paths, 0)
-            texts = {
-                path: blob.decode(errors="replace")
-                for path, blob in zip(configuration_paths, blobs, strict=True)
-            }
-            package = texts.pop("package.json", "")
-            controlled = pristine_files.base_controlled_files(
-                base_files, protected, base.profile.checks.values(), package, texts
-            )
+        controlled = await _controlled_files(base, clone, base_files) if judged else frozenset()
         changes: dict[str, Change] = {}
         if patch.strip():
             changes |= {
                 change.path: change for change in (await self._apply(base, clone, patch)).changes
             }
         if judged:
-            changes = {
-                path: change
-                for path, change in changes.items()
-                if pristine_files.is_patchable(path, controlled, base_files, protected)
-            }
-            for path in [
-                path for path in changes if path in base_files and pristine_files.needs_base(path)
-            ]:
-                changes[path] = pristine_files.restore_base_parts(
-                    changes[path], await clone.read(base.sha, path, 0)
-                )
+            changes = await _restore_base_files(base, clone, changes, base_files, controlled)
         if extra.strip():
             applied = await self._apply(base, clone, extra)
             tests = frozenset(
@@ -124,6 +97,49 @@ class InitialChanges:
                 self._diffs[key] = applied
             return applied
         return self._diffs[key]
+
+
+async def _restore_base_files(
+    base: Base,
+    clone: TrustedClone,
+    changes: Mapping[str, Change],
+    base_files: set[str],
+    controlled: frozenset[str],
+) -> dict[str, Change]:
+    """Return the changes that leave the base's own tests and configuration as they are."""
+    restored = {
+        path: change
+        for path, change in changes.items()
+        if pristine_files.is_patchable(path, controlled, base_files, base.profile.protected)
+    }
+    for path in [
+        path for path in restored if path in base_files and pristine_files.needs_base(path)
+    ]:
+        restored[path] = pristine_files.restore_base_parts(
+            restored[path], await clone.read(base.sha, path, 0)
+        )
+    return restored
+
+
+async def _controlled_files(
+    base: Base, clone: TrustedClone, base_files: set[str]
+) -> frozenset[str]:
+    """Return the files of a base that control its checks."""
+    configuration_paths = [
+        path
+        for path in sorted(base_files)
+        if path == "package.json"
+        or patch_rules.matches(pristine_files.REFERRING_CONFIGURATION, path)
+    ][:_MAX_CONFIGURATION_FILES]
+    blobs = await clone.read_all(base.sha, configuration_paths, 0)
+    texts = {
+        path: blob.decode(errors="replace")
+        for path, blob in zip(configuration_paths, blobs, strict=True)
+    }
+    package = texts.pop("package.json", "")
+    return pristine_files.base_controlled_files(
+        base_files, base.profile.protected, base.profile.checks.values(), package, texts
+    )
 
 
 async def _add_texts(

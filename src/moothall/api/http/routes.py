@@ -26,6 +26,7 @@ from moothall.domain.ids import check_task_id
 from moothall.domain.status import Condition
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest
+from moothall.tool_sessions.manager import ToolSessions
 from moothall.tools.discovery import Filters, discover, entry
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
@@ -139,7 +140,14 @@ def tool_routes(dependencies: ApiDependencies) -> Sequence[Route]:
         return []
     tool_sessions = dependencies.tool_sessions
     service = Tools(tool_sessions, dependencies.approvals, dependencies.workflows)
+    return [
+        *_workspace_routes(service),
+        *_call_routes(service, tool_sessions),
+        *_approval_routes(service),
+    ]
 
+
+def _workspace_routes(service: Tools) -> Sequence[Route]:
     async def open_workspace(request: Request) -> Response:
         open_request = await read(request, _OpenRequest)
         repository = RepositoryRef(**open_request.repository.model_dump())
@@ -157,6 +165,13 @@ def tool_routes(dependencies: ApiDependencies) -> Sequence[Route]:
         await service.close(request.path_params["id"])
         return Response(status_code=204)
 
+    return [
+        Route("/v1/workspaces", open_workspace, methods=["POST"]),
+        Route("/v1/workspaces/{id}", close, methods=["DELETE"]),
+    ]
+
+
+def _call_routes(service: Tools, tool_sessions: ToolSessions) -> Sequence[Route]:
     async def call(request: Request) -> Response:
         """Run a tool. Stops if the client disconnects. A refused or failed call is a result with
         its status.
@@ -194,6 +209,14 @@ def tool_routes(dependencies: ApiDependencies) -> Sequence[Route]:
         )
         return await lines(events, _line)
 
+    return [
+        Route("/v1/tools", list_tools),
+        Route("/v1/tools/{name}", call, methods=["POST"]),
+        Route("/v1/workflows", workflow, methods=["POST"]),
+    ]
+
+
+def _approval_routes(service: Tools) -> Sequence[Route]:
     async def list_parked(_request: Request) -> Response:
         return document({"parked": [_parked_document(item) for item in service.list_parked()]})
 
@@ -206,11 +229,6 @@ def tool_routes(dependencies: ApiDependencies) -> Sequence[Route]:
         return document({"id": item.id, "request_id": item.request_id, "state": item.state})
 
     return [
-        Route("/v1/workspaces", open_workspace, methods=["POST"]),
-        Route("/v1/workspaces/{id}", close, methods=["DELETE"]),
-        Route("/v1/tools", list_tools),
-        Route("/v1/tools/{name}", call, methods=["POST"]),
-        Route("/v1/workflows", workflow, methods=["POST"]),
         Route("/v1/parked", list_parked),
         Route("/v1/parked/{id}", resolve, methods=["POST"]),
     ]

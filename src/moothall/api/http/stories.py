@@ -33,6 +33,7 @@ from moothall.errors import InvalidRequest, Permanent
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as orchestrator
 from moothall.pb.planning.v1 import planning_pb2 as pb
 from moothall.pb.storycoach.v1 import storycoach_pb2 as coach
+from moothall.stories.board import Board
 from moothall.stories.lifecycle import SYSTEM, decide, lifecycle
 from moothall.stories.story_state import StoryState
 
@@ -66,15 +67,16 @@ def story_operations(dependencies: ApiDependencies) -> Sequence[HttpOperation]:
     """Return the operations on the board, plans, the coach and deliberations."""
     planning = Planning(dependencies)
     return (
-        *_board_operations(dependencies, planning),
+        *_board_operations(planning),
+        *_story_operations(dependencies.board, planning),
+        *_coach_operations(dependencies),
+        *_event_operations(planning),
         *_plan_operations(planning),
         *_deliberation_operations(dependencies),
     )
 
 
-def _board_operations(dependencies: ApiDependencies, planning: Planning) -> Sequence[HttpOperation]:
-    board, scorer = dependencies.board, StoryCoach(dependencies.author)
-
+def _board_operations(planning: Planning) -> Sequence[HttpOperation]:
     async def list_stories(_request: Request) -> Response:
         """The stories of the caller's tenant."""
         return _respond(await planning.ListStories(pb.ListStoriesRequest(), None))
@@ -86,23 +88,32 @@ def _board_operations(dependencies: ApiDependencies, planning: Planning) -> Sequ
         )
         return _respond(response, 201, {"Location": f"/api/v1/stories/{response.story_id}"})
 
+    return (
+        HttpOperation("GET", "/api/v1/stories", list_stories, response_type=pb.ListStoriesResponse),
+        HttpOperation(
+            "POST",
+            "/api/v1/stories",
+            create,
+            pb.CreateStoryRequest,
+            pb.CreateStoryResponse,
+            status=201,
+            headers=("Idempotency-Key",),
+        ),
+    )
+
+
+def _story_operations(board: Board, planning: Planning) -> Sequence[HttpOperation]:
     async def story(request: Request) -> Response:
         """A story: GetStory, its history, and each move from its state with what the caller lacks
         for it.
         """
-        who, story_id = caller(), request.path_params["id"]
-        card = await board.card(
-            story_id, who
-        )  # read first: an old seq is refused later, while a newer one would hide events
+        story_id = request.path_params["id"]
+        # Read first: an old seq is refused later, while a newer one would hide events.
+        card = await board.card(story_id, caller())
         story_data = json.loads(
             to_json(await planning.GetStory(pb.GetStoryRequest(story_id=story_id), None))
         )
-        history = [dump(event) for event in await board.history(story_id, who)]
-        moments = tuple(
-            _Moment(**{field_name: event[field_name] for field_name in _Moment.model_fields})
-            for event in history
-        )
-        details = _StoryDetails(seq=str(card.seq), history=moments, moves=_moves(card, who))
+        details = await _story_details(board, card)
         return document(
             story_data | details.model_dump(mode="json"), headers={"ETag": f'"{card.seq}"'}
         )
@@ -122,28 +133,7 @@ def _board_operations(dependencies: ApiDependencies, planning: Planning) -> Sequ
         transition.story_id = _check_path_id("story_id", transition.story_id, request)
         return _respond(await planning.move(transition, _read_if_match(request)))
 
-    async def score(request: Request) -> Response:
-        """The story coach's score of a draft."""
-        return _respond(
-            await scorer.ScoreStory(await message(request, coach.ScoreStoryRequest), None)
-        )
-
-    async def events(request: Request) -> Response:
-        """The events of the board after `Last-Event-ID`, as server-sent events."""
-        last_event_id = request.headers.get("last-event-id", "0")
-        return ServerSentEvents(_follow(planning, _parse_seq(last_event_id, "Last-Event-ID")))
-
     return (
-        HttpOperation("GET", "/api/v1/stories", list_stories, response_type=pb.ListStoriesResponse),
-        HttpOperation(
-            "POST",
-            "/api/v1/stories",
-            create,
-            pb.CreateStoryRequest,
-            pb.CreateStoryResponse,
-            status=201,
-            headers=("Idempotency-Key",),
-        ),
         HttpOperation(
             "GET",
             "/api/v1/stories/{id}",
@@ -167,9 +157,32 @@ def _board_operations(dependencies: ApiDependencies, planning: Planning) -> Sequ
             pb.TransitionResponse,
             headers=("If-Match",),
         ),
+    )
+
+
+def _coach_operations(dependencies: ApiDependencies) -> Sequence[HttpOperation]:
+    scorer = StoryCoach(dependencies.author)
+
+    async def score(request: Request) -> Response:
+        """The story coach's score of a draft."""
+        return _respond(
+            await scorer.ScoreStory(await message(request, coach.ScoreStoryRequest), None)
+        )
+
+    return (
         HttpOperation(
             "POST", "/api/v1/coach/score", score, coach.ScoreStoryRequest, coach.ScoreStoryResponse
         ),
+    )
+
+
+def _event_operations(planning: Planning) -> Sequence[HttpOperation]:
+    async def events(request: Request) -> Response:
+        """The events of the board after `Last-Event-ID`, as server-sent events."""
+        last_event_id = request.headers.get("last-event-id", "0")
+        return ServerSentEvents(_follow(planning, _parse_seq(last_event_id, "Last-Event-ID")))
+
+    return (
         HttpOperation(
             "GET",
             "/api/v1/events",
@@ -258,6 +271,16 @@ def _deliberation_operations(dependencies: ApiDependencies) -> Sequence[HttpOper
             response_type=orchestrator.ResumeDeliberationResponse,
         ),
     )
+
+
+async def _story_details(board: Board, card: StoryState) -> _StoryDetails:
+    who = caller()
+    history = [dump(event) for event in await board.history(card.story.id, who)]
+    moments = tuple(
+        _Moment(**{field_name: event[field_name] for field_name in _Moment.model_fields})
+        for event in history
+    )
+    return _StoryDetails(seq=str(card.seq), history=moments, moves=_moves(card, who))
 
 
 async def _follow(planning: Planning, after_seq: int) -> AsyncGenerator[str, None]:

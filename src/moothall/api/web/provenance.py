@@ -45,7 +45,10 @@ _TEXT_PROPERTIES = (
 
 def provenance_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     """Return the routes of the pages: the origin of a line, and the context graph."""
+    return [*_origin_routes(dependencies, sessions), *_graph_routes(dependencies, sessions)]
 
+
+def _origin_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     async def origins(request: Request, session: Session) -> Response:
         parameters = {
             name: request.query_params.get(name, "").strip()
@@ -77,6 +80,10 @@ def provenance_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequ
             **context,
         )
 
+    return [Route("/origins", require_session(origins, sessions))]
+
+
+def _graph_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     async def graph(request: Request, session: Session) -> Response:
         label, name = (request.query_params.get(key, "").strip() for key in ("label", "id"))
         if not label or not name:
@@ -109,10 +116,7 @@ def provenance_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequ
         council = own_id(name, session.who.tenant) if label == "Deliberation" else ""
         return page("graph.html", session=session, council=council, **context)
 
-    return [
-        Route("/origins", require_session(origins, sessions)),
-        Route("/graph", require_session(graph, sessions)),
-    ]
+    return [Route("/graph", require_session(graph, sessions))]
 
 
 def known_repositories(dependencies: ApiDependencies, who: Principal) -> Sequence[str]:

@@ -182,6 +182,7 @@ def page_routes(
     return [
         *sign_in_routes(bearers, sessions, provider),
         *_board_routes(dependencies, sessions),
+        *_new_story_routes(dependencies, sessions),
         *_story_routes(dependencies, sessions),
         *plan_routes(dependencies, sessions),
         *ask_routes(dependencies, sessions),
@@ -214,6 +215,17 @@ def _board_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
             )
         return page("board.html", session=session, board=rendered)
 
+    async def changes(_request: Request, session: Session) -> Response:
+        """Notify of changes on the board, as server-sent events."""
+        return ServerSentEvents(follow_board(dependencies, session.who))
+
+    return [
+        Route("/", require_session(board, sessions)),
+        Route("/changes", require_session(changes, sessions)),
+    ]
+
+
+def _new_story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     async def new(request: Request, session: Session) -> Response:
         context: dict[str, Any] = {
             "levels": lifecycle().ready,
@@ -258,15 +270,7 @@ def _board_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         }
         return page("new.html", 400 if problem else 200, session=session, **context)
 
-    async def changes(_request: Request, session: Session) -> Response:
-        """Notify of changes on the board, as server-sent events."""
-        return ServerSentEvents(follow_board(dependencies, session.who))
-
-    return [
-        Route("/", require_session(board, sessions)),
-        Route("/changes", require_session(changes, sessions)),
-        Route("/stories/new", require_session(new, sessions), methods=["GET", "POST"]),
-    ]
+    return [Route("/stories/new", require_session(new, sessions), methods=["GET", "POST"])]
 
 
 def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:

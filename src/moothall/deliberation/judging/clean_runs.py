@@ -184,12 +184,17 @@ class CleanCheckoutRunner:
             await run_once({check: checks[check] for check in contended}, alone=True)
         ).runs
         repeated = {check: alone_runs.get(check, first.runs[check]) for check in contended}
-        repeated |= {
+        return replace(first, runs={**first.runs, **self._without_verdicts_under_load(repeated)})
+
+    def _without_verdicts_under_load(self, runs: Mapping[str, CheckRun]) -> Mapping[str, CheckRun]:
+        """Return runs; those that hit a time limit under load become errored."""
+        base_runs = self.prepared.runs
+        return {
             check: as_errored(run, base_runs.get(check))
-            for check, run in repeated.items()
             if hit_limit_under_load(run, base_runs.get(check))
+            else run
+            for check, run in runs.items()
         }
-        return replace(first, runs={**first.runs, **repeated})
 
     async def _run_with_retries(
         self,

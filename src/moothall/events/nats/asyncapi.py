@@ -9,7 +9,7 @@ from moothall import __version__
 from moothall.domain.topic import Channel
 from moothall.events.event_specs import ADDRESSES, EVENT_SPECS, EventSpec
 from moothall.events.nats.layout import MESSAGE_ID
-from moothall.events.registry import DEAD, DURABLES, SIGNALS, STREAMS, WORK, stream_of
+from moothall.events.registry import DEAD, DURABLES, SIGNALS, STREAMS, WORK, SignalSpec, stream_of
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _TEXT = {"type": "string"}
@@ -97,42 +97,14 @@ def asyncapi() -> dict[str, Any]:
     consumers as extensions.
     """
     messages = {_name(spec.type.value): _message(spec) for spec in EVENT_SPECS.values()}
-    channels: dict[str, dict[str, Any]] = {}
-    for spec in EVENT_SPECS.values():
-        channel = channels.setdefault(
-            _name(spec.subject),
-            {
-                "address": spec.subject,
-                "parameters": _parameters(spec.subject),
-                "messages": {},
-                "x-stream": stream_of(_PARAMETER.sub("*", spec.subject)).name,
-            },
-        )
-        channel["messages"][_name(spec.type.value)] = {
-            "$ref": f"#/components/messages/{_name(spec.type.value)}"
-        }
+    channels = _event_channels()
     results = channels[_name(ADDRESSES[Channel.RESULTS])]
     messages["batch"] = _batch(list(results["messages"]))
     results["messages"]["batch"] = {"$ref": "#/components/messages/batch"}
-    requested = _name("moothall.deliberation.requested")
-    address = ADDRESSES[Channel.WORK]
-    channels[_name(address)] = {
-        "address": address,
-        "parameters": _parameters(address),
-        "messages": {requested: {"$ref": f"#/components/messages/{requested}"}},
-        "x-stream": WORK.name,
-    }
+    channels |= _work_channel()
     for signal in SIGNALS:
         name = _name(signal.subject)
-        messages[name] = {
-            "name": signal.subject,
-            "summary": signal.about,
-            "contentType": "application/json",
-            "payload": {
-                "type": "object",
-                "properties": {key: {"description": about} for key, about in signal.fields.items()},
-            },
-        }
+        messages[name] = _signal_message(signal)
         channels[name] = {
             "address": signal.subject,
             "parameters": _parameters(signal.subject),
@@ -154,21 +126,74 @@ def asyncapi() -> dict[str, Any]:
             name: {"action": "send", "channel": {"$ref": f"#/channels/{name}"}} for name in channels
         },
         "components": {"messages": messages},
-        "x-streams": {
-            spec.name: {
-                "subjects": list(spec.subjects),
-                "retention": spec.retention,
-                "maxAgeSeconds": spec.max_age,
-                "description": spec.about,
-            }
-            for spec in STREAMS
+        "x-streams": _streams(),
+        "x-consumers": _consumers(),
+    }
+
+
+def _event_channels() -> dict[str, dict[str, Any]]:
+    """Return a channel for each subject of events, with the events on it."""
+    channels: dict[str, dict[str, Any]] = {}
+    for spec in EVENT_SPECS.values():
+        channel = channels.setdefault(
+            _name(spec.subject),
+            {
+                "address": spec.subject,
+                "parameters": _parameters(spec.subject),
+                "messages": {},
+                "x-stream": stream_of(_PARAMETER.sub("*", spec.subject)).name,
+            },
+        )
+        channel["messages"][_name(spec.type.value)] = {
+            "$ref": f"#/components/messages/{_name(spec.type.value)}"
+        }
+    return channels
+
+
+def _work_channel() -> dict[str, dict[str, Any]]:
+    """Return the channel from which hosts take deliberations."""
+    requested = _name("moothall.deliberation.requested")
+    address = ADDRESSES[Channel.WORK]
+    return {
+        _name(address): {
+            "address": address,
+            "parameters": _parameters(address),
+            "messages": {requested: {"$ref": f"#/components/messages/{requested}"}},
+            "x-stream": WORK.name,
+        }
+    }
+
+
+def _signal_message(signal: SignalSpec) -> dict[str, Any]:
+    return {
+        "name": signal.subject,
+        "summary": signal.about,
+        "contentType": "application/json",
+        "payload": {
+            "type": "object",
+            "properties": {key: {"description": about} for key, about in signal.fields.items()},
         },
-        "x-consumers": {
-            spec.name: {
-                "stream": spec.stream,
-                "filters": list(spec.filters),
-                "description": spec.about,
-            }
-            for spec in DURABLES.values()
-        },
+    }
+
+
+def _streams() -> dict[str, Any]:
+    return {
+        spec.name: {
+            "subjects": list(spec.subjects),
+            "retention": spec.retention,
+            "maxAgeSeconds": spec.max_age,
+            "description": spec.about,
+        }
+        for spec in STREAMS
+    }
+
+
+def _consumers() -> dict[str, Any]:
+    return {
+        spec.name: {
+            "stream": spec.stream,
+            "filters": list(spec.filters),
+            "description": spec.about,
+        }
+        for spec in DURABLES.values()
     }

@@ -17,7 +17,7 @@ from nats.aio.client import RawCredentials
 from nats.aio.msg import Msg
 
 from moothall.config import BusSettings
-from moothall.errors import BusUnavailable, ConfigurationError
+from moothall.errors import BusUnavailable, ConfigurationError, MoothallError
 from moothall.events.nats.fast_client import FastClient, keep_cancellation
 from moothall.events.nats.permissions import INBOX, inbox
 from moothall.telemetry import get_logger
@@ -119,28 +119,13 @@ async def connection(
     Raises `BusUnavailable` if no server answers and `ConfigurationError` if the server refuses the
     credentials.
     """
-    servers = [part.strip() for part in url.split(",") if part.strip()]
-    try:
-        _check_schemes(servers)
-        await _probe(servers)
-    except ValueError as error:
-        raise ConfigurationError("bus.url is not a URL such as nats://host:4222") from error
-
-    async def on_error(error: Exception) -> None:
-        refused = "permissions violation" in str(error).lower()
-        (log.warning if refused else log.debug)(
-            "bus client", error=str(error) or type(error).__name__
-        )
-
+    servers = await _find_servers(url)
     closing = False
 
     async def connection_lost() -> None:
         on_lost()
         if not closing:
             log.warning("bus connection lost; reconnecting")
-
-    async def on_reconnected() -> None:
-        log.info("bus connection is back")
 
     credentials = settings.credentials.get_secret_value() if settings.credentials else None
     client = FastClient()
@@ -151,9 +136,9 @@ async def connection(
                     servers,
                     allow_reconnect=False,
                     name="moothall",
-                    error_cb=on_error,
+                    error_cb=_log_error,
                     disconnected_cb=connection_lost,
-                    reconnected_cb=on_reconnected,
+                    reconnected_cb=_log_reconnection,
                     connect_timeout=int(PROBE_SECONDS),
                     reconnect_time_wait=0.2,  # type: ignore[arg-type]  # annotated int, only ever slept on
                     max_reconnect_attempts=-1,
@@ -167,27 +152,53 @@ async def connection(
             )
     except (nats.errors.Error, TimeoutError, OSError) as error:
         await keep_cancellation(client.close())
-        server_names = ", ".join(map(without_credentials, servers))
-        if "authorization" in str(error).lower():
-            raise ConfigurationError(
-                f"the bus at {server_names} refused the connection ({error}): check bus.token, "
-                "bus.credentials and bus.url"
-            ) from error
-        raise BusUnavailable(
-            f"the server at {server_names} does not answer as NATS: {reason(error)}"
-        ) from error
+        raise _translate_connect_error(error, servers) from error
     client.enable_reconnect()
     try:
         yield client
     finally:
         closing = True
-        if client.is_connected:
-            try:
-                async with asyncio.timeout(PROBE_SECONDS):
-                    await keep_cancellation(client.flush())
-            except (nats.errors.Error, TimeoutError, OSError) as error:
-                log.warning("bus closed with unsent messages", error=str(error))
-        await client.close_safely()
+        await _flush_and_close(client)
+
+
+async def _find_servers(url: str) -> list[str]:
+    """Return the servers of a URL, at least one of which accepts connections."""
+    servers = [part.strip() for part in url.split(",") if part.strip()]
+    try:
+        _check_schemes(servers)
+        await _probe(servers)
+    except ValueError as error:
+        raise ConfigurationError("bus.url is not a URL such as nats://host:4222") from error
+    return servers
+
+
+async def _log_error(error: Exception) -> None:
+    refused = "permissions violation" in str(error).lower()
+    (log.warning if refused else log.debug)("bus client", error=str(error) or type(error).__name__)
+
+
+async def _log_reconnection() -> None:
+    log.info("bus connection is back")
+
+
+def _translate_connect_error(error: Exception, servers: list[str]) -> MoothallError:
+    server_names = ", ".join(map(without_credentials, servers))
+    if "authorization" in str(error).lower():
+        return ConfigurationError(
+            f"the bus at {server_names} refused the connection ({error}): check bus.token, "
+            "bus.credentials and bus.url"
+        )
+    return BusUnavailable(f"the server at {server_names} does not answer as NATS: {reason(error)}")
+
+
+async def _flush_and_close(client: FastClient) -> None:
+    if client.is_connected:
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                await keep_cancellation(client.flush())
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            log.warning("bus closed with unsent messages", error=str(error))
+    await client.close_safely()
 
 
 _WITHOUT_DOMAIN = 9

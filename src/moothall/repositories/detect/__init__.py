@@ -188,15 +188,9 @@ def _merge(
     needs: dict[str, str] = {}
     folders: dict[str, str] = {}
     depends: dict[str, tuple[str, ...]] = {}
-    history = any(
-        project.history
-        for project in ((root_project,) if root_project else ()) + tuple(folder_projects.values())
-    )
+    projects = [*([("", root_project)] if root_project else []), *folder_projects.items()]
     root_untested = root_project is None or "tests" not in root_project.checks
-    for folder, project in (
-        *(((("", root_project),)) if root_project else ()),
-        *folder_projects.items(),
-    ):
+    for folder, project in projects:
         slug = (
             ""
             if not folder or (root_untested and len(folder_projects) == 1 and not checks)
@@ -221,12 +215,9 @@ def _merge(
         builds += project.builds
         protected += [_below(folder, pattern) for pattern in project.protected]
         reads += [f"{folder}/{path}" if folder else path for path in project.reads]
-        needs = {
-            **needs,
-            **{
-                key: _combine_needs(key, needs.get(key, ""), value)
-                for key, value in project.needs.items()
-            },
+        needs |= {
+            key: _combine_needs(key, needs.get(key, ""), value)
+            for key, value in project.needs.items()
         }
         if project.depends:
             depends[folder] = project.depends
@@ -240,7 +231,7 @@ def _merge(
         folders,
         depends,
         tuple(notes),
-        history,
+        any(project.history for _, project in projects),
         tuple(builds),
     )
 

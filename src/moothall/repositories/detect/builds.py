@@ -108,39 +108,16 @@ def detect_python_build(
     folder = project.folder
     install_commands: tuple[tuple[str, ...], ...]
     if backend.startswith("setuptools"):
-        setup_script = project.texts.get("setup.py", "")
-        if not _EXTENSIONS.search(setup_script) and not table(pyproject, "tool", "setuptools").get(
-            "ext-modules"
-        ):
+        if not _has_extensions(project, pyproject):
             return None
-        script = (
-            ("setup.py",)
-            if "setup.py" in project.files
-            else ("-c", "import setuptools; setuptools.setup()")
-        )
-        command = shlex.join(("python", *script, "build_ext", "--inplace", "--force"))
-        if versioned_name:
-            query = f"import importlib.metadata as m; print(m.version({versioned_name!r}))"
-            version = f'v="$(python -c {shlex.quote(query)} || echo 0)"'
-            variables = " ".join(f'{variable}="$v"' for variable in _VERSION_OF_GIT)
-            command = f"{version}; {variables} {command}"
+        command = _setuptools_command(project, versioned_name)
         # pip's own builds use a new setuptools too; a fresh environment has an old one.
         install_commands = (
             (*pip, "--upgrade", "setuptools", "wheel"),
             (*pip, *requires) if requires else (),
         )
     elif backend.startswith("maturin"):
-        is_mixed = table(pyproject, "tool", "maturin").get("python-source") or any(
-            path.endswith("/__init__.py") and path.count("/") == 1 for path in project.files
-        )
-        command = (
-            "maturin develop --offline --skip-install --quiet"
-            if is_mixed
-            else (
-                "python -m pip install --quiet --no-index --no-build-isolation --no-deps --upgrade "
-                f"--target {SITE} ."
-            )
-        )
+        command = _maturin_command(project, pyproject)
         install_commands = ((*pip, *dict.fromkeys(("maturin", *requires))),)
     elif backend == "mesonpy":
         # An editable installation is also rebuilt on import, with the tools of the set-up.
@@ -161,6 +138,46 @@ def detect_python_build(
         reads=tuple(sorted(path for path in project.files if matches(COMPILED, path))),
         protected=_SCRIPTS,
         needs=rust,
+    )
+
+
+def _has_extensions(project: Project, pyproject: Mapping[str, Any]) -> bool:
+    """True if setuptools compiles extension modules of a project."""
+    setup_script = project.texts.get("setup.py", "")
+    return bool(
+        _EXTENSIONS.search(setup_script)
+        or table(pyproject, "tool", "setuptools").get("ext-modules")
+    )
+
+
+def _setuptools_command(project: Project, versioned_name: str) -> str:
+    """Return the shell command that builds a project's extension modules in place."""
+    script = (
+        ("setup.py",)
+        if "setup.py" in project.files
+        else ("-c", "import setuptools; setuptools.setup()")
+    )
+    command = shlex.join(("python", *script, "build_ext", "--inplace", "--force"))
+    if not versioned_name:
+        return command
+    query = f"import importlib.metadata as m; print(m.version({versioned_name!r}))"
+    version = f'v="$(python -c {shlex.quote(query)} || echo 0)"'
+    variables = " ".join(f'{variable}="$v"' for variable in _VERSION_OF_GIT)
+    return f"{version}; {variables} {command}"
+
+
+def _maturin_command(project: Project, pyproject: Mapping[str, Any]) -> str:
+    """Return the shell command that builds a project's Rust code, in place if it also has Python
+    code.
+    """
+    is_mixed = table(pyproject, "tool", "maturin").get("python-source") or any(
+        path.endswith("/__init__.py") and path.count("/") == 1 for path in project.files
+    )
+    if is_mixed:
+        return "maturin develop --offline --skip-install --quiet"
+    return (
+        "python -m pip install --quiet --no-index --no-build-isolation --no-deps --upgrade "
+        f"--target {SITE} ."
     )
 
 

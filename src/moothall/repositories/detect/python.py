@@ -181,11 +181,7 @@ def python(
     pyproject = project.toml("pyproject.toml")
     if not pyproject and not project.any("*.py"):
         return None
-    lint = (
-        "ruff" in table(pyproject, "tool")
-        or "ruff.toml" in project.files
-        or ".ruff.toml" in project.files
-    )
+    lint = _uses_ruff(project, pyproject)
     tests = _tests(project, tested_folders)
     if (
         tested_folders
@@ -201,17 +197,8 @@ def python(
         checks["tests"] = tests
     if lint:
         checks["lint"] = ("python", "-m", "ruff", "check", ".")
-    is_installed = "build-system" in pyproject or "setup.py" in project.files
-    history = any(
-        _VERSION_FROM_GIT.search(project.texts.get(name, ""))
-        for name in ("pyproject.toml", "setup.py", "setup.cfg")
-    )
-    versioned_name = project_name(project) if history else ""
-    build = (
-        detect_python_build(project, pyproject, PIP, versioned_name=versioned_name)
-        if is_installed
-        else None
-    ) or Build()
+    history = _takes_version_from_git(project)
+    build = _detect_build(project, pyproject, history=history)
     return DetectedProject(
         steps=(
             *_steps(project, pyproject, local, run_folder(tests)),
@@ -238,6 +225,29 @@ def python(
         depends=tuple(siblings),
         history=history,
     )
+
+
+def _uses_ruff(project: Project, pyproject: Mapping[str, Any]) -> bool:
+    return (
+        "ruff" in table(pyproject, "tool")
+        or "ruff.toml" in project.files
+        or ".ruff.toml" in project.files
+    )
+
+
+def _takes_version_from_git(project: Project) -> bool:
+    return any(
+        _VERSION_FROM_GIT.search(project.texts.get(name, ""))
+        for name in ("pyproject.toml", "setup.py", "setup.cfg")
+    )
+
+
+def _detect_build(project: Project, pyproject: Mapping[str, Any], *, history: bool) -> Build:
+    """Return the build of a project's compiled code; an empty one if there is none."""
+    if "build-system" not in pyproject and "setup.py" not in project.files:
+        return Build()
+    versioned_name = project_name(project) if history else ""
+    return detect_python_build(project, pyproject, PIP, versioned_name=versioned_name) or Build()
 
 
 def _steps(

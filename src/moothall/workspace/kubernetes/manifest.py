@@ -75,12 +75,30 @@ def job(
     bus.
     """
     jobs = settings.jobs
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": dict(labels)},
+        "spec": {
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": jobs.seconds,
+            "ttlSecondsAfterFinished": jobs.ttl_seconds,
+            "template": {
+                "metadata": {"labels": dict(labels)},
+                "spec": _pod(name, setup, settings, bus),
+            },
+        },
+    }
+
+
+def _pod(
+    name: str, setup: ExecutorSetup, settings: WorkspaceSections, bus: Mapping[str, str]
+) -> dict[str, Any]:
+    jobs = settings.jobs
     executors = containers(setup, settings.runner)
-    folders = visible_folders(setup)
-    volumes = ("tree", "env", "config", *folders)
     # The pod's limit is the sum over its containers. Its volumes count against that, and each
     # against its own limit.
-    share, bound = jobs.disk_bytes // (1 + len(executors)), {"sizeLimit": str(jobs.disk_bytes)}
+    share = jobs.disk_bytes // (1 + len(executors))
     link_options = json.dumps(
         {"name": name, "names": executors, "proxied": setup.network_access is not None}
     )
@@ -95,45 +113,9 @@ def job(
             "fsGroup": UID,
             "runAsNonRoot": True,
         },
-        "volumes": [
-            *(
-                {"name": item, "emptyDir": bound}
-                for item in (*volumes, *(f"tmp-{item}" for item in executors.values()))
-            ),
-            *(
-                {"name": f"link-{item}", "emptyDir": {"sizeLimit": "1Mi"}}
-                for item in executors.values()
-            ),
-            *(
-                {"name": f"shm-{item}", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}}
-                for item in executors.values()
-            ),
-        ],
+        "volumes": _volumes(setup, settings),
         "containers": [
-            {
-                "name": "link",
-                "image": jobs.link_image,
-                "command": ["python", "-m", "moothall.app.pod_link"],
-                "env": [
-                    {"name": key, "value": _literal(value)}
-                    for key, value in {**bus, LINK: link_options}.items()
-                ],
-                "securityContext": _RESTRICTED,
-                "resources": _resources(jobs.cpu, "50m", _LINK_MEMORY_BYTES, share),
-                "volumeMounts": [
-                    {"name": "tree", "mountPath": WORKSPACE},
-                    {"name": "env", "mountPath": ENVIRONMENT},
-                    {"name": "config", "mountPath": "/opt/config"},
-                    *(
-                        {"name": f"link-{item}", "mountPath": f"/links/{item}"}
-                        for item in executors.values()
-                    ),
-                    *(
-                        {"name": item, "mountPath": f"/shown/{item.removeprefix('shown-')}"}
-                        for item in folders
-                    ),
-                ],
-            },
+            _link_container(setup, settings, {**bus, LINK: link_options}, share),
             *(
                 _executor_container(container, setup, settings, share)
                 for container in executors.values()
@@ -146,17 +128,50 @@ def job(
         "tolerations": [dict(item) for item in jobs.tolerations],
         "imagePullSecrets": [{"name": item} for item in jobs.pull_secrets],
     }
-    pod |= {key: value for key, value in optional_fields.items() if value}
+    return pod | {key: value for key, value in optional_fields.items() if value}
+
+
+def _volumes(setup: ExecutorSetup, settings: WorkspaceSections) -> list[dict[str, Any]]:
+    executors = containers(setup, settings.runner).values()
+    disk = {"sizeLimit": str(settings.jobs.disk_bytes)}
+    folders = ("tree", "env", "config", *visible_folders(setup))
+    return [
+        *(
+            {"name": item, "emptyDir": disk}
+            for item in (*folders, *(f"tmp-{item}" for item in executors))
+        ),
+        *({"name": f"link-{item}", "emptyDir": {"sizeLimit": "1Mi"}} for item in executors),
+        *(
+            {"name": f"shm-{item}", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}}
+            for item in executors
+        ),
+    ]
+
+
+def _link_container(
+    setup: ExecutorSetup, settings: WorkspaceSections, environment: Mapping[str, str], disk: int
+) -> dict[str, Any]:
+    """Return the container that connects the executors with the bus."""
     return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name, "labels": dict(labels)},
-        "spec": {
-            "backoffLimit": 0,
-            "activeDeadlineSeconds": jobs.seconds,
-            "ttlSecondsAfterFinished": jobs.ttl_seconds,
-            "template": {"metadata": {"labels": dict(labels)}, "spec": pod},
-        },
+        "name": "link",
+        "image": settings.jobs.link_image,
+        "command": ["python", "-m", "moothall.app.pod_link"],
+        "env": [{"name": key, "value": _literal(value)} for key, value in environment.items()],
+        "securityContext": _RESTRICTED,
+        "resources": _resources(settings.jobs.cpu, "50m", _LINK_MEMORY_BYTES, disk),
+        "volumeMounts": [
+            {"name": "tree", "mountPath": WORKSPACE},
+            {"name": "env", "mountPath": ENVIRONMENT},
+            {"name": "config", "mountPath": "/opt/config"},
+            *(
+                {"name": f"link-{item}", "mountPath": f"/links/{item}"}
+                for item in containers(setup, settings.runner).values()
+            ),
+            *(
+                {"name": item, "mountPath": f"/shown/{item.removeprefix('shown-')}"}
+                for item in visible_folders(setup)
+            ),
+        ],
     }
 
 
