@@ -133,8 +133,8 @@ async def _found(kind: str, path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Caller:
-    """Callers of the doors, by the Service and on connections of their own, so that all pods of
-    `api` get some.
+    """Callers of the API servers, by the Service and on connections of their own, so that all pods
+    of `api` get some.
     """
 
     stubs: tuple[OrchestratorServiceStub, ...]

@@ -35,7 +35,7 @@ class Grown:
 
 
 async def grow(folder: Path, stub: Stub, counts: tuple[int, ...]) -> tuple[Held, list[Grown]]:
-    """Return the memory of the idle house, and what came of each count."""
+    """Return the memory of the idle server, and what came of each count."""
     await stub.set(delay_ms=0, hold=0, reset=1)
     async with served(folder / "data", stub.base_url, SETTINGS) as app:
         act = text_act(app, seconds=600)

@@ -1,4 +1,4 @@
-"""What a running house holds outside its memory: processes, mounts, consumers, records, refs,
+"""What a running server holds outside its memory: processes, mounts, consumers, records, refs,
 files. Taken twice and compared.
 """
 
@@ -22,7 +22,7 @@ _FOLDERS_THAT_MAY_GROW = {"bus", "audit", "logs", "repos", "graph"}
 
 @dataclass(frozen=True, slots=True)
 class Things:
-    """`must_stay`: counts that two looks at an idle house must agree on. `may_grow`: counts that
+    """`must_stay`: counts that two looks at an idle server must agree on. `may_grow`: counts that
     grow with the work.
     """
 

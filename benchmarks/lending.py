@@ -50,7 +50,7 @@ async def transfer(folder: Path, megabytes: int, rounds: int) -> dict[str, Any]:
 
 
 async def _round(folder: Path, repo: Repo) -> dict[str, float]:
-    settings = load_settings(data_dir=folder / "house", ray=RaySettings(address="elsewhere:1"))
+    settings = load_settings(data_dir=folder / "server", ray=RaySettings(address="elsewhere:1"))
     there = settings.model_copy(update={"data_dir": folder / "host"})
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(embedded_server(settings.bus, folder / "bus"))

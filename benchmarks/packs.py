@@ -77,7 +77,7 @@ def _of_story(story: str, number: int, about: dict[str, str]) -> Iterator[Event]
         "title": f"Story {number}",
         "brief": " ".join(about.values()),
         "ac": list(about.values()),
-        "repository": "house",
+        "repository": "shared",
     }
     yield event(EventType.STORY_CREATED, story, story_id=story, **received, rigor_level="L1")
     for before, after in (
@@ -111,7 +111,7 @@ def _of_story(story: str, number: int, about: dict[str, str]) -> Iterator[Event]
             "description": text,
             "role": "dev",
             "story_id": story,
-            "repository": {"id": "house"},
+            "repository": {"id": "shared"},
             "seats": seats,
         }
         yield event(EventType.DELIBERATION_REQUESTED, task, task_id=task, **requested)
@@ -231,7 +231,7 @@ async def _timed(briefings: Briefings, stories: int, count: int) -> tuple[float,
             role="dev",
             phase="build",
             description=f"Let {' '.join(dice.sample(_WORDS, 5))} work",
-            repository="house",
+            repository="shared",
         )
         began = time.perf_counter()
         received = await briefings.brief_seats(requested, LOCAL, LimitSettings().context_tokens)

@@ -130,7 +130,7 @@ def of_tools(found: Worked) -> dict[str, Any]:
 
 
 def of_growth(idle: Held, grown: Sequence[Grown]) -> dict[str, Any]:
-    """Memory of the idle house, and each step."""
+    """Memory of the idle server, and each step."""
     steps = [
         {
             "count": item.count,

@@ -202,7 +202,7 @@ def _day(document: Mapping[str, Any], demand: Demand) -> str:
 Tools and tests: by the CPU of one deliberation alone, and of several at once ([benchmarks](benchmarks.md#with-tools)).
 Model servers are what a day costs, then the tests that a council runs; Moothall itself is a small part of one machine. More hosts (`ray.hosts`,
 one Ray node each) take more work without a word to anybody: they pull it. Where {1000 / demand.serve_ms:,.0f} a second are too few for one
-serve, its roles become processes of their own, doors and collectors as many as are wanted (docs/operating.md); the graph has one writer."""
+serve, its roles become processes of their own, API servers and collectors as many as are wanted (docs/operating.md); the graph has one writer."""
 
 
 def cores_with_tools(document: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Moothall as its users run it: `moothall serve` as a process, and a client of its gRPC door in
+"""Moothall as its users run it: `moothall serve` as a process, and a client of its gRPC API in
 this one.
 """
 
@@ -33,7 +33,7 @@ TASK = (
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A running house and its caller."""
+    """A running server and its caller."""
 
     system: System
     data_dir: Path

@@ -1,4 +1,4 @@
-"""Steps of the served house that are seen from outside: a council placed, and work taken up after a
+"""Steps of the server that are seen from outside: a council placed, and work taken up after a
 kill -9 of everything.
 """
 

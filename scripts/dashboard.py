@@ -131,7 +131,7 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
         ],
     ),
     (
-        "Tools, checks, walls",
+        "Tools, checks, sandbox layers",
         [
             (
                 "Tool calls by outcome",
@@ -187,7 +187,7 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                 ],
             ),
             (
-                "Sandbox walls (1 holds, 0 is missing)",
+                "Sandbox layers (1 holds, 0 is missing)",
                 "short",
                 [(f"min by (layer) (moothall_sandbox_layer{_P})", "{{layer}}")],
             ),

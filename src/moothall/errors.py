@@ -22,7 +22,7 @@
         ├── DeadlineExceeded
         ├── RepositoryError      a repository that cannot be used
         ├── PatchRefused         a patch that may not leave its workspace
-        ├── SandboxUnavailable   a wall is missing
+        ├── SandboxUnavailable   a layer of the sandbox is missing
         ├── WorkspaceFailed      the executor inside a workspace died or broke its protocol
         ├── ModelReplyInvalid    the server answered, but not with what was asked for
         │   └── ContextOverflow      the conversation is longer than the model's window
@@ -211,7 +211,7 @@ class MergeConflict(PatchRefused):
 
 
 class SandboxUnavailable(Permanent):
-    """A wall of the sandbox is missing; the message says which and how to mend it."""
+    """A layer of the sandbox is missing; the message says which and how to mend it."""
 
     code = "SANDBOX_UNAVAILABLE"
 

@@ -124,7 +124,7 @@ async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Calle
 async def test_files_of_a_session_stay_from_call_to_call_and_no_model_is_asked(
     agent: Caller,
 ) -> None:
-    meta = common.TaskMetadata(session_id="desk 7")
+    meta = common.TaskMetadata(session_id="session 7")
     write = {
         "tool_calls": [
             {"tool": "files.write", "parameters": {"path": f"{n}.py", "content": f"x = {n}\n"}}

@@ -29,7 +29,7 @@ async def ask(
     """Ask in alice's session, with `known` as context."""
     stub: Any = pb_grpc.AgentServiceStub(app.channel)
     request = pb.ExecuteTaskRequest(
-        query=query, session_context=pb.SessionContext(session_id="desk 7")
+        query=query, session_context=pb.SessionContext(session_id="session 7")
     )
     request.context.update(context or {})
     request.session_context.persistent_context.update(facts)

@@ -22,7 +22,7 @@ PATH = "src/utils.py"
 
 
 def delivered(task_id: str = "task-a") -> str:
-    """Return the sha of the commit that a chronicle delivers."""
+    """Return the sha of the commit that a log delivers."""
     return digest("delivered", task_id)[:40]
 
 

@@ -20,7 +20,7 @@ async def open_coding_council(
 ) -> AsyncIterator[CouncilEnvironment]:
     """Open a council in `folder` like `open_council`, with a runner for the settings `python`."""
     limits = python or RunnerSettings()
-    async with local(folder / "hands") as app:
+    async with local(folder / "data") as app:
         runner = LocalRunner(
             app.settings.model_copy(update={"runner": limits}), app.workspaces.pool
         )

@@ -47,7 +47,7 @@ async def model() -> AsyncIterator[ScriptedModel]:
 async def app(
     model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Served]:
-    folder = tmp_path_factory.mktemp("doors")
+    folder = tmp_path_factory.mktemp("apis")
     await make_sample_repository(folder / "repo")
     (folder / "policies").mkdir()
     (folder / "policies" / "tools.rego").write_text(PARKS_DELETES, encoding="utf-8")

@@ -59,7 +59,7 @@ async def test_a_link_that_changes_meanwhile_leads_nowhere(tmp_path: Path, tool:
     outside.mkdir()
     (outside / "f").write_text(SECRET, encoding="utf-8")
     stop = threading.Event()
-    folder = inside / "door"
+    folder = inside / "link"
 
     def flip() -> None:
         steps: tuple[Callable[[], object], ...] = (
@@ -79,13 +79,13 @@ async def test_a_link_that_changes_meanwhile_leads_nowhere(tmp_path: Path, tool:
     flipping = threading.Thread(target=flip)
     flipping.start()
     arguments = {
-        "path": "door/n" if tool == "files.mkdir" else "door/f",
+        "path": "link/n" if tool == "files.mkdir" else "link/f",
         "content": "escaped",
         "old": "canary",
         "new": "x",
     }
     if tool == "files.define":
-        arguments |= {"path": "door/f.py", "name": "f", "content": "def f(): pass"}
+        arguments |= {"path": "link/f.py", "name": "f", "content": "def f(): pass"}
     checked = CATALOGUE[tool].arguments
     arguments = checked(
         **{k: v for k, v in arguments.items() if k in checked.model_fields}

@@ -63,7 +63,7 @@ async def test_a_server_that_hangs_and_one_that_dies_block(tmp_path: Path) -> No
         async with (
             opa(url, seconds=2) as engine,
             open_app(
-                tmp_path / "house", policy=Policy("enforce", engine.decide, keep_seconds=0)
+                tmp_path / "data", policy=Policy("enforce", engine.decide, keep_seconds=0)
             ) as app,
         ):
             assert (

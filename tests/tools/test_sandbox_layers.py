@@ -40,14 +40,14 @@ from pathlib import Path
 from support.local import local
 
 async def main():
-    async with local(Path(sys.argv[1]), {"a.txt": "a"}, allow_degraded=tuple(sys.argv[2:])) as house:
-        prepared = await house.prepared()
-        async with house.workspaces.open(prepared, "degraded") as workspace:
-            ran = await house.call(workspace, "code.python", code="print(6 * 7)")
+    async with local(Path(sys.argv[1]), {"a.txt": "a"}, allow_degraded=tuple(sys.argv[2:])) as app:
+        prepared = await app.prepared()
+        async with app.workspaces.open(prepared, "degraded") as workspace:
+            ran = await app.call(workspace, "code.python", code="print(6 * 7)")
             print(ran.status, ran.output["output"])
 
 asyncio.run(main())
-"""  # noqa: E501 - a line of embedded text
+"""
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -1,3 +1,3 @@
-"""Settings in, running parts out: one function a process kind. The only room that knows every
+"""Settings in, running parts out: one function a process kind. The only package that knows every
 adapter.
 """

@@ -137,7 +137,7 @@ SLOT_SECONDS = _histogram(
 )
 SANDBOX_LAYER = _gauge(
     "moothall_sandbox_layer",
-    "1 where a wall of the sandbox holds, 0 where it is missing, as allowed.",
+    "1 where a layer of the sandbox holds, 0 where it is missing, as allowed.",
     "layer",
 )
 

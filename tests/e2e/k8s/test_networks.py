@@ -33,7 +33,7 @@ pytestmark = [
     ),
 ]
 
-SPACE, PUBLIC = "walls", "203.0.113.9"
+SPACE, PUBLIC = "isolated", "203.0.113.9"
 RAY = {"ray.io/cluster": "hosts"}
 NEO4J, VLLM, SERVICES = ({"app.kubernetes.io/name": name} for name in ("neo4j", "vllm", "moothall"))
 TRIED = {

@@ -24,7 +24,7 @@ from support.kube.programs import Home
 
 SPACE = f"house{WORKER}"
 WORKSPACES = f"{SPACE}-workspaces"
-TOKEN, PASSWORD = "token-of-the-house-in-the-cluster", "password-of-its-graph"
+TOKEN, PASSWORD = "token-of-the-server-in-the-cluster", "password-of-its-graph"
 CLASS = "folders-of-this-machine"
 _CHART = Path(__file__).parents[3] / "deploy/helm/moothall"
 CLAIMS = {

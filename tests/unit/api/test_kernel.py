@@ -1,5 +1,5 @@
-"""AgentKernel over gRPC: a deliberation service in memory, a real gate, rooms that answer from a
-function.
+"""AgentKernel over gRPC: a deliberation service in memory, a real tool gateway, workspaces that
+answer from a function.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Asking one agent from the page; a real desk on a bus in memory."""
+"""Asking one agent from the page; a real deliberation service on a bus in memory."""
 
 from __future__ import annotations
 

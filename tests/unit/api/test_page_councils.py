@@ -1,5 +1,5 @@
-"""The page of a council: lanes while it runs, the ranking with its evidence after; a real desk on a
-bus in memory.
+"""The page of a council: lanes while it runs, the ranking with its evidence after; a real
+deliberation service on a bus in memory.
 """
 
 from __future__ import annotations

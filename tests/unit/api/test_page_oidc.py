@@ -33,7 +33,7 @@ from support.callers import TOKENS, api_dependencies
 from support.deliberation_service import MemoryDeliberations
 from support.provider import CLIENT, SECRET, Forge, Provider, honest, keys, provider
 
-ROLES = {"product": ("po", "architect"), "house": ("operator",), "guests": ("reader",)}
+ROLES = {"product": ("po", "architect"), "operations": ("operator",), "guests": ("reader",)}
 Serve = Callable[..., Any]
 
 
@@ -94,7 +94,7 @@ async def test_who_is_signed_in_there_is_signed_in_here_and_out_of_both(there: P
 
 async def test_roles_are_what_the_groups_give_and_nothing_else(there: Provider) -> None:
     async with at_server(settings(there.issuer)) as browser:
-        for groups, may_look in ((["house"], True), (["product"], False), ("guests", False)):
+        for groups, may_look in ((["operations"], True), (["product"], False), ("guests", False)):
             there.claims = {"sub": "ann", "groups": groups, "roles": ["operator"], "operator": True}
             assert (await sign_in(browser)).status == 200
             assert (await browser.get("/system/audit")).status == (200 if may_look else 403)
@@ -154,7 +154,7 @@ def changed_after(output_text: dict[str, Any], header: dict[str, Any], key: Any)
     """The head and signature of one token with the claims of another."""
     first, other = (
         honest(output_text, header, key).split("."),
-        honest(output_text | {"groups": ["house"]}, header, key).split("."),
+        honest(output_text | {"groups": ["operations"]}, header, key).split("."),
     )
     return ".".join((first[0], other[1], first[2]))
 

@@ -1,5 +1,5 @@
-"""The HTTP door: a real server on a free port; behind it a real gate, and rooms that answer from a
-function.
+"""The HTTP API: a real server on a free port; behind it a real tool gateway, and workspaces that
+answer from a function.
 """
 
 from __future__ import annotations
@@ -328,7 +328,7 @@ async def test_health_is_503_where_a_needed_part_is_down(behind: SessionsFixture
             "model"
         ] == "nobody answers on 10.1.2.3 [MODEL_UNAVAILABLE]"
         assert (await web("GET", "/ready", token=None)).status == 200, (
-            "its doors are no worse for it"
+            "its other APIs are not affected"
         )
 
 

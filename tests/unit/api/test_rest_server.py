@@ -1,4 +1,4 @@
-"""The HTTP door's server: where it listens, what it refuses, what it tells of itself."""
+"""The HTTP server: where it listens, what it refuses, what it reports of itself."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def test_roles_are_named_once_in_any_case_and_with_commas_or_without() -> None:
 
 @pytest.mark.parametrize(
     ("roles", "wrong"),
-    [(["api,desk"], "unknown role 'desk'; the roles are api, page"), ([" , "], "no role")],
+    [(["api,kitchen"], "unknown role 'kitchen'; the roles are api, page"), ([" , "], "no role")],
 )
 def test_what_is_no_role_is_refused_with_those_that_are(roles: list[str], wrong: str) -> None:
     with pytest.raises(ConfigurationError, match=wrong):

@@ -33,18 +33,18 @@ async def test_processes_at_once_never_overspend(
     """Each deliberation runs in its own process, which knows the others only by the bucket."""
     bus = MemoryBus()
     apps = [StoryBudgets(bus.bucket(BUCKET), LimitSettings()) for _ in range(5)]
-    purses = [
+    reservations = [
         app.reservation("story-1", "local", TaskKey(f"task-{number}"), Budget(tokens=tokens))
         for number, app in enumerate(apps)
     ]
-    ledgers = [Ledger(Budget()) for _ in purses]
+    ledgers = [Ledger(Budget()) for _ in reservations]
     reserved_by_name: dict[str, int] = {}
 
     async def call(name: str, process: int, estimate: int, used: int, turns: int) -> None:
         ledger = ledgers[process]
         ledger.reserve(name, Usage(prompt_tokens=estimate))
         try:
-            await purses[process].cover(ledger, Usage(prompt_tokens=estimate))
+            await reservations[process].cover(ledger, Usage(prompt_tokens=estimate))
         except BudgetExceeded:
             ledger.release(name)
             return
@@ -57,7 +57,7 @@ async def test_processes_at_once_never_overspend(
 
     await asyncio.gather(*(call(str(number), *each) for number, each in enumerate(calls)))
     assert sum(ledger.spent.tokens for ledger in ledgers) <= tokens
-    for reservation, ledger in zip(purses, ledgers, strict=True):
+    for reservation, ledger in zip(reservations, ledgers, strict=True):
         await reservation.close(ledger.spent)
     spent, reserved, remaining = await _book(apps[0], tokens)
     assert (spent, reserved, remaining) == (

@@ -1,4 +1,4 @@
-"""What is said of lines and to seats, whoever's door it comes through; a deliberation service and a
+"""What is said of lines and to seats, through any API; a deliberation service and a
 bus in
 memory.
 """

@@ -79,7 +79,7 @@ def test_what_a_pod_waits_for_and_why_a_job_gets_none() -> None:
         )
         == ""
     )
-    event = {"message": 'pods "x" is forbidden: exceeded quota: walls'}
+    event = {"message": 'pods "x" is forbidden: exceeded quota: jobs'}
     assert cluster.event_failure(event).startswith("the cluster refuses its pod: pods")
     evicted = {"reason": "Evicted", "message": "Pod ephemeral local storage usage exceeds 200M"}
     assert (
