@@ -419,6 +419,11 @@ def _report_start(report_progress: ReportProgress, *, on_ray: bool, model: bool)
     if on_ray or model:
         parts = ("the bus", *(["Ray"] if on_ray else []), *(["the model"] if model else []))
         report_progress(f"starting {', '.join(parts[:-1])} and {parts[-1]}")
+    if model:
+        report_progress(
+            "no model server is set: a small local model answers, for trials only; `moothall init` "
+            "sets one"
+        )
 
 
 def _announce(settings: Settings, url: str, app: App, stack: AsyncExitStack) -> None:

@@ -1,0 +1,226 @@
+"""`moothall init`: choose a model server, try it, and write the settings for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from moothall.cli.options import FiniteRange, example, json_option
+from moothall.cli.runtime import print_json, report_errors, result_of, say
+from moothall.config import LlmSettings, LogSettings, default_file
+from moothall.config.file import read_toml
+from moothall.deliberation.model_texts import describe_reply, window_text
+from moothall.errors import ConfigurationError, InvalidRequest
+from moothall.file_locks import write_private
+from moothall.telemetry import configure_logs
+
+_PROVIDERS = {
+    "openai": ("https://api.openai.com/v1", "OPENAI_API_KEY"),
+    "anthropic": ("https://api.anthropic.com/v1", "ANTHROPIC_API_KEY"),
+    "google": (
+        "https://generativelanguage.googleapis.com/v1beta/openai",
+        "GEMINI_API_KEY",
+    ),
+    "mistral": ("https://api.mistral.ai/v1", "MISTRAL_API_KEY"),
+    "openrouter": ("https://openrouter.ai/api/v1", "OPENROUTER_API_KEY"),
+    "vllm": ("http://127.0.0.1:8000/v1", ""),
+    "sglang": ("http://127.0.0.1:30000/v1", ""),
+    "ollama": ("http://127.0.0.1:11434/v1", ""),
+    "llama.cpp": ("http://127.0.0.1:8080/v1", ""),
+    "lmstudio": ("http://127.0.0.1:1234/v1", ""),
+}
+"""The usual base URL and the environment variable of the API key, by provider."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What a model server answered: the model's name, and lines for people."""
+
+    model: str
+    reply: str
+    window: str
+    notes: tuple[str, ...]
+
+
+@click.command(
+    epilog=example(
+        "moothall init",
+        "moothall init --provider openai --model gpt-5.6",
+        "moothall init --url http://127.0.0.1:8000/v1",
+    )
+)
+@click.option(
+    "--provider",
+    type=click.Choice(list(_PROVIDERS)),
+    help="Whose server: sets the URL, and the variable from which the key is read.",
+)
+@click.option("--url", default="", help="Root of an OpenAI-compatible API, which ends with /v1.")
+@click.option("--model", default="", help="The model's name; the server's first by default.")
+@click.option(
+    "--key-env",
+    default="",
+    metavar="VARIABLE",
+    help="Environment variable with the API key. The key is copied into a file for you only.",
+)
+@click.option(
+    "--key-file",
+    type=click.Path(path_type=Path),
+    help="File with the API key; the settings will name it.",
+)
+@click.option(
+    "--price-in",
+    type=FiniteRange(),
+    default=0.0,
+    help="US dollars per million prompt tokens.",
+)
+@click.option(
+    "--price-out",
+    type=FiniteRange(),
+    default=0.0,
+    help="US dollars per million completion tokens.",
+)
+@json_option
+@click.pass_context
+@report_errors
+def init(
+    context: click.Context,
+    *,
+    provider: str | None,
+    url: str,
+    model: str,
+    key_env: str,
+    key_file: Path | None,
+    price_in: float,
+    price_out: float,
+    as_json: bool,
+) -> None:
+    """Choose the model that councils use: try it, and write the settings for it.
+
+    In a terminal it asks for what is missing. The settings file is the default one, or that of
+    --config; an existing [llm] is not changed.
+    """
+    configure_logs(LogSettings(level="warning"))
+    file: Path = context.obj or default_file()
+    _check_file(file)
+    url, key_env = _choose_server(provider, url, key_env)
+    key = _read_key(key_env, key_file)
+    values: dict[str, Any] = {"base_url": url}
+    values |= {"model": model} if model else {}
+    values |= {"price_in": price_in} if price_in else {}
+    values |= {"price_out": price_out} if price_out else {}
+    trial = result_of(_try_model(values, key), f"trying {url}")
+    values["model"] = trial.model
+    if key_file is not None:
+        values["api_key_file"] = str(key_file.resolve())
+    elif key:
+        key_path = file.with_name("api_key")
+        key_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(key_path, f"{key}\n")
+        values["api_key_file"] = str(key_path)
+    _write(file, values)
+    if as_json:
+        print_json(
+            {
+                "version": 1,
+                "file": str(file),
+                "llm": values,
+                "reply": trial.reply,
+                "window": trial.window,
+                "notes": list(trial.notes),
+            }
+        )
+        return
+    click.echo(f"{trial.model} at {url} answers; {trial.reply}; {trial.window}")
+    for note in trial.notes:
+        click.echo(f"  {note}")
+    if not price_in and not price_out:
+        click.echo("  no price is set: --price-in and --price-out, or llm.price_in and price_out")
+    click.echo(f"written: {file}")
+    click.echo('next: in a repository, moothall check, then moothall deliberate "Fix the …"')
+
+
+def _check_file(file: Path) -> None:
+    """Raise `ConfigurationError` if the settings already name a model server."""
+    if file.is_file() and "llm" in read_toml(file):
+        raise ConfigurationError(
+            f"{file} has a section [llm] already; change it there, or name another file: "
+            "moothall --config FILE init"
+        )
+
+
+def _choose_server(provider: str | None, url: str, key_env: str) -> tuple[str, str]:
+    """Return the URL and the variable of the key, and ask for the URL if none is given."""
+    if provider is not None:
+        usual_url, usual_variable = _PROVIDERS[provider]
+        return url or usual_url, key_env or (
+            usual_variable if os.environ.get(usual_variable) else ""
+        )
+    if url:
+        return url, key_env
+    if not sys.stdin.isatty():
+        raise InvalidRequest(
+            f"name a server: --url URL, or --provider with one of {', '.join(_PROVIDERS)}"
+        )
+    say(f"Providers: {', '.join(_PROVIDERS)}")
+    answer = click.prompt("Provider, or URL of an OpenAI-compatible API", err=True)
+    if answer in _PROVIDERS:
+        return _choose_server(answer, "", key_env)
+    return answer, key_env
+
+
+def _read_key(key_env: str, key_file: Path | None) -> str:
+    """Return the API key; empty if the server needs none."""
+    if key_env and key_file:
+        raise InvalidRequest("the key is in one place: name --key-env or --key-file, not both")
+    if key_env:
+        key = os.environ.get(key_env, "").strip()
+        if not key:
+            raise InvalidRequest(f"the environment variable {key_env[:80]} is not set")
+        return key
+    if key_file is not None:
+        try:
+            return key_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"the key file {key_file} cannot be read") from error
+    if sys.stdin.isatty():
+        return str(
+            click.prompt(
+                "API key (empty for none)",
+                default="",
+                hide_input=True,
+                show_default=False,
+                err=True,
+            )
+        ).strip()
+    return ""
+
+
+async def _try_model(values: dict[str, Any], key: str) -> _Trial:
+    """Call the server. Raises what the model client raises."""
+    from moothall.llm.client import open_model
+
+    llm = LlmSettings.model_validate({**values, "retries": 0, "api_key": key or None})
+    async with open_model(llm, str(llm.base_url)) as model:
+        notes = await model.examine()
+        description = await model.describe()
+    return _Trial(
+        description.model,
+        describe_reply(description.reply),
+        window_text(llm, description),
+        tuple(notes),
+    )
+
+
+def _write(file: Path, values: dict[str, Any]) -> None:
+    """Append the section to the file, which keeps its other content."""
+    known = file.read_text(encoding="utf-8").rstrip() + "\n\n" if file.is_file() else ""
+    # A JSON string is a TOML string, and a JSON number a TOML number.
+    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_private(file, known + "\n".join(["[llm]", *lines, ""]))
