@@ -1,7 +1,6 @@
 """Moothall: councils of agents whose answer is selected by evidence."""
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as in typing, whose import costs as much as the rest of the executor
 if TYPE_CHECKING:
     from moothall.client import AsyncClient, Client
 
@@ -9,7 +8,7 @@ __all__ = ["AsyncClient", "Client", "__version__"]
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import the clients when they are first used, because that takes half a second."""
     if name in {"AsyncClient", "Client"}:
         import moothall.client

@@ -5,9 +5,15 @@ it.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +22,7 @@ from moothall.app import data_dir_lock
 from moothall.app.bus import Bus, bus_url, lease_of, open_bus
 from moothall.concurrency import beside, say_if_slow
 from moothall.config import GraphSettings, Settings
-from moothall.errors import BusUnavailable, ConfigurationError
+from moothall.errors import BusUnavailable, ConfigurationError, GraphUnavailable
 from moothall.events.lease import Lease
 from moothall.events.raw_store import StreamState
 from moothall.events.registry import EVENTS
@@ -30,6 +36,7 @@ _DRAIN_SECONDS = 10.0
 """The time in which the graph may catch up when a command ends."""
 
 _POLL_SECONDS, _HOLD_SECONDS = 0.1, 30.0
+_NO_GRAPH = "no context graph: pip install 'moothall[local]', or set graph.url to a Neo4j 5 server"
 
 
 @asynccontextmanager
@@ -49,9 +56,7 @@ async def open_graph(
     try:
         from moothall.graph.embedded import embedded_store
     except ImportError as error:
-        raise ConfigurationError(
-            "no graph: `pip install 'moothall[embedded]'`, or set graph.url to a Neo4j 5 server"
-        ) from error
+        raise ConfigurationError(_NO_GRAPH) from error
 
     async with embedded_store(
         data_dir / "graph" / "context.kgl", query_seconds=graph.query_seconds
@@ -82,6 +87,9 @@ def graph_of(
     """
     if serves is not None and "graph" not in serves:
         return open_reader(settings, bus)
+    if settings.graph.url is None and importlib.util.find_spec("kglite") is None:
+        report_progress(f"{_NO_GRAPH}; councils work without it")
+        return nullcontext(NoGraph())
     if settings.bus.url is not None and (serves is not None or settings.graph.url is not None):
         return open_in_turns(settings, bus, at_once=serves is None)
     return open_writer(settings, bus, report_progress if serves is None else None)
@@ -102,7 +110,19 @@ class _WriterOrReader:
         return await (self._own if self._lease.held else self._other).position()
 
 
-Answers = CypherGraph | BusGraphClient | _WriterOrReader
+class NoGraph:
+    """The graph of an installation without the package of the embedded one."""
+
+    async def ask(self, _question: str, **_parameters: Any) -> Sequence[Mapping[str, Any]]:
+        """Raise `GraphUnavailable`."""
+        raise GraphUnavailable(_NO_GRAPH)
+
+    async def position(self) -> int:
+        """Raise `GraphUnavailable`."""
+        raise GraphUnavailable(_NO_GRAPH)
+
+
+Answers = CypherGraph | BusGraphClient | _WriterOrReader | NoGraph
 """Answers queries on the graph, and returns the seq up to which the log is projected."""
 
 

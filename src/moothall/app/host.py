@@ -257,7 +257,7 @@ async def _open_ray(settings: Settings, instance: str) -> AsyncIterator[Hosting]
             importlib.import_module, "moothall.workers.ray_fleet"
         )
     except ModuleNotFoundError as error:
-        missing = "Ray is not installed: pip install 'moothall[fleet]'"
+        missing = "Ray is not installed: pip install 'moothall[ray]'"
         if settings.ray.address is None:
             raise FleetUnavailable(missing) from error
         raise ConfigurationError(missing) from error

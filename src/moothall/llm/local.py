@@ -46,7 +46,7 @@ async def local_model_server(
     """
     if importlib.util.find_spec("xllamacpp") is None:
         raise ConfigurationError(
-            "the local model needs the extra `embedded`: pip install 'moothall[embedded]', or set "
+            "the local model needs the extra `local`: pip install 'moothall[local]', or set "
             "MOOTHALL_LLM__BASE_URL to another server"
         )
     weights = await fetch_weights(settings, data_dir, download_progress(on_progress))

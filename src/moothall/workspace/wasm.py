@@ -145,7 +145,7 @@ def _package() -> Path:
     spec = find_spec("wasmtime")
     if spec is None or spec.origin is None:
         raise ConfigurationError(
-            "wasm.folder is set, but wasmtime is not installed: pip install 'moothall[wasm]'"
+            "wasm.folder is set, but wasmtime is not installed: pip install 'moothall[tools]'"
         )
     return Path(spec.origin).parent
 

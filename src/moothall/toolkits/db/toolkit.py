@@ -110,5 +110,5 @@ class DatabaseTools:
                     return await neo4j.query(url, str(args["query"]), dict(args["params"]), limits)
         except ImportError as error:
             raise CallFailed(
-                f"db.{server} needs a client that is not installed: pip install 'moothall[db]'"
+                f"db.{server} needs a client that is not installed: pip install 'moothall[tools]'"
             ) from error

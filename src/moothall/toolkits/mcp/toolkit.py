@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # the SDK takes time to import, and few deployments have serv
 
     from moothall.toolkits.mcp.server_pool import ServerPool
 
-_NOT_INSTALLED = "MCP's library is not installed: pip install 'moothall[mcp]'"
+_NOT_INSTALLED = "MCP's library is not installed: pip install 'moothall[tools]'"
 
 
 class McpTools:
