@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib.util
 import json
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -450,7 +451,8 @@ def page_at(link: str) -> str:
 
 def _on_ray(ray: RaySettings, *, serving: bool) -> bool:
     if ray.mode == "auto":
-        return serving or ray.address is not None
+        is_installed = importlib.util.find_spec("ray") is not None
+        return (serving and is_installed) or ray.address is not None
     return ray.mode == "ray"
 
 

