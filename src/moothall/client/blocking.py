@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -152,7 +152,7 @@ class Client:
         """Yield a task's events until it has ended."""
         updates = self._client.watch(task_id, after_seq=after_seq)
         try:
-            while (update := self._run(anext(updates, None))) is not None:
+            while (update := self._run(_next(updates))) is not None:
                 yield update
         finally:
             self._run(updates.aclose())
@@ -236,3 +236,7 @@ class Client:
         self._thread.join()
         self._loop.close()
         self._loop = self._thread = None
+
+
+async def _next(updates: AsyncGenerator[Update, None]) -> Update | None:
+    return await anext(updates, None)
