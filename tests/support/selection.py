@@ -241,7 +241,10 @@ def _new_python_tests(before: str, after: str) -> str:
             if not isinstance(item, ast.FunctionDef | ast.ClassDef):
                 continue
             is_test = item.name.lower().startswith("test")
-            is_test |= isinstance(item, ast.ClassDef) and item.name.endswith(("Test", "Tests"))
+            is_test |= isinstance(item, ast.ClassDef) and any(
+                isinstance(method, ast.FunctionDef) and method.name.startswith("test")
+                for method in item.body
+            )
             if is_test and _definition(newer_lines, item) in older:
                 first = min([item.lineno, *(mark.lineno for mark in item.decorator_list)])
                 end = item.end_lineno or item.lineno
