@@ -14,7 +14,7 @@ from test_evidence import POOLS, Pool
 from moothall.domain.evidence import CANARY, EvidenceLevel
 from support.judged_base import judged_base
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.evidence]
 
 _TASK = "discount() is wrong and test_percents fails: make the failing tests pass"
 _REPLACED_REPORT = """

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -32,6 +33,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 DOCS = Path(__file__).parents[2] / "docs" / "client.md"
 TASK = "Add hello_world() function to src/utils.py"
 SOLVED = '\n\ndef hello_world():\n    return "Hello, World!"\n'
+
+
+def _propose(_body: object, _headers: object) -> str:
+    return turn("files.append", path="src/utils.py", content=SOLVED)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -149,6 +154,9 @@ async def test_errors_are_those_of_the_server(
     with pytest.raises(ConfigurationError, match="is not the HOST:PORT"):
         async with AsyncClient("nonsense", token=token):
             pass
+    with pytest.raises(ConfigurationError, match="needs a token"):
+        async with AsyncClient("moothall.example.org:50055"):
+            pass
     with pytest.raises(InvalidRequest, match="context manager"):
         await AsyncClient(token=token).status("any")
 
@@ -231,10 +239,7 @@ async def test_an_example_of_the_docs_runs(
 
 
 async def test_a_server_in_this_process(environment: Path, repo: Path) -> None:
-    def propose(_body: object, _headers: object) -> str:
-        return turn("files.append", path="src/utils.py", content=SOLVED)
-
-    async with scripted_model(scripted(propose)) as model:
+    async with scripted_model(scripted(_propose)) as model:
         local = AsyncClient.local(
             base_url=model.base_url, model="scripted", data_dir=environment, ray={"mode": "process"}
         )
@@ -264,3 +269,85 @@ async def test_a_server_in_this_process(environment: Path, repo: Path) -> None:
                 return client.result(outcome.task_id).branch
 
         assert await asyncio.to_thread(ask_again) == outcome.branch, "tasks are kept on disk"
+
+
+async def test_the_settings_file_is_read_and_its_key_is_sent_to_its_own_server_only(
+    environment: Path, repo: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "config" / "moothall" / "config.toml"
+    file.parent.mkdir(parents=True)
+    async with (
+        scripted_model(scripted(_propose)) as first,
+        scripted_model(scripted(_propose)) as second,
+    ):
+        first.api_key = "sk-1"
+        file.write_text(
+            f'[llm]\nbase_url = "{first.base_url}"\nmodel = "scripted"\napi_key = "sk-1"\n',
+            encoding="utf-8",
+        )
+        async with AsyncClient.local(data_dir=environment) as client:
+            outcome = await client.deliberate(TASK, repository=repo, agents=1)
+            assert outcome.level is EvidenceLevel.PROVEN
+        assert first.requests
+        async with AsyncClient.local(
+            data_dir=environment, base_url=second.base_url, model="scripted"
+        ) as client:
+            await client.deliberate(TASK, repository=repo, agents=1)
+        assert second.requests
+        assert "sk-1" not in str([call.headers for call in second.requests])
+
+
+async def test_errors_of_a_local_client_come_out_as_they_are(environment: Path) -> None:
+    async with scripted_model(scripted(_propose)) as model:
+        with pytest.raises(NotFound):
+            async with AsyncClient.local(base_url=model.base_url, data_dir=environment) as client:
+                await client.result("no-such-task")
+        with pytest.raises(ZeroDivisionError):
+            async with AsyncClient.local(base_url=model.base_url, data_dir=environment) as client:
+                1 / 0  # noqa: B018 - the error of a program
+        async with AsyncClient.local(base_url=model.base_url, data_dir=environment) as client:
+            server = client._embedded
+            assert server is not None
+            assert server._task is not None
+            server._task.cancel()  # as a part of it that fails does
+            await asyncio.wait({server._task}, timeout=30)
+            with pytest.raises(ConfigurationError, match="has ended"):
+                await client.stories()
+
+
+async def test_an_interrupt_cancels_the_deliberation_of_a_blocking_client(
+    command: Command, registered: Path, token: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "example.py"
+    script.write_text(
+        f"""
+from moothall import Client
+
+with Client({command.served_at!r}, token={token!r}) as client:
+    def show(update):
+        print(update.step, flush=True)
+        try:
+            client.stories()
+        except Exception as error:
+            print(error, flush=True)
+
+    client.deliberate("HANG: {TASK}", repository={str(registered)!r}, agents=1,
+                      task_id="interrupted-1", on_update=show)
+""",
+        encoding="utf-8",
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        script,
+        env=command.environment(),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    await process.stdout.readline()
+    assert b"a callback of the client cannot call it" in await process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _out, err = await process.communicate()
+    assert b"KeyboardInterrupt" in err
+    async with AsyncClient(command.served_at, token=token) as client:
+        assert (await client.wait("interrupted-1")).status is DeliberationStatus.CANCELLED

@@ -19,7 +19,7 @@ from command import QUICK, Command, scripted, turn
 from moothall.testing.model import Answer, ScriptedModel, scripted_model
 from support.repos import Repo, make_repo
 
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.e2e, pytest.mark.evidence, pytest.mark.asyncio(loop_scope="session")]
 
 _FIX = (
     "Fix the discount: percent is a share of the price (#12)\n\n10 percent off 200 has to be "

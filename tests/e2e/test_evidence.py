@@ -17,7 +17,7 @@ from moothall.ranking import changed_files
 from support.judged_base import PYTEST, UNITTEST, judged_base
 from support.local import PACKAGES
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.evidence]
 
 TASK = (
     "discount() gives wrong prices: 10 percent off 200 have to be 180, and 0 percent change "

@@ -14,7 +14,7 @@ import pytest
 
 from support.judged_base import PYTEST, UNITTEST, JudgedBase, judged_base
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.evidence]
 Patches = Mapping[str, Mapping[str, str]]
 
 

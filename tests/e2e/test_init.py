@@ -48,7 +48,7 @@ async def test_a_key_is_copied_into_a_file_of_its_own_and_other_settings_stay(
         assert tomllib.loads(file.read_text(encoding="utf-8")) == {"limits": {"turns": 7}}
         result = await command("--config", str(file), "init", *options, "--key-env", "THE_KEY")
     assert result.code == 0, result.err
-    key_file = tmp_path / "api_key"
+    key_file = tmp_path / "mine.api_key"
     assert result.document["llm"] == {
         "base_url": server.base_url,
         "model": "scripted",

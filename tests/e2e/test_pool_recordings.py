@@ -19,7 +19,7 @@ from moothall.domain.evidence import EvidenceLevel
 from moothall.testing.model import NativeReply, Reply, call_id_of, phase_of, scripted_model, seat_of
 from support.pools import Pool, dealt_candidates, read_pool
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.evidence]
 
 _POOLS = sorted(Path(__file__).parent.glob("pools/*.toml"))
 _RECORDINGS = Path(__file__).parent.parent / "recordings" / "pools"

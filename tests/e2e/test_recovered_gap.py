@@ -11,7 +11,7 @@ import pytest
 from support.gap import choose, recovered_gap
 from support.small_programs import PROGRAMS
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.evidence]
 
 
 async def test_hidden_cases_recover_the_gap_between_chance_and_the_best_choice(

@@ -16,7 +16,7 @@ from moothall.ranking import rank
 from support.judged_base import PYTEST, UNITTEST, judged_base
 from support.pools import read_pool
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.evidence]
 
 _POOLS = sorted(Path(__file__).parent.glob("pools/*.toml"))
 _COMMANDS = {"pytest": PYTEST, "unittest": UNITTEST, "": ()}

@@ -19,7 +19,7 @@ from moothall.domain.event import EventType
 from moothall.domain.evidence import TEST_WRITER, TIE_BREAKER
 from moothall.testing.model import NativeReply, Reply, phase_of, scripted_model, seat_of, step_of
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.evidence]
 
 RECORDINGS = sorted((Path(__file__).parent.parent / "recordings").glob("*.json"))
 QUICK = {"MOOTHALL_LLM__RETRIES": "0", "MOOTHALL_LIMITS__PATIENCE": "0"}

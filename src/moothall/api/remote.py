@@ -31,6 +31,11 @@ from moothall.pb.orchestrator.v1 import orchestrator_pb2 as council_pb
 from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as orchestrator_grpc
 
 _CALL_SECONDS = 30.0
+_CHANNEL_OPTIONS = (
+    ("grpc.keepalive_time_ms", 30_000),  # a connection that died silently is noticed
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.max_receive_message_length", -1),  # an event may be as large as the bus allows
+)
 _MAX_RECONNECTS, _RETRY_PAUSE_SECONDS = 20, 0.5
 _ERROR_TYPES: dict[grpc.StatusCode, type[errors.Permanent]] = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
@@ -39,9 +44,6 @@ _ERROR_TYPES: dict[grpc.StatusCode, type[errors.Permanent]] = {
     grpc.StatusCode.PERMISSION_DENIED: errors.Refused,
     grpc.StatusCode.UNAUTHENTICATED: errors.Refused,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
-}
-_TYPES_BY_CODE: dict[str, type[errors.Permanent]] = {
-    kind.code: kind for kind in errors.Permanent.__subclasses__()
 }
 _EMPTY_REQUEST = DeliberationRequest("", "")
 _SENT_FIELDS = {"description", *council_pb.DeliberateRequest.DESCRIPTOR.fields_by_name}
@@ -216,26 +218,43 @@ def translate_errors() -> Iterator[None]:
         yield
     except grpc.aio.AioRpcError as error:
         code, message = error.code(), str(error.details() or "")[:1000]
-        if code in TEMPORARY_CODES:
-            raise errors.Temporary(
-                f"the server cannot be reached or is overloaded: {message}"
-            ) from error
-        reason = _reason(error)
-        error_type = _TYPES_BY_CODE.get(reason) or _ERROR_TYPES.get(code, errors.Permanent)
+        reason, retry_after = _read_details(error)
+        error_type = _TYPES_BY_CODE.get(reason)
+        if error_type is None and code in TEMPORARY_CODES:
+            error_type = errors.Temporary
+            message = f"the server cannot be reached or is overloaded: {message}"
+        error_type = error_type or _ERROR_TYPES.get(code, errors.Permanent)
         translated = error_type(message or f"the server answered {code.name}")
         translated.code = reason or error_type.code
+        if isinstance(translated, errors.Temporary):
+            translated.retry_after = retry_after
         raise translated from error
 
 
-def _reason(error: grpc.aio.AioRpcError) -> str:
-    """Return the machine code from the error's details; '' if the details have no code."""
+def _read_details(error: grpc.aio.AioRpcError) -> tuple[str, float | None]:
+    """Return the machine code and the seconds to wait of an error's details; '' and None if it has
+    none.
+    """
+    reason, retry_after = "", None
     status = rpc_status.from_call(error)  # type: ignore[arg-type] # it is one
-    info = error_details_pb2.ErrorInfo()
-    return (
-        info.reason
-        if status is not None and any(detail.Unpack(info) for detail in status.details)
-        else ""
-    )
+    for detail in status.details if status is not None else ():
+        info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+        if detail.Unpack(info):
+            reason = info.reason
+        elif detail.Unpack(retry):
+            retry_after = retry.retry_delay.ToTimedelta().total_seconds()
+    return reason, retry_after
+
+
+def _subtypes(kind: type[errors.MoothallError]) -> Iterator[type[errors.MoothallError]]:
+    for subtype in kind.__subclasses__():
+        yield subtype
+        yield from _subtypes(subtype)
+
+
+_TYPES_BY_CODE = {
+    kind.code: kind for kind in _subtypes(errors.MoothallError) if "code" in vars(kind)
+}
 
 
 @asynccontextmanager
@@ -252,14 +271,17 @@ async def remote_kernel(
 
 
 async def open_channel(server: str, ca: Path | None = None) -> grpc.aio.Channel:
-    """Return a channel to `HOST:PORT`, as `remote_kernel` opens it. Raises `ConfigurationError`."""
+    """Return a channel to `HOST:PORT`: over TLS if `ca` is named or the host is not loopback.
+
+    Raises `ConfigurationError`.
+    """
     host, colon, port = server.rpartition(":")
     if not colon or not host or not port.isdecimal():
         raise errors.ConfigurationError(
             f"{server[:80]!r} is not the HOST:PORT of a server, such as 127.0.0.1:50055"
         )
-    if is_loopback(host):
-        return grpc.aio.insecure_channel(server)
+    if ca is None and is_loopback(host):
+        return grpc.aio.insecure_channel(server, options=_CHANNEL_OPTIONS)
     return await _secure_channel(server, ca)
 
 
@@ -270,18 +292,17 @@ async def _secure_channel(server: str, ca: Path | None) -> grpc.aio.Channel:
         raise ConfigurationError(
             f"the certificate {ca} cannot be read: {error.strerror}"
         ) from error
-    return grpc.aio.secure_channel(server, grpc.ssl_channel_credentials(roots))
+    return grpc.aio.secure_channel(
+        server, grpc.ssl_channel_credentials(roots), options=_CHANNEL_OPTIONS
+    )
 
 
-@asynccontextmanager
-async def open_local_channel(
+def local_server(
     settings: config.GrpcSettings, data_dir: Path, port: int
-) -> AsyncIterator[tuple[grpc.aio.Channel, tuple[tuple[str, str], ...]]]:
-    """Yield a channel to this machine's server and the metadata that authenticates the operator of
-    this data directory.
-
-    Raises `Temporary` or `Permanent` for errors of calls, and `ConfigurationError` if no token
-    belongs to the operator's tenant.
+) -> tuple[str, str, Path | None]:
+    """Return the address of this machine's server, the token of the operator of this data
+    directory, and the certificate to trust. Raises `ConfigurationError` if no token belongs to the
+    operator's tenant.
     """
     tokens = (
         token
@@ -294,15 +315,25 @@ async def open_local_channel(
             f"no token of the gRPC server belongs to the tenant {LOCAL.tenant}, so a command "
             "cannot call it"
         )
-    cert = settings.tls_cert
-    target = (
-        f"127.0.0.1:{port}" if settings.host in {"0.0.0.0", "::", ""} else f"{settings.host}:{port}"  # noqa: S104 - not bound here
-    )
+    host = "127.0.0.1" if settings.host in {"0.0.0.0", "::", ""} else settings.host  # noqa: S104 - not bound here
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}", token, settings.tls_cert
+
+
+@asynccontextmanager
+async def open_local_channel(
+    settings: config.GrpcSettings, data_dir: Path, port: int
+) -> AsyncIterator[tuple[grpc.aio.Channel, tuple[tuple[str, str], ...]]]:
+    """Yield a channel to this machine's server and the metadata that authenticates the operator of
+    this data directory.
+
+    Raises `Temporary` or `Permanent` for errors of calls, and what `local_server` raises.
+    """
+    server, token, certificate = local_server(settings, data_dir, port)
     try:
         async with (
-            grpc.aio.insecure_channel(target)
-            if cert is None
-            else await _secure_channel(target, cert) as channel
+            grpc.aio.insecure_channel(server, options=_CHANNEL_OPTIONS)
+            if certificate is None
+            else await _secure_channel(server, certificate) as channel
         ):
             yield channel, (("authorization", f"Bearer {token}"),)
     except grpc.aio.AioRpcError as error:

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moothall.api.identity import read_tokens
+from moothall.api.remote import local_server
 from moothall.app import data_dir_lock
 from moothall.app.repository import register
 from moothall.app.server import describe_difference, open_app
-from moothall.config import Settings, secret_values
-from moothall.domain.identity import LOCAL
+from moothall.config import LlmSettings, Settings, find_default_file, secret_values
+from moothall.config.models import SERVER_FIELDS
 from moothall.domain.task import RepositoryRef
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
 from moothall.telemetry import configure_logs
 
+_START_SECONDS, _POLL_SECONDS = 60.0, 0.2
+
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The address HOST:PORT of a server on this machine, and the token of its operator."""
+    """The address HOST:PORT of a server on this machine, the token of its operator, and the
+    certificate to trust.
+    """
 
     address: str
     token: str
+    certificate: Path | None
     settings: Settings
 
     async def register(self, path: Path, ref: str) -> RepositoryRef:
@@ -40,13 +46,12 @@ async def open_embedded(overrides: Mapping[str, Any]) -> AsyncIterator[Embedded]
     If another process serves the data directory with the same settings, yield its address. Raises
     `ConfigurationError`, also if it has other settings or no gRPC.
     """
-    settings = load_settings(**overrides)
-    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings = await asyncio.to_thread(_load, overrides)
     # A program's own output is not mixed with our progress.
     configure_logs(
         settings.log.model_copy(update={"level": "warning"}), secrets=secret_values(settings)
     )
-    address = _find_server(settings)
+    address = await _find_server(settings.data_dir)
     if address is not None:
         if difference := describe_difference(settings, address):
             raise ConfigurationError(difference)
@@ -55,34 +60,57 @@ async def open_embedded(overrides: Mapping[str, Any]) -> AsyncIterator[Embedded]
                 f"process {address.pid} uses the data directory {settings.data_dir} and serves no "
                 "gRPC; wait until it has ended, or name another data_dir"
             )
-        yield Embedded(f"127.0.0.1:{address.grpc_port}", _token_of(settings), settings)
+        yield _embedded(settings, address.grpc_port)
         return
-    embedded = settings.model_copy(
+    on_ray = settings.ray.address is not None or settings.ray.mode == "ray"
+    loopback = {
+        "host": "127.0.0.1",
+        "port": 0,
+        "more_ports": (),
+        "tls_cert": None,
+        "tls_key": None,
+        "tls_client_ca": None,
+    }
+    own = settings.model_copy(
         update={
-            "grpc": settings.grpc.model_copy(update={"host": "127.0.0.1", "port": 0}),
+            "grpc": settings.grpc.model_copy(update=loopback),
             "web": settings.web.model_copy(update={"enabled": False}),
-            "ray": settings.ray
-            if settings.ray.address or settings.ray.mode == "ray"
-            else settings.ray.model_copy(update={"mode": "process"}),
+            "metrics": settings.metrics.model_copy(update={"enabled": False}),
+            "ray": settings.ray.model_copy(update={} if on_ray else {"mode": "process"}),
         }
     )
-    async with open_app(embedded, lambda _line: None, serving=True) as app:
-        yield Embedded(f"127.0.0.1:{app.grpc_port}", _token_of(embedded), embedded)
+    async with open_app(own, lambda _line: None, serving=True) as app:
+        yield _embedded(own, app.grpc_port)
 
 
-def _find_server(settings: Settings) -> data_dir_lock.Address | None:
-    """Return the address of the process that serves the data directory; None if there is none."""
-    try:
-        with data_dir_lock.hold(settings.data_dir):
-            return None
-    except data_dir_lock.DirectoryTaken:
-        return data_dir_lock.find(settings.data_dir)
+def _load(overrides: Mapping[str, Any]) -> Settings:
+    """Load the settings. A model server that the program names gets no key of another one."""
+    given = dict(overrides)
+    llm = dict(given.get("llm") or {})
+    if llm.get("base_url"):
+        fields = LlmSettings.model_fields
+        given["llm"] = {name: fields[name].get_default() for name in SERVER_FIELDS} | llm
+    settings = load_settings(find_default_file(), **given)
+    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return settings
 
 
-def _token_of(settings: Settings) -> str:
-    """Return the token of this machine's operator."""
-    tokens = read_tokens(settings.grpc, settings.data_dir)
-    token = next((token for token, who in tokens.items() if who.tenant == LOCAL.tenant), None)
-    if token is None:
-        raise ConfigurationError(f"no token of grpc belongs to the tenant {LOCAL.tenant}")
-    return token
+def _embedded(settings: Settings, port: int) -> Embedded:
+    server, token, certificate = local_server(settings.grpc, settings.data_dir, port)
+    return Embedded(server, token, certificate, settings)
+
+
+async def _find_server(data_dir: Path) -> data_dir_lock.Address | None:
+    """Return the address of the process that serves the data directory, also if it is starting;
+    None if there is none.
+    """
+    deadline = asyncio.get_running_loop().time() + _START_SECONDS
+    while True:
+        try:
+            with data_dir_lock.hold(data_dir):
+                return None
+        except data_dir_lock.DirectoryTaken:
+            address = data_dir_lock.find(data_dir)
+        if address is not None or asyncio.get_running_loop().time() > deadline:
+            return address
+        await asyncio.sleep(_POLL_SECONDS)

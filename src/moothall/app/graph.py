@@ -194,6 +194,8 @@ async def open_answers(settings: Settings) -> AsyncIterator[CypherGraph | Socket
     """Yield the graph, caught up. If another process holds the data directory, yield a client of
     that process.
     """
+    if settings.graph.url is None and importlib.util.find_spec("kglite") is None:
+        raise ConfigurationError(_NO_GRAPH)
     async with AsyncExitStack() as stack:
         if await _hold_if_free(settings, stack):
             bus = await stack.enter_async_context(_own_bus(settings))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def init(
     --config; an existing [llm] is not changed.
     """
     configure_logs(LogSettings(level="warning"))
-    file: Path = context.obj or default_file()
+    file: Path = (context.obj or default_file()).resolve()
     _check_file(file)
     url, key_env = _choose_server(provider, url, key_env)
     key = _read_key(key_env, key_file)
@@ -119,10 +120,7 @@ def init(
     if key_file is not None:
         values["api_key_file"] = str(key_file.resolve())
     elif key:
-        key_path = file.with_name("api_key")
-        key_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(key_path, f"{key}\n")
-        values["api_key_file"] = str(key_path)
+        values["api_key_file"] = str(_write_key(file, key))
     _write(file, values)
     if as_json:
         print_json(
@@ -217,10 +215,35 @@ async def _try_model(values: dict[str, Any], key: str) -> _Trial:
     )
 
 
+def _write_key(file: Path, key: str) -> Path:
+    """Write the key beside the settings, for its owner only, and return the path. Raises
+    `ConfigurationError` if another key is there.
+    """
+    path = file.with_name(f"{file.stem}.api_key")
+    if path.exists() and path.read_text(encoding="utf-8").strip() != key:
+        raise ConfigurationError(f"{path} holds another key: remove it, or name it with --key-file")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_private(path, f"{key}\n")
+    return path
+
+
 def _write(file: Path, values: dict[str, Any]) -> None:
-    """Append the section to the file, which keeps its other content."""
+    """Append the section to the file, which keeps its other content and its mode. Raises
+    `InvalidRequest` if a value cannot be in a TOML file.
+    """
     known = file.read_text(encoding="utf-8").rstrip() + "\n\n" if file.is_file() else ""
-    # A JSON string is a TOML string, and a JSON number a TOML number.
-    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+    # A JSON string is a TOML string but for DEL, and a JSON number a TOML number.
+    lines = [
+        f"{name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
+        for name, value in values.items()
+    ]
+    text = known + "\n".join(["[llm]", *lines, ""])
+    try:
+        tomllib.loads(text.encode().decode())
+    except ValueError as error:
+        raise InvalidRequest(f"these settings cannot be written as TOML: {error}") from error
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_private(file, known + "\n".join(["[llm]", *lines, ""]))
+    mode = file.stat().st_mode if file.is_file() else None
+    write_private(file, text)
+    if mode is not None:
+        file.chmod(mode)

@@ -21,7 +21,7 @@ from moothall.cli.exit_codes import EXIT_INTERRUPTED, EXIT_WRONG
 from moothall.cli.options import check_ranges
 from moothall.cli.text import plain
 from moothall.concurrency import leaves
-from moothall.config import Settings, default_file, secret_values
+from moothall.config import Settings, find_default_file, secret_values
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry import configure_logs
 
@@ -52,7 +52,7 @@ def settings_of(context: click.Context, *, narrated: bool = False) -> Settings:
 def file_of(context: click.Context) -> Path | None:
     """Return the settings file: the one that --config names, or the default one if it exists."""
     configured: Path | None = context.obj
-    return configured or (default_file() if default_file().is_file() else None)
+    return configured or find_default_file()
 
 
 def with_settings(

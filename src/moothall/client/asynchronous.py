@@ -10,16 +10,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from moothall.api.remote import open_channel
+from moothall.api.identity import is_loopback
+from moothall.api.remote import local_server, open_channel
 from moothall.client.calls import Calls
 from moothall.client.types import Story, StoryMove, StorySummary, Update
+from moothall.concurrency import leaves
+from moothall.config import find_default_file
 from moothall.domain.budget import Budget
 from moothall.domain.codec import load
 from moothall.domain.event import EventType
 from moothall.domain.ids import new_task_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
-from moothall.errors import ConfigurationError, InvalidRequest, Temporary
+from moothall.errors import ConfigurationError, InvalidRequest, MoothallError, Temporary
 
 if TYPE_CHECKING:  # imported by a client that starts a server
     from moothall.app.embedded import Embedded
@@ -50,8 +53,7 @@ class AsyncClient:
 
         server: HOST:PORT, in plain text on loopback, otherwise over TLS; empty: grpc.host and
         grpc.port of the settings, 127.0.0.1:50055 by default.
-        token: the caller's token; empty: grpc.token of the settings, or the token that `moothall
-        serve` made on this machine.
+        token: the caller's token; empty, for a server on this machine: that of its operator.
         ca: a PEM file of the authority that signed the server's certificate, unless this machine
         trusts it.
         call_seconds: the time limit of one call that does not wait for a deliberation.
@@ -63,7 +65,7 @@ class AsyncClient:
         self._call_seconds = call_seconds
         self._retries = retries
         self._overrides: Mapping[str, Any] | None = None
-        self._embedded: Embedded | None = None
+        self._embedded: _EmbeddedServer | None = None
         self._stack = AsyncExitStack()
         self._api: Calls | None = None
 
@@ -102,12 +104,17 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         """Connect, or start the server in this process."""
         try:
-            server, token = (
-                await asyncio.to_thread(_find_server, self._server, self._token)
-                if self._overrides is None
-                else await self._start(self._overrides)
-            )
-            channel = await self._stack.enter_async_context(await open_channel(server, self._ca))
+            if self._overrides is None:
+                server, token, ca = await asyncio.to_thread(
+                    _find_server, self._server, self._token, self._ca
+                )
+            else:
+                self._embedded = await self._stack.enter_async_context(
+                    _EmbeddedServer(self._overrides)
+                )
+                embedded = self._embedded.address
+                server, token, ca = embedded.address, embedded.token, embedded.certificate
+            channel = await self._stack.enter_async_context(await open_channel(server, ca))
         except BaseException:
             await self._stack.aclose()
             raise
@@ -122,13 +129,7 @@ class AsyncClient:
     ) -> None:
         """Close the connection, and the server of this process."""
         self._api = None
-        await self._stack.__aexit__(kind, error, traceback)
-
-    async def _start(self, overrides: Mapping[str, Any]) -> tuple[str, str]:
-        from moothall.app.embedded import open_embedded
-
-        self._embedded = await self._stack.enter_async_context(open_embedded(overrides))
-        return self._embedded.address, self._embedded.token
+        await self._stack.aclose()
 
     # ---- deliberations
 
@@ -144,9 +145,9 @@ class AsyncClient:
 
         If the wait is cancelled, the deliberation is cancelled too.
         """
-        task_id = str(options.pop("task_id", "")) or new_task_id()
-        await self.submit(task, repository=repository, task_id=task_id, **options)
+        task_id = options.pop("task_id", "") or new_task_id()
         try:
+            await self.submit(task, repository=repository, task_id=task_id, **options)
             return await self.wait(task_id, on_update=on_update)
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):
@@ -310,13 +311,15 @@ class AsyncClient:
         if path is None:
             return RepositoryRef.from_name(name, ref)
         if self._embedded is not None:
-            return await self._embedded.register(path, ref)
+            return await self._embedded.address.register(path, ref)
         return RepositoryRef(url=str(path), ref=ref)
 
     @property
     def _connected(self) -> Calls:
         if self._api is None:
             raise InvalidRequest("the client is not open: use it as a context manager, `with`")
+        if self._embedded is not None:
+            self._embedded.check()
         return self._api
 
     async def _repeat(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -327,6 +330,8 @@ class AsyncClient:
                 return await call()
             except Temporary as error:
                 failures += 1
+                if self._embedded is not None:
+                    self._embedded.check()
                 if failures > self._retries:
                     raise
                 await asyncio.sleep(_pause(error, failures))
@@ -343,22 +348,71 @@ def _find_folder(name: str) -> Path | None:
     return path.resolve() if "://" not in name and path.is_dir() else None
 
 
-def _find_server(server: str, token: str) -> tuple[str, str]:
-    """Return the address and the token; an empty one is that of the settings."""
+def _find_server(server: str, token: str, ca: Path | None) -> tuple[str, str, Path | None]:
+    """Return the address, the token and the certificate to trust. Empty ones are those of this
+    machine's server; its token is sent to no other machine.
+    """
     if server and token:
-        return server, token
+        return server, token, ca
     from moothall.settings import load_settings
 
-    settings = load_settings()
-    server = server or f"{settings.grpc.host}:{settings.grpc.port}"
-    if not token and settings.grpc.token is not None:
-        token = settings.grpc.token.get_secret_value()
-    if token:
-        return server, token
-    path = settings.data_dir / "token"
-    try:
-        return server, path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"the client has no token: name one, or set grpc.token; {path} cannot be read"
-        ) from error
+    settings = load_settings(find_default_file())
+    if server and not is_loopback(server.rpartition(":")[0]):
+        raise ConfigurationError(f"a client of {server[:80]!r} needs a token: token=…")
+    own, own_token, certificate = local_server(settings.grpc, settings.data_dir, settings.grpc.port)
+    return server or own, token or own_token, ca or (None if server else certificate)
+
+
+class _EmbeddedServer:
+    """A server in this process, in a task of its own: a part of it that fails ends that task, and
+    not whatever the program does. Calls then raise its error.
+    """
+
+    def __init__(self, overrides: Mapping[str, Any]) -> None:
+        self._overrides = overrides
+        self._ending = asyncio.Event()
+        self._started: asyncio.Future[Embedded] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Start it. Raises the error with which the start failed."""
+        self._task = asyncio.create_task(self._serve(), name="embedded server")
+        try:
+            pending: set[asyncio.Future[Any]] = {self._task, self._started}
+            await asyncio.wait(pending, return_when="FIRST_COMPLETED")
+        except asyncio.CancelledError:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            raise
+        self.check()
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        """Stop it, and wait until everything is closed."""
+        self._ending.set()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+            if not self._task.cancelled():
+                self._task.exception()  # calls have raised it
+
+    @property
+    def address(self) -> Embedded:
+        """How to reach it."""
+        return self._started.result()
+
+    def check(self) -> None:
+        """Raise its error if it has ended."""
+        if self._task is None or not self._task.done() or self._ending.is_set():
+            return
+        error = None if self._task.cancelled() else self._task.exception()
+        if isinstance(error, BaseExceptionGroup):
+            expected = [leaf for leaf in leaves(error) if isinstance(leaf, MoothallError)]
+            error = expected[0] if expected else error
+        raise error or ConfigurationError("the server in this process has ended")
+
+    async def _serve(self) -> None:
+        from moothall.app.embedded import open_embedded
+
+        async with open_embedded(self._overrides) as embedded:
+            self._started.set_result(embedded)
+            await self._ending.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -15,6 +16,8 @@ from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.errors import InvalidRequest
 
 T = TypeVar("T")
+
+_END_SECONDS = 30.0  # for what is cancelled to end
 
 
 class Client:
@@ -218,24 +221,51 @@ class Client:
         self._run(self._client.comment_story(story_id, comment))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the client's thread. If the caller is interrupted, it is cancelled."""
-        if self._loop is None:
+        """Run a coroutine on the client's thread. If the caller is interrupted, it is cancelled,
+        and the interrupt goes on once it has ended.
+        """
+        if self._loop is None or threading.current_thread() is self._thread:
             coroutine.close()
-            raise InvalidRequest("the client is not open: use it as a context manager, `with`")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            raise InvalidRequest(
+                "the client is not open: use it as a context manager, `with`"
+                if self._loop is None
+                else "a callback of the client cannot call it: use another thread"
+            )
+        ended = threading.Event()
+
+        async def call() -> T:
+            try:
+                return await coroutine
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(call(), self._loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()
+            ended.wait(_END_SECONDS)
             raise
 
     def _stop(self) -> None:
+        """End the loop's tasks, so that no thread waits for one, then the loop."""
         if self._loop is None or self._thread is None:
             return
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result(_END_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
         self._loop = self._thread = None
+
+
+async def _end_tasks() -> None:
+    """Cancel all tasks but this one, and wait until they have ended."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 async def _next(updates: AsyncGenerator[Update, None]) -> Update | None:

@@ -9,7 +9,7 @@ secret can be in a file, which the setting with the suffix `_file` names, such a
 from __future__ import annotations
 
 from moothall.config.agents import AgentSettings
-from moothall.config.file import default_file, environment
+from moothall.config.file import default_file, environment, find_default_file
 from moothall.config.integrations import ForgeSettings, WebhookSettings
 from moothall.config.jobs import JobSettings
 from moothall.config.limits import EvidenceSettings, GuardSettings, LimitSettings
@@ -58,6 +58,7 @@ __all__ = [
     "WorkspaceSettings",
     "default_file",
     "environment",
+    "find_default_file",
     "read_indexes",
     "read_settings",
     "secret_values",

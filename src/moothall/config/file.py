@@ -24,6 +24,11 @@ def default_file() -> Path:
     return Path(platformdirs.user_config_dir("moothall")) / "config.toml"
 
 
+def find_default_file() -> Path | None:
+    """Return the configuration file that is read by default; None if there is none."""
+    return default_file() if default_file().is_file() else None
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file. Raises `ConfigurationError`."""
     try:

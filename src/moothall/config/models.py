@@ -13,7 +13,7 @@ from moothall.errors import InvalidRequest
 DEFAULT = "default"
 _NAME = re.compile(r"[a-z][a-z0-9._-]{0,63}")
 _NEVER_INHERITED = frozenset({"tier", "fallback", "roles"})
-_SERVER_FIELDS = frozenset(
+SERVER_FIELDS = frozenset(
     {
         "replicas",
         "model",
@@ -26,6 +26,7 @@ _SERVER_FIELDS = frozenset(
         "price_reasoning",
     }
 )
+"""The fields of `LlmSettings` that belong to one server: another one does not inherit them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,6 @@ def _overlay(default: LlmSettings, model: LlmSettings) -> LlmSettings:
     not_inherited = (
         model.model_fields_set
         | _NEVER_INHERITED
-        | (_SERVER_FIELDS if "base_url" in model.model_fields_set else frozenset())
+        | (SERVER_FIELDS if "base_url" in model.model_fields_set else frozenset())
     )
     return default.model_copy(update={name: getattr(model, name) for name in not_inherited})
