@@ -150,12 +150,12 @@ async def _check_separate_workspaces(app: Served, repo: Path) -> None:
     def by(token: str) -> dict[str, Any]:
         return {"metadata": (("authorization", f"Bearer {token}"),), "timeout": 120}
 
-    request = kernel_pb2.CreateTaskRequest(prompt="HANG", workspace=str(repo), task_id="workers")
+    request = kernel_pb2.CreateTaskRequest(prompt="HANG", workspace=str(repo), task_id="hold")
     tasks = {token: await kernel.CreateTask(request, **by(token)) for token in TEAMS}
-    assert {task.task_id for task in tasks.values()} == {"workers"}
+    assert {task.task_id for task in tasks.values()} == {"hold"}
 
     async def write_and_read(token: str) -> str:
-        called = {"task_id": "workers", "capability_token": tasks[token].capability_token}
+        called = {"task_id": "hold", "capability_token": tasks[token].capability_token}
         write = kernel_pb2.ExecuteToolRequest(execution_id="e-1", tool="files.write", **called)
         write.arguments.update({"path": "whose.txt", "content": TEAMS[token]})
         assert (await kernel.ExecuteTool(write, **by(token))).status == "success"
@@ -169,7 +169,7 @@ async def _check_separate_workspaces(app: Served, repo: Path) -> None:
 
     assert await asyncio.gather(*map(write_and_read, TEAMS)) == list(TEAMS.values())
     for token in TEAMS:
-        await kernel.CancelTask(kernel_pb2.CancelTaskRequest(task_id="workers"), **by(token))
+        await kernel.CancelTask(kernel_pb2.CancelTaskRequest(task_id="hold"), **by(token))
 
 
 async def _check_separate_stories(app: Served) -> None:
@@ -202,7 +202,7 @@ async def _tenant_view(app: Served, token: str) -> Any:
     assert (status, view["task"]["task_id"]) == (200, SAME)
     _, listed = await _http(app, token, "/tasks?state=ended")
     view["ended"] = sorted(task["task_id"] for task in listed["tasks"])
-    assert view["ended"] == ["workers", SAME]
+    assert view["ended"] == ["hold", SAME]
     async with asyncio.timeout(30):  # the graph is updated a moment later
         while SAME not in (response := await stub.GetTaskContext(_context())).context_text:
             await asyncio.sleep(0.1)
