@@ -101,8 +101,8 @@ def _embedded(settings: Settings, port: int) -> Embedded:
 
 
 async def _find_server(data_dir: Path) -> data_dir_lock.Address | None:
-    """Return the address of the process that serves the data directory, also if it is starting;
-    None if there is none.
+    """Return the address of the process that serves the data directory, or None. Wait for a process
+    that is starting.
     """
     deadline = asyncio.get_running_loop().time() + _START_SECONDS
     while True:

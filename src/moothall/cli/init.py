@@ -41,7 +41,7 @@ _PROVIDERS = {
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """What a model server answered: the model's name, and lines for people."""
+    """The result of a trial: the model's name, and descriptions to print."""
 
     model: str
     reply: str

@@ -6,7 +6,7 @@
 
 from moothall.client.asynchronous import AsyncClient
 from moothall.client.blocking import Client
-from moothall.client.types import Story, StoryMove, StorySummary, Update
+from moothall.client.types import Story, StoryMove, StorySummary, TaskOptions, Update
 from moothall.domain.event import EventType
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
@@ -22,5 +22,6 @@ __all__ = [
     "Story",
     "StoryMove",
     "StorySummary",
+    "TaskOptions",
     "Update",
 ]

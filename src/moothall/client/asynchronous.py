@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from moothall.api.identity import is_loopback
 from moothall.api.remote import local_server, open_channel
 from moothall.client.calls import Calls
-from moothall.client.types import Story, StoryMove, StorySummary, Update
+from moothall.client.types import Story, StoryMove, StorySummary, TaskOptions, Update
 from moothall.concurrency import leaves
 from moothall.config import find_default_file
 from moothall.domain.budget import Budget
@@ -139,15 +139,17 @@ class AsyncClient:
         *,
         repository: str | Path = "",
         on_update: Callable[[Update], None] | None = None,
-        **options: Any,
+        **options: Unpack[TaskOptions],
     ) -> Outcome:
-        """Submit a task and wait for its outcome. `options` are those of `submit`.
+        """Submit a task, as `submit` does, and wait for its outcome.
 
+        on_update: receives each event.
         If the wait is cancelled, the deliberation is cancelled too.
         """
-        task_id = options.pop("task_id", "") or new_task_id()
+        task_id = options.get("task_id") or new_task_id()
+        options["task_id"] = task_id
         try:
-            await self.submit(task, repository=repository, task_id=task_id, **options)
+            await self.submit(task, repository=repository, **options)
             return await self.wait(task_id, on_update=on_update)
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):
@@ -155,52 +157,34 @@ class AsyncClient:
             raise
 
     async def submit(
-        self,
-        task: str,
-        *,
-        repository: str | Path = "",
-        ref: str = "",
-        role: str = "dev",
-        agents: int = 0,
-        protocol: str = "",
-        rounds: int | None = None,
-        requirements: Sequence[str] = (),
-        rubric: str = "",
-        hidden_tests: Mapping[str, str] | None = None,
-        seconds: int = 0,
-        turns: int = 0,
-        budget_tokens: int = 0,
-        budget_usd: float = 0.0,
-        adaptive: bool = False,
-        follows: str = "",
-        task_id: str = "",
+        self, task: str, *, repository: str | Path = "", **options: Unpack[TaskOptions]
     ) -> str:
-        """Submit a task and return its id. The same id with the same request is the same task.
+        """Submit a task and return its id.
 
-        repository: a path, a URL, or the id of a registered repository; empty: the server's
-        default, else the task is about text. A server of another process accepts a path if it was
-        registered there (`moothall repo add`).
-        ref: a branch, tag or commit of it; empty: its HEAD.
-        agents, protocol, rounds, seconds, turns: 0, None and '' mean the server's default.
-        hidden_tests: tests that no seat sees, by path; they run on every candidate.
-        budget_tokens, budget_usd: limits for the whole council; 0: the server's.
-        follows: a task whose conversation this one continues.
+        repository: a path, a URL, or the id of a registered repository. Without one, the server's
+        default repository is used, or the task is about text. A server of another process accepts
+        only paths that were registered there (`moothall repo add`).
         """
         request = DeliberationRequest(
             description=task,
-            role=role,
+            role=options.get("role", "dev"),
             constraints=Constraints(
-                rubric, tuple(requirements), max_iterations=turns, timeout_seconds=seconds
+                options.get("rubric", ""),
+                tuple(options.get("requirements", ())),
+                max_iterations=options.get("turns", 0),
+                timeout_seconds=options.get("seconds", 0),
             ),
-            rounds=rounds,
-            num_agents=agents,
-            task_id=task_id or new_task_id(),
-            repository=await self._find_repository(str(repository), ref),
-            protocol=protocol,
-            budget=Budget(tokens=budget_tokens, cost_usd=budget_usd),
-            adaptive=adaptive,
-            follows=follows,
-            hidden_tests=dict(hidden_tests or {}),
+            rounds=options.get("rounds"),
+            num_agents=options.get("agents", 0),
+            task_id=options.get("task_id") or new_task_id(),
+            repository=await self._find_repository(str(repository), options.get("ref", "")),
+            protocol=options.get("protocol", ""),
+            budget=Budget(
+                tokens=options.get("budget_tokens", 0), cost_usd=options.get("budget_usd", 0.0)
+            ),
+            adaptive=options.get("adaptive", False),
+            follows=options.get("follows", ""),
+            hidden_tests=dict(options.get("hidden_tests", {})),
         )
         return await self._repeat(lambda: self._connected.submit(request))
 

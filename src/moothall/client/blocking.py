@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from moothall.client.asynchronous import AsyncClient
-from moothall.client.types import Story, StoryMove, StorySummary, Update
+from moothall.client.types import Story, StoryMove, StorySummary, TaskOptions, Update
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.errors import InvalidRequest
 
@@ -98,58 +98,20 @@ class Client:
         *,
         repository: str | Path = "",
         on_update: Callable[[Update], None] | None = None,
-        **options: Any,
+        **options: Unpack[TaskOptions],
     ) -> Outcome:
-        """Submit a task and wait for its outcome. `options` are those of `submit`. `on_update` is
-        called on the client's thread. An interrupt (Ctrl-C) cancels the deliberation.
+        """Submit a task and wait for its outcome. `on_update` is called on the client's thread. An
+        interrupt (Ctrl-C) cancels the deliberation.
         """
         return self._run(
             self._client.deliberate(task, repository=repository, on_update=on_update, **options)
         )
 
     def submit(
-        self,
-        task: str,
-        *,
-        repository: str | Path = "",
-        ref: str = "",
-        role: str = "dev",
-        agents: int = 0,
-        protocol: str = "",
-        rounds: int | None = None,
-        requirements: Sequence[str] = (),
-        rubric: str = "",
-        hidden_tests: Mapping[str, str] | None = None,
-        seconds: int = 0,
-        turns: int = 0,
-        budget_tokens: int = 0,
-        budget_usd: float = 0.0,
-        adaptive: bool = False,
-        follows: str = "",
-        task_id: str = "",
+        self, task: str, *, repository: str | Path = "", **options: Unpack[TaskOptions]
     ) -> str:
         """Submit a task and return its id, as `AsyncClient.submit` does."""
-        return self._run(
-            self._client.submit(
-                task,
-                repository=repository,
-                ref=ref,
-                role=role,
-                agents=agents,
-                protocol=protocol,
-                rounds=rounds,
-                requirements=requirements,
-                rubric=rubric,
-                hidden_tests=hidden_tests,
-                seconds=seconds,
-                turns=turns,
-                budget_tokens=budget_tokens,
-                budget_usd=budget_usd,
-                adaptive=adaptive,
-                follows=follows,
-                task_id=task_id,
-            )
-        )
+        return self._run(self._client.submit(task, repository=repository, **options))
 
     def watch(self, task_id: str, *, after_seq: int = 0) -> Iterator[Update]:
         """Yield a task's events until it has ended."""

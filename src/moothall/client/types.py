@@ -1,12 +1,49 @@
-"""What a client receives beside `Outcome`: events of a deliberation, and stories."""
+"""Types of the client: the options of a task, events of a deliberation, and stories."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from moothall.domain.event import EventType
+
+
+class TaskOptions(TypedDict, total=False):
+    """The options of `submit` and `deliberate`. An absent option means the server's default.
+
+    ref: a branch, tag or commit of the repository; its HEAD by default.
+    role: dev (the default), qa, architect, devops, data or po.
+    agents: the number of seats.
+    protocol: single, vote, debate, tests_then_verify or tournament.
+    rounds: rounds of review and revision.
+    requirements: conditions that the answer must meet.
+    rubric: how reviewers judge.
+    hidden_tests: tests that no seat sees, by path; they run on every candidate.
+    seconds: the time limit of the deliberation.
+    turns: the turns of a seat.
+    budget_tokens, budget_usd: limits for the whole council.
+    adaptive: start with two seats, and add others while their answers disagree.
+    follows: the id of a task whose conversation this one continues.
+    task_id: the id of the task; the client creates one by default. The same id with the same
+    request is the same task.
+    """
+
+    ref: str
+    role: str
+    agents: int
+    protocol: str
+    rounds: int
+    requirements: Sequence[str]
+    rubric: str
+    hidden_tests: Mapping[str, str]
+    seconds: int
+    turns: int
+    budget_tokens: int
+    budget_usd: float
+    adaptive: bool
+    follows: str
+    task_id: str
 
 
 @dataclass(frozen=True, slots=True)

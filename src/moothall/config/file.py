@@ -25,7 +25,7 @@ def default_file() -> Path:
 
 
 def find_default_file() -> Path | None:
-    """Return the configuration file that is read by default; None if there is none."""
+    """Return the default configuration file, or None if it does not exist."""
     return default_file() if default_file().is_file() else None
 
 

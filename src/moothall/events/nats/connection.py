@@ -162,7 +162,7 @@ async def connection(
 
 
 async def _find_servers(url: str) -> list[str]:
-    """Return the servers of a URL, at least one of which accepts connections."""
+    """Return the servers of a URL. Raise `BusUnavailable` if none accepts connections."""
     servers = [part.strip() for part in url.split(",") if part.strip()]
     try:
         _check_schemes(servers)

@@ -243,7 +243,7 @@ def _takes_version_from_git(project: Project) -> bool:
 
 
 def _detect_build(project: Project, pyproject: Mapping[str, Any], *, history: bool) -> Build:
-    """Return the build of a project's compiled code; an empty one if there is none."""
+    """Return the build of a project's compiled code, or an empty build."""
     if "build-system" not in pyproject and "setup.py" not in project.files:
         return Build()
     versioned_name = project_name(project) if history else ""
