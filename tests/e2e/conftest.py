@@ -14,19 +14,9 @@ import pytest_asyncio
 from command import Command, by_task, scripted
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import ScriptedModel, scripted_model
+from support.parts import pytest_addoption, pytest_collection_modifyitems
 
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that runs a part of the tests."""
-    parser.addoption("--part", default="1/1", help="N/M: every M-th test, from the N-th on")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of the part."""
-    part, parts = map(int, config.getoption("--part").split("/"))
-    kept = items[part - 1 :: parts]
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = kept
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems"]
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
