@@ -153,7 +153,7 @@ async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[No
 
 @contextmanager
 def say_if_slow(report_progress: Callable[[str], None], what: str) -> Iterator[None]:
-    """Say what is waited for, where the body takes longer than one waits gladly without a word."""
+    """Report what the body is waiting for if it takes longer than `PATIENCE` seconds."""
     timer = asyncio.get_running_loop().call_later(PATIENCE, report_progress, f"waiting for {what}")
     try:
         yield

@@ -439,9 +439,8 @@ def order_specs(specs: Iterable[Spec]) -> DependencyOrder:
         )
         for name, spec in by_name.items()
     }
-    return DependencyOrder(
-        needs, {name: _rank(name, spec.spec.priority) for name, spec in by_name.items()}
-    )
+    ranks = {name: _rank(name, spec.spec.priority) for name, spec in by_name.items()}
+    return DependencyOrder(needs, ranks, label="agent")
 
 
 def order_tasks(tasks: Sequence[Task]) -> tuple[Task, ...]:
@@ -454,6 +453,7 @@ def order_tasks(tasks: Sequence[Task]) -> tuple[Task, ...]:
     order = DependencyOrder(
         {name: sorted(task.dependencies) for name, task in by_name.items()},
         {name: _rank(name, task.priority) for name, task in by_name.items()},
+        label="task",
     )
     return tuple(by_name[name] for name in order)
 

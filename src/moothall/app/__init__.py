@@ -1,3 +1,3 @@
-"""Settings in, running parts out: one function a process kind. The only package that knows every
+"""The composition root: one function for each kind of process. The only package that knows every
 adapter.
 """

@@ -212,7 +212,8 @@ async def _attach(settings: Settings, address: data_dir_lock.Address, stack: Asy
 
 
 class _ServerBuilder:
-    """A builder of the parts of a process, which close with the stack.
+    """Opens the parts of a process on an exit stack. Modules are imported where they are needed,
+    because that takes half a second, and a wrong address fails before.
 
     `serves`: the served roles, or None for a command.
     """
@@ -235,7 +236,6 @@ class _ServerBuilder:
         this process.
         """
         layers = await self._check(model_checked=model_checked)
-        # Imported late, because this takes half a second and a wrong address fails above.
         from moothall.app.host import settle
 
         _report_start(
@@ -351,8 +351,8 @@ class _ServerBuilder:
         )
 
     async def _start_collector(self, bus: Bus, repositories: Repositories) -> Collector | Observer:
-        """Start the collector of this process if it decides. Return the source of the running
-        deliberations.
+        """Start the collector and the observer that this process needs. Return the one that lists
+        the running deliberations.
         """
         role = CollectorRole(
             self._settings,

@@ -58,7 +58,7 @@ class Tasks:
 
     async def latest_question(self, repository: str, without: str = "") -> TaskId:
         """Return the id of the latest question to one agent about a repository ('': about text),
-        except the task `without`; empty if there is none.
+        except the task `without`; or an empty id.
         """
         views = [
             view
@@ -113,7 +113,7 @@ class Tasks:
         `NotFound`.
         """
         task_id = check_task_id(named, "the task")
-        if await self._bus.first(Channel.RESULTS.of(task_id)) is not None:
+        if await self._exists(task_id):
             return task_id
         matches = [task for task in await self.ids() if task.startswith(named)]
         if len(matches) == 1 and not whole:
@@ -157,8 +157,12 @@ class Tasks:
             raise InvalidRequest(await self._describe_running(task_id))
         return task_id, choose_result(outcome, seat)
 
+    async def _exists(self, task_id: TaskId) -> bool:
+        topic = Channel.RESULTS.of(key_of(task_id, LOCAL.tenant))
+        return await self._bus.first(topic) is not None
+
     async def _is_seat_of_latest(self, named: str) -> bool:
-        if is_id(named) and await self._bus.first(Channel.RESULTS.of(named)) is not None:
+        if is_id(named) and await self._exists(TaskId(named)):
             return False
         if not (views := await self.latest(limit=1)):
             return False
@@ -186,7 +190,8 @@ class Tasks:
 
     async def repository(self, task_id: TaskId) -> RepositoryRef | None:
         """Return the repository of a task; None for text."""
-        recorded = await self._bus.first(Channel.RESULTS.of(task_id))
+        topic = Channel.RESULTS.of(key_of(task_id, LOCAL.tenant))
+        recorded = await self._bus.first(topic)
         reference = recorded.event.data.get("repository") if recorded else None
         return (
             RepositoryRef(id=str(reference["id"]))
@@ -200,9 +205,10 @@ class Tasks:
         """
         if not (await self.outcome(task_id)).status.ended:
             raise InvalidRequest(f"{task_id} is under way; `moothall cancel {task_id}` first")
-        for topic in deliberation_topics(key_of(task_id, LOCAL.tenant)):
+        task_key = key_of(task_id, LOCAL.tenant)
+        for topic in deliberation_topics(task_key):
             await self._bus.forget(topic)
-        await self._bus.remove(task_id)
+        await self._bus.remove(task_key)
 
     async def _list_active(self) -> list[DeliberationState]:
         answered = set(await self._bus.list_ids(Channel.RESPONSES))

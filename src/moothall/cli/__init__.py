@@ -50,7 +50,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "account": ("account:account", "Say who signs in at the page with a password."),
         "executor": ("executor:executor", "Run the tools inside a workspace's container."),
         "fleet": ("doctor:fleet", "List the hosts at work: where, since when, on what."),
-        "init": ("init:init", "Choose a model server, try it, and write its settings."),
+        "init": ("init:init", "Choose and test a model server, and write its settings."),
         "doctor": ("doctor:doctor", "Try every part of this machine that is needed."),
         "config": ("config:config", "Print the settings and the file that they come from."),
         "completion": ("completion:completion", "Print the completion script of a shell."),

@@ -157,7 +157,7 @@ def _package(name: str, extra: str, *, is_needed: bool) -> Finding:
 
 
 async def _this_machine(settings: Settings) -> AsyncIterator[Finding]:
-    async for finding in _find_missing_layers(settings.sandbox):
+    async for finding in _check_sandbox_layers(settings.sandbox):
         yield finding
     yield await _python(settings)
 
@@ -209,7 +209,7 @@ def _no_workspace(settings: Settings, error: Exception) -> Finding:
     return Finding(_JOB, ok=False, detail=str(error), mend=mend)
 
 
-async def _find_missing_layers(sandbox: SandboxSettings) -> AsyncIterator[Finding]:
+async def _check_sandbox_layers(sandbox: SandboxSettings) -> AsyncIterator[Finding]:
     from moothall.sandbox.probe import probe
 
     for layer in await probe(sandbox):

@@ -5,7 +5,7 @@ a workflow, the tasks of a plan.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -22,25 +22,24 @@ class DependencyOrder:
 
     def __init__(
         self,
-        needs: Mapping[str, Iterable[str]],
+        needs: Mapping[str, Collection[str]],
         ranks: Mapping[str, Any] | None = None,
         *,
-        label: str = "",
+        label: str,
         verb: str = "needs",
     ) -> None:
         """Check the dependencies.
 
-        needs: by name the names that must end before it.
+        needs: the names that must finish before each name.
         ranks: by name a value that orders those that are ready, lowest first; without it they come
         as they became ready.
         label, verb: what a name is and what it does to another one, for errors.
         """
-        prefix = f"{label} " if label else ""
         for name, dependencies in needs.items():
             missing = next((need for need in dependencies if need not in needs), None)
             if missing is not None:
                 raise InvalidRequest(
-                    f"{prefix}{name[:80]} {verb} {missing[:80]!r}, which does not exist; there are "
+                    f"{label} {name[:80]} {verb} {missing[:80]!r}, which does not exist; there are "
                     f"{', '.join(sorted(needs))[:_MAX_SHOWN_CHARS]}"
                 )
         self._sorter = TopologicalSorter(needs)
@@ -48,7 +47,7 @@ class DependencyOrder:
             self._sorter.prepare()
         except CycleError as error:
             cycle = " → ".join(reversed(error.args[1]))[:_MAX_SHOWN_CHARS]
-            raise InvalidRequest(f"these need each other in a circle: {cycle}") from error
+            raise InvalidRequest(f"these {label}s depend on each other: {cycle}") from error
         self._ranks = ranks or {}
         self._pushed = 0
         self._ready: list[tuple[Any, int, str]] = []

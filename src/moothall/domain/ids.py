@@ -97,6 +97,11 @@ def read_role(value: str) -> str:
     return role
 
 
+def derived_task_id(*parts: str) -> TaskId:
+    """Return the id of a task that is derived from the parts: the same parts, the same id."""
+    return TaskId(f"task-{digest(*parts)[:16]}")
+
+
 def new_task_id() -> TaskId:
     """Return a new id for a deliberation."""
     return TaskId(f"task-{secrets.token_hex(6)}")

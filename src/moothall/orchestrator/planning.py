@@ -210,9 +210,9 @@ def _choose_turns(request: DeliberationRequest, limits: LimitSettings) -> int:
 
 
 def _choose_repository(request: DeliberationRequest, defaults: Defaults) -> RepositoryRef | None:
-    if request.repository or request.about_text or not defaults.repository:
-        return request.repository
-    return RepositoryRef(id=defaults.repository)
+    if request.repository is None and defaults.repository and not request.about_text:
+        return RepositoryRef(id=defaults.repository)
+    return request.repository
 
 
 def digest_request(request: DeliberationRequest, who: Principal) -> str:

@@ -112,7 +112,9 @@ class DeliberationService:
         self._request_seqs: LRUCache[TaskKey, int] = LRUCache(_MAX_KNOWN_TASKS)
 
     async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
-        """Check a request, fill in defaults, pin the base commit, record it and enqueue it."""
+        """Check a request, fill in defaults, pin the base commit, record it and enqueue it. The
+        returned `task_id` is the key; callers get `own_id`.
+        """
         with telemetry.span("submit") as span:
             deliberation = await self._submit(request, who)
             span.set({"moothall.task_id": deliberation.task_id, "moothall.role": deliberation.role})
@@ -355,7 +357,7 @@ class DeliberationService:
 
     async def result(self, task_id: TaskId, who: Principal) -> Outcome:
         """Return the current outcome."""
-        task_key, request = await self._find_request(task_id, who)
+        task_key, request = await self._find_task(task_id, who)
         document = await self._bus.get(task_key)
         if document is not None:
             return replace(load(Outcome, document), task_id=task_id)
@@ -372,7 +374,7 @@ class DeliberationService:
         """Wait for the decision and return the outcome."""
         task_key = key_of(task_id, who.tenant)
         if (seq := self._request_seqs.get(task_key)) is None:
-            _, request = await self._find_request(task_id, who)
+            _, request = await self._find_task(task_id, who)
             seq = request.seq
         # A decision never precedes its request, so following from the request finds it.
         async with aclosing(self._bus.follow((Channel.RESPONSES.of(task_key),), seq)) as events:
@@ -387,7 +389,7 @@ class DeliberationService:
         """Yield the events after a sequence number or position in order, each once; end after the
         decision.
         """
-        task_key, _ = await self._find_request(task_id, who)
+        task_key, _ = await self._find_task(task_id, who)
         decision = await find_decision(self._bus, task_key)
         if decision is not None and not decision.comes_after(after_seq):
             return
@@ -406,7 +408,7 @@ class DeliberationService:
 
     async def watch_text(self, task_id: TaskId, who: Principal) -> AsyncGenerator[Writing, None]:
         """Yield the partial replies of seats until closed."""
-        task_key, _ = await self._find_request(task_id, who)
+        task_key, _ = await self._find_task(task_id, who)
         async with aclosing(self._bus.signals(Channel.GROWING.of(task_key))) as signals:
             async for data in signals:
                 seat, text, answer = (data.get(name, "") for name in ("seat", "text", "answer"))
@@ -420,7 +422,7 @@ class DeliberationService:
 
     async def steer(self, task_id: TaskId, message: str, who: Principal, *, key: str) -> None:
         """Record a message for the seats' next turns, and signal its host."""
-        task_key, _ = await self._find_request(task_id, who)
+        task_key, _ = await self._find_task(task_id, who)
         message = message.strip()
         if not message:
             raise InvalidRequest(
@@ -447,7 +449,7 @@ class DeliberationService:
 
     async def pause(self, task_id: TaskId, who: Principal, *, paused: bool = True) -> bool:
         """Pause it from the next turn on, or resume it; return True if that changes anything."""
-        task_key, _ = await self._find_request(task_id, who)
+        task_key, _ = await self._find_task(task_id, who)
         event_type = EventType.DELIBERATION_PAUSED if paused else EventType.DELIBERATION_RESUMED
         if await find_decision(self._bus, task_key) is not None:
             raise InvalidRequest(
@@ -474,7 +476,7 @@ class DeliberationService:
 
     async def cancel(self, task_id: TaskId, reason: str, who: Principal) -> DeliberationStatus:
         """Stop it and return its status. An ended deliberation keeps its status."""
-        task_key, _ = await self._find_request(task_id, who)
+        task_key, _ = await self._find_task(task_id, who)
         decision = await find_decision(self._bus, task_key)
         if decision is not None:
             return load(Outcome, decision.event.data).status
@@ -492,8 +494,8 @@ class DeliberationService:
         )
         return DeliberationStatus.CANCELLED
 
-    async def _find_request(self, task_id: TaskId, who: Principal) -> tuple[TaskKey, Recorded]:
-        """Return the key and the request of a task. Raises `NotFound`, also for another tenant's
+    async def _find_task(self, task_id: TaskId, who: Principal) -> tuple[TaskKey, Recorded]:
+        """Return the key of a task and its request. Raises `NotFound`, also for another tenant's
         task.
         """
         task_key = key_of(task_id, who.tenant)

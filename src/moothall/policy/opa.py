@@ -57,7 +57,7 @@ class Rego:
             ) from error
 
     async def decide(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the decision. Raises `PolicyUnavailable` where there is none."""
+        """Return the decision. Raises `PolicyUnavailable` if there is no decision."""
         try:
             answer = self._ask(question)
         except RuntimeError as error:

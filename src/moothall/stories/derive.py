@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from moothall.domain.ids import TaskId, check_id, digest, read_role
+from moothall.domain.ids import TaskId, check_id, derived_task_id, read_role
 from moothall.domain.plan import AtomicTask, LineComment, Story, Strategy
 from moothall.domain.task import Constraints
 from moothall.errors import InvalidRequest
@@ -62,7 +62,7 @@ def derive(
         role_task_ids: list[TaskId] = []
         for number, criteria in enumerate(criteria_groups, 1):
             task = AtomicTask(
-                task_id=_task_id(tenant, story.id, plan_id, role, str(number)),
+                task_id=derived_task_id(tenant, story.id, plan_id, role, str(number)),
                 role=role,
                 description=_description(story, role, criteria, chars),
                 dependencies=predecessors
@@ -104,7 +104,7 @@ def repair_task(
         rejection += f"\n\nThis was said of lines of it, which are shown below:{remark_list}"
     rejection = rejection[: chars // 2]
     return AtomicTask(
-        task_id=_task_id(tenant, story.id, plan_id, "repair"),
+        task_id=derived_task_id(tenant, story.id, plan_id, "repair"),
         role="dev",
         description=_description(story, "dev", story.ac, chars - len(rejection) - 2).rstrip()
         + f"\n\n{rejection}",
@@ -174,10 +174,6 @@ def _groups(criteria: Sequence[str], max_groups: int) -> list[tuple[str, ...]]:
         groups.append(tuple(criteria[start:end]))
         start = end
     return groups
-
-
-def _task_id(*parts: str) -> TaskId:
-    return TaskId(f"task-{digest(*parts)[:16]}")
 
 
 def _description(story: Story, role: str, criteria: Sequence[str], chars: int) -> str:

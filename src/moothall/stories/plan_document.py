@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moothall.domain.codec import wrong
 from moothall.domain.dependency_order import DependencyOrder
-from moothall.domain.ids import TaskId, digest, read_role
+from moothall.domain.ids import derived_task_id, read_role
 from moothall.domain.plan import AtomicTask, Story
 from moothall.domain.task import Constraints
 from moothall.errors import InvalidRequest
@@ -95,13 +95,13 @@ def create_tasks(
         requirements = tuple(story.ac[number - 1] for number in dict.fromkeys(outline.criteria))
         tasks.append(
             AtomicTask(
-                task_id=_task_id(tenant, story, plan_id, name),
+                task_id=derived_task_id(tenant, story.id, plan_id, "architects", name),
                 role=role,
                 description="\n\n".join((outline.description, *_story_parts(story, requirements)))[
                     :chars
                 ],
                 dependencies=tuple(
-                    _task_id(tenant, story, plan_id, dependency)
+                    derived_task_id(tenant, story.id, plan_id, "architects", dependency)
                     for dependency in dict.fromkeys(outline.after)
                 ),
                 constraints=Constraints(requirements=requirements),
@@ -174,7 +174,3 @@ def _criteria_text(requirements: Sequence[str]) -> str:
 def _sort_by_dependencies(by_id: Mapping[str, Outline]) -> Sequence[str]:
     needs = {name: task.after for name, task in by_id.items()}
     return tuple(DependencyOrder(needs, label="task", verb="builds on"))
-
-
-def _task_id(tenant: str, story: Story, plan_id: str, name: str) -> TaskId:
-    return TaskId(f"task-{digest(tenant, story.id, plan_id, 'architects', name)[:16]}")

@@ -139,7 +139,7 @@ class Host:
     async def _report_progress(
         self, _request: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], bytes]:
-        """Say how this host is."""
+        """Return the state of this host."""
         held = tuple(Held(task_key, running.since) for task_key, running in self._running.items())
         return dump(
             HostState(self.name, self.node or platform.node(), os.getpid(), self._began, held)

@@ -20,7 +20,7 @@ _FRAME = re.compile(
 _NAME = re.compile(r"[^\W\d]\w*")
 _MOST_FRAMES = 40
 _READ_CHARS = 20_000
-_MESSAGE_LINES, _LINE = 4, 300  # lines by which failures are told apart, and as much of each
+_MESSAGE_LINES, _LINE_CHARS = 4, 300  # lines that identify a failure, and compared characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,9 @@ class Red:
         if not self.frames:
             return self.case
         lines = [
-            line.strip()[:_LINE] for line in self.detail[-_READ_CHARS:].split("\n") if line.strip()
+            line.strip()[:_LINE_CHARS]
+            for line in self.detail[-_READ_CHARS:].split("\n")
+            if line.strip()
         ]
         context = [
             line

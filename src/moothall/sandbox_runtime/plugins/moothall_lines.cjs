@@ -2,7 +2,7 @@
 "use strict";
 const fs = require("fs");
 const path = require("path");
-const SAID = 6000;
+const MAX_CHARS = 6000;
 
 exports.open = function open(runner) {
   const folder = process.env.MOOTHALL_REPORTS;
@@ -18,7 +18,7 @@ exports.open = function open(runner) {
 };
 
 function clip(text) {
-  return text.length <= SAID ? text : `${text.slice(0, SAID / 3)}\n[…]\n${text.slice(-SAID * 2 / 3)}`;
+  return text.length <= MAX_CHARS ? text : `${text.slice(0, MAX_CHARS / 3)}\n[…]\n${text.slice(-MAX_CHARS * 2 / 3)}`;
 }
 
 exports.id = (file, titles) => (file ? `${path.relative(process.cwd(), file)}::${titles.join(" > ")}` : titles.join(" > "));

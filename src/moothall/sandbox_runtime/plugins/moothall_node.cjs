@@ -22,7 +22,7 @@ function addReporter() {
   } else if (/\/ava\/(entrypoints\/)?cli\.(m?js)$/.test(main) || /\/\.bin\/ava$/.test(main)) {
     if (!args.includes("--tap")) process.argv.push("--tap");
   } else if (/\/borp\/borp\.js$/.test(main) || /\/\.bin\/borp$/.test(main)) {
-    // One reporter takes the place of the usual one; other reporters of the command line stay.
+    // A reporter option replaces the default reporter; reporters named on the command line are kept.
     const shown = args.some((part) => /^(--reporter|-r)/.test(part)) ? [] : ["--reporter=spec"];
     process.argv.push(...shown, `--reporter=${ours("moothall_node_test.mjs")}:/dev/null`);
   } else if (process.execArgv.includes("--test") && !process.env.NODE_TEST_CONTEXT) {
