@@ -52,24 +52,24 @@ def _announce(line: str) -> None:
     console.print(f"[{time.monotonic() - _began:5.0f} s] {line}")
 
 
-async def _text(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
-    names = () if requested.alone else RIVALS
+async def _text(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    names = () if args.alone else RIVALS
     async with running_stub() as stub:
         found = await contest(
-            folder, stub, names, rounds=requested.rounds, quick=requested.quick, announce=_announce
+            folder, stub, names, rounds=args.rounds, quick=args.quick, announce=_announce
         )
         return results.of_contest(found)
 
 
-async def _tools(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
+async def _tools(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     _announce("with tools: three seats, three turns each")
     async with running_stub() as stub, served(folder / "tools", stub.base_url) as app:
-        work = await tools.work(app, stub, folder, count=2 if requested.quick else 6, at_once=4)
+        work = await tools.work(app, stub, folder, count=2 if args.quick else 6, at_once=4)
     return results.of_tools(work)
 
 
-async def _steps(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
-    share = 10 if requested.quick else 1
+async def _steps(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    share = 10 if args.quick else 1
     found: dict[str, Any] = {}
     _announce("events, tool calls, workspaces")
     for name, step, count in (
@@ -100,7 +100,7 @@ async def _steps(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
         _announce("the graph's projection, told apart")
         found["projected"] = await steps.projected(folder, stub, 300 // share)
         _announce("kill -9 of everything, and up again")
-        places = [folder / f"k{number}" for number in range(1 if requested.quick else 2)]
+        places = [folder / f"k{number}" for number in range(1 if args.quick else 2)]
         for place in places:
             place.mkdir()
         found["resumed"] = results.of_resumed(
@@ -109,63 +109,59 @@ async def _steps(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-async def _growth(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
-    counts = (10, 50) if requested.quick else (10, 100, 1000)
+async def _growth(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    counts = (10, 50) if args.quick else (10, 100, 1000)
     _announce(f"growth: {', '.join(map(str, counts))} deliberations held at once")
     async with running_stub() as stub:
         return results.of_growth(*await growth.grow(folder, stub, counts))
 
 
-async def _packs(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
-    stories = 100 if requested.quick else 1430  # of 70 nodes each
+async def _packs(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    stories = 100 if args.quick else 1430  # of 70 nodes each
     _announce(
         f"packs from a graph of {stories} stories"
-        + ("" if requested.neo4j else f"; of Neo4j too where {SERVER} names one")
+        + ("" if args.neo4j else f"; of Neo4j too where {SERVER} names one")
     )
-    return {"stores": await packs(folder, stories, 20 if requested.quick else 200, requested.neo4j)}
+    return {"stores": await packs(folder, stories, 20 if args.quick else 200, args.neo4j)}
 
 
-async def _commands(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
+async def _commands(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     _announce("commands that need no Ray")
-    return await commands.commands(folder, 1 if requested.quick else 3)
+    return await commands.commands(folder, 1 if args.quick else 3)
 
 
-async def _lending(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
-    megabytes = 5 if requested.quick else 100
+async def _lending(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    megabytes = 5 if args.quick else 100
     _announce(f"a repository of {megabytes} MB to a host on another disk")
-    return await transfer(folder, megabytes, 1 if requested.quick else 3)
+    return await transfer(folder, megabytes, 1 if args.quick else 3)
 
 
-async def _readers(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
-    count, deliberations = (100, 40) if requested.quick else (1000, 400)
+async def _readers(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    count, deliberations = (100, 40) if args.quick else (1000, 400)
     _announce(f"{count} readers of the board while councils run")
     async with running_stub() as stub:
         return await readers(folder, stub, count, deliberations)
 
 
-async def _pages(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
-    stories, count = (30, 100) if requested.quick else (300, 1000)
+async def _pages(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    stories, count = (30, 100) if args.quick else (300, 1000)
     _announce(f"{count} browsers that have a board of {stories} stories open")
     async with running_stub() as stub:
         return await pages(folder, stub, stories, count)
 
 
-async def _scaling(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
+async def _scaling(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     _announce("one node and two, each part with its slice of a core, beside the model of capacity")
-    return await scaling.measure(
-        folder, seconds=5.0 if requested.quick else 20.0, announce=_announce
-    )
+    return await scaling.measure(folder, seconds=5.0 if args.quick else 20.0, announce=_announce)
 
 
-async def _cluster(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
-    opened, seconds = (3, 3.0) if requested.quick else (20, 20.0)
+async def _cluster(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    opened, seconds = (3, 3.0) if args.quick else (20, 20.0)
     return await cluster.measure(folder, opened=opened, seconds=seconds, announce=_announce)
 
 
-async def _soak(folder: Path, requested: argparse.Namespace) -> dict[str, Any]:
-    text, with_tools = (
-        (100, 6) if requested.quick else (1000 * requested.times, 20 * requested.times)
-    )
+async def _soak(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    text, with_tools = (100, 6) if args.quick else (1000 * args.times, 20 * args.times)
     found = await soak.soak(
         folder, text=text, with_tools=with_tools, at_once=64, announce=_announce
     )
@@ -191,20 +187,20 @@ ALONE: dict[str, Part] = {"soak": _soak, "cluster": _cluster}
 """What is measured only where it is named."""
 
 
-async def _measure(requested: argparse.Namespace) -> int:
+async def _measure(args: argparse.Namespace) -> int:
     document = results.load()
     frame = results.frame(
-        shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]), quick=requested.quick
+        shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]), quick=args.quick
     )
     if not frame["counted"]:
         console.print(NOT_COUNTED, style="red")
-    chosen = requested.parts or list(PARTS)
+    chosen = args.parts or list(PARTS)
     for name in chosen:
         with tempfile.TemporaryDirectory(prefix="mhb-") as folder:
             part = {**PARTS, **ALONE}[name]
-            document[name] = {**await part(Path(folder), requested), "frame": frame}
+            document[name] = {**await part(Path(folder), args), "frame": frame}
         results.save(document)
-    into_docs = not requested.quick and not requested.dry
+    into_docs = not args.quick and not args.dry
     if "scaling" in document or "tools" in document:
         _announce(f"written: {scaling.write(document, into_docs=into_docs)}")
     written = write(document, into_docs=into_docs)
@@ -242,18 +238,18 @@ def main() -> int:
     parser.add_argument(
         "--dry", action="store_true", help="write the report beside the results, not into docs/"
     )
-    requested = parser.parse_args()
-    requested.neo4j = os.environ.pop(SERVER, "")  # what is measured knows no such setting
-    if unknown := set(requested.parts) - {*PARTS, *ALONE}:
+    args = parser.parse_args()
+    args.neo4j = os.environ.pop(SERVER, "")  # what is measured knows no such setting
+    if unknown := set(args.parts) - {*PARTS, *ALONE}:
         parser.error(
             f"unknown part {', '.join(sorted(unknown))}; there are {', '.join((*PARTS, *ALONE))}"
         )
-    return uvloop.run(_until_received(requested))
+    return uvloop.run(_run_until_signal(args))
 
 
-async def _until_received(requested: argparse.Namespace) -> int:
+async def _run_until_signal(args: argparse.Namespace) -> int:
     """SIGTERM ends it as Ctrl-C does: the server is in a session of its own and would stay."""
-    task = asyncio.ensure_future(_measure(requested))
+    task = asyncio.ensure_future(_measure(args))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await task
 

@@ -153,14 +153,14 @@ class _Caller:
 @asynccontextmanager
 async def _app(folder: Path, stub: Stub) -> AsyncIterator[_Caller]:
     home = Home.of_user()
-    output_text = deployment.values(stub.base_url)
-    output_text["settings"] |= {
+    values = deployment.values(stub.base_url)
+    values["settings"] |= {
         **GRAPH_LATER,
         "MOOTHALL_LLM__APPROACHES": "off",
         "MOOTHALL_LLM__CONCURRENCY": "4096",
         "MOOTHALL_LOG__LEVEL": "warning",
     }
-    async with stood(home, folder, output_text):
+    async with stood(home, folder, values):
         page_server = (
             await ask(
                 "-n",

@@ -113,16 +113,16 @@ async def prepared(settings: Settings, services: WorkspaceServices, path: Path) 
 
 
 async def tool_round_trip(folder: Path, count: int) -> Times:
-    """`files.read` through the gate: schema, grant, limits, audit, sandboxed executor, event on the
-    bus.
+    """`files.read` through the tool gateway: schema, grant, limits, audit, sandboxed executor,
+    event on the bus.
     """
     async with _workspace(folder, count) as (tool_gateway, seat, _):
         return await _reads(tool_gateway, seat, count, "src/utils.py")
 
 
 async def python_round_trip(folder: Path, count: int) -> Times:
-    """A block of Python that reads a file: to Monty in its sandbox, from there through the gate,
-    and back.
+    """A block of Python that reads a file: to Monty in its sandbox, from there through the tool
+    gateway, and back.
     """
     async with _workspace(folder, count) as (tool_gateway, seat, services):
 
@@ -203,8 +203,8 @@ async def _workspace(
 
 
 async def guard(folder: Path, count: int) -> Times:
-    """What the gate itself costs a call: every step, Rego and the audit on the disk, round a tool
-    that answers at once.
+    """What the tool gateway itself costs a call: every step, Rego and the audit on the disk, round
+    a tool that answers at once.
     """
     settings = _settings(folder)
     limits = settings.guard.model_copy(update={"seat_calls": 10 * count + 100})

@@ -62,10 +62,10 @@ async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str,
                 await board.post(
                     f"/api/v1/stories/{board.story}/comments", {"comment": f"comment {number}"}
                 )
-                received = await asyncio.gather(*(_renew(board, event) for event in changed))
+                story_id = await asyncio.gather(*(_renew(board, event) for event in changed))
                 if number:  # the first opens the connections
-                    waits += [seconds for seconds, _ in received]
-                    refused += sum(times for _, times in received)
+                    waits += [seconds for seconds, _ in story_id]
+                    refused += sum(times for _, times in story_id)
                     cpu.append(app.system.used().since(before).cpu["serve"] * 1000 / count)
     waits.sort()
     return {
@@ -86,13 +86,13 @@ async def _fill(board: Board, stories: int) -> None:
 
     async def one(number: int) -> None:
         async with places:
-            received = await board.announce(
+            story_id = await board.create_story(
                 {"title": f"Export the invoices of month {number} as CSV"}
             )
-            await board.post(f"/api/v1/stories/{received}/transitions", {"event": "refine"})
+            await board.post(f"/api/v1/stories/{story_id}/transitions", {"event": "refine"})
             for word in ("Mind the old files.", "And the umlauts.", "Ask the accountants."):
-                await board.post(f"/api/v1/stories/{received}/comments", {"comment": word})
-            board.story = received
+                await board.post(f"/api/v1/stories/{story_id}/comments", {"comment": word})
+            board.story = story_id
 
     await asyncio.gather(*(one(number) for number in range(stories)))
 

@@ -21,7 +21,7 @@ def bars(title: str, values: Mapping[str, float], unit: str) -> str:
     say.
     """
     most = max(values.values(), default=1.0) or 1.0
-    fake_workspace = _WIDTH - _LABEL - 90
+    max_length = _WIDTH - _LABEL - 90
     height = _TOP + _ROW * len(values) + 12
     lines = [
         (
@@ -34,7 +34,7 @@ def bars(title: str, values: Mapping[str, float], unit: str) -> str:
     ]
     for row, (name, value) in enumerate(values.items()):
         top = _TOP + row * _ROW
-        length = max(value / most * fake_workspace, 1.0)
+        length = max(value / most * max_length, 1.0)
         kind = "o" if name == "Moothall" else "b"
         lines += [
             f'<text x="{_LABEL - 10}" y="{top + 18}" text-anchor="end">{escape(name)}</text>',

@@ -40,7 +40,7 @@ class Board:
     url: str
     token: str
     story: str = ""
-    output_text: int = 0
+    comment_count: int = 0
     readers: list[asyncio.Task[None]] = field(default_factory=list)
     heard: dict[int, float] = field(default_factory=dict)
     began: float = 0.0
@@ -57,7 +57,7 @@ class Board:
                 raise RuntimeError(await answer.text())
             return await answer.json() if answer.content_length else None
 
-    async def announce(self, story: Mapping[str, object]) -> str:
+    async def create_story(self, story: Mapping[str, object]) -> str:
         """Write a story; return its id."""
         return str((await self.post("/api/v1/stories", {**_STORY, **story}))["story_id"])
 
@@ -86,10 +86,11 @@ class Board:
         """Say something on the board every so often, until cancelled."""
         while True:
             self.heard.clear()
-            self.output_text += 1
+            self.comment_count += 1
             self.began = time.perf_counter()
             await self.post(
-                f"/api/v1/stories/{self.story}/comments", {"comment": f"comment {self.output_text}"}
+                f"/api/v1/stories/{self.story}/comments",
+                {"comment": f"comment {self.comment_count}"},
             )
             await asyncio.sleep(_EVERY)
             if self.readers:
@@ -142,7 +143,7 @@ async def readers(folder: Path, stub: Stub, count: int, deliberations: int) -> d
         jar = aiohttp.CookieJar(unsafe=True)
         http = await stack.enter_async_context(aiohttp.ClientSession(cookie_jar=jar))
         board = Board(http, f"http://127.0.0.1:{port}", app.token)
-        board.story = await board.announce({})
+        board.story = await board.create_story({})
         cookie = await sign_in(board)
         await many(text_act(app), 20, _AT_ONCE)
         found: dict[str, list[dict[str, float]]] = {"without": [], "with": []}

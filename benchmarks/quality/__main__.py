@@ -145,15 +145,15 @@ async def _council(
     settings: Settings, app: App, judge: Judge, problem: Problem, *, way: str, seed: int
 ) -> dict[str, Any]:
     name, _, tokens = way.partition("@")
-    requested = equal.COUNCILS[name] if tokens else COUNCILS[name]
+    args = equal.COUNCILS[name] if tokens else COUNCILS[name]
     place = settings.data_dir / "problems" / problem.id.replace("/", "-")
     await asyncio.to_thread(make, place, problem.files)
     request = DeliberationRequest(
         description=problem.task,
         role="dev",
-        protocol=requested.protocol,
-        num_agents=requested.seats,
-        adaptive=requested.adaptive,
+        protocol=args.protocol,
+        num_agents=args.seats,
+        adaptive=args.adaptive,
         budget=Budget(tokens=int(tokens or 0)),
         seed=seed,
         repository=await register(settings, str(place), ""),
@@ -205,33 +205,33 @@ def _announce(line: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
-async def _measure(requested: argparse.Namespace) -> int:
-    place: Path = requested.folder
+async def _measure(args: argparse.Namespace) -> int:
+    place: Path = args.folder
     settings = load_settings(None, data_dir=place / "data")
-    problems = read(Path(requested.package), requested.problems, requested.seed)
-    results = Results(place / f"results-{requested.seed}.jsonl")
-    if "bare" in requested.ways:
-        await _bare(settings, problems, results, requested.seed)
+    problems = read(Path(args.package), args.problems, args.seed)
+    results = Results(place / f"results-{args.seed}.jsonl")
+    if "bare" in args.ways:
+        await _bare(settings, problems, results, args.seed)
     await _councils(
         settings,
         problems,
         results,
-        requested.seed,
-        [way for way in requested.ways if way in COUNCILS],
+        args.seed,
+        [way for way in args.ways if way in COUNCILS],
     )
-    if requested.tokens:
-        await _best_of_n(settings, problems, results, requested.seed, requested.tokens)
+    if args.tokens:
+        await _best_of_n(settings, problems, results, args.seed, args.tokens)
         await _councils(
             settings,
             problems,
             results,
-            requested.seed,
-            [equal.named(way, requested.tokens) for way in equal.COUNCILS],
+            args.seed,
+            [equal.named(way, args.tokens) for way in equal.COUNCILS],
         )
     text = report.text(
-        results.rows, problems, requested.seed, settings, equal.section(results.rows, problems)
+        results.rows, problems, args.seed, settings, equal.section(results.rows, problems)
     )
-    target = _ROOT / "docs" / "quality.md" if not requested.dry else place / "quality.md"
+    target = _ROOT / "docs" / "quality.md" if not args.dry else place / "quality.md"
     target.write_text(text, encoding="utf-8")
     print(text)
     return 0
@@ -269,9 +269,9 @@ def main() -> int:
     parser.add_argument(
         "--dry", action="store_true", help="write the report beside the results, not into docs/"
     )
-    requested = parser.parse_args()
+    args = parser.parse_args()
     try:
-        return asyncio.run(_measure(requested))
+        return asyncio.run(_measure(args))
     except MoothallError as error:
         _announce(f"{error.message} [{error.code}]")
         return 2

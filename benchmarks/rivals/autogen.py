@@ -50,7 +50,7 @@ class Begin:
 
 
 @dataclass
-class OutputText:
+class Reply:
     """An answer."""
 
     text: str
@@ -63,26 +63,26 @@ class Seat(RoutedAgent):
         super().__init__("a seat")
         self._client = client
 
-    async def _ask(self, text: str) -> OutputText:
+    async def _ask(self, text: str) -> Reply:
         done = await self._client.create(
             [SystemMessage(content=words.SYSTEM), UserMessage(content=text, source="user")]
         )
-        return OutputText(str(done.content))
+        return Reply(str(done.content))
 
     @message_handler
-    async def propose(self, message: Propose, ctx: MessageContext) -> OutputText:
+    async def propose(self, message: Propose, ctx: MessageContext) -> Reply:
         """Answer."""
         del ctx
         return await self._ask(words.propose(message.seat))
 
     @message_handler
-    async def judge(self, message: Judge, ctx: MessageContext) -> OutputText:
+    async def judge(self, message: Judge, ctx: MessageContext) -> Reply:
         """Review."""
         del ctx
         return await self._ask(words.review(message.candidate))
 
     @message_handler
-    async def revise(self, message: Revise, ctx: MessageContext) -> OutputText:
+    async def revise(self, message: Revise, ctx: MessageContext) -> Reply:
         """Revise."""
         del ctx
         return await self._ask(words.revise(message.own, message.output_text))
@@ -95,7 +95,7 @@ class Chair(RoutedAgent):
         super().__init__("the chair")
 
     @message_handler
-    async def begin(self, message: Begin, ctx: MessageContext) -> OutputText:
+    async def begin(self, message: Begin, ctx: MessageContext) -> Reply:
         """Run one deliberation."""
         del message, ctx
         proposals = await self._all({seat: Propose(seat) for seat in words.SEATS})
@@ -106,7 +106,7 @@ class Chair(RoutedAgent):
         revised = await self._all(
             {seat: Revise(proposals[seat], reviews[seat]) for seat in words.SEATS}
         )
-        return OutputText(max(revised.values()))
+        return Reply(max(revised.values()))
 
     async def _all(
         self, requested: dict[int, Propose] | dict[int, Judge] | dict[int, Revise]

@@ -198,7 +198,7 @@ async def test_nobody_hears_what_another_is_told_or_asked(app: App, who: str, su
     assert "permissions violation for subscription" in await refused(app.of(who), subscribe=subject)
 
 
-async def test_a_host_that_hears_every_request_for_repositories_hears_none_that_the_house_is_asked(
+async def test_a_host_that_hears_every_request_for_repositories_hears_none_that_the_server_is_asked(
     app: App, decider: JetStreamBus
 ) -> None:
     subjects: list[str] = []

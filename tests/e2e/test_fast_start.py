@@ -53,7 +53,7 @@ async def test_what_a_host_logs_beside_a_command_stays_in_its_file(
     )
 
 
-async def test_another_command_works_in_the_house_of_the_first(
+async def test_another_command_works_in_the_server_of_the_first(
     model: ScriptedModel, tmp_path: Path
 ) -> None:
     command = Command(tmp_path / "data", model.base_url)

@@ -102,7 +102,7 @@ async def test_killed_with_9_its_children_die_and_the_next_run_finishes_the_work
     assert git(repo, "branch", "--list", "moothall/killed")
 
 
-async def test_what_a_killed_house_could_not_take_along_is_ended_by_the_next(
+async def test_what_a_killed_server_could_not_take_along_is_ended_by_the_next(
     model: ScriptedModel, repo: Path, tmp_path: Path
 ) -> None:
     """Its host is stopped and has sandboxes, and the process that would clean up its Ray is killed

@@ -20,10 +20,10 @@ Patches = Mapping[str, Mapping[str, str]]
 
 async def proven(place: JudgedBase, patches: Patches) -> list[str]:
     """Return the names of the patches that win as proven, each judged alone."""
-    tool_gateway = asyncio.Semaphore(3)
+    slots = asyncio.Semaphore(3)
 
     async def judge(name: str) -> str:
-        async with tool_gateway:
+        async with slots:
             (ranked,) = await place.rank(patches[name])
         return name if ranked.passed_gates and ranked.proven else ""
 

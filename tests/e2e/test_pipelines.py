@@ -145,7 +145,7 @@ async def test_the_job_of_gitlab_ends_as_the_deliberation_does(
     install, line = job["script"]
     assert install == "pip install moothall"
     variables = {
-        "HOUSE_TOKEN": str(app.token),
+        "SERVER_TOKEN": str(app.token),
         "TASK": task,
         "CI_PROJECT_URL": f"{app.url}/acme/app",
         "CI_COMMIT_SHA": app.sha,

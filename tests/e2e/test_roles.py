@@ -186,7 +186,7 @@ async def decided(bus: JetStreamBus, task_id: str) -> list[Any]:
     ]
 
 
-async def test_what_one_door_was_asked_the_other_answers(cluster: Cluster) -> None:
+async def test_what_one_api_was_asked_the_other_answers(cluster: Cluster) -> None:
     answer = await deliberate(cluster.api_address(0), "one-1")
     assert answer.status == pb.DELIBERATION_STATUS_COMPLETED
     async with grpc.aio.insecure_channel(cluster.api_address(1)) as channel:

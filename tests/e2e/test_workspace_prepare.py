@@ -278,7 +278,7 @@ async def _spare(app: Local, key: str) -> ExecutorClient:
     return app.workspaces.pool._spares[key][0]
 
 
-async def test_a_closed_house_opens_nothing(app: Local, tmp_path: Path) -> None:
+async def test_a_closed_server_opens_nothing(app: Local, tmp_path: Path) -> None:
     prepared = await app.prepared()
     async with LocalWorkspaces(app.settings, lambda _: app.clone) as other:
         pass

@@ -351,7 +351,7 @@ async def killed_and_again(
     return calls()
 
 
-async def test_a_house_that_is_killed_goes_on_with_the_question_and_with_the_fork(
+async def test_a_server_that_is_killed_goes_on_with_the_question_and_with_the_fork(
     model: ScriptedModel, repo: Path, tmp_path: Path
 ) -> None:
     command = make_command(tmp_path, model.base_url)

@@ -127,7 +127,7 @@ async def test_what_cannot_run_is_refused_before_anything_runs(app: ToolServer) 
             "step b: git.push is not granted by this capability token",
         ),
         ([count("a"), count("a")], "step a: there are two steps"),
-        ([count("a", needs=["b"]), count("b", needs=["a"])], "circle"),
+        ([count("a", needs=["b"]), count("b", needs=["a"])], "depend on each other"),
     ):
         with pytest.raises(grpc.aio.AioRpcError, match=message) as refused:
             await app.flow(opened, {"steps": steps})

@@ -12,7 +12,7 @@ import moothall
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(moothall.__file__).parent
 OLD_WORDS = re.compile(
-    r"\b(houses?|desks?|doors?|rosters?|purses?|turnstiles?|narrators?|onlookers?|households?|visitors|lends?|hallways?|chronicles?)\b",
+    r"(?<![a-z])(houses?|desks?|doors?|rosters?|purses?|turnstiles?|narrators?|onlookers?|households?|visitors|lends?|hallways?|chronicles?)(?![a-z])",
     re.IGNORECASE,
 )
 ON_THE_WIRE = re.compile(r"house\.mark|requests\.house|\"house\"|moothall/house|house\{WORKER")

@@ -196,7 +196,7 @@ def test_the_ports_of_the_wire_lead_to_who_answers_there(overlay: Objects) -> No
         assert leads[8080] == "web"
 
 
-def test_a_door_that_one_process_has_has_all_ports_of_the_wire() -> None:
+def test_a_api_that_one_process_has_has_all_ports_of_the_wire() -> None:
     (service,) = [
         each
         for key, each in objects(kustomized(PROD)).items()
@@ -205,7 +205,7 @@ def test_a_door_that_one_process_has_has_all_ports_of_the_wire() -> None:
     assert {port["port"] for port in service["spec"]["ports"]} == {*OF_API, *OF_TOOLS, 8080}
 
 
-def test_the_page_of_doors_names_the_host_that_pipelines_reach(overlay: Objects) -> None:
+def test_the_page_of_apis_names_the_host_that_pipelines_reach(overlay: Objects) -> None:
     (rule,) = overlay["Ingress", "moothall", "moothall-grpc"]["spec"]["rules"]
     page = (OVERLAY.parents[3] / "docs/api.md").read_text(encoding="utf-8")
     assert page.count(f"--server {rule['host']}:443 ") == 2
@@ -230,9 +230,7 @@ def test_the_ingress_brings_calls_of_tools_to_them_and_a_browser_back(overlay: O
     assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/affinity"] == "cookie"
 
 
-def test_the_ingresses_let_through_what_the_doors_take(
-    overlay: Objects, settings: Settings
-) -> None:
+def test_the_ingresses_let_through_what_the_apis_take(overlay: Objects, settings: Settings) -> None:
     for name, most in (
         ("moothall", settings.web.body_bytes),
         ("moothall-grpc", settings.limits.message_bytes),

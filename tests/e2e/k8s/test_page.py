@@ -34,7 +34,7 @@ async def test_its_scale_is_none_and_one_again(installed: dict[str, Path]) -> No
     assert "moothall" in await run_in_pod("moothall", "--version")
 
 
-async def test_its_doors_are_reached_by_port_forward(installed: dict[str, Path]) -> None:
+async def test_its_apis_are_reached_by_port_forward(installed: dict[str, Path]) -> None:
     (documented,) = re.findall(r"`(kubectl [^`]*port-forward [^`]*)`", page.TEXT)
     command = re.sub(r" (50055|8080)\b", r" :\1", documented)  # use free local ports
     process = await asyncio.create_subprocess_exec(*command.split(), stdout=asyncio.subprocess.PIPE)

@@ -138,7 +138,7 @@ async def test_what_several_made_is_brought_together_first() -> None:
     [
         (
             [agent("a", "b"), agent("b", "c"), agent("c", "a")],
-            "these need each other in a circle: .*a → .*→ a|b → .*→ b|c → .*→ c",
+            "these agents depend on each other: .*a → .*→ a|b → .*→ b|c → .*→ c",
         ),
         ([agent("a", "nowhere")], "a needs 'nowhere', which does not exist; there are a"),
     ],
@@ -203,7 +203,7 @@ async def test_a_run_that_failed_is_made_again_after_a_growing_rest_and_otherwis
     assert (ended["a"].state, ended["a"].runs, waits) == ("failed", 2, [300])
 
 
-async def test_what_a_spec_says_reaches_the_desk() -> None:
+async def test_what_a_spec_says_reaches_the_service() -> None:
     deliberations = FakeDeliberations()
     fields = {
         "spec": {"role": "qa", "seats": 3, "protocol": "vote"},

@@ -286,7 +286,7 @@ async def test_a_tool_is_described_whole(agent: Agent) -> None:
     assert code is grpc.StatusCode.NOT_FOUND
 
 
-async def test_capabilities_and_health_are_those_of_the_house(agent: Agent) -> None:
+async def test_capabilities_and_health_are_those_of_the_server(agent: Agent) -> None:
     found = await agent.GetCapabilities(pb.GetCapabilitiesRequest())
     assert "files.read" in found.supported_tools
     assert list(found.supported_modes) == [1, 2, 3]

@@ -31,7 +31,7 @@ from support.deliberation_service import MemoryDeliberations
 from support.event_log import EventLog, recorded
 from support.working import DRAFT
 
-RECEIVED: Any = {"metadata": [("authorization", f"Bearer {TOKEN}")], "timeout": 20}
+CALL_OPTIONS: Any = {"metadata": [("authorization", f"Bearer {TOKEN}")], "timeout": 20}
 
 
 @pytest_asyncio.fixture
@@ -59,7 +59,7 @@ async def test_a_pack_is_what_get_task_context_and_seats_are_told(
 ) -> None:
     stub: Any = pb_grpc.ContextServiceStub(client.channel)
     received = await stub.GetContext(
-        pb.GetContextRequest(story_id="story-2", role="DEV", phase="build"), **RECEIVED
+        pb.GetContextRequest(story_id="story-2", role="DEV", phase="build"), **CALL_OPTIONS
     )
     assert list(received.scopes) == [
         scope for scope in scopes().allowed_scopes("dev", "build") if scope != "timeline"
@@ -77,16 +77,16 @@ async def test_a_pack_is_what_get_task_context_and_seats_are_told(
     )
     assert seats in received.blocks.context
     few = await stub.GetContext(
-        pb.GetContextRequest(story_id="story-2", role="DEV", token_budget=60), **RECEIVED
+        pb.GetContextRequest(story_id="story-2", role="DEV", token_budget=60), **CALL_OPTIONS
     )
     assert few.token_count <= 60
-    elsewhere = {**RECEIVED, "metadata": [("authorization", f"Bearer {OTHER}")]}
+    elsewhere = {**CALL_OPTIONS, "metadata": [("authorization", f"Bearer {OTHER}")]}
     assert (
         await stub.GetContext(pb.GetContextRequest(story_id="story-2", role="DEV"), **elsewhere)
     ).blocks.context == ""
     with pytest.raises(grpc.aio.AioRpcError, match="token_budget is 99999; allowed are 0"):
         await stub.GetContext(
-            pb.GetContextRequest(story_id="story-2", token_budget=99_999), **RECEIVED
+            pb.GetContextRequest(story_id="story-2", token_budget=99_999), **CALL_OPTIONS
         )
 
 
@@ -95,7 +95,7 @@ async def test_packs_of_several_roles_come_with_what_is_known(client: Any) -> No
     requested = pb.RehydrateSessionRequest(
         case_id="story-2", roles=["DEV", "qa", "dev"], include_timeline=True, include_summaries=True
     )
-    received = await stub.RehydrateSession(requested, **RECEIVED)
+    received = await stub.RehydrateSession(requested, **CALL_OPTIONS)
     assert set(received.packs) == {"dev", "qa"}
     assert "deliberation.decided task-b" in received.packs["qa"].context
     stats = received.stats
@@ -121,7 +121,7 @@ async def test_packs_of_several_roles_come_with_what_is_known(client: Any) -> No
         ),
     ):
         with pytest.raises(grpc.aio.AioRpcError, match=output_text):
-            await stub.RehydrateSession(wrong, **RECEIVED)
+            await stub.RehydrateSession(wrong, **CALL_OPTIONS)
 
 
 async def test_a_bundle_is_kept_as_it_was_for_its_caller_alone(graph: CypherGraph) -> None:
@@ -139,7 +139,7 @@ async def test_a_bundle_is_kept_as_it_was_for_its_caller_alone(graph: CypherGrap
             pb.RehydrateSessionRequest(
                 case_id="story-2", roles=["QA", "dev"], persist_bundle=True, ttl_seconds=60
             ),
-            **RECEIVED,
+            **CALL_OPTIONS,
         )
         assert (kept.generated_at_ms, kept.expires_at_ms) == (1_000_000, 1_060_000)
         later = EventLog("task-c", "story-2", days=2)
@@ -153,11 +153,11 @@ async def test_a_bundle_is_kept_as_it_was_for_its_caller_alone(graph: CypherGrap
         MemoryDeliberations(), dependencies
     ) as again:  # another server on the same bus
         stub = pb_grpc.ContextServiceStub(again.channel)
-        assert await stub.RehydrateSession(requested, **RECEIVED) == kept
-        elsewhere = {**RECEIVED, "metadata": [("authorization", f"Bearer {OTHER}")]}
+        assert await stub.RehydrateSession(requested, **CALL_OPTIONS) == kept
+        elsewhere = {**CALL_OPTIONS, "metadata": [("authorization", f"Bearer {OTHER}")]}
         assert (await stub.RehydrateSession(requested, **elsewhere)).expires_at_ms == 0
         now[0] += 2
-        fresh = await stub.RehydrateSession(requested, **RECEIVED)
+        fresh = await stub.RehydrateSession(requested, **CALL_OPTIONS)
         assert (fresh.expires_at_ms, "much later" in fresh.packs["dev"].context) == (0, True)
 
 
@@ -194,17 +194,17 @@ async def test_what_is_noted_is_told_to_who_may_know_it(graph: CypherGraph) -> N
         async def pack(role: str, **more: Any) -> Any:
             await graph.project([item async for item in bus.replay()])
             return await stub.GetContext(
-                pb.GetContextRequest(story_id=story_id, role=role, **more), **RECEIVED
+                pb.GetContextRequest(story_id=story_id, role=role, **more), **CALL_OPTIONS
             )
 
         before = await pack("dev")
-        noted = await stub.UpdateContext(requested, **RECEIVED)
+        noted = await stub.UpdateContext(requested, **CALL_OPTIONS)
         assert (noted.version, list(noted.warnings)) == (
             1,
             ["decision d-1: a secret was taken out"],
         )
         with pytest.raises(grpc.aio.AioRpcError, match="at version 1, and you expected 0") as late:
-            await stub.UpdateContext(requested, **RECEIVED)
+            await stub.UpdateContext(requested, **CALL_OPTIONS)
         assert late.value.code() is grpc.StatusCode.ABORTED
         received = await pack("dev")
         assert received.version != before.version
@@ -223,20 +223,20 @@ async def test_what_is_noted_is_told_to_who_may_know_it(graph: CypherGraph) -> N
             changes=[pb.ContextChange(operation="delete", entity_type="decision", entity_id="d-1")],
             timestamp="2026-01-31T12:00:00Z",
         )
-        assert (await stub.UpdateContext(gone, **RECEIVED)).version == 2
-        assert (await stub.UpdateContext(gone, **RECEIVED)).version == 2
+        assert (await stub.UpdateContext(gone, **CALL_OPTIONS)).version == 2
+        assert (await stub.UpdateContext(gone, **CALL_OPTIONS)).version == 2
         assert "d-1" not in (await pack("dev")).context
-        elsewhere = {**RECEIVED, "metadata": [("authorization", f"Bearer {OTHER}")]}
+        elsewhere = {**CALL_OPTIONS, "metadata": [("authorization", f"Bearer {OTHER}")]}
         for request, given, code in (
             (gone, elsewhere, grpc.StatusCode.NOT_FOUND),
             (
                 pb.UpdateContextRequest(story_id=story_id, role="data", changes=changes[1:]),
-                RECEIVED,
+                CALL_OPTIONS,
                 grpc.StatusCode.PERMISSION_DENIED,
             ),
             (
                 pb.UpdateContextRequest(story_id=story_id, role="dev"),
-                RECEIVED,
+                CALL_OPTIONS,
                 grpc.StatusCode.INVALID_ARGUMENT,
             ),
         ):
@@ -249,7 +249,8 @@ async def test_scopes_are_the_tables(client: Any) -> None:
     stub: Any = pb_grpc.ContextServiceStub(client.channel)
     allowed = scopes().allowed_scopes("data", "build")
     fine = await stub.ValidateScope(
-        pb.ValidateScopeRequest(role="DATA", phase="build", provided_scopes=["Story"]), **RECEIVED
+        pb.ValidateScopeRequest(role="DATA", phase="build", provided_scopes=["Story"]),
+        **CALL_OPTIONS,
     )
     assert (fine.allowed, list(fine.missing), fine.reason) == (
         True,
@@ -260,7 +261,7 @@ async def test_scopes_are_the_tables(client: Any) -> None:
         pb.ValidateScopeRequest(
             role="data", phase="build", provided_scopes=["comments", "moon", *allowed]
         ),
-        **RECEIVED,
+        **CALL_OPTIONS,
     )
     assert (wide.allowed, list(wide.missing), list(wide.extra)) == (False, [], ["comments", "moon"])
     assert wide.reason == "not for data in build: comments, moon"
@@ -269,7 +270,7 @@ async def test_scopes_are_the_tables(client: Any) -> None:
 async def test_the_graph_is_walked(client: Any) -> None:
     stub: Any = pb_grpc.ContextServiceStub(client.channel)
     found = await stub.GetGraphRelationships(
-        pb.GetGraphRelationshipsRequest(node_id="task-b", node_type="Task"), **RECEIVED
+        pb.GetGraphRelationshipsRequest(node_id="task-b", node_type="Task"), **CALL_OPTIONS
     )
     assert found.success
     assert json_format.MessageToDict(found.node.properties)["description"] == "add it"
@@ -278,10 +279,10 @@ async def test_the_graph_is_walked(client: Any) -> None:
         (item.type, item.from_id, item.to_id) for item in found.relationships
     }
     none = await stub.GetGraphRelationships(
-        pb.GetGraphRelationshipsRequest(node_id="moon", node_type="Task"), **RECEIVED
+        pb.GetGraphRelationshipsRequest(node_id="moon", node_type="Task"), **CALL_OPTIONS
     )
     assert (none.success, none.message) == (False, "the graph has no Task 'moon'")
     with pytest.raises(grpc.aio.AioRpcError, match="the labels are Story"):
         await stub.GetGraphRelationships(
-            pb.GetGraphRelationshipsRequest(node_id="x", node_type="Moon"), **RECEIVED
+            pb.GetGraphRelationshipsRequest(node_id="x", node_type="Moon"), **CALL_OPTIONS
         )

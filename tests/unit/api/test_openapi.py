@@ -84,9 +84,9 @@ async def test_answers_are_what_it_says(
         if body is not None:
             check(received, operation["requestBody"]["content"]["application/json"]["schema"], body)
         answer = await web(method, at, body)
-        output_text = operation["responses"][str(answer.status)]
-        if "content" in output_text:
-            check(received, output_text["content"]["application/json"]["schema"], answer.json)
+        response = operation["responses"][str(answer.status)]
+        if "content" in response:
+            check(received, response["content"]["application/json"]["schema"], answer.json)
         return answer.json
 
     one = "/api/v1/stories/{id}"
@@ -156,6 +156,6 @@ async def test_a_stranger_who_reads_it_finds_nothing_that_it_does_not_say(
         stderr=asyncio.subprocess.STDOUT,
     )
     async with asyncio.timeout(120):
-        output_text, _ = await process.communicate()
-    assert process.returncode == 0, output_text.decode()
-    assert "Tested: 12" in output_text.decode(), output_text.decode()
+        response, _ = await process.communicate()
+    assert process.returncode == 0, response.decode()
+    assert "Tested: 12" in response.decode(), response.decode()

@@ -324,7 +324,7 @@ async def test_a_negative_seq_is_refused(client: Client) -> None:
     assert (await refusal(call.__aiter__().__anext__()))[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_ten_thousand_agents_are_refused_by_the_desk(client: Client) -> None:
+async def test_ten_thousand_agents_are_refused_by_the_service(client: Client) -> None:
     requested = pb.DeliberateRequest(task_description="t", role="dev", num_agents=10_000)
     code, _, output_text = await refusal(client.Deliberate(requested))
     assert code is grpc.StatusCode.INVALID_ARGUMENT

@@ -311,7 +311,7 @@ async def test_words_and_the_check_of_the_whole_are_shown(browser: Browser) -> N
         ),
     ],
 )
-def test_the_page_comes_again_while_the_house_works(
+def test_the_page_comes_again_while_the_server_works(
     state: str, facts: set[Need], changed: dict[str, Any], *, working: bool
 ) -> None:
     card = StoryState(Story("s"), StoryPosition(state, facts=frozenset(facts)), **changed)
@@ -392,7 +392,7 @@ async def test_what_is_blocked_says_why(browser: Browser) -> None:
     assert "Blocked: the story coach gives it" in shown
 
 
-async def test_a_token_alone_opens_no_page_and_a_session_no_door(browser: Browser) -> None:
+async def test_a_token_alone_opens_no_page_and_a_session_no_api(browser: Browser) -> None:
     async with browser.http.get(
         f"{browser.url}/", headers={"Authorization": f"Bearer {TOKEN}"}, allow_redirects=False
     ) as answer:

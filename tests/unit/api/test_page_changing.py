@@ -112,7 +112,10 @@ async def test_what_is_wrong_is_said_and_what_was_written_stays(story: Story) ->
             {"description_1": "Mine.", "criteria_1": "one"},
             "as numbers separated by commas, not",
         ),
-        ({"description_1": "Mine.", "criteria_1": "1,2", "after_1": "1"}, "in a circle"),
+        (
+            {"description_1": "Mine.", "criteria_1": "1,2", "after_1": "1"},
+            "depend on each other: 1",
+        ),
         ({"description_1": "Mine.", "criteria_1": "1,2", "role_1": "boss"}, "unknown role"),
         ({"description_1": "  "}, "no task is left"),
     ):

@@ -107,7 +107,7 @@ async def test_a_server_that_is_not_on_loopback_is_asked_over_tls(
         assert deliberations.request("task-1").description == REQUESTED.description
 
 
-async def test_a_council_is_asked_of_a_door_that_has_no_kernel(
+async def test_a_council_is_asked_of_a_server_that_has_no_kernel(
     deliberations: MemoryDeliberations,
 ) -> None:
     """As the role `api` serves it."""

@@ -63,7 +63,7 @@ DIFF = """diff --git a/src/utils.py b/src/utils.py
 """
 
 
-def requested(seconds: float = 30) -> ChatRequest:
+def chat_request(seconds: float = 30) -> ChatRequest:
     received = Message(
         "system", json.dumps({"role": "dev", "repository": {"id": "sample", "ref": "a" * 40}})
     )
@@ -142,7 +142,7 @@ async def test_it_is_asked_with_the_base_and_answers_with_a_diff_and_what_it_use
 ) -> None:
     async with elsewhere(tmp_path, 1) as app, asyncio.TaskGroup() as group:
         group.create_task(answer(app.replicas[0], TASK))
-        reply = await app.model.chat(requested())
+        reply = await app.model.chat(chat_request())
         request = app.replicas[0].deliberations.request(TASK)
     assert (request.description.splitlines()[0], request.role) == ("Add it", "dev")
     assert request.repository is not None
@@ -153,7 +153,7 @@ async def test_it_is_asked_with_the_base_and_answers_with_a_diff_and_what_it_use
 
 def about_text(seconds: float = 30) -> ChatRequest:
     received = Message("system", json.dumps({"role": "dev"}))
-    return replace(requested(seconds), messages=(received, Message("user", "Why?")))
+    return replace(chat_request(seconds), messages=(received, Message("user", "Why?")))
 
 
 async def test_where_no_tools_are_involved_its_text_is_told_while_it_comes(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ async def test_where_no_tools_are_involved_its_text_is_told_while_it_comes(tmp_p
         )
         assert pieces == ["It is", " there."]
         whole = asyncio.create_task(
-            app.model.chat(replace(requested(), call_id="task-2/s/elsewhere/0.1"), pieces.append)
+            app.model.chat(replace(chat_request(), call_id="task-2/s/elsewhere/0.1"), pieces.append)
         )
         await answer(far, f"task-{digest('task-2/s/elsewhere/0.1')[:24]}")
         assert "diff" in (await whole).text
@@ -324,7 +324,7 @@ async def test_of_two_the_one_with_more_room_is_asked(tmp_path: Path) -> None:
     async with elsewhere(tmp_path) as app:
         full, free = app.replicas
         full.tasks._admission._active[LOCAL.tenant] = 60
-        reply = asyncio.create_task(app.model.chat(requested()))
+        reply = asyncio.create_task(app.model.chat(chat_request()))
         await answer(free, TASK)
         assert "It is there." in (await reply).text
         assert TASK not in full.deliberations.known()
@@ -334,7 +334,7 @@ async def test_a_replica_that_is_killed_under_a_call_is_made_up_for_by_the_other
     tmp_path: Path,
 ) -> None:
     async with elsewhere(tmp_path) as app:
-        reply = asyncio.create_task(app.model.chat(requested()))
+        reply = asyncio.create_task(app.model.chat(chat_request()))
         async with asyncio.timeout(20):
             while not (
                 begun := [
@@ -350,7 +350,7 @@ async def test_a_replica_that_is_killed_under_a_call_is_made_up_for_by_the_other
         await answer(other, TASK)
         assert "It is there." in (await reply).text
         again = asyncio.create_task(
-            app.model.chat(replace(requested(), call_id="task-2/s/elsewhere/0.1"))
+            app.model.chat(replace(chat_request(), call_id="task-2/s/elsewhere/0.1"))
         )
         await answer(other, f"task-{digest('task-2/s/elsewhere/0.1')[:24]}")
         assert "It is there." in (await again).text
@@ -359,8 +359,8 @@ async def test_a_replica_that_is_killed_under_a_call_is_made_up_for_by_the_other
 async def test_where_none_is_left_it_says_so_and_what_is_over_is_over(tmp_path: Path) -> None:
     async with elsewhere(tmp_path, 1) as app:
         with pytest.raises(DeadlineExceeded):
-            await app.model.chat(requested(0))
-        reply = asyncio.create_task(app.model.chat(requested()))
+            await app.model.chat(chat_request(0))
+        reply = asyncio.create_task(app.model.chat(chat_request()))
         await answer(
             app.replicas[0], TASK, status=DeliberationStatus.FAILED, error_message="nobody knew"
         )
@@ -371,7 +371,7 @@ async def test_where_none_is_left_it_says_so_and_what_is_over_is_over(tmp_path: 
         with pytest.raises(
             ModelUnavailable, match=f"no replica of the agent at {ENDPOINT} answers"
         ):
-            await app.model.chat(requested())
+            await app.model.chat(chat_request())
 
 
 class Gone:
@@ -402,11 +402,11 @@ async def test_the_breaker_lives_across_calls_and_recovers_through_one_that_is_l
         replica.stub = gone = Gone(replica.stub)
         for _ in range(4):
             with pytest.raises(ModelUnavailable):
-                await app.model.chat(requested())
+                await app.model.chat(chat_request())
         assert gone.requested == 2, "from the second failure on it is let alone"
         gone.gone = False
         await asyncio.sleep(0.35)
-        reply = asyncio.create_task(app.model.chat(requested()))
+        reply = asyncio.create_task(app.model.chat(chat_request()))
         await answer(app.replicas[0], TASK)
         assert "It is there." in (await reply).text
 
@@ -415,13 +415,13 @@ async def test_a_replica_that_refuses_too_long_queries_is_asked_again_at_once(
     tmp_path: Path,
 ) -> None:
     long = replace(
-        requested(), messages=(requested().messages[0], Message("user", "Add it " * 70_000))
+        chat_request(), messages=(chat_request().messages[0], Message("user", "Add it " * 70_000))
     )
     async with elsewhere(tmp_path, 1) as app:
         for _ in range(3):
             with pytest.raises(ModelUnavailable, match="token_limit"):
                 await app.model.chat(long)
-        reply = asyncio.create_task(app.model.chat(requested()))
+        reply = asyncio.create_task(app.model.chat(chat_request()))
         await answer(app.replicas[0], TASK)
         assert "It is there." in (await reply).text
 

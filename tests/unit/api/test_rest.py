@@ -29,8 +29,8 @@ EVERYWHERE = "0.0.0.0"  # noqa: S104 - refused
 
 
 async def test_open_call_close(web: Web, behind: SessionsFixture) -> None:
-    fake_workspace = await opened(web, ttl_seconds=60)
-    answer = await web("POST", "/v1/tools/files.read", call(fake_workspace, path="a.py"))
+    workspace = await opened(web, ttl_seconds=60)
+    answer = await web("POST", "/v1/tools/files.read", call(workspace, path="a.py"))
     assert (answer.status, answer.json["status"], answer.json["request_id"]) == (
         200,
         "success",
@@ -38,24 +38,22 @@ async def test_open_call_close(web: Web, behind: SessionsFixture) -> None:
     )
     assert answer.json["output"]["path"] == "a.py"
     assert answer.json["audit_id"]
-    again = await web("POST", "/v1/tools/files.read", call(fake_workspace, path="a.py"))
+    again = await web("POST", "/v1/tools/files.read", call(workspace, path="a.py"))
     assert again.json == answer.json
     assert (
-        len(behind.fake_workspaces.fake_workspaces[fake_workspace["workspace_id"]].calls) == 1
+        len(behind.fake_workspaces.fake_workspaces[workspace["workspace_id"]].calls) == 1
     )  # the same request runs once
-    assert problem(await web("POST", "/v1/tools/files.read", call(fake_workspace, path="b.py")))[
-        :2
-    ] == (
+    assert problem(await web("POST", "/v1/tools/files.read", call(workspace, path="b.py")))[:2] == (
         409,
         "ALREADY_EXISTS",
     )
-    refused = await web("POST", "/v1/tools/git.push", call(fake_workspace, "r-2", branch="main"))
+    refused = await web("POST", "/v1/tools/git.push", call(workspace, "r-2", branch="main"))
     assert (refused.status, refused.json["status"]) == (200, "blocked")
-    assert (await web("DELETE", f"/v1/workspaces/{fake_workspace['workspace_id']}")).status == 204
-    assert behind.fake_workspaces.closed == [fake_workspace["workspace_id"]]
-    assert problem(
-        await web("POST", "/v1/tools/files.read", call(fake_workspace, "r-3", path="a.py"))
-    )[:2] == (404, "NOT_FOUND")
+    assert (await web("DELETE", f"/v1/workspaces/{workspace['workspace_id']}")).status == 204
+    assert behind.fake_workspaces.closed == [workspace["workspace_id"]]
+    assert problem(await web("POST", "/v1/tools/files.read", call(workspace, "r-3", path="a.py")))[
+        :2
+    ] == (404, "NOT_FOUND")
 
 
 @pytest.mark.parametrize(
@@ -80,15 +78,11 @@ async def test_without_a_valid_token_nothing_is_answered(web: Web, headers: dict
 
 
 async def test_a_stolen_capability_is_worth_nothing_to_another_tenant(web: Web) -> None:
-    fake_workspace = await opened(web)
-    stolen = await web(
-        "POST", "/v1/tools/files.read", call(fake_workspace, path="a.py"), token=OTHER
-    )
+    workspace = await opened(web)
+    stolen = await web("POST", "/v1/tools/files.read", call(workspace, path="a.py"), token=OTHER)
     assert problem(stolen)[:2] == (403, "REFUSED")
     assert (
-        problem(
-            await web("DELETE", f"/v1/workspaces/{fake_workspace['workspace_id']}", token=OTHER)
-        )[0]
+        problem(await web("DELETE", f"/v1/workspaces/{workspace['workspace_id']}", token=OTHER))[0]
         == 404
     )
 
@@ -177,11 +171,11 @@ async def test_our_own_names_and_pages_are_answered(behind: SessionsFixture) -> 
 async def test_a_request_that_dies_with_its_client_stops_its_tool(
     web: Web, behind: SessionsFixture
 ) -> None:
-    fake_workspace = await opened(web)
-    inside = behind.fake_workspaces.fake_workspaces[fake_workspace["workspace_id"]]
+    workspace = await opened(web)
+    inside = behind.fake_workspaces.fake_workspaces[workspace["workspace_id"]]
     inside.open.clear()
     requesting = asyncio.ensure_future(
-        web("POST", "/v1/tools/files.read", call(fake_workspace, path="a.py"))
+        web("POST", "/v1/tools/files.read", call(workspace, path="a.py"))
     )
     await inside.entered.wait()
     requesting.cancel()
@@ -189,24 +183,20 @@ async def test_a_request_that_dies_with_its_client_stops_its_tool(
         while not any(record.get("status") == "cancelled" for record in behind.app.records()):
             await asyncio.sleep(0.01)
     inside.open.set()
-    assert (
-        await web("POST", "/v1/tools/files.read", call(fake_workspace, "r-2", path="a.py"))
-    ).json["status"] == "success"
+    assert (await web("POST", "/v1/tools/files.read", call(workspace, "r-2", path="a.py"))).json[
+        "status"
+    ] == "success"
 
 
 async def test_who_repeats_a_request_that_died_with_its_client_gets_it_made(
     web: Web, behind: SessionsFixture
 ) -> None:
-    fake_workspace = await opened(web)
-    inside = behind.fake_workspaces.fake_workspaces[fake_workspace["workspace_id"]]
+    workspace = await opened(web)
+    inside = behind.fake_workspaces.fake_workspaces[workspace["workspace_id"]]
     inside.open.clear()
-    first = asyncio.ensure_future(
-        web("POST", "/v1/tools/files.read", call(fake_workspace, path="a.py"))
-    )
+    first = asyncio.ensure_future(web("POST", "/v1/tools/files.read", call(workspace, path="a.py")))
     await inside.entered.wait()
-    again = asyncio.ensure_future(
-        web("POST", "/v1/tools/files.read", call(fake_workspace, path="a.py"))
-    )
+    again = asyncio.ensure_future(web("POST", "/v1/tools/files.read", call(workspace, path="a.py")))
     await asyncio.sleep(0.1)
     assert len(inside.calls) == 1
     first.cancel()
@@ -262,8 +252,8 @@ async def test_a_parked_request_that_is_allowed_runs_once(tmp_path: Path) -> Non
         async with serving_http(dependencies) as web, asyncio.TaskGroup() as group:
             assert behind.parking is not None
             following = group.create_task(behind.parking.run())
-            fake_workspace = await opened(web)
-            parked = await web("POST", "/v1/tools/files.delete", call(fake_workspace, path="a.py"))
+            workspace = await opened(web)
+            parked = await web("POST", "/v1/tools/files.delete", call(workspace, path="a.py"))
             assert parked.json["status"] == "parked"
             (waiting,) = (await web("GET", "/v1/parked")).json["parked"]
             assert (waiting["request_id"], waiting["arguments"]) == ("r-1", {"path": "a.py"})
@@ -277,11 +267,11 @@ async def test_a_parked_request_that_is_allowed_runs_once(tmp_path: Path) -> Non
                 "POST", f"/v1/parked/{waiting['id']}", {"allow": True, "reason": "fine"}
             )
             assert output_text.json["state"] == "allowed"
-            inside = behind.fake_workspaces.fake_workspaces[fake_workspace["workspace_id"]]
+            inside = behind.fake_workspaces.fake_workspaces[workspace["workspace_id"]]
             async with asyncio.timeout(20):
                 while not inside.calls:
                     await asyncio.sleep(0.01)
-            done = await web("POST", "/v1/tools/files.delete", call(fake_workspace, path="a.py"))
+            done = await web("POST", "/v1/tools/files.delete", call(workspace, path="a.py"))
             assert done.json["status"] == "success"
             assert len(inside.calls) == 1
             assert problem(await web("POST", "/v1/parked/r-1", {"allow": True}))[2].endswith(

@@ -153,19 +153,19 @@ async def test_a_deliberation_dies_with_the_call_and_a_stream_only_detaches(
 async def test_tools_go_by_it_too_under_the_same_tokens(
     over_http: Web, behind: SessionsFixture
 ) -> None:
-    fake_workspace = await opened(over_http)
-    body = call(fake_workspace, path="a.py") | {"tool": "files.read"}
+    workspace = await opened(over_http)
+    body = call(workspace, path="a.py") | {"tool": "files.read"}
     answer = await over_http("POST", f"{TOOLS}/CallTool", body)
     assert (answer.status, answer.json["status"], answer.json["output"]["path"]) == (
         200,
         "success",
         "a.py",
     )
-    again = await over_http("POST", "/v1/tools/files.read", call(fake_workspace, path="a.py"))
+    again = await over_http("POST", "/v1/tools/files.read", call(workspace, path="a.py"))
     assert json_format.ParseDict(again.json, tool_pb2.CallToolResponse()) == json_format.ParseDict(
         answer.json, tool_pb2.CallToolResponse()
     )
-    assert len(behind.fake_workspaces.fake_workspaces[fake_workspace["workspace_id"]].calls) == 1
+    assert len(behind.fake_workspaces.fake_workspaces[workspace["workspace_id"]].calls) == 1
     assert problem(await over_http("POST", f"{TOOLS}/CallTool", body, token=OTHER))[:2] == (
         403,
         "REFUSED",

@@ -120,11 +120,11 @@ async def test_more_requests_than_allowed_are_refused(behind: SessionsFixture) -
         replace(api_dependencies(MemoryDeliberations()), tool_sessions=behind.session_manager),
         calls=1,
     ) as web:
-        fake_workspace = await opened(web)
-        inside = behind.fake_workspaces.fake_workspaces[fake_workspace["workspace_id"]]
+        workspace = await opened(web)
+        inside = behind.fake_workspaces.fake_workspaces[workspace["workspace_id"]]
         inside.open.clear()
         requesting = asyncio.ensure_future(
-            web("POST", "/v1/tools/files.read", call(fake_workspace, path="a.py"))
+            web("POST", "/v1/tools/files.read", call(workspace, path="a.py"))
         )
         await inside.entered.wait()
         refused = await web("GET", "/v1/tools")
@@ -360,8 +360,8 @@ async def test_at_its_end_a_request_under_way_may_end_and_one_that_does_not_is_s
     behind: SessionsFixture,
 ) -> None:
     async with serving_http(dependencies(behind)) as web:
-        fake_workspace = await opened(web)
-        inside = behind.fake_workspaces.fake_workspaces[fake_workspace["workspace_id"]]
+        workspace = await opened(web)
+        inside = behind.fake_workspaces.fake_workspaces[workspace["workspace_id"]]
         for grace, wanted in ((5.0, "success"), (0.1, "")):
             async with AsyncExitStack() as stack:
                 served = await stack.enter_async_context(
@@ -374,7 +374,7 @@ async def test_at_its_end_a_request_under_way_may_end_and_one_that_does_not_is_s
                         Web(session, served.port)(
                             "POST",
                             "/v1/tools/files.read",
-                            call(fake_workspace, f"r-{grace}", path="a.py"),
+                            call(workspace, f"r-{grace}", path="a.py"),
                         )
                     )
                     await inside.entered.wait()
@@ -395,7 +395,7 @@ async def test_at_its_end_a_request_under_way_may_end_and_one_that_does_not_is_s
                     await asyncio.open_connection("127.0.0.1", served.port)
 
 
-async def test_a_bug_behind_the_door_is_logged_and_not_told(
+async def test_a_bug_behind_the_api_is_logged_and_not_told(
     behind: SessionsFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def look() -> tuple[Condition, str]:

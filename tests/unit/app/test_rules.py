@@ -77,7 +77,7 @@ async def test_a_second_process_of_the_data_directory_takes_the_tokens_of_the_fi
     assert (tmp_path / "data/guard.key").stat().st_mode & 0o077 == 0
 
 
-async def test_hosts_elsewhere_check_what_the_house_approves_and_sign_none_of_it(
+async def test_hosts_elsewhere_check_what_the_server_approves_and_sign_none_of_it(
     tmp_path: Path,
 ) -> None:
     keys = keys_of(settings(tmp_path).guard, tmp_path)

@@ -114,7 +114,7 @@ async def test_what_was_spent_before_a_crash_counts_once() -> None:
     assert await _book(accounts, 300) == (100, 0, 200)
 
 
-async def test_a_story_without_a_budget_has_the_houses_and_one_of_another_tenant_its_own() -> None:
+async def test_a_story_without_a_budget_has_the_servers_and_one_of_another_tenant_its_own() -> None:
     accounts = StoryBudgets(
         MemoryBus().bucket(BUCKET), LimitSettings(story_tokens=50, story_calls=2)
     )

@@ -60,20 +60,20 @@ def test_a_model_server_that_is_away_is_said_before_anything_costly_is_imported(
     assert not loaded & (
         (_COSTLY - {"aiohttp"}) | {"nats", "tree_sitter", "structlog", "opentelemetry"}
     )
-    fake_workspaces = {
+    packages = {
         f"moothall.{package}"
         for package in (
-            "bus",
+            "events",
             "workspace",
             "sandbox",
             "collector",
             "graph",
-            "fleet",
-            "services",
+            "workers",
+            "api",
             "ranking",
         )
     }
-    assert not loaded & (fake_workspaces | {"moothall.app.server", "moothall.cli.progress"})
+    assert not loaded & (packages | {"moothall.app.server", "moothall.cli.progress"})
     assert list(tmp_path.iterdir()) == []
 
 

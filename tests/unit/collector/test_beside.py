@@ -193,9 +193,9 @@ async def test_both_know_of_a_pause_and_of_its_end_whoever_was_given_them() -> N
 
 async def test_who_could_not_deliver_takes_the_decision_that_another_recorded_meanwhile() -> None:
     bus = FaultyBus()
-    tool_gateway = asyncio.Event()
+    release = asyncio.Event()
     slow = Remembering()
-    slow.gates["moothall/task-a"] = tool_gateway
+    slow.gates["moothall/task-a"] = release
     await publish_story(bus, full())
     first = Collector(bus, slow, LimitSettings(), tick_seconds=0.005, clock=lambda: DEADLINE)
     second = Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.005, clock=lambda: START)
@@ -204,7 +204,7 @@ async def test_who_could_not_deliver_takes_the_decision_that_another_recorded_me
     await until(lambda: slow.deliveries > 0)
     await second.handle(bus.log[-1])
     (decision,) = bus.decisions
-    tool_gateway.set()
+    release.set()
     await running
     assert bus.decisions == [decision]
     assert bus.documents["task-a"] == dict(decision.data)

@@ -250,21 +250,21 @@ async def test_one_slow_delivery_does_not_hold_up_another() -> None:
 
 async def test_while_one_delivers_nobody_else_does() -> None:
     bus, repositories = FaultyBus(), Remembering()
-    tool_gateway = repositories.gates["moothall/task-a"] = asyncio.Event()
+    release = repositories.gates["moothall/task-a"] = asyncio.Event()
     bus.repeat = 3
     await publish_story(bus, full())
     async with running(bus, repositories):
         await until(lambda: repositories.deliveries > 0)
         await bus.publish(Story().cancelled(at=50).events[0])
         await asyncio.sleep(0.05)  # several ticks of the watcher
-        tool_gateway.set()
+        release.set()
         await until(lambda: not bus.pending)
     assert repositories.deliveries == 1
 
 
 async def test_a_slow_document_never_replaces_the_end() -> None:
     bus = FaultyBus()
-    tool_gateway = bus.held_puts["IN_PROGRESS"] = asyncio.Event()
+    release = bus.held_puts["IN_PROGRESS"] = asyncio.Event()
     async with running(bus, Remembering()):
         events = full().events
         await publish_story(bus, Story(events=events[:1]))
@@ -273,7 +273,7 @@ async def test_a_slow_document_never_replaces_the_end() -> None:
         await until(lambda: "IN_PROGRESS" in bus.waiting)
         await publish_story(bus, Story(events=events[2:]))
         await until(lambda: bool(bus.decisions))
-        tool_gateway.set()
+        release.set()
         await until(lambda: not bus.pending)
     assert statuses(bus) == ["PENDING", "IN_PROGRESS", "COMPLETED"]
 

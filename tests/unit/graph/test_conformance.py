@@ -24,7 +24,7 @@ async def lines(graph: CypherGraph) -> Lines:
     return sorted([line async for line in graph.dump()])
 
 
-async def test_a_chronicle_creates_every_label_and_relation(graph: CypherGraph) -> None:
+async def test_a_log_creates_every_label_and_relation(graph: CypherGraph) -> None:
     await graph.project(recorded(EventLog().whole().events))
     counts = await graph.counts()
     assert {name for name in LABELS if not counts[name]} == set()

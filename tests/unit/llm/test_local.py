@@ -15,7 +15,7 @@ from moothall.llm.local import download_progress, local_model_server
 async def test_a_model_that_does_not_load_is_reported_with_the_end_of_the_log(
     tmp_path: Path,
 ) -> None:
-    pytest.importorskip("xllamacpp", reason="the extra `embedded` is not installed")
+    pytest.importorskip("xllamacpp", reason="the extra `local` is not installed")
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + b"\0" * 1000)
     messages: list[str] = []

@@ -208,7 +208,7 @@ async def test_another_tenant_gets_nothing_and_an_id_given_anew_brings_nothing_b
         assert not await here.host.clone(here.id).has(base.sha)
 
 
-async def test_a_commit_that_the_house_does_not_have_is_refused_in_words(tmp_path: Path) -> None:
+async def test_a_commit_that_the_server_does_not_have_is_refused_in_words(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         await here.pin()
         with pytest.raises(RepositoryError, match="1111111"):
@@ -296,7 +296,7 @@ async def test_submodules_come_along(tmp_path: Path) -> None:
         assert await clone.has(inner.head)
 
 
-async def test_a_house_that_is_away_or_slow_is_asked_again(tmp_path: Path) -> None:
+async def test_a_server_that_is_away_or_slow_is_asked_again(tmp_path: Path) -> None:
     async with world(tmp_path, soon=0.001) as here:
         base = await here.app.resolve(RepositoryRef(id=here.id))
         away = 3
@@ -330,7 +330,7 @@ async def test_two_deliberations_at_once_bring_a_commit_once(tmp_path: Path) -> 
         assert here.wire.parts == 1
 
 
-async def test_a_host_that_lends_a_patch_changes_neither_tags_nor_history_of_the_house(
+async def test_a_host_that_serves_a_patch_changes_neither_tags_nor_history_of_the_server(
     tmp_path: Path,
 ) -> None:
     repo = make_repo(tmp_path / "origin", SAMPLE)

@@ -86,7 +86,7 @@ def test_tasks_are_in_the_order_in_which_they_are_done() -> None:
                 '{"tasks": [{"id": "a", "role": "dev", "description": "x", "criteria": [1, 2], '
                 '"after": ["a"]}]}'
             ),
-            "in a circle",
+            "these tasks depend on each other",
         ),
     ],
 )

@@ -1,5 +1,4 @@
-"""What is said of lines and to seats, through any API; a deliberation service and a
-bus in
+"""Comments on lines and messages to seats, through any API; a deliberation service and a bus in
 memory.
 """
 

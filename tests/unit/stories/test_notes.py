@@ -40,14 +40,14 @@ class Lossy(MemoryBus):
         return seq
 
 
-class Received:
+class NoteBoard:
     """A story on the board, and its notes."""
 
     def __init__(self) -> None:
         self.bus = Lossy()
         self.story_id = ""
 
-    async def on_board(self) -> Received:
+    async def on_board(self) -> NoteBoard:
         self.story_id = (await Board(self.bus).create(DRAFT, LOCAL, key="1")).story.id
         return self
 
@@ -69,81 +69,84 @@ class Received:
 
 
 @pytest.fixture
-async def received() -> Received:
-    return await Received().on_board()
+async def note_board() -> NoteBoard:
+    return await NoteBoard().on_board()
 
 
-async def test_notes_are_created_changed_and_deleted(received: Received) -> None:
-    first = await received.note(DECIDED)
+async def test_notes_are_created_changed_and_deleted(note_board: NoteBoard) -> None:
+    first = await note_board.note(DECIDED)
     assert (first.version, first.warnings) == (1, ())
-    second = await received.note(
+    second = await note_board.note(
         NoteChange("update", "decision", "format", '{"text": "new format"}')
     )
     assert (second.version, second.hash == first.hash) == (2, False)
-    back = await received.note(
+    back = await note_board.note(
         NoteChange("update", "decision", "format", '{ "text":"old format" }')
     )
     assert (back.version, back.hash) == (3, first.hash), "the same content has the same hash"
-    gone = await received.note(
+    gone = await note_board.note(
         NoteChange("delete", "decision", "format"), NoteChange("delete", "task", "none")
     )
     assert (gone.version, gone.warnings) == (4, ("task none: there is none to delete",))
 
 
-async def test_what_is_asked_twice_is_recorded_once(received: Received) -> None:
-    first = await received.note(DECIDED, at=AT)
-    await received.note(NoteChange("delete", "decision", "format"))
-    late = await received.note(DECIDED, at=AT)
+async def test_what_is_asked_twice_is_recorded_once(note_board: NoteBoard) -> None:
+    first = await note_board.note(DECIDED, at=AT)
+    await note_board.note(NoteChange("delete", "decision", "format"))
+    late = await note_board.note(DECIDED, at=AT)
     assert (late.version, late.hash == first.hash, "asked before" in late.warnings[0]) == (
         2,
         False,
         True,
     )
-    await received.note(DECIDED)
-    again = await received.note(DECIDED)
-    assert (again.version, again.warnings, await received.recorded()) == (
+    await note_board.note(DECIDED)
+    again = await note_board.note(DECIDED)
+    assert (again.version, again.warnings, await note_board.recorded()) == (
         3,
         ("all was so already: nothing was changed",),
         3,
     )
 
 
-async def test_an_ack_that_was_lost_costs_nothing(received: Received) -> None:
-    received.bus.loses = True
-    assert ((await received.note(DECIDED, expected=0)).version, await received.recorded()) == (1, 1)
+async def test_an_ack_that_was_lost_costs_nothing(note_board: NoteBoard) -> None:
+    note_board.bus.loses = True
+    assert ((await note_board.note(DECIDED, expected=0)).version, await note_board.recorded()) == (
+        1,
+        1,
+    )
 
 
-async def test_of_two_at_once_with_one_version_one_is_told_so(received: Received) -> None:
+async def test_of_two_at_once_with_one_version_one_is_told_so(note_board: NoteBoard) -> None:
     changes = [replace(DECIDED, entity_id=name) for name in ("one", "two")]
     ends = await asyncio.gather(
-        *(received.note(change, expected=0) for change in changes), return_exceptions=True
+        *(note_board.note(change, expected=0) for change in changes), return_exceptions=True
     )
     (lost,) = (end for end in ends if isinstance(end, ConcurrentUpdate))
     assert "at version 1, and you expected 0" in lost.message
     both = await asyncio.gather(
-        *(received.note(replace(DECIDED, entity_id=name)) for name in ("three", "four"))
+        *(note_board.note(replace(DECIDED, entity_id=name)) for name in ("three", "four"))
     )
     assert sorted(noted.version for noted in both) == [2, 3], "without a version both are recorded"
 
 
-async def test_all_changes_or_none(received: Received) -> None:
+async def test_all_changes_or_none(note_board: NoteBoard) -> None:
     with pytest.raises(NotFound, match="no milestone m-1 is noted"):
-        await received.note(DECIDED, NoteChange("update", "milestone", "m-1", '{"text": "x"}'))
-    assert await received.recorded() == 0
-    await received.note(DECIDED)
+        await note_board.note(DECIDED, NoteChange("update", "milestone", "m-1", '{"text": "x"}'))
+    assert await note_board.recorded() == 0
+    await note_board.note(DECIDED)
     with pytest.raises(AlreadyExists, match="with another payload"):
-        await received.note(replace(DECIDED, payload='{"text": "other"}'))
+        await note_board.note(replace(DECIDED, payload='{"text": "other"}'))
 
 
-async def test_secrets_are_taken_out_and_it_is_said(received: Received) -> None:
+async def test_secrets_are_taken_out_and_it_is_said(note_board: NoteBoard) -> None:
     secret = "ghp_" + "a" * 36
-    noted = await received.note(
+    noted = await note_board.note(
         replace(DECIDED, payload=f'{{"text": "use {secret}"}}', reason=f"it is {secret}")
     )
     assert noted.warnings == ("decision format: a secret was taken out",)
     (event,) = (
         item
-        for item in await Board(received.bus).history(received.story_id, LOCAL)
+        for item in await Board(note_board.bus).history(note_board.story_id, LOCAL)
         if item.type is EventType.STORY_NOTED
     )
     assert secret not in str(event.data)
@@ -185,30 +188,36 @@ async def test_secrets_are_taken_out_and_it_is_said(received: Received) -> None:
     ],
 )
 async def test_what_may_not_be_noted_is_refused(
-    received: Received, change: NoteChange, role: str, kind: type[MoothallError], output_text: str
+    note_board: NoteBoard,
+    change: NoteChange,
+    role: str,
+    kind: type[MoothallError],
+    output_text: str,
 ) -> None:
     with pytest.raises(kind, match=output_text):
-        await received.note(change, role=role)
-    assert await received.recorded() == 0
+        await note_board.note(change, role=role)
+    assert await note_board.recorded() == 0
 
 
-async def test_nobody_notes_for_the_product_owner_or_of_anothers_story(received: Received) -> None:
+async def test_nobody_notes_for_the_product_owner_or_of_anothers_story(
+    note_board: NoteBoard,
+) -> None:
     with pytest.raises(Refused, match="who has the role po"):
-        await received.note(DECIDED, role="po", who=Principal("ann", "local"))
+        await note_board.note(DECIDED, role="po", who=Principal("ann", "local"))
     with pytest.raises(NotFound):
-        await received.note(DECIDED, who=Principal("eve", "elsewhere"))
+        await note_board.note(DECIDED, who=Principal("eve", "elsewhere"))
     for changes in ((), (DECIDED, DECIDED), (DECIDED,) * 51):
         with pytest.raises(InvalidRequest):
-            await received.note(*changes)
+            await note_board.note(*changes)
     with pytest.raises(InvalidRequest, match="timestamp 'today' is no time"):
-        await received.note(DECIDED, at="today")
-    assert (await received.note(DECIDED, role="po")).version == 1
+        await note_board.note(DECIDED, at="today")
+    assert (await note_board.note(DECIDED, role="po")).version == 1
 
 
-async def test_a_note_moves_no_story(received: Received) -> None:
-    before = await Board(received.bus).card(received.story_id, LOCAL)
-    await received.note(
+async def test_a_note_moves_no_story(note_board: NoteBoard) -> None:
+    before = await Board(note_board.bus).card(note_board.story_id, LOCAL)
+    await note_board.note(
         replace(DECIDED, payload='{"title": "x", "to_state": "done", "decision": "approved"}')
     )
-    after = await Board(received.bus).card(received.story_id, LOCAL)
+    after = await Board(note_board.bus).card(note_board.story_id, LOCAL)
     assert replace(after, seq=before.seq) == before

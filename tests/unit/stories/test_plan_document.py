@@ -104,7 +104,7 @@ def test_writing_anew_changes_nothing_whatever_was_written(
             (ONE, TWO.model_copy(update={"after": ("7",)})),
             "task 2 builds on '7', which does not exist",
         ),
-        ((ONE.model_copy(update={"after": ("2",)}), TWO), "in a circle: "),
+        ((ONE.model_copy(update={"after": ("2",)}), TWO), "these tasks depend on each other: "),
         ((ONE, ONE, TWO), "two tasks have the same id"),
         ((ONE, TWO.model_copy(update={"role": "boss"})), "unknown role 'boss'; the roles are"),
     ],

@@ -76,7 +76,7 @@ async def app(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, i
         await owner.wait()
 
 
-async def test_a_host_ends_with_its_house(tmp_path: Path) -> None:
+async def test_a_host_ends_with_its_server(tmp_path: Path) -> None:
     async with app(tmp_path / "hosts") as (owner, host):
         owner.kill()
         async with asyncio.timeout(30):
@@ -173,7 +173,7 @@ def test_who_has_the_pid_by_now_and_who_is_of_another_machine_are_left_alone(
     assert [path.name for path in tmp_path.iterdir()] == ["elsewhere.json"]
 
 
-async def test_a_host_that_comes_after_its_houses_end_ends_too(tmp_path: Path) -> None:
+async def test_a_host_that_comes_after_its_servers_end_ends_too(tmp_path: Path) -> None:
     me = this_process()
     arguments = (str(me.pid), str(me.started - 1), me.place, str(tmp_path))
     late = await asyncio.create_subprocess_exec(sys.executable, "-c", HOST, *arguments)

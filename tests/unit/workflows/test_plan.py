@@ -130,7 +130,7 @@ def test_the_same_document_has_the_same_digest_whatever_its_id() -> None:
         ([{**READ, "needs": ["read"]}], "step read: needs 'read'"),
         (
             [{**READ, "id": "a", "needs": ["b"]}, {**READ, "id": "b", "needs": ["a"]}],
-            "circle: . → . → .",
+            "these steps depend on each other: . → . → .",
         ),
         ([{**READ, "retry": {"attempts": 6}}], "step read: retry.attempts is 6; at most 5"),
         ([{**READ, "retry": {"attempts": 0}}], "step read: retry.attempts"),

@@ -148,7 +148,7 @@ async def test_each_role_is_replaced_under_load_and_a_council_in_its_jobs_comes_
     assert await standing.leftovers() == []
 
 
-async def test_a_council_in_its_jobs_comes_to_the_same_while_the_house_is_upgraded_from_before(
+async def test_a_council_in_its_jobs_comes_to_the_same_while_the_server_is_upgraded_from_before(
     standing: RoleDeployment, home: Home, counted: Counted, undisturbed: Seen
 ) -> None:
     try:

@@ -196,7 +196,7 @@ async def test_of_a_pod_that_was_removed_nothing_is_remembered(cluster: Cluster)
     assert not cluster._waiting_reasons
 
 
-def test_a_house_is_whose_pods_reach_the_same_bus(tmp_path: Path) -> None:
+def test_a_server_is_whose_pods_reach_the_same_bus(tmp_path: Path) -> None:
     def named(**output_text: Any) -> str:
         return deployment_id(
             Settings(
