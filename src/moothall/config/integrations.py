@@ -31,7 +31,7 @@ class ForgeSettings(Section):
         description="token of the account that pushes, opens pull requests and comments: in a "
         "file, or in MOOTHALL_FORGE__TOKEN",
     )
-    token_file: Path | None = None
+    token_file: Path | None = Field(None, description="file with token")
     repositories: tuple[str, ...] = Field((), description="repositories to watch, as owner/name")
     label: str = Field(
         "moothall",
@@ -47,7 +47,7 @@ class ForgeSettings(Section):
     call_seconds: float = Field(
         30.0, gt=0, description="maximum duration of one request to the forge"
     )
-    webhook_host: str = "127.0.0.1"
+    webhook_host: str = Field("127.0.0.1", description="address to listen on for webhooks")
     webhook_port: int | None = Field(
         None,
         ge=0,
@@ -58,7 +58,7 @@ class ForgeSettings(Section):
     webhook_secret: SecretStr | None = Field(
         None, description="secret that the forge signs webhooks with; unsigned webhooks are refused"
     )
-    webhook_secret_file: Path | None = None
+    webhook_secret_file: Path | None = Field(None, description="file with webhook_secret")
 
     @field_validator("repositories")
     @classmethod
@@ -87,7 +87,7 @@ class WebhookSettings(Section):
     secret: SecretStr | None = Field(
         None, description="secret to sign the body with: in a file, or in MOOTHALL_WEBHOOK__SECRET"
     )
-    secret_file: Path | None = None
+    secret_file: Path | None = Field(None, description="file with secret")
     seconds: float = Field(10.0, gt=0, description="maximum duration of one attempt")
     tries: int = Field(
         8,

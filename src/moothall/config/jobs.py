@@ -44,7 +44,7 @@ class JobSettings(Section):
         description="links.json of `moothall bus keys`: each link gets credentials for only its "
         "two subjects; empty: the bus's own credentials",
     )
-    link_keys_file: Path | None = None
+    link_keys_file: Path | None = Field(None, description="file with link_keys")
     context: str = Field(
         "",
         description="context of the kubeconfig; empty: the pod's service account, else the "
@@ -52,8 +52,12 @@ class JobSettings(Section):
     )
     kubeconfig: Path | None = Field(None, description="empty: kubectl's default")
     runtime_class: str = Field("", description="such as gvisor, if the cluster has it")
-    node_selector: Mapping[str, str] = Field(default_factory=dict)
-    tolerations: tuple[Mapping[str, Any], ...] = ()
+    node_selector: Mapping[str, str] = Field(
+        default_factory=dict, description="labels of the nodes that run workspaces"
+    )
+    tolerations: tuple[Mapping[str, Any], ...] = Field(
+        (), description="tolerations of workspace pods, as in a pod's spec"
+    )
     pull_secrets: tuple[str, ...] = Field((), description="names of secrets in the namespace")
     cpu: str = Field(
         "1",

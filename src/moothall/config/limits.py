@@ -35,24 +35,34 @@ class LimitSettings(Section):
             else data
         )
 
-    agents: int = Field(16, ge=1)
-    rounds: int = Field(8, ge=0)
+    agents: int = Field(16, ge=1, description="seats of a council")
+    rounds: int = Field(8, ge=0, description="rounds of review and revision of a request")
     turns: int = Field(
         100, ge=1, description="turns of a seat; max_iterations of a request lowers it"
     )
-    task_chars: int = Field(20_000, ge=100)
-    deliberation_seconds: float = Field(1800.0, gt=0)
+    task_chars: int = Field(20_000, ge=100, description="length of a task's text")
+    deliberation_seconds: float = Field(
+        1800.0, gt=0, description="duration of a deliberation; requests may ask for less"
+    )
     tokens: int = Field(5_000_000, ge=0, description="tokens of a deliberation; 0: no limit")
-    calls: int = Field(1_000, ge=0)
-    cost_usd: float = Field(0.0, ge=0)
+    calls: int = Field(1_000, ge=0, description="model calls of a deliberation; 0: no limit")
+    cost_usd: float = Field(
+        0.0,
+        ge=0,
+        description="US dollars of a deliberation, by the prices of its models; 0: no limit",
+    )
     story_tokens: int = Field(
         20_000_000,
         ge=0,
         description="tokens of all deliberations of a story without a budget of its own; 0: no "
         "limit",
     )
-    story_calls: int = Field(10_000, ge=0)
-    story_cost_usd: float = Field(0.0, ge=0)
+    story_calls: int = Field(
+        10_000, ge=0, description="model calls of all deliberations of a story; 0: no limit"
+    )
+    story_cost_usd: float = Field(
+        0.0, ge=0, description="US dollars of all deliberations of a story; 0: no limit"
+    )
     malformed_replies: int = Field(3, ge=0, description="corrective messages before a seat fails")
     attempts: int = Field(
         3,
@@ -182,7 +192,7 @@ class GuardSettings(Section):
         description="signs capability tokens; the same on every machine; empty: a key in the "
         "data directory is created",
     )
-    key_file: Path | None = None
+    key_file: Path | None = Field(None, description="file with key")
     token_seconds: float = Field(
         3600.0, ge=10, description="maximum lifetime of a capability token"
     )
@@ -201,7 +211,7 @@ class GuardSettings(Section):
         description="root of an OPA server that replaces the *.rego of guard.policies",
     )
     policy_token: SecretStr | None = Field(None, description="bearer token for the OPA server")
-    policy_token_file: Path | None = None
+    policy_token_file: Path | None = Field(None, description="file with policy_token")
     policy_seconds: float = Field(
         1.0,
         gt=0,
@@ -241,4 +251,6 @@ class GuardSettings(Section):
         description="attempts of one principal or task to escape a sandbox within alert_seconds "
         "that raise an alert",
     )
-    alert_seconds: float = Field(60.0, gt=0)
+    alert_seconds: float = Field(
+        60.0, gt=0, description="window in which denials and escapes are counted"
+    )

@@ -55,8 +55,10 @@ class LlmSettings(Section):
     roles: tuple[Role, ...] = Field(
         (), description="only for models.NAME: roles whose seats use this model by default"
     )
-    api_key: SecretStr | None = None
-    api_key_file: Path | None = None
+    api_key: SecretStr | None = Field(
+        None, description="key of the model server, sent as a bearer token"
+    )
+    api_key_file: Path | None = Field(None, description="file with api_key")
     model_path: Path | None = Field(None, description="a GGUF file of your own for the local model")
     models_dir: Path | None = Field(
         None,
@@ -125,7 +127,12 @@ class LlmSettings(Section):
         ge=0,
         description="US dollars per million completion tokens of reasoning; empty: price_out",
     )
-    temperature: float = Field(0.8, ge=0, le=2)
+    temperature: float = Field(
+        0.8,
+        ge=0,
+        le=2,
+        description="sampling temperature; the seats of a council get 0.25 to 1.25 times of it",
+    )
     max_tokens: int = Field(
         0,
         ge=0,
@@ -159,7 +166,7 @@ class LlmSettings(Section):
     concurrency: int = Field(
         256, ge=1, description="concurrent calls to one server, which queues what it cannot start"
     )
-    connect_seconds: float = Field(5.0, gt=0)
+    connect_seconds: float = Field(5.0, gt=0, description="time to connect to the server")
     wait_seconds: float = Field(
         0.0,
         ge=0,
@@ -183,7 +190,9 @@ class LlmSettings(Section):
         "server",
     )
     retry_seconds: float = Field(0.5, gt=0, description="first delay; doubles, at most 30")
-    max_reply_bytes: int = Field(4_000_000, ge=1024)
+    max_reply_bytes: int = Field(
+        4_000_000, ge=1024, description="size of one reply; a longer one is refused"
+    )
     local_threads: int = Field(0, ge=0, description="0: cores - 1, at least 1")
     local_slots: int = Field(3, ge=1, description="concurrent calls of the local model")
 

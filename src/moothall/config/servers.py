@@ -14,12 +14,19 @@ from moothall.config.section import Section
 class GrpcSettings(Section):
     """The gRPC server."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(50055, ge=0, le=65535)
-    token: SecretStr | None = None
-    token_file: Path | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
+    host: str = Field(
+        "127.0.0.1",
+        description="address to listen on; non-loopback addresses require TLS and a token",
+    )
+    port: int = Field(50055, ge=0, le=65535, description="port to listen on; 0: any free port")
+    token: SecretStr | None = Field(
+        None,
+        description="bearer token of the only caller, an operator; empty: a token in the data "
+        "directory is created",
+    )
+    token_file: Path | None = Field(None, description="file with token")
+    tls_cert: Path | None = Field(None, description="certificate chain of the server, PEM")
+    tls_key: Path | None = Field(None, description="private key of the server, PEM")
     tls_client_ca: Path | None = Field(
         None, description="PEM; if set, clients need a certificate that it signed"
     )
@@ -45,7 +52,7 @@ class GrpcSettings(Section):
 class WebSettings(Section):
     """The HTTP server of `moothall serve`. It accepts the tokens of `grpc`."""
 
-    enabled: bool = True
+    enabled: bool = Field(default=True, description="serve HTTP and the page")
     host: str = Field(
         "127.0.0.1",
         description="non-loopback addresses require TLS, and grpc.token or grpc.tokens_file",
@@ -60,8 +67,8 @@ class WebSettings(Section):
     hosts: tuple[str, ...] = Field(
         (), description="further host names of this server that are accepted in the Host header"
     )
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
+    tls_cert: Path | None = Field(None, description="certificate chain of the server, PEM")
+    tls_key: Path | None = Field(None, description="private key of the server, PEM")
     body_bytes: int = Field(4_000_000, ge=1000, description="maximum size of a request body")
     body_seconds: float = Field(30.0, gt=0, description="maximum time to receive a request body")
     calls: int = Field(
@@ -99,11 +106,11 @@ class OidcSettings(Section):
         description="the issuer in its tokens, e.g. https://id.example.org/realms/main; http:// "
         "only on loopback",
     )
-    client_id: str = ""
+    client_id: str = Field("", description="id of this server at the provider")
     client_secret: SecretStr | None = Field(
         None, description="empty for a public client; PKCE is used in both cases"
     )
-    client_secret_file: Path | None = None
+    client_secret_file: Path | None = Field(None, description="file with client_secret")
     url: str = Field(
         "",
         pattern="^(https?://[^/?#]+)?$",
@@ -125,7 +132,7 @@ class OidcSettings(Section):
     tenant_claim: str = Field(
         "", description="claim with the user's tenant, an id; empty: the tenant below"
     )
-    tenant: str = "local"
+    tenant: str = Field("local", description="tenant of users without tenant_claim")
     roles_claim: str = Field(
         "groups",
         min_length=1,

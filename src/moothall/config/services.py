@@ -16,9 +16,11 @@ Duty = Literal["api", "page", "collector", "planning", "graph", "tools", "hosts"
 class BusSettings(Section):
     """NATS JetStream. Without a URL, an embedded server stores its files in the data directory."""
 
-    url: str | None = None
-    token: SecretStr | None = None
-    token_file: Path | None = None
+    url: str | None = Field(
+        None, description="URL of a NATS server, e.g. nats://127.0.0.1:4222; empty: an embedded one"
+    )
+    token: SecretStr | None = Field(None, description="token of the bus")
+    token_file: Path | None = Field(None, description="file with token")
     wait_seconds: float = Field(
         0.0,
         ge=0,
@@ -27,8 +29,10 @@ class BusSettings(Section):
     credentials: SecretStr | None = Field(
         None, description="token and seed of a NATS user: the text of a .creds file"
     )
-    credentials_file: Path | None = None
-    replicas: int = Field(1, ge=1, le=5)
+    credentials_file: Path | None = Field(None, description="file with credentials")
+    replicas: int = Field(
+        1, ge=1, le=5, description="copies of each stream; more than 1 needs a NATS cluster"
+    )
     sync_interval: str = Field(
         "2m",
         description="how often the embedded server syncs to disk; a power failure can lose what "
@@ -37,9 +41,15 @@ class BusSettings(Section):
     blob_bytes: int = Field(
         256_000, ge=1024, description="larger payload fields are stored in the object store"
     )
-    max_deliver: int = Field(5, ge=1)
-    ack_wait_seconds: float = Field(10.0, gt=0)
-    max_store_bytes: int = Field(8_000_000_000, ge=10_000_000)
+    max_deliver: int = Field(
+        5, ge=1, description="deliveries of one work item before it is given up"
+    )
+    ack_wait_seconds: float = Field(
+        10.0, gt=0, description="silence of a host after which its work goes to another one"
+    )
+    max_store_bytes: int = Field(
+        8_000_000_000, ge=10_000_000, description="disk that the streams may use together"
+    )
     retry_seconds: float = Field(
         0.5, gt=0, description="first delay of a redelivery; doubles, at most 60"
     )
@@ -70,7 +80,9 @@ class RaySettings(Section):
         description="where hosts run; process: in the started process; ray: on Ray; auto: on Ray "
         "for serve and demo if it is installed, or if address is set",
     )
-    address: str | None = None
+    address: str | None = Field(
+        None, description="address of a Ray cluster, e.g. 10.0.0.1:6379; empty: Ray on this machine"
+    )
     hosts: int = Field(
         1,
         ge=0,
@@ -88,13 +100,13 @@ class RaySettings(Section):
         ge=1,
         description="concurrent deliberations of one host, for all roles together",
     )
-    dashboard: bool = False
+    dashboard: bool = Field(default=False, description="start Ray's dashboard on this machine")
     credentials: SecretStr | None = Field(
         None,
         description="bus credentials of hosts on the Ray cluster at address, such as hosts.creds "
         "of `moothall bus keys`; empty: bus.credentials",
     )
-    credentials_file: Path | None = None
+    credentials_file: Path | None = Field(None, description="file with credentials")
     allow_no_token: bool = Field(
         default=False,
         description="accept a Ray cluster at address without a token: anyone who can reach its "
@@ -138,10 +150,10 @@ class GraphSettings(Section):
         description="URL of a Neo4j 5 server, e.g. neo4j://127.0.0.1:7687; give it a database of "
         "its own",
     )
-    user: str = "neo4j"
-    password: SecretStr | None = None
-    password_file: Path | None = None
-    database: str = "neo4j"
+    user: str = Field("neo4j", description="user of the Neo4j server")
+    password: SecretStr | None = Field(None, description="password of that user")
+    password_file: Path | None = Field(None, description="file with password")
+    database: str = Field("neo4j", description="database of the Neo4j server")
     batch: int = Field(2000, ge=1, le=10_000, description="events written in one transaction")
     pace_seconds: float = Field(
         0.5, ge=0, description="pause between two batches, which leaves the CPU to the councils"
@@ -161,7 +173,7 @@ class GraphSettings(Section):
     query_seconds: float = Field(
         30.0, gt=0, description="maximum duration of one question or one batch"
     )
-    connect_seconds: float = Field(5.0, gt=0)
+    connect_seconds: float = Field(5.0, gt=0, description="time to connect to the Neo4j server")
     retry_seconds: float = Field(
         15.0, gt=0, description="how long the driver retries after temporary errors"
     )

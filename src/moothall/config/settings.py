@@ -51,7 +51,7 @@ class Secrets(Section):
         description="environment variables whose values are secrets; unset ones are ignored",
     )
     values: SecretStr | None = Field(None, description="further secrets, one per line")
-    values_file: Path | None = None
+    values_file: Path | None = Field(None, description="file with values")
 
     @model_validator(mode="after")
     def _read_variables(self) -> Self:

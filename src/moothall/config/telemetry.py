@@ -13,8 +13,12 @@ from moothall.config.section import Section
 class LogSettings(Section):
     """The log on stderr."""
 
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["text", "json"] = "text"
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severity of the lines that are written"
+    )
+    format: Literal["text", "json"] = Field(
+        "text", description="lines for people, or one JSON object a line"
+    )
 
 
 class TraceSettings(Section):
@@ -31,7 +35,7 @@ class TraceSettings(Section):
     headers: SecretStr | None = Field(
         None, description="sent with every export: name=value,name=value"
     )
-    headers_file: Path | None = None
+    headers_file: Path | None = Field(None, description="file with headers")
     service: str = Field("moothall", description="service.name of the spans")
     sample_ratio: float = Field(
         1.0,
@@ -59,7 +63,7 @@ class TraceSettings(Section):
 class MetricsSettings(Section):
     """Metrics for Prometheus, at http://host:port/metrics of `moothall serve`."""
 
-    enabled: bool = True
+    enabled: bool = Field(default=True, description="serve metrics")
     host: str = Field("127.0.0.1", description="non-loopback addresses require metrics.token")
     port: int | None = Field(
         None,
@@ -69,7 +73,7 @@ class MetricsSettings(Section):
         "any free port",
     )
     token: SecretStr | None = Field(None, description="bearer token that scrapers must send")
-    token_file: Path | None = None
+    token_file: Path | None = Field(None, description="file with token")
     report_seconds: float = Field(
         5.0, gt=0, description="how often hosts report their metrics to the serving process"
     )

@@ -29,7 +29,7 @@ class WorkspaceSettings(Section):
         description="hosts (name or name:port) and networks that set-ups may reach in addition "
         "to package indexes, such as github.com",
     )
-    setup_seconds: float = Field(600.0, gt=0)
+    setup_seconds: float = Field(600.0, gt=0, description="time for setting up an environment")
     check_seconds: float = Field(
         600.0,
         gt=0,
@@ -76,7 +76,10 @@ class WorkspaceSettings(Section):
     warm: int = Field(
         1, ge=0, description="executors that are kept ready for each prepared repository"
     )
-    allowed_schemes: tuple[str, ...] = ("https", "ssh", "file")
+    allowed_schemes: tuple[str, ...] = Field(
+        ("https", "ssh", "file"),
+        description="schemes of repository URLs that are fetched; file: local paths",
+    )
     allowed_roots: tuple[Path, ...] = Field(
         (), description="local repositories that the API may use; the CLI adds its own argument"
     )
@@ -106,9 +109,15 @@ class WorkspaceSettings(Section):
         ge=1024,
         description="maximum size of one file in a patch, or of a file that a tool reads",
     )
-    max_patch_bytes: int = Field(2_000_000, ge=1024)
-    max_repository_bytes: int = Field(4_000_000_000, ge=1_000_000)
-    max_patch_files: int = Field(1000, ge=1)
+    max_patch_bytes: int = Field(
+        2_000_000, ge=1024, description="size of a patch; a larger one is refused"
+    )
+    max_repository_bytes: int = Field(
+        4_000_000_000,
+        ge=1_000_000,
+        description="size of a clone or bundle on disk; a larger one is refused",
+    )
+    max_patch_files: int = Field(1000, ge=1, description="files that a patch may change")
     history_commits: int = Field(
         10_000,
         ge=0,
@@ -157,13 +166,15 @@ class SandboxSettings(Section):
     wall_seconds: float = Field(
         120.0, gt=0, description="duration of one command; for code.shell: see code.shell_seconds"
     )
-    memory_bytes: int = Field(2_000_000_000, ge=64_000_000)
-    processes: int = Field(256, ge=8)
-    open_files: int = Field(1024, ge=64)
+    memory_bytes: int = Field(2_000_000_000, ge=64_000_000, description="memory of one command")
+    processes: int = Field(256, ge=8, description="processes and threads of one command")
+    open_files: int = Field(1024, ge=64, description="open files of one process")
     output_bytes: int = Field(
         200_000, ge=1000, description="output of one command; more is truncated and counted"
     )
-    disk_bytes: int = Field(1_000_000_000, ge=1_000_000)
+    disk_bytes: int = Field(
+        1_000_000_000, ge=1_000_000, description="size of what a workspace may write"
+    )
     uid: int = Field(
         64_817, ge=1, description="user id of sandboxes if Moothall itself runs as root"
     )
@@ -257,7 +268,10 @@ class WasmSettings(Section):
 class WorkspaceSections(BaseModel):
     """The settings that the package `workspace` gets."""
 
-    data_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("moothall")))
+    data_dir: Path = Field(
+        default_factory=lambda: Path(platformdirs.user_data_dir("moothall")),
+        description="folder of the log, repositories, environments and keys of this server",
+    )
     workspace: WorkspaceSettings = WorkspaceSettings()
     jobs: JobSettings = JobSettings()
     sandbox: SandboxSettings = SandboxSettings()

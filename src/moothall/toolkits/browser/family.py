@@ -45,7 +45,12 @@ class BrowserSettings(Section):
     text_chars: int = Field(
         20_000, ge=1000, description="result of one action `text`; a longer one is truncated"
     )
-    screenshot_bytes: int = Field(5_000_000, ge=10_000, le=10_000_000)
+    screenshot_bytes: int = Field(
+        5_000_000,
+        ge=10_000,
+        le=10_000_000,
+        description="size of one screenshot; a larger one is refused",
+    )
 
 
 class BrowserFamily(Family[BrowserSettings]):
