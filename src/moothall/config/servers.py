@@ -21,8 +21,8 @@ class GrpcSettings(Section):
     port: int = Field(50055, ge=0, le=65535, description="port to listen on; 0: any free port")
     token: SecretStr | None = Field(
         None,
-        description="bearer token of the only caller, an operator; empty: a token in the data "
-        "directory is created",
+        description="bearer token of the local operator; empty, and without tokens_file: one in "
+        "the data directory is created",
     )
     token_file: Path | None = Field(None, description="file with token")
     tls_cert: Path | None = Field(None, description="certificate chain of the server, PEM")
