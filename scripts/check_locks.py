@@ -48,6 +48,7 @@ def main() -> int:
     ]
     found = problems(ROOT / "requirements/run.txt", run)
     found += problems(ROOT / "requirements/dev.txt", run + project["dependency-groups"]["dev"])
+    found += problems(ROOT / "requirements/docs.txt", project["dependency-groups"]["docs"])
     print("\n".join(found) or "locks agree with pyproject.toml")
     return 1 if found else 0
 
