@@ -126,7 +126,9 @@ Python {machine["python"]} ({machine.get("build", "build unknown")}).
 
 One deliberation asks something of each part, and a part that is one process does one thing at a time. So a server takes at most
 
-    min(1 / serve, hosts / host, 1 / bus, at once / one alone)
+```text
+min(1 / serve, hosts / host, 1 / bus, at once / one alone)
+```
 
 deliberations a second, each the seconds of CPU that one deliberation asks of that part. What waiting costs below these bounds, a simulation
 of the queues says (`benchmarks/capacity.py`). The constants, of {PHASES} phases with three calls each on text, every part in a slice of a core:

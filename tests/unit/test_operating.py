@@ -1,4 +1,6 @@
-"""Each command of docs/operating.md names existing commands, options, files and objects."""
+"""Each command of docs/operating.md names existing files and objects; test_documentation.py checks
+our own commands.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,12 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 import yaml
 
-from moothall.cli import main
-
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/operating.md").read_text(encoding="utf-8")
-KNOWN = ("moothall", "kubectl", "helm", "scripts/")
+KNOWN = ("kubectl", "helm", "scripts/")
 MANIFESTS = [*(ROOT / "deploy/k8s").rglob("*.yaml")]
 MADE_BY_OTHERS = {"hosts"}  # KubeRay's Secret
 
@@ -47,28 +46,6 @@ def named() -> set[tuple[str, str]]:
             ):
                 names.add((document["kind"].lower(), document["metadata"]["name"]))
     return names
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        command_line
-        for command_line in commands()
-        if command_line.startswith("moothall") or " -- moothall " in command_line
-    ],
-)
-def test_ours_are_commands_with_their_options(command: str) -> None:
-    words = shlex.split(command)
-    words = words[words.index("--") + 1 :] if "--" in words else words
-    group: click.Command = main
-    context = click.Context(main)
-    rest = words[1:]
-    while isinstance(group, click.Group) and rest:
-        subcommand = group.get_command(context, rest[0])
-        assert subcommand is not None, f"{command}: no command {rest[0]}"
-        group, rest = subcommand, rest[1:]
-    options = {option for parameter in group.params for option in parameter.opts} | {"--help"}
-    assert {word for word in rest if word.startswith("-")} <= options, command
 
 
 def objects(words: list[str]) -> Iterator[tuple[str, str]]:
