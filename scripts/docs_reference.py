@@ -95,11 +95,11 @@ def _setting(path: tuple[str, ...], field: FieldInfo) -> Iterator[str]:
     if not field.description:
         raise ValueError(f"the setting {name} has no description; add one to its Field")
     yield f"[`{name}`]{{#{_anchor(name)}}}"
-    yield f": {_sentence(field.description)}"
+    yield f": {_sentence(field.description)}\\"
     facts = [f"Type: {_type_of(path[-1], field)}", f"default: {_default_of(field)}"]
     if "NAME" not in path:
         facts.append(f"environment: `MOOTHALL_{'__'.join(path).upper()}`")
-    yield f"  \n  {'; '.join(facts)}\n"
+    yield f"  {'; '.join(facts)}\n"
 
 
 def _anchor(name: str) -> str:
@@ -315,14 +315,15 @@ def error_classes(root: Path) -> dict[str, type[errors.MoothallError]]:
 
 
 def errors_page(root: Path) -> str:
-    """Return the table of error codes; each links to its part of the page on troubleshooting."""
-    lines = ["| code | gRPC | HTTP | meaning |", "|---|---|---|---|"]
+    """Return the list of error codes; each links to its part of the page on troubleshooting."""
+    lines = []
     for code, kind in sorted(error_classes(root).items()):
         error = kind.__new__(kind)  # the statuses follow from the class
-        lines.append(
-            f"| [`{code}`](../troubleshooting.md#{code.lower()}) | `{grpc_code(error).name}` "
-            f"| {http_status_of(error)} | {_sentences(kind.__doc__ or '')} |"
-        )
+        lines += [
+            f"[`{code}`](../troubleshooting.md#{code.lower()})",
+            f": {_sentence(kind.__doc__ or '')}\\",
+            f"  gRPC `{grpc_code(error).name}`, HTTP {http_status_of(error)}\n",
+        ]
     return "\n".join(lines)
 
 
