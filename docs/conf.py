@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -29,6 +30,7 @@ templates_path = ["_templates"]
 nitpicky = False  # types of other libraries have no page here
 default_role = "code"
 highlight_language = "none"
+smartquotes = False  # `--option` in a sentence is two hyphens
 
 myst_enable_extensions = ["attrs_inline", "deflist"]
 myst_heading_anchors = 4
@@ -36,7 +38,7 @@ suppress_warnings = ["myst.header"]  # a generated page may begin deeper
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_class_signature = "separated"
+autoclass_content = "both"
 
 html_theme = "furo"
 html_title = f"Moothall {version}"
@@ -77,7 +79,20 @@ def _complete_page(_app: Sphinx, page: str, source: list[str]) -> None:
         source[0] = text
 
 
+def _list_fields(
+    _app: Sphinx, what: str, _name: str, _object: object, _options: object, lines: list[str]
+) -> None:
+    """Show the lines `field: meaning` of a class's docstring as a list."""
+    in_list = False
+    for number, line in enumerate(lines):
+        is_field = re.match(r"\w+(, \w+)*: ", line) and (in_list or not lines[number - 1])
+        if what == "class" and (is_field or (in_list and line)):
+            lines[number] = f"- {line}" if is_field else f"  {line}"
+        in_list = what == "class" and bool(is_field or (in_list and line))
+
+
 def setup(app: Sphinx) -> None:
     """Register what the pages need beyond the extensions."""
     app.add_lexer("mermaid", TextLexer)  # GitHub draws it; here it is text
     app.connect("source-read", _complete_page)
+    app.connect("autodoc-process-docstring", _list_fields)
