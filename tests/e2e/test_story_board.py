@@ -105,6 +105,30 @@ async def test_the_work_of_two_tasks_is_brought_together(
             assert {"tools/one.py", "tools/two.py"} <= set(names)
 
 
+async def test_a_story_is_edited_archived_and_restored_by_the_command_line(
+    own_command: Command,
+) -> None:
+    made = await own_command("story", "new", "Export", "--ac", AC[0])
+    story = made.out.strip()
+    edited = await own_command("story", "edit", story, "--title", "Export a month", "--rigor", "L0")
+    assert edited.code == 0, edited.err
+    assert "points of the coach" in edited.err
+    shown = await own_command("story", "show", story)
+    assert shown.out.startswith(f"Export a month\n- {AC[0]}\n")
+    assert (await own_command("story", "archive", story)).out == "archived\n"
+    assert (await own_command("story", "list")).out == ""
+    assert story in (await own_command("story", "list", "--all")).out
+    refused = await own_command("story", "edit", story, "--title", "Export a year")
+    assert refused.code != 0
+    assert "is in archived; it can be edited in backlog and draft" in refused.err
+    assert (await own_command("story", "restore", story)).out == "backlog\n"
+    stopped = await own_command("story", "stop", story)
+    assert stopped.code != 0
+    assert "'stop' is not possible for a story in backlog" in stopped.err
+    retried = await own_command("story", "retry", story)
+    assert "no task to retry" in retried.err
+
+
 async def test_the_same_by_the_command_line(
     own_command: Command, repo: Path, tmp_path: Path
 ) -> None:

@@ -72,7 +72,41 @@ class Planning(pb_grpc.PlanningServiceServicer):
             plan_json=_plan(card),
             check=_check(card),
             account=_account(account),
+            repository=card.story.repository_name,
+            rigor_level=card.position.rigor,
+            budget=protobuf.to_message(pb.Amount, card.story.budget),
+            seq=card.seq,
+            delivery=_delivery(card),
         )
+
+    async def UpdateStory(
+        self, request: pb.UpdateStoryRequest, context: Any
+    ) -> pb.UpdateStoryResponse:
+        """Replace the text, repository, rigor level and budget of a story."""
+        return await self.update(request, request.seq or None)
+
+    async def update(
+        self, request: pb.UpdateStoryRequest, seen_seq: int | None
+    ) -> pb.UpdateStoryResponse:
+        """Replace a story's text. With `seen_seq`, only if nothing happened after that seq."""
+        await self._plans.check_repository(request.repository, caller())
+        card = await self._board.update(
+            request.story_id,
+            StoryDraft(request.title, request.brief, tuple(request.ac)),
+            caller(),
+            repository=request.repository,
+            rigor=request.rigor_level,
+            budget=protobuf.from_message(Budget, request.budget),
+            seen_seq=seen_seq,
+        )
+        return pb.UpdateStoryResponse(story=_story(card), seq=card.seq)
+
+    async def RetryTasks(
+        self, request: pb.RetryTasksRequest, context: Any
+    ) -> pb.RetryTasksResponse:
+        """Start the tasks of a build again that ended without a winner."""
+        card = await self._plans.retry(request.story_id, caller())
+        return pb.RetryTasksResponse(plan_id=str(card.plan.data["plan_id"]) if card.plan else "")
 
     async def Transition(
         self, request: pb.TransitionRequest, context: Any
@@ -211,6 +245,13 @@ def _check(card: StoryState) -> pb.Check | None:
         for name in ("branch", "commit_sha", "task_id", "why")
     }
     return pb.Check(passed=card.check.data.get("status") == PASSED, **details)
+
+
+def _delivery(card: StoryState) -> pb.Delivery | None:
+    if card.delivery is None:
+        return None
+    names = ("status", "branch", "commit_sha", "why")
+    return pb.Delivery(**{name: str(card.delivery.data.get(name, "")) for name in names})
 
 
 def _plan(card: StoryState) -> str:

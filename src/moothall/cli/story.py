@@ -121,15 +121,19 @@ story.add_command(add)
 
 
 @story.command("list", epilog=example("moothall story list"))
+@click.option("--all", "with_archived", is_flag=True, help="Archived stories, too.")
 @json_option
 @with_settings(_BOARD)
-async def list_(settings: Settings, *, as_json: bool) -> None:
+async def list_(settings: Settings, *, with_archived: bool, as_json: bool) -> None:
     """List the board, state by state."""
     from moothall.app.tasks import open_stories
+    from moothall.stories.lifecycle import lifecycle
     from moothall.stories.story_state import group_by_state
 
     async with open_stories(settings, say) as stories:
         cards = await stories.board.cards(LOCAL)
+    if not with_archived:
+        cards = [card for card in cards if card.position.state in lifecycle().columns]
     if as_json:
         print_json([_row(card) for card in cards])
         return
@@ -238,6 +242,97 @@ def _tasks(tasks: object) -> str:
     )
 
 
+@story.command(
+    epilog=example(
+        "moothall story edit story-1a2b3c4d5e6f7a8b --title 'Export a month as CSV' --repo ."
+    )
+)
+@_STORY
+@click.option("--title", help="The new title.")
+@click.option("--brief", help="The new brief; '' removes it.")
+@click.option("--ac", multiple=True, help="A criterion; all criteria are replaced; repeatable.")
+@click.option("--repo", "repository", help="The id, path or URL of the repository; '': none.")
+@click.option("--rigor", type=click.Choice(["L0", "L1", "L2", "L3"]), help="How much evidence.")
+@with_settings(_BOARD)
+async def edit(
+    settings: Settings,
+    *,
+    story_id: str,
+    title: str | None,
+    brief: str | None,
+    ac: tuple[str, ...],
+    repository: str | None,
+    rigor: str | None,
+) -> None:
+    """Change the text, repository or rigor level of STORY while it is in backlog or draft. What no
+    option names stays.
+    """
+    from moothall.app.tasks import open_stories, register_named
+    from moothall.stories.coach import StoryDraft, score
+
+    repository_id = await register_named(settings, repository) if repository else repository
+    async with open_stories(settings, say) as stories:
+        card = await stories.board.card(story_id, LOCAL)
+        current = card.story
+        card = await stories.board.update(
+            story_id,
+            StoryDraft(
+                current.title if title is None else title,
+                current.brief if brief is None else brief,
+                ac or current.ac,
+            ),
+            LOCAL,
+            repository=current.repository_name if repository_id is None else repository_id,
+            rigor=rigor or card.position.rigor,
+            budget=current.budget,
+            seen_seq=card.seq,
+        )
+    say(f"in {card.position.state}, {card.position.points} points of the coach")
+    for finding in score(card.draft).findings:
+        say(f"- {finding.message}")
+
+
+@story.command(epilog=example("moothall story stop story-1a2b3c4d5e6f7a8b"))
+@_STORY
+@_COMMENT
+@with_settings(_BOARD)
+async def stop(settings: Settings, *, story_id: str, comment: str) -> int:
+    """Stop STORY in design or build: cancel its councils, and put it back to draft."""
+    return await _move_by(settings, story_id, "stop", comment)
+
+
+@story.command(epilog=example("moothall story archive story-1a2b3c4d5e6f7a8b"))
+@_STORY
+@_COMMENT
+@with_settings(_BOARD)
+async def archive(settings: Settings, *, story_id: str, comment: str) -> int:
+    """Take STORY, which is in backlog or draft, off the board. Nothing is deleted."""
+    return await _move_by(settings, story_id, "archive", comment)
+
+
+@story.command(epilog=example("moothall story restore story-1a2b3c4d5e6f7a8b"))
+@_STORY
+@_COMMENT
+@with_settings(_BOARD)
+async def restore(settings: Settings, *, story_id: str, comment: str) -> int:
+    """Put the archived STORY back into the backlog."""
+    return await _move_by(settings, story_id, "restore", comment)
+
+
+@story.command(epilog=example("moothall story retry story-1a2b3c4d5e6f7a8b"))
+@_STORY
+@with_settings(_BOARD)
+async def retry(settings: Settings, *, story_id: str) -> int:
+    """Start the tasks of STORY again that ended without a winner. The others keep their results."""
+    from moothall.app.tasks import open_stories
+
+    async with open_stories(settings, say) as stories:
+        await stories.plans.retry(story_id, LOCAL)
+    if not stories.served:
+        say(_IDLE_NOTE)
+    return 0
+
+
 @story.command(epilog=example("moothall story approve story-1a2b3c4d5e6f7a8b"))
 @_STORY
 @_COMMENT
@@ -258,6 +353,15 @@ async def approve(settings: Settings, *, story_id: str, comment: str) -> int:
 async def reject(settings: Settings, *, story_id: str, comment: str) -> int:
     """Send STORY back, to be changed as the comment says."""
     return await _move(settings, story_id, comment, back=True)
+
+
+async def _move_by(settings: Settings, story_id: str, event: str, comment: str) -> int:
+    from moothall.app.tasks import open_stories
+
+    async with open_stories(settings, say) as stories:
+        card = await stories.board.move(story_id, event, LOCAL, comment=comment)
+    click.echo(card.position.state)
+    return 0
 
 
 async def _move(settings: Settings, story_id: str, comment: str, *, back: bool) -> int:

@@ -24,6 +24,11 @@ class Story:
     budget: Budget = field(default_factory=Budget)
 
     @property
+    def repository_name(self) -> str:
+        """The id, path or URL of the repository, '' without one."""
+        return (self.repository.id or self.repository.url) if self.repository else ""
+
+    @property
     def has_content(self) -> bool:
         """Whether there is anything to derive tasks from."""
         return bool(self.title or self.brief)
@@ -77,9 +82,10 @@ class AtomicTask:
 class Plan:
     """The data of `plan.derived`. With `publish`, councils get the tasks, each after its
     dependencies are completed. `by` tells who made the plan: architects, roles (by rule), repair
-    (of a story that was sent back) or people (who changed it, with `actor`, before the story was
-    built). `why` tells why architects did not, if they were asked. `design` is the deliberation of
-    the architects whose tasks people changed.
+    (of a story that was sent back), people (who changed it, with `actor`, before the story was
+    built) or retry (of the tasks without a winner, started again by `actor`). `why` tells why
+    architects did not, if they were asked. `design` is the deliberation of the architects whose
+    tasks people changed.
     """
 
     story_id: str

@@ -90,6 +90,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             repository="where to work",
             rigor_level="L0..L3",
             actor="who",
+            edited="true: the fields are complete, and empty ones clear the story's",
         ),
         _spec(
             _E.STORY_TRANSITIONED,

@@ -17,15 +17,17 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, key_of
 from moothall.domain.plan import LineComment, Story
 from moothall.domain.topic import Channel
-from moothall.errors import AlreadyExists, ConcurrentUpdate, InvalidRequest, NotFound
+from moothall.errors import AlreadyExists, ConcurrentUpdate, InvalidRequest, NotFound, Refused
 from moothall.ports import Log
 from moothall.stories import coach
 from moothall.stories.architect_prompts import design_task
 from moothall.stories.lifecycle import DEFAULT_RIGOR, SYSTEM, decide, lifecycle
-from moothall.stories.story_state import StoryState, enter, fold
+from moothall.stories.story_state import EDITABLE_STATES, StoryState, enter, fold
 from moothall.telemetry.events import write
 
 _COMMENT, _PATH, _QUOTED = 4_000, 400, 400
+EDITOR_ROLES = ("po",)
+"""Roles that may edit a story and its tasks."""
 _DECISION_PREFIXES = ("accept", "reject")
 """The prefixes of events by which people decide."""
 
@@ -65,27 +67,11 @@ class Board:
         """Put a story on the board. `key` identifies the request: a repeated request returns the
         same story. Raises `InvalidRequest`, `AlreadyExists`.
         """
-        check_budget(budget)
         draft = coach.check(draft)
-        if not draft.title:
-            raise InvalidRequest(
-                "the story has no title: say what is possible afterwards, such as 'Export invoices "
-                "as CSV'"
-            )
-        rigor = rigor.strip().upper() or DEFAULT_RIGOR
-        if rigor not in lifecycle().ready:
-            raise InvalidRequest(
-                f"rigor_level is {rigor[:40]!r}; allowed are {', '.join(lifecycle().ready)}"
-            )
         data = {
             "story_id": f"story-{digest(who.tenant, key)[:16]}",
-            "title": draft.title,
-            "brief": draft.description,
-            "ac": list(draft.ac),
-            "repository": repository,
-            "rigor_level": rigor,
+            **_fields(draft, repository, rigor, budget),
             "actor": who.name,
-            **({"budget": dump(budget)} if budget != NO_BUDGET else {}),
         }
         event = write(EventType.STORY_CREATED, str(data["story_id"]), data, tenant=who.tenant)
         try:
@@ -96,6 +82,56 @@ class Board:
                 raise
             return card
         return await self.card(str(data["story_id"]), who)
+
+    async def update(
+        self,
+        story_id: str,
+        draft: coach.StoryDraft,
+        who: Principal,
+        *,
+        repository: str = "",
+        rigor: str = "",
+        budget: Budget = NO_BUDGET,
+        seen_seq: int | None = None,
+    ) -> StoryState:
+        """Replace the text, repository, rigor level and budget of a story in backlog or draft.
+
+        Raises `NotFound`, `Refused` without the role, `InvalidRequest`, and `ConcurrentUpdate` if
+        something happened to the story after `seen_seq`, or during the call.
+        """
+        if not set(EDITOR_ROLES) & who.roles:
+            raise Refused(f"a story can be edited by the roles {', '.join(EDITOR_ROLES)}")
+        card = await self.card(story_id, who)
+        if seen_seq is not None and card.seq != seen_seq:
+            raise ConcurrentUpdate(
+                f"story {story_id} was changed since you opened it (seq {card.seq}, you saw "
+                f"{seen_seq}); reload it and edit it again"
+            )
+        if card.position.state not in EDITABLE_STATES:
+            raise InvalidRequest(
+                f"story {story_id} is in {card.position.state}; it can be edited in "
+                f"{' and '.join(EDITABLE_STATES)}. Stop it or reject it first"
+            )
+        data = {
+            "story_id": story_id,
+            **_fields(coach.check(draft), repository, rigor, budget),
+            "edited": True,
+            "actor": who.name,
+        }
+        event = write(
+            EventType.STORY_CHANGED,
+            story_id,
+            data,
+            ordinal=digest(str(card.seq), who.name, str(data)),
+            tenant=who.tenant,
+        )
+        try:
+            await self._bus.create(event, card.seq)
+        except AlreadyExists:
+            raise ConcurrentUpdate(
+                f"story {story_id} was changed at the same time; reload it and edit it again"
+            ) from None
+        return await self.card(story_id, who)
 
     async def card(self, story_id: str, who: Principal) -> StoryState:
         """Return the state of a story. Raises `NotFound`, also for a story of another tenant."""
@@ -325,6 +361,31 @@ class Board:
         if card.decided == card.moved or (decision := _decision(card)) is None:
             return card
         return replace(card, seq=await self._bus.publish(decision), decided=card.moved)
+
+
+def _fields(
+    draft: coach.StoryDraft, repository: str, rigor: str, budget: Budget
+) -> dict[str, object]:
+    """Return the fields of a story's event. Raises `InvalidRequest`."""
+    check_budget(budget)
+    if not draft.title:
+        raise InvalidRequest(
+            "the story has no title: say what is possible afterwards, such as 'Export invoices "
+            "as CSV'"
+        )
+    rigor = rigor.strip().upper() or DEFAULT_RIGOR
+    if rigor not in lifecycle().ready:
+        raise InvalidRequest(
+            f"rigor_level is {rigor[:40]!r}; allowed are {', '.join(lifecycle().ready)}"
+        )
+    return {
+        "title": draft.title,
+        "brief": draft.description,
+        "ac": list(draft.ac),
+        "repository": repository,
+        "rigor_level": rigor,
+        **({"budget": dump(budget)} if budget != NO_BUDGET else {}),
+    }
 
 
 def _apply(cards: dict[tuple[str, str], StoryState], recorded: Recorded) -> BoardEvent:

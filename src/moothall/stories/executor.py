@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 
 from moothall.config import LimitSettings
@@ -25,7 +25,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.plan import AtomicTask, Plan, Story
 from moothall.domain.task import Constraints, RepositoryRef
 from moothall.domain.topic import Channel
-from moothall.errors import InvalidRequest, MoothallError, Skipped, Temporary
+from moothall.errors import InvalidRequest, MoothallError, NotFound, Skipped, Temporary
 from moothall.ports import Bus, Deliberations, DeliverCommit
 from moothall.stories.architect_prompts import design_request, design_task, read_tasks
 from moothall.stories.board import Board
@@ -153,6 +153,8 @@ class StoryExecutor:
                 str(event.data.get("story_id")), Principal(_PLANNER, event.tenant)
             )
             if card is not None:
+                if event.type is EventType.STORY_TRANSITIONED and event.id == card.moved:
+                    await self._cancel_left_work(card)
                 await self._advance(card, group)
             elif event.type is EventType.PLAN_DERIVED:
                 self._start_plan(event, group)
@@ -183,6 +185,28 @@ class StoryExecutor:
             self._start_plan(card.plan, group)
         elif state == "done" and "failed" in facts:
             await self._board.move(card.story.id, "reopen", who, system=True)
+
+    async def _cancel_left_work(self, card: StoryState) -> None:
+        """Cancel the councils of a state that the story left before they ended: nobody will use
+        what they would still cost.
+        """
+        move = card.entered.data if card.entered else {}
+        left, reason = move.get("from_state"), f"{move.get('event')} by {move.get('actor')}"
+        if left == "build" and card.plan is not None and card.position.state != "test":
+            plan = plan_of(card.plan)
+            who = Principal(plan.actor, _tenant(card))
+            for task in plan.tasks:
+                await self._cancel(task.task_id, reason, who)
+        elif left == "design" and card.position.state == "draft" and self._architects:
+            who = Principal(_PLANNER, _tenant(card))
+            *_, entering, _ = await self._board.moves(card.story.id, who)
+            await self._cancel(design_task(_plan_id_after(entering.id)), reason, who)
+
+    async def _cancel(self, task_id: TaskId, reason: str, who: Principal) -> None:
+        """Cancel a deliberation if it is running."""
+        with suppress(NotFound):
+            if not (await self._deliberations.result(task_id, who)).status.ended:
+                await self._deliberations.cancel(task_id, reason, who)
 
     def _start_once(
         self, key: str, work: Callable[[], Coroutine[None, None, None]], group: asyncio.TaskGroup
@@ -286,6 +310,11 @@ class StoryExecutor:
 
     async def _run_plan_tasks(self, plan: Plan, derived: Event) -> None:
         async with self._plan_slots:
+            card = await self._board.find(plan.story_id, Principal(_PLANNER, derived.tenant))
+            if card is not None and not (
+                card.position.state == "build" and card.plan and card.plan.id == derived.id
+            ):
+                return  # the story was stopped or sent back while this plan waited
             who = Principal(plan.actor, derived.tenant)
             running: dict[TaskId, asyncio.Task[_End]] = {}
             async with asyncio.TaskGroup() as group:
@@ -451,7 +480,11 @@ def _due_step(card: StoryState) -> str:
 
 def _new_plan_id(card: StoryState) -> str:
     """Return the id of the plan for a story's current stay in a state."""
-    return f"plan-{digest(card.moved)[:16]}"
+    return _plan_id_after(card.moved)
+
+
+def _plan_id_after(move_id: str) -> str:
+    return f"plan-{digest(move_id)[:16]}"
 
 
 def _tenant(card: StoryState) -> str:

@@ -24,6 +24,8 @@ DEFAULT_RIGOR = "L1"
 Role = Literal["po", "qa", "architect", "operator", "system"]
 Need = Literal["ready", "planned", "built", "checked", "failed"]
 _SEND_BACK_PREFIXES = ("reject", "shelve")
+_ASIDE_EVENTS = frozenset({"stop", "archive", "restore"})
+"""Events that move a story neither on nor back."""
 _Name = Annotated[str, Field(pattern="^[a-z][a-z_]{0,31}$")]
 _MISSING_MESSAGES: Mapping[Need, str] = {
     "ready": "the story coach gives it {points} points, and {rigor} needs {ready}",
@@ -59,6 +61,7 @@ class Lifecycle(_FrozenModel):
 
     start: _Name
     end: tuple[_Name, ...]
+    off_board: tuple[_Name, ...] = ()
     ready: Mapping[str, Annotated[int, Field(ge=0, le=100)]]
     roles: Mapping[str, tuple[_Name, ...]]
     transitions: tuple[Transition, ...]
@@ -90,7 +93,11 @@ class Lifecycle(_FrozenModel):
         """Return the transition by which people move a story on from a state, or send it back.
         Return None otherwise.
         """
-        by_people = [item for item in self.transitions_from(state) if SYSTEM not in item.by]
+        by_people = [
+            item
+            for item in self.transitions_from(state)
+            if SYSTEM not in item.by and item.event not in _ASIDE_EVENTS
+        ]
         return next(
             (item for item in by_people if item.event.startswith(_SEND_BACK_PREFIXES) == back), None
         )
@@ -99,6 +106,11 @@ class Lifecycle(_FrozenModel):
     def order(self) -> tuple[str, ...]:
         """All states, in the order in which the table reaches them."""
         return tuple(dict.fromkeys((self.start, *(item.target for item in self.transitions))))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The states that the board shows, in order."""
+        return tuple(state for state in self.order if state not in self.off_board)
 
     @property
     def states(self) -> frozenset[str]:

@@ -14,7 +14,7 @@ from moothall.config import LimitSettings
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Event, EventType, event_id
 from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId, check_id, digest, key_of
+from moothall.domain.ids import TaskId, check_id, derived_task_id, digest, key_of
 from moothall.domain.plan import (
     AtomicTask,
     Derivation,
@@ -38,11 +38,11 @@ from moothall.errors import (
 from moothall.ports import Log
 from moothall.stories import story as stories
 from moothall.stories.architect_prompts import design_task
-from moothall.stories.board import Board
+from moothall.stories.board import EDITOR_ROLES, Board
 from moothall.stories.derive import derive
 from moothall.stories.plan_document import Outline, create_tasks
 from moothall.stories.requests import task_request
-from moothall.stories.story_state import StoryState
+from moothall.stories.story_state import COMPLETED, StoryState
 from moothall.telemetry import get_logger
 from moothall.telemetry.events import write
 
@@ -51,8 +51,7 @@ log = get_logger(__name__)
 PLANNING = "planning"
 """The state of external callers in which a story's tasks are derived."""
 _DESIGN = "design"
-_EDITOR_ROLES = frozenset({"po"})
-"""Roles that may change derived tasks."""
+_RETRY_ROLES = ("po", "architect", "operator")
 _LATEST_MS = 253_402_300_799_000  # the year 9999
 
 
@@ -289,6 +288,48 @@ class Planner:
             if await self.record_plan(card, plan, who):
                 return await self._board.card(story_id, who)
 
+    async def retry(self, story_id: str, who: Principal) -> StoryState:
+        """Start the tasks of a build that ended without a winner again, each as a new deliberation.
+        The tasks that won keep their results.
+
+        Raises `NotFound`, `Refused` without the role, `InvalidRequest` unless the tasks have ended
+        and one of them has no winner, and `ConcurrentUpdate` if the story changed during the call.
+        """
+        if not set(_RETRY_ROLES) & who.roles:
+            raise Refused(f"tasks can be retried by the roles {', '.join(_RETRY_ROLES)}")
+        card = await self._board.card(story_id, who)
+        if not can_retry(card) or card.plan is None or card.ended is None:
+            raise InvalidRequest(
+                f"story {story_id} is in {card.position.state} and has no task to retry: tasks can "
+                "be retried in build, when all have ended and one has no winner"
+            )
+        plan = plan_of(card.plan)
+        statuses = card.ended.data.get("tasks")
+        statuses = statuses if isinstance(statuses, Mapping) else {}
+        plan_id = f"plan-{digest(card.ended.id, 'retry')[:16]}"
+        renamed = {
+            task.task_id: derived_task_id(who.tenant, story_id, plan_id, "retry", task.task_id)
+            for task in plan.tasks
+            if str(statuses.get(task.task_id)).lower() != COMPLETED
+        }
+        tasks = tuple(
+            replace(
+                task,
+                task_id=renamed[task.task_id],
+                plan_id=plan_id,
+                dependencies=tuple(renamed.get(name, name) for name in task.dependencies),
+            )
+            if task.task_id in renamed
+            else task
+            for task in plan.tasks
+        )
+        retry_plan = replace(
+            plan, plan_id=plan_id, tasks=tasks, actor=who.name, by="retry", why="", design=""
+        )
+        if not await self.record_plan(card, retry_plan, who):
+            raise ConcurrentUpdate(f"story {story_id} changed at the same time; look at it again")
+        return await self._board.card(story_id, who)
+
     async def _load_story(
         self, case_id: str, tenant: str, plan_id: str
     ) -> tuple[Story, Plan | None]:
@@ -429,10 +470,10 @@ def _unknown_story_message(story: Story) -> str:
 
 
 def _check_role(who: Principal) -> None:
-    if not _EDITOR_ROLES & who.roles:
+    if not set(EDITOR_ROLES) & who.roles:
         raise Refused(
             "the tasks of a story on the board are changed by who has one of the roles "
-            f"{', '.join(sorted(_EDITOR_ROLES))}"
+            f"{', '.join(EDITOR_ROLES)}"
         )
 
 
@@ -463,6 +504,15 @@ def changeable(card: StoryState) -> Plan:
     return plan_of(card.plan)
 
 
+def can_retry(card: StoryState) -> bool:
+    """Return True if all tasks of a build have ended and one of them has no winner."""
+    return (
+        card.position.state == "build"
+        and card.ended is not None
+        and card.ended.data.get("status") != COMPLETED
+    )
+
+
 def plan_of(derived: Event) -> Plan:
     """Return the plan that an event derives. Raises `InvalidRequest` for a malformed event."""
     return load(Plan, {"actor": "local", "publish": False} | dict(derived.data))
@@ -473,7 +523,7 @@ def may_change(card: StoryState, who: Principal) -> bool:
     return (
         card.position.state == _DESIGN
         and "planned" in card.position.facts
-        and bool(_EDITOR_ROLES & who.roles)
+        and bool(set(EDITOR_ROLES) & who.roles)
     )
 
 

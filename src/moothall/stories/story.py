@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from moothall.domain.budget import Budget, check_budget
+from moothall.domain.budget import NO_BUDGET, Budget, check_budget
 from moothall.domain.codec import load
 from moothall.domain.event import Event, EventType
 from moothall.domain.plan import Story, Strategy
@@ -19,11 +19,20 @@ _DESCRIPTIVE = {EventType.STORY_CREATED, EventType.STORY_CHANGED, EventType.STOR
 
 def fold(story: Story, event: Event) -> Story:
     """Return the story updated by an event. Malformed fields are ignored, since any program may
-    write to the log.
+    write to the log. The fields of an edit (`edited`) are complete: empty ones clear the story's.
     """
     if event.type not in _DESCRIPTIVE or event.data.get("story_id") != story.id:
         return story
     data = event.data
+    if event.type is EventType.STORY_CHANGED and data.get("edited") is True:
+        return replace(
+            story,
+            title=_text(data.get("title")) or story.title,
+            brief=_text(data.get("brief")),
+            ac=_texts(data.get("ac")),
+            repository=_repository(data.get("repository"), _text(data.get("ref"))),
+            budget=_budget(data.get("budget")) or NO_BUDGET,
+        )
     return replace(
         story,
         title=_text(data.get("title")) or story.title,

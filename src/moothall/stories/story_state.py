@@ -16,6 +16,8 @@ from moothall.stories import story as stories
 from moothall.stories.lifecycle import Need, StoryPosition, decide, lifecycle
 
 _MAX_REMARKS = 100
+EDITABLE_STATES = ("backlog", "draft")
+"""The states in which a story's text can be edited: no council works on it."""
 COMPLETED, PASSED, FAILED = "completed", "passed", "failed"
 """The statuses of a successful plan, of a passed check of the whole, and of a failed delivery."""
 
@@ -66,7 +68,11 @@ def fold(card: StoryState, recorded: Recorded, tenant: str) -> StoryState:
     """
     event = recorded.event
     card = replace(card, seq=recorded.seq)
-    if event.tenant != tenant or event.data.get("story_id") != card.story.id:
+    if (
+        event.tenant != tenant
+        or event.data.get("story_id") != card.story.id
+        or not _may_edit(card, event)
+    ):
         return card
     card = replace(card, story=stories.fold(card.story, event))
     position = _position_after(card, event)
@@ -94,6 +100,12 @@ def fold(card: StoryState, recorded: Recorded, tenant: str) -> StoryState:
     elif event.type is EventType.DECISION_MADE:
         card = replace(card, decided=event.causationid)
     return card
+
+
+def _may_edit(card: StoryState, event: Event) -> bool:
+    """Return False for an edit of a story that can no longer be edited."""
+    is_edit = event.type is EventType.STORY_CHANGED and event.data.get("edited") is True
+    return not is_edit or card.position.state in EDITABLE_STATES
 
 
 def remark(event: Event) -> LineComment | None:
@@ -197,7 +209,7 @@ def _points(card: StoryState) -> int:
 
 def group_by_state(cards: Iterable[StoryState]) -> Mapping[str, list[StoryState]]:
     """Return the columns of the board, empty ones included."""
-    columns: dict[str, list[StoryState]] = {state: [] for state in lifecycle().states}
+    columns: dict[str, list[StoryState]] = {state: [] for state in lifecycle().order}
     for card in cards:
         columns[card.position.state].append(card)
     return columns

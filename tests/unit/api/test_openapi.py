@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ from moothall.api.http.stories import story_operations
 from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import DeliberationRequest
-from moothall.stories.board import Board
-from moothall.testing.bus import MemoryBus
 from support.callers import TOKEN, api_dependencies
 from support.deliberation_service import MemoryDeliberations
 from support.rest import Web, serving_http
@@ -31,9 +28,7 @@ STORY = {
 
 @pytest.fixture
 async def web(deliberations: MemoryDeliberations) -> AsyncIterator[Web]:
-    async with serving_http(
-        replace(api_dependencies(deliberations), board=Board(MemoryBus()))
-    ) as found:
+    async with serving_http(api_dependencies(deliberations)) as found:
         yield found
 
 
@@ -158,4 +153,4 @@ async def test_a_stranger_who_reads_it_finds_nothing_that_it_does_not_say(
     async with asyncio.timeout(120):
         response, _ = await process.communicate()
     assert process.returncode == 0, response.decode()
-    assert "Tested: 12" in response.decode(), response.decode()
+    assert "Tested: 14" in response.decode(), response.decode()

@@ -22,13 +22,11 @@ from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.plan import Story
 from moothall.errors import NotFound
-from moothall.stories.board import Board
 from moothall.stories.coach import CRITERIA as CRITERIA_MOST
 from moothall.stories.coach import TITLE_CHARS, StoryDraft
 from moothall.stories.lifecycle import Need, StoryPosition, lifecycle
 from moothall.stories.story_state import StoryState
 from moothall.telemetry.events import write
-from moothall.testing.bus import MemoryBus
 from support.browsing import CRITERIA, DRAFT, HOSTILE, SHOWN, Browser
 from support.callers import OTHER, TOKEN, TOKENS, api_dependencies
 from support.deliberation_service import MemoryDeliberations
@@ -40,7 +38,7 @@ OURS = '<script src="/page.js" defer></script>'
 @pytest.fixture
 async def browser() -> AsyncIterator[Browser]:
     deliberations = MemoryDeliberations()
-    dependencies = replace(api_dependencies(deliberations), board=Board(MemoryBus()))
+    dependencies = api_dependencies(deliberations)
     jar = aiohttp.CookieJar(unsafe=True)  # of an address without a name
     async with (
         http_server(
@@ -96,7 +94,7 @@ def test_sessions_are_bounded() -> None:
 
 
 async def test_a_link_used_twice_is_refused() -> None:
-    dependencies = replace(api_dependencies(MemoryDeliberations()), board=Board(MemoryBus()))
+    dependencies = api_dependencies(MemoryDeliberations())
     local = {"a-token-of-this-machine": next(iter(TOKENS.values()))}
     from moothall.domain.identity import LOCAL
 

@@ -244,7 +244,7 @@ async def test_another_provider_in_the_answer_is_refused(there: Provider) -> Non
 async def test_a_new_key_is_looked_for_and_one_of_another_kind_serves(there: Provider) -> None:
     there.published, now = ("one",), [0.0]
     client = Client(settings(there.issuer), lambda: now[0])
-    dependencies = replace(api_dependencies(MemoryDeliberations()), board=Board(MemoryBus()))
+    dependencies = api_dependencies(MemoryDeliberations())
     async with (
         http_server(
             config.WebSettings(port=0, grace_seconds=0.2),

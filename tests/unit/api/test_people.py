@@ -17,8 +17,6 @@ from moothall.api.http.server import http_server
 from moothall.api.web.user_accounts import Attempts, UserAccounts
 from moothall.domain.identity import LOCAL, Principal
 from moothall.errors import AlreadyExists, ConfigurationError, InvalidRequest, NotFound
-from moothall.stories.board import Board
-from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, Browser, form_of
 from support.callers import TOKEN, TOKENS, api_dependencies
 from support.deliberation_service import MemoryDeliberations
@@ -37,7 +35,7 @@ def people(tmp_path: Path) -> UserAccounts:
 
 @pytest.fixture
 def serve(people: UserAccounts) -> Serve:
-    dependencies = replace(api_dependencies(MemoryDeliberations()), board=Board(MemoryBus()))
+    dependencies = api_dependencies(MemoryDeliberations())
 
     @asynccontextmanager
     async def serving(jar: aiohttp.CookieJar | None = None) -> AsyncIterator[Browser]:

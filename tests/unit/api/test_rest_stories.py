@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import DeliberationRequest
-from moothall.stories.board import Board
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.callers import OTHER, TOKEN, api_dependencies
@@ -36,9 +34,7 @@ STORY: dict[str, Any] = {
 
 @pytest.fixture
 async def web(deliberations: MemoryDeliberations) -> AsyncIterator[Web]:
-    async with serving_http(
-        replace(api_dependencies(deliberations), board=Board(MemoryBus()))
-    ) as found:
+    async with serving_http(api_dependencies(deliberations)) as found:
         yield found
 
 
@@ -81,6 +77,7 @@ async def test_a_story_is_made_moved_told_and_commented_on(web: Web) -> None:
     assert [(move["event"], move["missing"]) for move in received.json["moves"]] == [
         ("reject_design", ""),
         ("accept_design", "its tasks are not derived yet"),
+        ("stop", ""),
     ]
     listed = await web("GET", STORIES)
     assert listed.json["stories"] == [received.json["story"]]
@@ -233,8 +230,29 @@ async def test_another_tenant_and_nobody_see_nothing(web: Web) -> None:
     theirs = await made(web, OTHER)
     refused = await web("POST", f"{STORIES}/{theirs}/transitions", {"event": "refine"}, token=OTHER)
     assert problem(refused)[0] == 403
-    (move,) = (await web("GET", f"{STORIES}/{theirs}", token=OTHER)).json["moves"]
-    assert "one of the roles po" in move["missing"]
+    moves = (await web("GET", f"{STORIES}/{theirs}", token=OTHER)).json["moves"]
+    assert [move["event"] for move in moves] == ["refine", "archive"]
+    assert all("one of the roles po" in move["missing"] for move in moves)
+
+
+async def test_a_story_is_edited_unless_it_changed_since(web: Web) -> None:
+    story = await made(web)
+    received = await web("GET", f"{STORIES}/{story}")
+    seen = {"If-Match": received.headers["ETag"]}
+    changed = {"title": "Export a month", "ac": ["Given a, when b, then c"], "rigor_level": "L0"}
+    edited = await web("PUT", f"{STORIES}/{story}", changed, headers=seen)
+    assert (edited.status, edited.json["story"]["title"]) == (200, "Export a month")
+    late = await web("PUT", f"{STORIES}/{story}", changed, headers=seen)
+    assert problem(late)[0] == 409
+    again = await web("GET", f"{STORIES}/{story}")
+    assert (again.json["ac"], again.json["rigor_level"], again.json["repository"]) == (
+        ["Given a, when b, then c"],
+        "L0",
+        "",
+    )
+    assert again.headers["ETag"] == edited.headers["ETag"]
+    assert problem(await web("PUT", f"{STORIES}/{story}", {"title": ""}))[0] == 400
+    assert problem(await web("POST", f"{STORIES}/{story}/retry"))[0] == 400
 
 
 async def test_the_score_rises_with_criteria(web: Web) -> None:

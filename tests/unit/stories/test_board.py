@@ -14,7 +14,7 @@ from moothall.errors import AlreadyExists, ConcurrentUpdate, InvalidRequest, Not
 from moothall.events.nats.pruning import prune
 from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft
-from moothall.stories.lifecycle import Blocked
+from moothall.stories.lifecycle import Blocked, lifecycle
 from moothall.stories.story_state import group_by_state
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
@@ -277,3 +277,63 @@ async def test_words_on_a_story_are_kept_and_told_in_order(board: Board) -> None
         await board.comment(story_id, " ", LOCAL, key="c")
     with pytest.raises(InvalidRequest, match="allowed are 4000"):
         await board.comment(story_id, "x" * 4001, LOCAL, key="d")
+
+
+async def test_a_story_is_edited_in_backlog_and_draft(board: Board) -> None:
+    card = await board.create(DRAFT, LOCAL, key="1", repository="repo", rigor="L2")
+    shorter = StoryDraft("Export", "", ())
+    edited = await board.update(card.story.id, shorter, LOCAL, rigor="L0", seen_seq=card.seq)
+    assert (edited.draft, edited.position.rigor, edited.story.repository) == (shorter, "L0", None)
+    assert edited.position.points < card.position.points
+    await board.move(card.story.id, "refine", LOCAL)
+    again = await board.update(card.story.id, DRAFT, LOCAL, repository="repo")
+    assert (again.draft, again.position.state) == (DRAFT, "draft")
+    assert again == next(iter(await board.cards(LOCAL)))
+
+
+async def test_an_edit_of_an_older_version_is_refused(board: Board, bus: Meeting) -> None:
+    card = await board.create(DRAFT, LOCAL, key="1")
+    await board.comment(card.story.id, "Soon, please.", LOCAL, key="2")
+    with pytest.raises(ConcurrentUpdate, match="was changed since you opened it"):
+        await board.update(card.story.id, DRAFT, LOCAL, seen_seq=card.seq)
+    bus.expected, bus._there = 2, 0
+    results = await asyncio.gather(
+        *(board.update(card.story.id, StoryDraft(title), LOCAL) for title in ("one", "other")),
+        return_exceptions=True,
+    )
+    assert sorted(type(result).__name__ for result in results) == ["ConcurrentUpdate", "StoryState"]
+
+
+async def test_who_may_not_edit_and_what_cannot_be_edited(board: Board) -> None:
+    card = await board.create(DRAFT, LOCAL, key="1")
+    with pytest.raises(Refused, match="roles po"):
+        await board.update(card.story.id, DRAFT, CLERK)
+    with pytest.raises(NotFound):
+        await board.update(card.story.id, DRAFT, EVE)
+    with pytest.raises(InvalidRequest, match="no title"):
+        await board.update(card.story.id, StoryDraft(""), LOCAL)
+    with pytest.raises(InvalidRequest, match="rigor_level"):
+        await board.update(card.story.id, DRAFT, LOCAL, rigor="L9")
+    await board.move(card.story.id, "refine", LOCAL)
+    await board.move(card.story.id, "submit", LOCAL)
+    with pytest.raises(InvalidRequest, match="is in design; it can be edited in backlog and draft"):
+        await board.update(card.story.id, StoryDraft("Something else"), LOCAL)
+
+
+async def test_an_edit_written_past_the_board_does_not_count(board: Board, bus: MemoryBus) -> None:
+    card = await board.create(DRAFT, LOCAL, key="1")
+    await board.move(card.story.id, "refine", LOCAL)
+    await board.move(card.story.id, "submit", LOCAL)
+    data = {"story_id": card.story.id, "title": "Mine", "edited": True}
+    await bus.publish(write(EventType.STORY_CHANGED, card.story.id, data, tenant="local"))
+    assert (await board.card(card.story.id, LOCAL)).draft == DRAFT
+
+
+async def test_an_archived_story_leaves_the_columns_and_comes_back(board: Board) -> None:
+    card = await board.create(DRAFT, LOCAL, key="1")
+    archived = await board.move(card.story.id, "archive", LOCAL)
+    assert archived.position.state == "archived"
+    assert "archived" not in lifecycle().columns
+    with pytest.raises(InvalidRequest, match="possible are restore"):
+        await board.move(card.story.id, "refine", LOCAL)
+    assert (await board.move(card.story.id, "restore", LOCAL)).position.state == "backlog"

@@ -13,16 +13,20 @@ from typing import Any
 
 import pytest
 
+from moothall.config import LimitSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
-from moothall.domain.identity import LOCAL
+from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.ids import TaskId, digest
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import AtomicTask, LineComment, Plan, Story
 from moothall.domain.repository import MergeResult
-from moothall.domain.task import RepositoryRef
+from moothall.domain.task import DeliberationRequest, RepositoryRef
+from moothall.errors import InvalidRequest, Refused
 from moothall.stories.board import Board
 from moothall.stories.lifecycle import Blocked, lifecycle
+from moothall.stories.plan_document import Outline
+from moothall.stories.planner import Planner
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.deliberation_service import MemoryDeliberations
@@ -440,3 +444,76 @@ async def test_architects_hear_why_a_story_comes_back_from_building(app: App) ->
             )
 
         await app.until(again)
+
+
+async def two_tasks(app: App) -> tuple[DeliberationRequest, DeliberationRequest]:
+    """Move a story with two tasks, the second building on the first, to build; return both tasks'
+    requests, the first of which has won.
+    """
+    await app.move("refine", "submit")
+    await app.stands("design", "planned")
+    card = await app.card()
+    assert card.plan is not None
+    outlines = [
+        Outline(id="1", role="dev", description="Write the export.", criteria=(1, 2)),
+        Outline(id="2", role="dev", description="Write the page.", after=("1",)),
+    ]
+    planner = Planner(app.bus, LimitSettings())
+    await planner.change(app.story_id, str(card.plan.data["plan_id"]), outlines, LOCAL)
+    await app.move("accept_design")
+    first = await app.requested(1)
+    await app.deliberations.decide(won(first.task_id, A))
+    return first, await app.requested(2)
+
+
+async def test_a_story_that_is_stopped_stops_its_councils(app: App) -> None:
+    async with app.working():
+        first, second = await two_tasks(app)
+        await app.move("stop", comment="not now")
+        await app.until(lambda: _true(TaskId(second.task_id) in app.deliberations.cancelled))
+        assert first.task_id not in app.deliberations.cancelled, "it had ended"
+        assert (await app.card()).position.state == "draft"
+        await app.move("submit")
+        await app.stands("design", "planned")
+        assert len(app.deliberations.known()) == 2, "nothing else began"
+
+
+@pytest.mark.parametrize("event", ["stop", "reject_design"])
+async def test_architects_stop_when_the_design_is_left(app: App, event: str) -> None:
+    app.architects = 1
+    async with app.working():
+        await app.move("refine", "submit")
+        design = await app.requested(1)
+        await app.move(event)
+        await app.until(lambda: _true(TaskId(design.task_id) in app.deliberations.cancelled))
+
+
+async def test_tasks_without_a_winner_are_retried_and_the_others_keep_theirs(app: App) -> None:
+    planner = Planner(app.bus, LimitSettings())
+    async with app.working():
+        first, second = await two_tasks(app)
+        with pytest.raises(InvalidRequest, match="no task to retry"):
+            await planner.retry(app.story_id, LOCAL)
+        failure = Outcome(
+            second.task_id, DeliberationStatus.FAILED, role="dev", error_message="no model"
+        )
+        await app.deliberations.decide(failure)
+        await app.until(lambda: _ended(app))
+        with pytest.raises(Refused, match="po, architect, operator"):
+            await planner.retry(app.story_id, Principal("qa", "local", roles=frozenset({"qa"})))
+        await planner.retry(app.story_id, LOCAL)
+        again = await app.requested(3)
+        assert again.task_id not in {first.task_id, second.task_id}
+        assert (again.description, again.repository) == (second.description, second.repository)
+        await app.deliberations.decide(won(again.task_id, B))
+        await app.stands("test")
+        assert len(app.deliberations.known()) == 4, "the check of the whole is the fourth"
+        assert (await app.card()).commits == (B, A)
+
+
+async def _true(value: bool) -> bool:  # noqa: FBT001 - a condition to wait for
+    return value
+
+
+async def _ended(app: App) -> bool:
+    return (await app.card()).ended is not None

@@ -175,4 +175,5 @@ def test_people_move_a_story_on_or_send_it_back() -> None:
         "test": ["accept_test", "reject_test"],
         "docs": ["accept", "reject"],
         "done": [None, None],
+        "archived": [None, None],
     }

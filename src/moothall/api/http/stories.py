@@ -58,7 +58,6 @@ class _Move(Body):
 class _StoryDetails(Body):
     """What the response contains in addition to GetStory."""
 
-    seq: str
     history: tuple[_Moment, ...]
     moves: tuple[_Move, ...]
 
@@ -115,8 +114,24 @@ def _story_operations(board: Board, planning: Planning) -> Sequence[HttpOperatio
         )
         details = await _story_details(board, card)
         return document(
-            story_data | details.model_dump(mode="json"), headers={"ETag": f'"{card.seq}"'}
+            story_data | details.model_dump(mode="json") | {"seq": str(card.seq)},
+            headers={"ETag": f'"{card.seq}"'},
         )
+
+    async def update(request: Request) -> Response:
+        """Replace the text of a story in backlog or draft. With `If-Match`, only if nothing
+        happened since.
+        """
+        update_request = await message(request, pb.UpdateStoryRequest)
+        update_request.story_id = _check_path_id("story_id", update_request.story_id, request)
+        seen_seq = _read_if_match(request) or update_request.seq or None
+        response = await planning.update(update_request, seen_seq)
+        return _respond(response, headers={"ETag": f'"{response.seq}"'})
+
+    async def retry(request: Request) -> Response:
+        """Start the tasks of a build again that ended without a winner."""
+        retry_request = pb.RetryTasksRequest(story_id=request.path_params["id"])
+        return _respond(await planning.RetryTasks(retry_request, None))
 
     async def comment(request: Request) -> Response:
         """Comment on a story, or on a line of its result."""
@@ -156,6 +171,17 @@ def _story_operations(board: Board, planning: Planning) -> Sequence[HttpOperatio
             pb.TransitionRequest,
             pb.TransitionResponse,
             headers=("If-Match",),
+        ),
+        HttpOperation(
+            "PUT",
+            "/api/v1/stories/{id}",
+            update,
+            pb.UpdateStoryRequest,
+            pb.UpdateStoryResponse,
+            headers=("If-Match",),
+        ),
+        HttpOperation(
+            "POST", "/api/v1/stories/{id}/retry", retry, response_type=pb.RetryTasksResponse
         ),
     )
 
@@ -280,7 +306,7 @@ async def _story_details(board: Board, card: StoryState) -> _StoryDetails:
         _Moment(**{field_name: event[field_name] for field_name in _Moment.model_fields})
         for event in history
     )
-    return _StoryDetails(seq=str(card.seq), history=moments, moves=_moves(card, who))
+    return _StoryDetails(history=moments, moves=_moves(card, who))
 
 
 async def _follow(planning: Planning, after_seq: int) -> AsyncGenerator[str, None]:
