@@ -48,7 +48,9 @@ async def test_cards_are_moved_by_hand_and_by_keyboard_and_stay_where_they_may_n
         await card.drag_to(column(user, "done"))
         # No line of the table leads there.
         await expect(column(user, "draft").get_by_text("Greet the world")).to_be_visible()
-        await expect(user.page.locator("#told")).to_be_hidden()
+        await expect(user.page.locator("#told")).to_have_text(
+            "You cannot move a story from draft to done."
+        )
         await card.drag_to(column(user, "design"))
         await expect(user.page.locator("#told")).to_contain_text("The story cannot be moved:")
         await check_appearance(user, "board-blocked")

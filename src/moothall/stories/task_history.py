@@ -31,7 +31,8 @@ _PEOPLE = "people"
 _LOST = frozenset({"no winner", "failed", "out of time", "cancelled", "skipped"})
 _NEXT_BY_STATE = {
     "build": (
-        "read its evidence, then reject the build and describe the needed changes: the story goes "
+        "read its evidence, then retry it (Retry on the page, `moothall story retry`) once all "
+        "tasks have ended, or reject the build and describe the needed changes: the story goes "
         "back to design, and its tasks are derived again"
     ),
 }

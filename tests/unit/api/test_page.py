@@ -14,8 +14,9 @@ import pytest
 from moothall import config
 from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens
-from moothall.api.web.rendering import visible
-from moothall.api.web.routes import is_working, moves, page_routes
+from moothall.api.web.board import is_working, moves
+from moothall.api.web.rendering import asset_url, visible
+from moothall.api.web.routes import page_routes
 from moothall.api.web.sessions import Sessions
 from moothall.config import WebSettings
 from moothall.domain.event import EventType
@@ -32,7 +33,7 @@ from support.callers import OTHER, TOKEN, TOKENS, api_dependencies
 from support.deliberation_service import MemoryDeliberations
 from support.rest import serving_http
 
-OURS = '<script src="/page.js" defer></script>'
+OURS = f'<script src="{asset_url("page.js")}" defer></script>'
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ async def test_signing_out_ends_the_session(browser: Browser) -> None:
 async def test_without_the_secret_of_the_session_no_form_is_taken(browser: Browser) -> None:
     await browser.sign_in()
     for given in ({}, {"form": "guessed"}):
-        got = await browser.send("/stories/new", title="A", do="create", **given)
+        got = await browser.send("/stories/new", title="A", do="save", **given)
         assert got.status == 403
     assert await browser.dependencies.board.cards(owner(browser)) == []
 
@@ -141,18 +142,16 @@ async def test_score_saves_nothing_and_create_does(browser: Browser) -> None:
     got = await browser.send("/stories/new", do="score", **fields)
     assert (got.status, "of 100 points" in got.text) == (200, True)
     assert await browser.dependencies.board.cards(owner(browser)) == []
-    assert (await browser.send("/stories/new", do="create", **fields)).status == 303
+    assert (await browser.send("/stories/new", do="save", **fields)).status == 303
     (card,) = await browser.dependencies.board.cards(owner(browser))
     assert card.draft == DRAFT
-    assert (
-        await browser.send("/stories/new", do="create", **(fields | {"title": ""}))
-    ).status == 400
+    assert (await browser.send("/stories/new", do="save", **(fields | {"title": ""}))).status == 400
 
 
 async def test_a_story_on_a_repository_that_is_not_there_is_not_created(browser: Browser) -> None:
     form = await browser.sign_in()
     browser.dependencies.deliberations.unable["ghost"] = NotFound("no repository 'ghost'")  # type: ignore[attr-defined]  # it is a MemoryDesk
-    got = await browser.send("/stories/new", do="create", title="A", repository="ghost", form=form)
+    got = await browser.send("/stories/new", do="save", title="A", repository="ghost", form=form)
     assert (got.status, "no repository &#39;ghost&#39;" in got.text) == (400, True)
     assert await browser.dependencies.board.cards(owner(browser)) == []
 
@@ -230,7 +229,7 @@ async def test_the_longest_story_is_shown_and_one_that_is_longer_is_refused(
     form = await browser.sign_in()
     fields = {
         "form": form,
-        "do": "create",
+        "do": "save",
         "title": "W" * TITLE_CHARS,
         "criteria": "\n".join(["Given a, when b, then c"] * CRITERIA_MOST),
     }
@@ -360,10 +359,10 @@ async def test_every_answer_has_the_policy(browser: Browser, path: str) -> None:
     for _ in range(2):
         headers = (await browser.get(path)).headers
         assert headers["Content-Security-Policy"].startswith("default-src 'none'")
-        assert (headers["X-Content-Type-Options"], headers["Cache-Control"]) == (
-            "nosniff",
-            "no-store",
-        )
+        is_asset = path == "/page.css"  # its URL has its hash
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert ("immutable" in headers["Cache-Control"]) is is_asset
+        assert ("no-store" in headers["Cache-Control"]) is not is_asset
         await browser.sign_in()
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -40,6 +41,9 @@ _NEXT_STEPS = {
         "a moment."
     ),
 }
+
+_STREAMS = ("/changes", "/text")
+"""Endings of the paths of streams, which are no page to return to after sign-in."""
 
 log = telemetry.get_logger(__name__)
 
@@ -90,9 +94,16 @@ async def read_form(request: Request, max_fields: int = _MAX_FIELDS) -> Mapping[
 
 
 def sign_in_form(
-    sessions: Sessions, status: int = 200, problem: str = "", detail: str = ""
+    sessions: Sessions,
+    status: int = 200,
+    problem: str = "",
+    detail: str = "",
+    *,
+    next_page: str = "/",
 ) -> Response:
-    """Return the sign-in page. `problem` selects the error to show, `detail` adds a detail."""
+    """Return the sign-in page. `problem` selects the error to show, `detail` adds a detail, and
+    `next_page` is the path to show after sign-in.
+    """
     return page(
         "sign_in.html",
         status,
@@ -100,6 +111,7 @@ def sign_in_form(
         detail=detail,
         has_accounts=sessions.has_accounts,
         provider=sessions.provider_name,
+        next_page=next_page,
     )
 
 
@@ -109,11 +121,14 @@ def require_session(answer: Answer, sessions: Sessions) -> Callable[[Request], A
     async def check_session(request: Request) -> Response:
         session = sessions.find(request.cookies.get(COOKIE, ""))
         if session is None:
-            return (
-                redirect("/sign-in")
-                if request.method == "GET"
-                else sign_in_form(sessions, 403, "session_ended")
-            )
+            if request.method == "GET":
+                path = f"{request.url.path}?{request.url.query}".removesuffix("?")
+                has_no_page = path == "/" or request.url.path.endswith(_STREAMS)
+                return redirect("/sign-in" if has_no_page else f"/sign-in?next={quote(path, '')}")
+            # The page of the form: the script puts what was typed back into it.
+            came_from = urlsplit(request.headers.get("referer", ""))
+            path = f"{came_from.path}?{came_from.query}".removesuffix("?")
+            return sign_in_form(sessions, 403, "session_ended", next_page=safe_path(path))
         call_as(session.who)
         response = await with_error_page(lambda request: answer(request, session), session)(request)
         if isinstance(response, ServerSentEvents):
@@ -124,9 +139,19 @@ def require_session(answer: Answer, sessions: Sessions) -> Callable[[Request], A
 
 
 def target_after_sign_in(request: Request) -> str:
-    """Return the path to show after sign-in: the requested story, or the board."""
+    """Return the path to show after sign-in: the requested page or story, or the board."""
     story_id = request.query_params.get("story", "")
-    return f"/stories/{story_id}" if is_id(story_id) else "/"
+    if is_id(story_id):
+        return f"/stories/{story_id}"
+    return safe_path(request.query_params.get("next", ""))
+
+
+def safe_path(path: str) -> str:
+    """Return a path of this server that came from a URL or a form, or "/" for anything else, such
+    as the URL of another server.
+    """
+    is_own = re.fullmatch(r"/(?![/\\])[!-~]{0,2000}", path) and not path.startswith("/sign-")
+    return path if is_own else "/"
 
 
 def set_session(answer: Response, request: Request, session: Session, seconds: float) -> None:

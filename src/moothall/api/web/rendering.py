@@ -4,8 +4,11 @@ characters.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from functools import cache
+from http import HTTPStatus
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -17,8 +20,8 @@ from moothall.stories.diffs import read_diff, runs
 
 _HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action "
-        "'self'; frame-ancestors 'none'; base-uri 'none'"
+        "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src "
+        "'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     # with no-referrer, browsers send forms without an origin, which the server refuses
@@ -26,8 +29,17 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _CONTROL = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
+    "|(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])"
 )
+"""Characters that are invisible or change the direction. The two joiners (U+200C, U+200D) are part
+of words and emoji between characters that are not ASCII.
+"""
+_ASSET_TYPES = {
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
 
 
 def visible(value: Any) -> str:
@@ -60,6 +72,14 @@ def span(seconds: float) -> str:
     )
 
 
+def moment(time: str, style: str = "") -> Markup:
+    """Return a point in time as an element, in UTC. The script shows it in the reader's time zone,
+    or with the style "ago" as an age.
+    """
+    text = time[:16].replace("T", " ")
+    return Markup('<time datetime="{}" class="{}">{} UTC</time>').format(time[:40], style, text)
+
+
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=2)
 
@@ -77,6 +97,7 @@ _TEMPLATES.filters |= {
     "runs": runs,
     "shown": _json,
     "span": span,
+    "moment": moment,
     "brief": brief,
 }
 
@@ -89,6 +110,7 @@ def page(template: str, status: int = 200, **context: Any) -> Response:
         "changes": "/changes",
         "growing": "",
         "onward": "",
+        "failed": status >= HTTPStatus.BAD_REQUEST,
     } | context
     return Response(
         _TEMPLATES.get_template(template).render(variables), status, _HEADERS, "text/html"
@@ -100,9 +122,23 @@ def part(template: str, **context: Any) -> Markup:
     return Markup(_TEMPLATES.get_template(template).render(context))  # noqa: S704 - the template escaped it
 
 
-def asset(name: str, media_type: str) -> Response:
-    """Return the stylesheet or the script."""
-    return Response(_TEMPLATES.get_template(name).render(), 200, _HEADERS, media_type)
+def asset(name: str) -> Response:
+    """Return the stylesheet, the script or the icon. Browsers keep it: its URL has its hash."""
+    headers = {**_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
+    return Response(_asset_text(name), 200, headers, _ASSET_TYPES[name])
+
+
+def asset_url(name: str) -> str:
+    """Return the URL of an asset, which changes with its content."""
+    return f"/{name}?v={hashlib.sha256(_asset_text(name).encode()).hexdigest()[:16]}"
+
+
+@cache
+def _asset_text(name: str) -> str:
+    return _TEMPLATES.get_template(name).render()
+
+
+_TEMPLATES.globals["asset_url"] = asset_url
 
 
 def redirect(path: str) -> Response:

@@ -7,57 +7,45 @@ and an empty one for a new task.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cachetools import LRUCache
-from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from moothall.api.dependencies import ApiDependencies
-from moothall.api.http.documents import ServerSentEvents
 from moothall.api.identity import BearerTokens
 from moothall.api.status import http_status_of
 from moothall.api.web.admin import parked_routes, server_routes
 from moothall.api.web.ask import ask_routes
+from moothall.api.web.board import board_routes, is_working, moves, next_step
 from moothall.api.web.charts import draw
 from moothall.api.web.council_actions import council_action_routes
-from moothall.api.web.councils import REFRESH_SECONDS, council_routes, follow_board
+from moothall.api.web.councils import REFRESH_SECONDS, council_routes
 from moothall.api.web.forms import read_session_form, require_session
 from moothall.api.web.oidc import Provider
-from moothall.api.web.provenance import known_repositories, provenance_routes
-from moothall.api.web.rendering import page, part, redirect
+from moothall.api.web.provenance import provenance_routes
+from moothall.api.web.rendering import page, redirect
 from moothall.api.web.sessions import Session, Sessions
 from moothall.api.web.sign_in import sign_in_routes
+from moothall.api.web.story_form import may_edit, story_form_routes
 from moothall.domain.event import EventType
-from moothall.domain.identity import Principal
 from moothall.domain.ids import ROLES, new_task_id
 from moothall.errors import (
     ConcurrentUpdate,
     InvalidRequest,
     MoothallError,
-    NotFound,
-    Permanent,
-    RepositoryError,
 )
-from moothall.stories.coach import StoryDraft, check, score
-from moothall.stories.lifecycle import DEFAULT_RIGOR, Blocked, decide, lifecycle
+from moothall.stories.coach import score
 from moothall.stories.plan_document import Outline, read_outline, to_outlines
-from moothall.stories.planner import changeable, may_change
-from moothall.stories.story_state import StoryState, group_by_state
+from moothall.stories.planner import can_retry, changeable, may_change
+from moothall.stories.story_state import StoryState
 from moothall.stories.task_history import rounds, task_ids
 
 _MAX_FORM_FIELDS = 1_000
 _EMPTY_SECTION = {"role": "dev", "description": "", "criteria": "", "after": ""}
 Sections = Sequence[Mapping[str, Any]]
-_MAX_SHOWN_CARDS = 30
-"""Cards of a column that are visible, the most recently changed; the others need a click."""
-_MAX_CACHED_BOARDS = 16
-"""Rendered boards in the cache: a tenant's board is rendered once for all users with the same
-roles.
-"""
 
 
 def plan_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
@@ -181,8 +169,8 @@ def page_routes(
     """Return all routes of the web page. All but sign-in and the static files need a session."""
     return [
         *sign_in_routes(bearers, sessions, provider),
-        *_board_routes(dependencies, sessions),
-        *_new_story_routes(dependencies, sessions),
+        *board_routes(dependencies, sessions),
+        *story_form_routes(dependencies, sessions),
         *_story_routes(dependencies, sessions),
         *plan_routes(dependencies, sessions),
         *ask_routes(dependencies, sessions),
@@ -192,85 +180,6 @@ def page_routes(
         *parked_routes(dependencies, sessions),
         *provenance_routes(dependencies, sessions),
     ]
-
-
-def _board_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
-    rendered_boards: LRUCache[Hashable, Markup] = LRUCache(_MAX_CACHED_BOARDS)
-
-    async def board(_request: Request, session: Session) -> Response:
-        cards = await dependencies.board.cards(session.who)
-        key = session.who.roles, tuple((card.story.id, card.seq) for card in cards)
-        if (
-            rendered := rendered_boards.get(key)
-        ) is None:  # rendered once, however many reload after a change
-            columns = group_by_state(sorted(cards, key=lambda card: -card.seq))
-            columns_in_order = [(state, columns[state]) for state in lifecycle().order]
-            rendered = rendered_boards[key] = part(
-                "cards.html",
-                columns=columns_in_order,
-                who=session.who,
-                next_step=next_step,
-                moves=moves,
-                max_cards=_MAX_SHOWN_CARDS,
-            )
-        return page("board.html", session=session, board=rendered)
-
-    async def changes(_request: Request, session: Session) -> Response:
-        """Notify of changes on the board, as server-sent events."""
-        return ServerSentEvents(follow_board(dependencies, session.who))
-
-    return [
-        Route("/", require_session(board, sessions)),
-        Route("/changes", require_session(changes, sessions)),
-    ]
-
-
-def _new_story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
-    async def new(request: Request, session: Session) -> Response:
-        context: dict[str, Any] = {
-            "levels": lifecycle().ready,
-            "repositories": known_repositories(dependencies, session.who),
-        }
-        if request.method == "GET":
-            return page(
-                "new.html",
-                session=session,
-                fields={},
-                score=None,
-                error="",
-                default_rigor=DEFAULT_RIGOR,
-                **context,
-            )
-        fields = await read_session_form(request, session)
-        problem, draft_score, draft = (
-            "",
-            None,
-            StoryDraft(fields.get("title", ""), fields.get("brief", ""), _criteria(fields)),
-        )
-        try:
-            draft_score = score(check(draft))
-            if fields.get("do") == "create":
-                repository = fields.get("repository", "").strip()
-                await dependencies.plans.check_repository(repository, session.who)
-                card = await dependencies.board.create(
-                    draft,
-                    session.who,
-                    key=new_task_id(),
-                    repository=repository,
-                    rigor=fields.get("rigor", ""),
-                )
-                return redirect(f"/stories/{card.story.id}")
-        except (InvalidRequest, NotFound, RepositoryError) as error:
-            problem = error.message
-        context |= {
-            "fields": fields,
-            "score": draft_score,
-            "error": problem,
-            "default_rigor": fields.get("rigor", DEFAULT_RIGOR),
-        }
-        return page("new.html", 400 if problem else 200, session=session, **context)
-
-    return [Route("/stories/new", require_session(new, sessions), methods=["GET", "POST"])]
 
 
 def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
@@ -295,6 +204,9 @@ def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
             "moves": moves(card, session.who),
             "next_step": next_step(card, session.who),
             "may_change": may_change(card, session.who),
+            "may_edit": may_edit(card, session),
+            "can_retry": can_retry(card),
+            "delivery": card.delivery.data if card.delivery else {},
             "comments": [event for event in events if event.type is EventType.STORY_COMMENTED],
             "key": new_task_id(),
         }
@@ -310,6 +222,11 @@ def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         )
         return redirect(f"/stories/{story_id}")
 
+    async def retry(request: Request, session: Session) -> Response:
+        await read_session_form(request, session)
+        card = await dependencies.plans.retry(request.path_params["id"], session.who)
+        return redirect(f"/stories/{card.story.id}")
+
     async def move(request: Request, session: Session) -> Response:
         fields = await read_session_form(request, session)
         story_id = request.path_params["id"]
@@ -323,57 +240,7 @@ def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
 
     return [
         Route("/stories/{id}", require_session(story, sessions)),
+        Route("/stories/{id}/retry", require_session(retry, sessions), methods=["POST"]),
         Route("/stories/{id}/move", require_session(move, sessions), methods=["POST"]),
         Route("/stories/{id}/comment", require_session(comment, sessions), methods=["POST"]),
     ]
-
-
-def moves(card: StoryState, who: Principal) -> list[tuple[str, str, str]]:
-    """Return the moves that a user may make: the event, the new state, and why it is blocked (empty
-    if it is not).
-    """
-    possible = []
-    for transition in lifecycle().transitions:
-        if transition.source != card.position.state or not set(transition.by) & who.roles:
-            continue
-        try:
-            decide(card.position, transition.event, who.roles)
-        except Blocked as blocked:
-            possible.append((transition.event, transition.target, blocked.message))
-        else:
-            possible.append((transition.event, transition.target, ""))
-    return possible
-
-
-def next_step(card: StoryState, who: Principal) -> str:
-    """Return the next step of a story and who can take it, in words."""
-    transitions = [
-        transition
-        for transition in lifecycle().transitions
-        if transition.source == card.position.state
-    ]
-    if not transitions:
-        return "none: the story has ended"
-    next_transition = max(
-        transitions, key=lambda transition: lifecycle().order.index(transition.target)
-    )
-    try:
-        decide(card.position, next_transition.event, next_transition.by)
-    except Permanent as missing:
-        return missing.message
-    actor = "you" if set(next_transition.by) & who.roles else " or ".join(next_transition.by)
-    return f"{next_transition.event.replace('_', ' ')} ({actor})"
-
-
-def is_working(card: StoryState) -> bool:
-    """Return whether the server is currently working on a story."""
-    state, facts = card.position.state, card.position.facts
-    if state == "test":
-        return card.check is None or card.check.data.get("moved") != card.moved
-    return (state == "design" and "planned" not in facts) or (
-        state == "build" and card.ended is None
-    )
-
-
-def _criteria(fields: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(line.strip() for line in fields.get("criteria", "").splitlines() if line.strip())

@@ -18,6 +18,7 @@ from moothall.api.web.forms import (
     read_form,
     read_session_form,
     require_session,
+    safe_path,
     set_session,
     sign_in_form,
     target_after_sign_in,
@@ -51,20 +52,17 @@ def sign_in_routes(
         response.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return response
 
-    async def stylesheet(_request: Request) -> Response:
-        return asset("page.css", "text/css")
-
-    async def script(_request: Request) -> Response:
-        return asset("page.js", "text/javascript")
-
     return [
         Route("/sign-in", with_error_page(sign_in.show_forms), methods=["GET"]),
         Route("/sign-in", with_error_page(sign_in.submit_form), methods=["POST"]),
         Route("/sign-out", require_session(sign_out, sessions), methods=["POST"]),
         *(oidc_routes(provider, sessions) if provider else ()),
-        Route("/page.css", stylesheet),
-        Route("/page.js", script),
+        *(Route(f"/{name}", _asset) for name in ("page.css", "page.js", "icon.svg")),
     ]
+
+
+async def _asset(request: Request) -> Response:
+    return asset(request.url.path.removeprefix("/"))
 
 
 class _SignIn:
@@ -78,10 +76,10 @@ class _SignIn:
     async def show_forms(self, request: Request) -> Response:
         """Show the forms, or sign in by a link."""
         if not (secret := request.query_params.get("link", "")):
-            return sign_in_form(self._sessions)
+            return sign_in_form(self._sessions, next_page=target_after_sign_in(request))
         session = self._sessions.follow(secret)
         return (
-            self._start_session(request, session)
+            self._start_session(request, session, target_after_sign_in(request))
             if session
             else sign_in_form(self._sessions, 403, "link_expired")
         )
@@ -91,30 +89,33 @@ class _SignIn:
         if "origin" not in request.headers:  # its value was checked by the server
             raise HttpRefusal(403, "WRONG_ORIGIN", "this form was not sent by the page")
         fields = await read_form(request)
+        next_page = safe_path(fields.get("next", ""))
         if "name" in fields:
             return await self._sign_in_by_password(
-                request, fields["name"].strip(), fields.get("password", "")
+                request, fields["name"].strip(), fields.get("password", ""), next_page
             )
         who = self._bearers.find([f"Bearer {fields.get('token', '')}"])
         return (
-            self._start_session(request, self._sessions.open(who))
+            self._start_session(request, self._sessions.open(who), next_page)
             if who
-            else sign_in_form(self._sessions, 403, "unknown_token")
+            else sign_in_form(self._sessions, 403, "unknown_token", next_page=next_page)
         )
 
-    async def _sign_in_by_password(self, request: Request, name: str, password: str) -> Response:
+    async def _sign_in_by_password(
+        self, request: Request, name: str, password: str, next_page: str
+    ) -> Response:
         address = request.client.host if request.client else ""
         if not self._attempts.begin(name, address):
-            response = sign_in_form(self._sessions, 429, "rate_limited")
+            response = sign_in_form(self._sessions, 429, "rate_limited", next_page=next_page)
             response.headers["Retry-After"] = str(self._attempts.SECONDS)
             return response
         if (session := await self._sessions.sign_in(name, password)) is None:
-            return sign_in_form(self._sessions, 403, "wrong_password")
+            return sign_in_form(self._sessions, 403, "wrong_password", next_page=next_page)
         self._attempts.succeed(name, address)
-        return self._start_session(request, session)
+        return self._start_session(request, session, next_page)
 
-    def _start_session(self, request: Request, session: Session) -> Response:
-        response = redirect(target_after_sign_in(request))
+    def _start_session(self, request: Request, session: Session, next_page: str) -> Response:
+        response = redirect(next_page)
         set_session(response, request, session, self._sessions.seconds)
         return response
 

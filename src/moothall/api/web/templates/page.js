@@ -1,6 +1,7 @@
 "use strict";
 // Keeps the page up to date: after a change on the board or in a council, and regularly while a council runs, it fetches the page again and
 // replaces the parts marked data-live. It also lets users drag cards, scores drafts while they are written, and keeps input while offline.
+// It also keeps a draft of what is typed, so that a restart or the end of a session loses nothing.
 // The page works without this script: it then stays as loaded, and cards are moved by their buttons.
 const main = document.querySelector("main");
 const pollMilliseconds = 3000;
@@ -14,6 +15,83 @@ let renewing = false;
 let renewAgain = false;
 let isConnected = true;
 let draggedCard = null;
+const shownParts = new WeakMap(); // the HTML of live parts as the server sent it, before the script changed times in it
+for (const part of document.querySelectorAll("[data-live]")) shownParts.set(part, part.innerHTML);
+
+// Drafts are kept for each tab, page and form, until the server has redirected after the form was sent.
+const sentDraft = "moothall:sent";
+function draftName(form) {
+  return `moothall:draft:${location.pathname}${location.search}:${form.getAttribute("action")}`;
+}
+
+function typedFields(form) {
+  return [...form.querySelectorAll("input:not([type=hidden]):not([type=password]):not([type=checkbox]), textarea, select")].filter((field) => field.name);
+}
+
+function draftedForms() {
+  return main.dataset.signedIn === undefined ? [] : [...main.querySelectorAll("form[method=post]")].filter((form) => typedFields(form).length);
+}
+
+function keepDraft(form) {
+  sessionStorage.setItem(draftName(form), JSON.stringify(typedFields(form).map((field) => [field.name, field.value])));
+}
+
+function restoreDrafts() {
+  const sent = sessionStorage.getItem(sentDraft);
+  sessionStorage.removeItem(sentDraft);
+  const wasRedirected = performance.getEntriesByType("navigation")[0]?.redirectCount > 0;
+  if (sent && wasRedirected && main.dataset.failed === undefined) sessionStorage.removeItem(sent);
+  for (const form of draftedForms()) {
+    for (const [name, value] of JSON.parse(sessionStorage.getItem(draftName(form)) ?? "[]")) {
+      const field = typedFields(form).find((other) => other.name === name);
+      if (field && field.value !== value) field.value = value;
+    }
+  }
+}
+
+function showTimes(root) {
+  for (const time of root.querySelectorAll("time[datetime]")) {
+    const moment = new Date(time.dateTime);
+    if (Number.isNaN(moment.getTime())) continue;
+    const full = moment.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+    time.title = full;
+    time.textContent = time.classList.contains("ago") ? ageOf(moment) : full;
+  }
+}
+
+function ageOf(moment) {
+  const seconds = (Date.now() - moment.getTime()) / 1000;
+  const [unit, size] = [["day", 86400], ["hour", 3600], ["minute", 60]].find(([, size]) => seconds >= size) ?? ["minute", 60];
+  return new Intl.RelativeTimeFormat(undefined, { numeric: "auto", style: "narrow" }).format(-Math.floor(seconds / size), unit);
+}
+
+function addCopyButtons(root) {
+  for (const part of root.querySelectorAll(".copied")) {
+    if (part.querySelector("button") || !navigator.clipboard) continue;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "quiet";
+    button.textContent = "Copy";
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(part.querySelector("code").textContent);
+      button.textContent = "Copied";
+    });
+    part.append(button);
+  }
+}
+
+// Opened lists stay open when the reader comes back to the page.
+const openLists = `moothall:open:${location.pathname}`;
+function keepOpenLists() {
+  const names = [...document.querySelectorAll("details[data-keep][open]")].map((details) => details.dataset.keep);
+  sessionStorage.setItem(openLists, JSON.stringify(names));
+}
+function restoreOpenLists() {
+  for (const name of JSON.parse(sessionStorage.getItem(openLists) ?? "[]")) {
+    const details = document.querySelector(`details[data-keep="${CSS.escape(name)}"]`);
+    if (details) details.open = true;
+  }
+}
 
 function isBeingEdited(part) {
   return part.contains(document.activeElement) && /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName)
@@ -27,6 +105,8 @@ function replacePart(next, part) {
     const current = part.querySelector(`[data-keep="${details.dataset.keep}"]`);
     if (current) details.open = current.open;
   }
+  showTimes(next);
+  addCopyButtons(next);
   part.replaceWith(next);
   if (at >= 0) next.querySelectorAll(focusable)[at]?.focus({ preventScroll: true });
 }
@@ -41,7 +121,11 @@ async function refresh() {
   if (!(main.dataset.growing = fresh.querySelector("main").dataset.growing)) closeTextStream();
   for (const part of document.querySelectorAll("[data-live]")) {
     const next = fresh.querySelector(`[data-live="${part.dataset.live}"]`);
-    if (next && next.innerHTML !== part.innerHTML && !isBeingEdited(part) && !part.contains(draggedCard)) replacePart(document.importNode(next, true), part);
+    if (next && next.innerHTML !== (shownParts.get(part) ?? part.innerHTML) && !isBeingEdited(part) && !part.contains(draggedCard)) {
+      const copy = document.importNode(next, true);
+      shownParts.set(copy, next.innerHTML);
+      replacePart(copy, part);
+    }
   }
 }
 
@@ -127,15 +211,21 @@ document.addEventListener("dragstart", (event) => {
 document.addEventListener("dragover", (event) => {
   const column = event.target.closest?.("[data-state]");
   for (const other of document.querySelectorAll(".over")) if (other !== column) other.classList.remove("over");
-  if (!moveButton(column)) return;
+  if (!draggedCard || !column) return;
   event.preventDefault();
-  column.classList.add("over");
+  if (moveButton(column)) column.classList.add("over");
 });
 document.addEventListener("drop", (event) => {
-  const button = moveButton(event.target.closest?.("[data-state]"));
-  if (!button) return;
+  const column = event.target.closest?.("[data-state]");
+  if (!draggedCard || !column) return;
   event.preventDefault();
+  const button = moveButton(column);
+  const from = draggedCard.closest("[data-state]").dataset.state;
   endDrag();
+  if (!button) {
+    if (from !== column.dataset.state) showMessage(`You cannot move a story from ${from} to ${column.dataset.state}.`);
+    return;
+  }
   if (button.disabled) showMessage(`The story cannot be moved: ${button.dataset.why}`);
   else move(button);
 });
@@ -143,11 +233,17 @@ document.addEventListener("dragend", () => { endDrag(); renew().catch(() => setC
 
 // A form is sent only once, and only while the server answers, so that no input is lost.
 document.addEventListener("submit", (event) => {
-  if (isConnected && !document.body.classList.contains("busy")) { setBusy(true); return; }
+  if (isConnected && !document.body.classList.contains("busy")) {
+    if (draftedForms().includes(event.target)) { keepDraft(event.target); sessionStorage.setItem(sentDraft, draftName(event.target)); }
+    setBusy(true);
+    return;
+  }
   event.preventDefault();
   if (!isConnected) document.getElementById("offline").focus();
 });
 addEventListener("pageshow", () => setBusy(false)); // also for a page from the browser's cache
+document.addEventListener("input", (event) => { if (draftedForms().includes(event.target.form)) keepDraft(event.target.form); });
+addEventListener("pagehide", keepOpenLists);
 addEventListener("offline", () => setConnected(false));
 document.getElementById("retry").addEventListener("click", () => { refresh().then(() => setConnected(true), () => setConnected(false)); });
 
@@ -205,16 +301,27 @@ function closeTextStream() {
   for (const part of document.querySelectorAll("[data-grows]")) part.hidden = true;
 }
 
+restoreDrafts();
+restoreOpenLists();
+showTimes(document);
+addCopyButtons(document);
+// Browsers skip autofocus where the URL has a fragment, and go to the fragment after this script has run.
+addEventListener("load", () => document.querySelector("[autofocus]")?.focus());
+
+function isFollowing() {
+  return !document.hidden && main.dataset.signedIn !== undefined;
+}
+
 // Browsers allow few connections to one host, so only the visible page holds any.
 document.addEventListener("visibilitychange", () => {
   if (changeStream) changeStream.close();
   closeTextStream();
-  if (!document.hidden) { openChangeStream(); openTextStream(); }
+  if (isFollowing()) { openChangeStream(); openTextStream(); }
 });
 // After a failed request, the next successful one shows that the server is back.
 setInterval(() => {
-  if (document.hidden) return;
+  if (!isFollowing()) return;
   if (!isConnected) refresh().then(() => setConnected(true), () => {});
   else if (Number(main.dataset.every)) renew().catch(() => setConnected(false));
 }, pollMilliseconds);
-if (!document.hidden) { openChangeStream(); openTextStream(); }
+if (isFollowing()) { openChangeStream(); openTextStream(); }

@@ -1,0 +1,177 @@
+"""The form to write a new story, and to edit one in backlog or draft; the coach scores it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from moothall.api.dependencies import ApiDependencies
+from moothall.api.web.forms import read_session_form, require_session
+from moothall.api.web.provenance import known_repositories
+from moothall.api.web.rendering import page, redirect
+from moothall.api.web.sessions import Session, Sessions
+from moothall.domain.budget import Budget
+from moothall.domain.ids import new_task_id
+from moothall.errors import (
+    ConcurrentUpdate,
+    InvalidRequest,
+    MoothallError,
+    NotFound,
+    RepositoryError,
+)
+from moothall.stories.board import EDITOR_ROLES
+from moothall.stories.coach import StoryDraft, check, score
+from moothall.stories.lifecycle import DEFAULT_RIGOR, lifecycle
+from moothall.stories.story_state import EDITABLE_STATES, StoryState
+
+Fields = Mapping[str, str]
+
+
+def story_form_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+    """Return the routes of the form."""
+    forms = _StoryForms(dependencies)
+    return [
+        Route("/stories/new", require_session(forms.new, sessions), methods=["GET", "POST"]),
+        Route("/stories/{id}/edit", require_session(forms.edit, sessions), methods=["GET", "POST"]),
+    ]
+
+
+def may_edit(card: StoryState, session: Session) -> bool:
+    """Return True if a user may edit a story now."""
+    return card.position.state in EDITABLE_STATES and bool(set(EDITOR_ROLES) & session.who.roles)
+
+
+class _StoryForms:
+    """The handlers of the form. `do` is the pressed button: score, or save."""
+
+    def __init__(self, dependencies: ApiDependencies) -> None:
+        self._dependencies = dependencies
+
+    async def new(self, request: Request, session: Session) -> Response:
+        """Write a new story."""
+        if request.method == "GET":
+            return self._page(session, {"rigor": DEFAULT_RIGOR})
+        fields = await read_session_form(request, session)
+        try:
+            draft = check(_draft(fields))
+            if fields.get("do") == "save":
+                repository = await self._repository(fields, session)
+                card = await self._dependencies.board.create(
+                    draft,
+                    session.who,
+                    key=new_task_id(),
+                    repository=repository,
+                    rigor=fields.get("rigor", ""),
+                    budget=_budget(fields),
+                )
+                return redirect(f"/stories/{card.story.id}")
+        except (InvalidRequest, NotFound, RepositoryError) as error:
+            return self._page(session, fields, error=error)
+        return self._page(session, fields)
+
+    async def edit(self, request: Request, session: Session) -> Response:
+        """Edit a story."""
+        card = await self._dependencies.board.card(request.path_params["id"], session.who)
+        if request.method == "GET":
+            return self._page(session, _fields(card), card)
+        fields = await read_session_form(request, session)
+        try:
+            draft = check(_draft(fields))
+            if fields.get("do") == "save":
+                repository = await self._repository(fields, session)
+                await self._dependencies.board.update(
+                    card.story.id,
+                    draft,
+                    session.who,
+                    repository=repository,
+                    rigor=fields.get("rigor", ""),
+                    budget=_budget(fields),
+                    seen_seq=_seq(fields),
+                )
+                return redirect(f"/stories/{card.story.id}")
+        except (ConcurrentUpdate, InvalidRequest, NotFound, RepositoryError) as error:
+            return self._page(session, fields, card, error)
+        return self._page(session, fields, card)
+
+    async def _repository(self, fields: Fields, session: Session) -> str:
+        """Return the repository of a form. Raises if a council could not work on it."""
+        repository = fields.get("repository", "").strip()
+        await self._dependencies.plans.check_repository(repository, session.who)
+        return repository
+
+    def _page(
+        self,
+        session: Session,
+        fields: Fields,
+        card: StoryState | None = None,
+        error: MoothallError | None = None,
+    ) -> Response:
+        repositories = known_repositories(self._dependencies, session.who)
+        if card is None and len(repositories) == 1 and "repository" not in fields:
+            fields = {**fields, "repository": repositories[0]}
+        is_late = isinstance(error, ConcurrentUpdate)
+        return page(
+            "story_form.html",
+            409 if is_late else 400 if error else 200,
+            session=session,
+            card=card,
+            fields=fields,
+            score=_score(fields),
+            error=error.message if error else "",
+            is_late=is_late,
+            levels=lifecycle().ready,
+            repositories=repositories,
+        )
+
+
+def _draft(fields: Fields) -> StoryDraft:
+    criteria = tuple(
+        line.strip() for line in fields.get("criteria", "").splitlines() if line.strip()
+    )
+    return StoryDraft(fields.get("title", ""), fields.get("brief", ""), criteria)
+
+
+def _score(fields: Fields) -> object:
+    """Return the coach's score of a form, None for an empty or an invalid one."""
+    try:
+        return score(check(_draft(fields))) if fields.get("title") else None
+    except InvalidRequest:
+        return None
+
+
+def _fields(card: StoryState) -> Fields:
+    story = card.story
+    return {
+        "title": story.title,
+        "brief": story.brief,
+        "criteria": "\n".join(story.ac),
+        "repository": story.repository_name,
+        "rigor": card.position.rigor,
+        "tokens": str(story.budget.tokens or ""),
+        "cost": f"{story.budget.cost_usd:g}" if story.budget.cost_usd else "",
+        "seq": str(card.seq),
+    }
+
+
+def _budget(fields: Fields) -> Budget:
+    """Return the budget of a form. Raises `InvalidRequest`."""
+    tokens, cost = fields.get("tokens", "").strip(), fields.get("cost", "").strip()
+    try:
+        budget = Budget(tokens=int(tokens or 0), cost_usd=float(cost or 0))
+    except ValueError:
+        budget = Budget(tokens=-1)
+    if budget.tokens < 0 or not 0 <= budget.cost_usd < math.inf or budget.tokens >= 2**63:
+        raise InvalidRequest(
+            "a budget is a whole number of tokens and an amount of US dollars, from 0; empty: the "
+            f"server's default. These are {tokens[:40]!r} and {cost[:40]!r}"
+        )
+    return budget
+
+
+def _seq(fields: Fields) -> int | None:
+    seq = fields.get("seq", "")
+    return int(seq) if seq.isascii() and seq.isdecimal() and len(seq) < 20 else None  # noqa: PLR2004 - digits of 64 bits

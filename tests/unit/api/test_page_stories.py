@@ -1,0 +1,179 @@
+"""The form of a story, the board with its filters, and the path after sign-in."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from moothall import config
+from moothall.api.http.server import http_server
+from moothall.api.web.board import needs, standing
+from moothall.api.web.forms import safe_path
+from moothall.api.web.rendering import make_visible
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL, Principal
+from moothall.stories.board import Board
+from moothall.stories.coach import StoryDraft
+from moothall.stories.story_state import StoryState
+from moothall.telemetry.events import write
+from moothall.testing.bus import MemoryBus
+from support.browsing import Browser
+from support.callers import TOKEN, TOKENS, api_dependencies
+from support.deliberation_service import MemoryDeliberations
+from support.working import DRAFT
+
+OWNER = TOKENS[TOKEN]
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    dependencies = api_dependencies(MemoryDeliberations())
+    async with (
+        http_server(
+            config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
+        ) as served,
+        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
+    ):
+        yield Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
+
+
+async def create(
+    browser: Browser, title: str, *, repository: str = "", rigor: str = ""
+) -> StoryState:
+    draft = StoryDraft(title, DRAFT.description, DRAFT.ac)
+    return await browser.dependencies.board.create(
+        draft, OWNER, key=title, repository=repository, rigor=rigor
+    )
+
+
+async def test_a_story_is_edited_on_the_page(browser: Browser) -> None:
+    form = await browser.sign_in()
+    card = await create(browser, "Export", repository="repo", rigor="L2")
+    path = f"/stories/{card.story.id}/edit"
+    assert f'href="{path}"' in (await browser.get(f"/stories/{card.story.id}")).text
+    shown = (await browser.get(path)).text
+    assert 'value="Export"' in shown
+    assert '<option value="L2" selected>' in shown
+    assert 'value="repo"' in shown
+    fields = {"form": form, "seq": str(card.seq), "rigor": "L0", "tokens": "5000", "cost": "1.5"}
+    saved = await browser.send(path, do="save", title="Export a month", criteria="A\nB", **fields)
+    assert (saved.status, saved.headers["Location"]) == (303, f"/stories/{card.story.id}")
+    story = (await browser.dependencies.board.card(card.story.id, OWNER)).story
+    assert (story.title, story.ac, story.repository) == ("Export a month", ("A", "B"), None)
+    assert (story.budget.tokens, story.budget.cost_usd) == (5000, 1.5)
+
+
+async def test_an_edit_that_came_too_late_keeps_what_was_typed(browser: Browser) -> None:
+    form = await browser.sign_in()
+    card = await create(browser, "Export")
+    board = browser.dependencies.board
+    await board.update(card.story.id, StoryDraft("Export a year"), OWNER)
+    late = await browser.send(
+        f"/stories/{card.story.id}/edit", do="save", title="Mine", seq=str(card.seq), form=form
+    )
+    assert (late.status, 'value="Mine"' in late.text) == (409, True)
+    assert "was changed since you opened it" in late.text
+    assert (await board.card(card.story.id, OWNER)).story.title == "Export a year"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("tokens", "-1"), ("tokens", "many"), ("cost", "nan"), ("cost", "1e999")]
+)
+async def test_a_budget_that_is_none_is_named(browser: Browser, field: str, value: str) -> None:
+    form = await browser.sign_in()
+    sent = {"title": "Export", "do": "save", "form": form, field: value}
+    answer = await browser.send("/stories/new", **sent)
+    assert (answer.status, "a whole number of tokens" in answer.text) == (400, True)
+    assert await browser.dependencies.board.cards(OWNER) == []
+
+
+async def test_the_board_is_filtered_by_its_url(browser: Browser) -> None:
+    await browser.sign_in()
+    await create(browser, "Export invoices", repository="shop")
+    await create(browser, "Import orders", repository="store")
+    gone = await create(browser, "Print labels")
+    await browser.dependencies.board.move(gone.story.id, "archive", OWNER)
+    for query, titles in (
+        ("", {"Export invoices", "Import orders"}),
+        ("?q=EXPORT+inv", {"Export invoices"}),
+        ("?repository=store", {"Import orders"}),
+        ("?show=archived", {"Print labels"}),
+        ("?show=needs-you", set()),
+        ("?q=%00", set()),
+    ):
+        text = (await browser.get(f"/{query}")).text
+        assert {
+            title
+            for title in ("Export invoices", "Import orders", "Print labels")
+            if f">{title}<" in text
+        } == titles, query
+    assert "No story matches." in (await browser.get("/?show=needs-you")).text
+
+
+async def test_a_card_says_how_its_story_stands() -> None:
+    bus = MemoryBus()
+    board = Board(bus)
+    card = await board.create(DRAFT, LOCAL, key="1")
+    story = card.story.id
+    assert standing(card, LOCAL) == ("open", "")
+    await board.move(story, "refine", LOCAL)
+    card = await board.move(story, "submit", LOCAL)
+    assert standing(card, LOCAL) == ("running", "running")
+    plan = {"story_id": story, "plan_id": "plan-1", "tasks": []}
+    derived = write(EventType.PLAN_DERIVED, "plan-1", plan, correlationid=story, tenant="local")
+    await bus.publish(derived)
+    card = await board.card(story, LOCAL)
+    assert (standing(card, LOCAL), needs(card, LOCAL)) == (("needs", "needs you"), True)
+    clerk = Principal("clerk", "local")
+    assert (standing(card, clerk), needs(card, clerk)) == (("open", "waits for others"), False)
+    card = await board.move(story, "accept_design", LOCAL)
+    assert standing(card, LOCAL) == ("running", "running")
+    end = {"story_id": story, "plan_id": "plan-1", "derivation_id": derived.id, "status": "failed"}
+    await bus.publish(write(EventType.PLAN_FINISHED, "plan-1", end, tenant="local"))
+    card = await board.card(story, LOCAL)
+    assert (standing(card, LOCAL), needs(card, LOCAL)) == (("lost", "build failed"), True)
+    card = await board.move(story, "stop", LOCAL)
+    assert standing(card, LOCAL) == ("open", "stopped")
+
+
+async def test_sign_in_leads_back_to_the_page(browser: Browser) -> None:
+    away = await browser.get("/stories/new?x=1")
+    assert away.headers["Location"] == "/sign-in?next=%2Fstories%2Fnew%3Fx%3D1"
+    assert (
+        'name="next" value="/stories/new?x=1"' in (await browser.get(away.headers["Location"])).text
+    )
+    signed_in = await browser.send("/sign-in", token=TOKEN, next="/stories/new?x=1")
+    assert signed_in.headers["Location"] == "/stories/new?x=1"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "//evil.example/",
+        "/\\evil.example",
+        "https://evil.example",
+        "/a b",
+        "/a\nb",
+        "/sign-in?link=x",
+        "",
+        "/" + "a" * 3000,
+    ],
+)
+def test_sign_in_leads_nowhere_else(path: str) -> None:
+    assert safe_path(path) == "/"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\U0001f468\u200d\U0001f469\u200d\U0001f467", None),
+        ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", None),
+        ("pay\u200dload", "pay\u27e8U+200D\u27e9load"),
+        ("\u200d\u4e2d", "\u27e8U+200D\u27e9\u4e2d"),
+        ("\u4e2d\u200c", "\u4e2d\u27e8U+200C\u27e9"),
+    ],
+)
+def test_joiners_are_kept_where_words_and_emoji_need_them(text: str, shown: str | None) -> None:
+    assert make_visible(text) == (text if shown is None else shown)
