@@ -292,6 +292,7 @@ async def _views(app: Served, user: Reader) -> dict[str, str]:
         "remark": f"{council}?on=1.9",
         "task": str(task),
         "wrong": "/stories/nowhere",
+        "runs": "/runs",
         "health": "/system",
         "audit": "/system/audit",
         "tools": "/system/tools",

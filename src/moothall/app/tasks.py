@@ -18,6 +18,7 @@ from moothall.app.repository import Diff, files_here, files_of
 from moothall.authorization.story_budgets import BUCKET, StoryBudgets
 from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.overview import Overview
+from moothall.collector.timeline import Timeline
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskId, check_task_id, is_id, key_of, seat_named
@@ -89,6 +90,10 @@ class Tasks:
             return await Overview(self._bus, lambda: active).get_conversation(task_id, LOCAL)
         except NotFound:
             return ()
+
+    async def timeline(self, task_id: TaskId) -> Timeline:
+        """Return the timeline of a task. Raises `NotFound`."""
+        return await Overview(self._bus, list).get_timeline(task_id, LOCAL)
 
     async def changes(self, task_id: TaskId) -> Sequence[Diff]:
         """Return the diffs of the task's conversation, oldest first."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import click
 
@@ -14,9 +15,13 @@ from moothall.cli.exit_codes import EXIT_NONE
 from moothall.cli.options import example, json_option, task_argument
 from moothall.cli.runtime import print_json, say, with_settings
 from moothall.cli.text import plain
+from moothall.collector.timeline import Timeline
 from moothall.config import Settings
+from moothall.domain.outcome import Outcome
 from moothall.domain.secrets import is_masked
 from moothall.domain.status import TaskView
+from moothall.domain.text import one_line
+from moothall.errors import InvalidRequest
 
 _WIDE_COLUMNS = 100
 _LOG = "reading the log of tasks"
@@ -102,8 +107,16 @@ def _age(time: str) -> str:
 @click.command(epilog=example("moothall show", "moothall show task-0123456789ab --json"))
 @task_argument(required=False)
 @json_option
+@click.option(
+    "--html",
+    "html_file",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write the council's timeline and the ranking to a file, as one HTML document.",
+)
 @with_settings(_LOG)
-async def show(settings: Settings, *, task: str | None, as_json: bool) -> None:
+async def show(
+    settings: Settings, *, task: str | None, as_json: bool, html_file: Path | None
+) -> None:
     """Show the result of TASK: the ranking, its reasons, the winner. The latest one by default."""
     from rich.console import Console
 
@@ -118,6 +131,9 @@ async def show(settings: Settings, *, task: str | None, as_json: bool) -> None:
             (view for view in await tasks.latest("live", 1000) if view.task_id == task_id), None
         )
         thread = await tasks.thread(task_id)
+        timeline = await tasks.timeline(task_id)
+    if html_file is not None:
+        _write_report(html_file, thread[-1].description if thread else "", outcome, timeline)
     if as_json:
         click.echo(document(outcome))
         return
@@ -135,6 +151,19 @@ async def show(settings: Settings, *, task: str | None, as_json: bool) -> None:
                 + (f": {plain(seat.error_message)}" if seat.error_message else "")
             )
         say(f"follow it: moothall log tail --task {task_id} --follow")
+
+
+def _write_report(path: Path, task: str, outcome: Outcome, timeline: Timeline) -> None:
+    """Write a deliberation as one HTML document. Raises `InvalidRequest` if that fails."""
+    from moothall.api.web.rendering import report
+    from moothall.api.web.timeline import draw_timeline
+
+    page = report(one_line(task, 120) or outcome.task_id, outcome, draw_timeline(timeline))
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be written: {error.strerror}") from error
+    say(f"wrote {path}")
 
 
 @click.command(

@@ -14,6 +14,7 @@ from cachetools import FIFOCache, LRUCache
 
 from moothall.collector.fold import UNDATED, DeliberationState
 from moothall.collector.progress import Progress, apply_event, percent_of, status_of
+from moothall.collector.timeline import Timeline, TimelineReader
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import Principal
@@ -44,6 +45,7 @@ class _Reading:
     seq: int = 0
     known: set[str] = field(default_factory=set)
     progress: Progress = field(default_factory=Progress)
+    timeline: TimelineReader = field(default_factory=TimelineReader)
 
 
 class Overview:
@@ -131,11 +133,19 @@ class Overview:
                 ):
                     reading.known.add(recorded.event.id)
                     reading.progress, _ = apply_event(reading.progress, recorded)
+                    reading.timeline.add(recorded)
             state = reading.progress.state
             if state is None or state.requested is None:
                 raise NotFound(f"no task {task_id!r}")
             self._readings[task_key] = reading
             return reading.progress
+
+    async def get_timeline(self, task_id: TaskId, principal: Principal) -> Timeline:
+        """Return the timeline of a deliberation. Raises `NotFound`, also for another tenant's."""
+        task_key = key_of(task_id, principal.tenant)
+        await self.get_progress(task_id, principal)
+        reading = self._readings.get(task_key)
+        return reading.timeline.timeline() if reading else Timeline((), 0.0)
 
     def _active_views(
         self, tenant: str, ended: Mapping[TaskKey, TaskView]

@@ -12,8 +12,11 @@ from moothall.api.http.server import http_server
 from moothall.api.web.board import needs, standing
 from moothall.api.web.forms import safe_path
 from moothall.api.web.rendering import make_visible
-from moothall.domain.event import EventType
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType, new_event
 from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import TaskId, key_of
+from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft
 from moothall.stories.story_state import StoryState
@@ -177,3 +180,23 @@ def test_sign_in_leads_nowhere_else(path: str) -> None:
 )
 def test_joiners_are_kept_where_words_and_emoji_need_them(text: str, shown: str | None) -> None:
     assert make_visible(text) == (text if shown is None else shown)
+
+
+async def test_runs_are_listed_searched_and_paged(browser: Browser) -> None:
+    await browser.sign_in()
+    assert "There are no runs yet." in (await browser.get("/runs")).text
+    bus = browser.dependencies.board._bus
+    for number in range(52):
+        key = key_of(TaskId(f"task-{number}"), OWNER.tenant)
+        outcome = Outcome(key, DeliberationStatus.COMPLETED, tenant=OWNER.tenant, role="dev")
+        decided = new_event(EventType.DELIBERATION_DECIDED, key, dump(outcome), tenant=OWNER.tenant)
+        await bus.publish(decided)
+    listed = (await browser.get("/runs")).text
+    assert listed.count('href="/councils/') == 50
+    second = (await browser.get("/runs?page=2")).text
+    assert second.count('href="/councils/') == 2
+    found = (await browser.get("/runs?q=task-51")).text
+    assert found.count('href="/councils/') == 1
+    assert "No run matches." in (await browser.get("/runs?state=failed")).text
+    for wrong in ("page=0", "page=x", "page=999", "state=lost"):
+        assert (await browser.get(f"/runs?{wrong}")).status == 400

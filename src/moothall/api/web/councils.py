@@ -22,6 +22,7 @@ from moothall.api.web.council_actions import line_comments
 from moothall.api.web.forms import require_session
 from moothall.api.web.rendering import make_visible, page
 from moothall.api.web.sessions import Session, Sessions
+from moothall.api.web.timeline import draw_timeline
 from moothall.collector.overview import seat_view
 from moothall.collector.progress import Progress
 from moothall.collector.seat_progress import ENDED, SeatProgress
@@ -73,6 +74,7 @@ def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
             else "",
             "usage": outcome.usage if outcome.status.ended else _usage(progress),
             "elapsed": _elapsed_seconds(progress, outcome),
+            "chart": draw_timeline(await dependencies.tasks.get_timeline(task_id, session.who)),
             "messages": _steering_messages(progress),
             "undecided": undecided_answers(outcome),
             "remarks": await line_comments(dependencies, outcome, session.who),

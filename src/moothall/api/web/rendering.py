@@ -16,6 +16,8 @@ from markupsafe import Markup, escape
 from starlette.responses import Response
 
 from moothall.api.web.charts import brief
+from moothall.api.web.timeline import Chart
+from moothall.domain.outcome import Outcome
 from moothall.stories.diffs import read_diff, runs
 
 _HEADERS = {
@@ -114,6 +116,16 @@ def page(template: str, status: int = 200, **context: Any) -> Response:
     } | context
     return Response(
         _TEMPLATES.get_template(template).render(variables), status, _HEADERS, "text/html"
+    )
+
+
+def report(title: str, outcome: Outcome, chart: Chart | None) -> str:
+    """Return a deliberation as one HTML document that needs no server: its timeline and ranking."""
+    return _TEMPLATES.get_template("timeline_file.html").render(
+        title=title,
+        outcome=outcome,
+        chart=chart,
+        stylesheet=Markup(_asset_text("page.css")),  # noqa: S704 - our own file
     )
 
 

@@ -27,6 +27,7 @@ from moothall.api.web.forms import read_session_form, require_session
 from moothall.api.web.oidc import Provider
 from moothall.api.web.provenance import provenance_routes
 from moothall.api.web.rendering import page, redirect
+from moothall.api.web.runs import runs_routes
 from moothall.api.web.sessions import Session, Sessions
 from moothall.api.web.sign_in import sign_in_routes
 from moothall.api.web.story_form import may_edit, story_form_routes
@@ -176,6 +177,7 @@ def page_routes(
         *ask_routes(dependencies, sessions),
         *council_routes(dependencies, sessions),
         *council_action_routes(dependencies, sessions),
+        *runs_routes(dependencies, sessions),
         *server_routes(dependencies, sessions),
         *parked_routes(dependencies, sessions),
         *provenance_routes(dependencies, sessions),

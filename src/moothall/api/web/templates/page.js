@@ -80,6 +80,17 @@ function addCopyButtons(root) {
   }
 }
 
+// A step of the timeline is in closed lists; they open for a link to it.
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.(".timeline a");
+  const step = link && document.getElementById(link.getAttribute("href").slice(1));
+  if (!step) return;
+  for (let part = step.firstElementChild; part; part = part.parentElement) if (part.tagName === "DETAILS") part.open = true;
+  event.preventDefault();
+  step.scrollIntoView({ block: "center" });
+  step.querySelector("summary").focus({ preventScroll: true });
+});
+
 // Opened lists stay open when the reader comes back to the page.
 const openLists = `moothall:open:${location.pathname}`;
 function keepOpenLists() {

@@ -1,0 +1,68 @@
+"""The list of runs: every deliberation of the tenant, from the page, the command line and the
+APIs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from moothall.api.dependencies import ApiDependencies
+from moothall.api.web.councils import REFRESH_SECONDS
+from moothall.api.web.forms import require_session
+from moothall.api.web.rendering import page
+from moothall.api.web.sessions import Session, Sessions
+from moothall.domain.status import TaskView
+from moothall.errors import InvalidRequest
+
+_PAGE_SIZE = 50
+_MAX_PAGE = 200
+_MAX_QUERY_CHARS = 200
+_STATES = {"": "All", "live": "Running", "ended": "Ended", "failed": "Failed"}
+
+
+def runs_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+    """Return the route of the list of runs."""
+
+    async def runs(request: Request, session: Session) -> Response:
+        state, number = request.query_params.get("state", ""), _page_number(request)
+        if state not in _STATES:
+            raise InvalidRequest(f"state is {state[:40]!r}; allowed are live, ended and failed")
+        query = request.query_params.get("q", "").strip()[:_MAX_QUERY_CHARS]
+        # One more than are shown tells whether there is a next page.
+        limit = _MAX_PAGE * _PAGE_SIZE if query else number * _PAGE_SIZE + 1
+        views = await dependencies.tasks.list_tasks(session.who, state, limit)
+        found = [view for view in views if _matches(view, query)]
+        first = (number - 1) * _PAGE_SIZE
+        shown = found[first : first + _PAGE_SIZE]
+        return page(
+            "runs.html",
+            session=session,
+            runs=shown,
+            states=_STATES,
+            state=state,
+            query=query,
+            number=number,
+            has_next=len(found) > first + _PAGE_SIZE and number < _MAX_PAGE,
+            refresh=REFRESH_SECONDS if any(not view.status.ended for view in shown) else 0,
+        )
+
+    return [Route("/runs", require_session(runs, sessions))]
+
+
+def _page_number(request: Request) -> int:
+    """Return the number of the page, from 1. Raises `InvalidRequest`."""
+    text = request.query_params.get("page", "1")
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len("200") else 0
+    if not 1 <= number <= _MAX_PAGE:
+        raise InvalidRequest(f"page is {text[:40]!r}; allowed are 1 to {_MAX_PAGE}")
+    return number
+
+
+def _matches(view: TaskView, query: str) -> bool:
+    fields = (view.task_id, view.description, view.repository, view.principal, view.agent)
+    text = "\n".join(fields).lower()
+    return all(word in text for word in query.lower().split())
