@@ -5,12 +5,17 @@ on.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import Literal
 
 MAX_LINES = 2_000
+"""Lines of a diff that a page shows at once; more are shown file by file."""
+_FILE = re.compile(r"diff --git a/.* b/(.*)$")
+_HEADERS = ("index ", "--- ", "+++ ")
 _HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 Kind = Literal["added", "removed", "same", "place"]
 
@@ -72,12 +77,49 @@ def read_diff(diff: str, max_lines: int = MAX_LINES) -> Sequence[DiffLine]:
     )
 
 
-def runs(lines: Sequence[DiffLine]) -> Sequence[tuple[str, Sequence[tuple[int, DiffLine]]]]:
-    """Group consecutive lines that are shown alike, as `place`, `same` or `change`. Each line has
-    its number in the diff, from 1.
+@dataclass(frozen=True, slots=True)
+class DiffFile:
+    """The lines of one file of a diff, each with its number in the whole diff, from 1. Headers of
+    git are left out, but for the places of hunks and notes such as a changed mode.
     """
 
-    def group_kind(item: tuple[int, DiffLine]) -> str:
-        return "change" if item[1].kind in {"added", "removed"} else item[1].kind
+    path: str
+    lines: tuple[tuple[int, DiffLine], ...]
+    added: int
+    removed: int
 
-    return [(kind, list(run)) for kind, run in groupby(enumerate(lines, 1), group_kind)]
+    @property
+    def runs(self) -> Sequence[tuple[str, Sequence[tuple[int, DiffLine]]]]:
+        """The lines, grouped by how they are shown: `place`, `same` or `change`."""
+
+        def group_kind(item: tuple[int, DiffLine]) -> str:
+            return "change" if item[1].kind in {"added", "removed"} else item[1].kind
+
+        return [(kind, list(run)) for kind, run in groupby(self.lines, group_kind)]
+
+
+@lru_cache(maxsize=8)
+def read_files(diff: str) -> tuple[DiffFile, ...]:
+    """Return the files of a diff, in order."""
+    files: list[tuple[str, list[tuple[int, DiffLine]]]] = []
+    for number, line in enumerate(read_diff(diff, sys.maxsize), 1):
+        if (header := _FILE.match(line.text)) and line.kind == "place":
+            files.append((header[1], []))
+            continue
+        if not files:
+            files.append((line.path, []))
+        path, lines = files[-1]
+        if line.kind == "place" and line.text.startswith(_HEADERS):
+            if line.path and line.path != path and line.text.startswith("+++ "):
+                files[-1] = (line.path, lines)
+            continue
+        lines.append((number, line))
+    return tuple(
+        DiffFile(
+            path,
+            tuple(lines),
+            sum(line.kind == "added" for _, line in lines),
+            sum(line.kind == "removed" for _, line in lines),
+        )
+        for path, lines in files
+    )

@@ -254,6 +254,26 @@ async def _story_with_a_diff(app: App) -> str:
     return story_id
 
 
+async def test_a_large_diff_is_shown_file_by_file(app: App) -> None:
+    diff = "".join(
+        f"diff --git a/{name} b/{name}\n--- a/{name}\n+++ b/{name}\n@@ -0,0 +1,1500 @@\n"
+        + f"+{name}\n" * 1500
+        for name in ("one.py", "two.py")
+    )
+    result = Result(1, SEAT, "dev", 0.5, (), passed_gates=True, proven=True, diff=diff)
+    outcome = Outcome(
+        TASK, DeliberationStatus.COMPLETED, role="dev", winner_id=SEAT, results=(result,)
+    )
+    await app.bus.put(TASK, dump(outcome))
+    shown = await app.shown()
+    assert (shown.count("<code>+one.py</code>"), shown.count("<code>+two.py</code>")) == (1500, 0)
+    assert "Show 1501 lines" in shown
+    for query in ("rank=1&file=2", "on=1.3000"):
+        text = (await app.browser.get(f"/councils/{TASK}?{query}")).text
+        assert text.count("<code>+two.py</code>") == 1500, query
+        assert "Show 1501 lines" not in text
+
+
 async def test_something_is_said_of_a_line_which_the_diff_names(app: App) -> None:
     story_id = await _story_with_a_diff(app)
     shown = await app.shown()
@@ -268,7 +288,7 @@ async def test_something_is_said_of_a_line_which_the_diff_names(app: App) -> Non
     )
     assert (output_text.status, output_text.headers["Location"]) == (
         303,
-        f"/councils/{TASK}#line-1.5",
+        f"/councils/{TASK}?rank=1&file=1#line-1.5",
     )
     (card,) = await app.browser.dependencies.board.cards(LOCAL)
     assert card.remarks == (

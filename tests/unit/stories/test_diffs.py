@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from moothall.stories.diffs import DiffLine, read_diff, runs
+from moothall.stories.diffs import DiffLine, read_diff, read_files
 
 DIFF = """diff --git a/src/a.py b/src/a.py
 --- a/src/a.py
@@ -34,18 +34,26 @@ def test_each_line_says_what_it_is_and_where() -> None:
     ]
 
 
-def test_lines_that_are_shown_alike_stand_together_with_their_place_in_the_diff() -> None:
-    found = runs(read_diff(DIFF))
-    assert [(kind, [number for number, _ in run]) for kind, run in found] == [
-        ("place", [1, 2, 3, 4]),
+def test_a_diff_is_read_file_by_file_with_the_numbers_of_its_lines() -> None:
+    first, second = read_files(DIFF)
+    assert [(file.path, file.added, file.removed) for file in (first, second)] == [
+        ("src/a.py", 2, 1),
+        ("b.py", 1, 0),
+    ]
+    assert [(kind, [number for number, _ in run]) for kind, run in first.runs] == [
+        ("place", [4]),
         ("same", [5]),
         ("change", [6, 7, 8]),
         ("same", [9]),
-        ("place", [10, 11, 12, 13, 14]),
+    ]
+    assert [(kind, [number for number, _ in run]) for kind, run in second.runs] == [
+        ("place", [11, 14]),
         ("change", [15]),
         ("place", [16]),
     ]
-    assert runs([]) == []
+    assert read_files("") == ()
+    (loose,) = read_files("no diff at all\n")
+    assert [line.text for _, line in loose.lines] == ["no diff at all"]
 
 
 def test_what_is_no_diff_has_no_lines_to_speak_of() -> None:

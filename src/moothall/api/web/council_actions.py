@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 
 from starlette.requests import Request
@@ -19,7 +20,7 @@ from moothall.domain.outcome import Outcome
 from moothall.domain.plan import LineComment
 from moothall.errors import InvalidRequest
 from moothall.stories import comments
-from moothall.stories.diffs import DiffLine, read_diff
+from moothall.stories.diffs import DiffLine, read_diff, read_files
 from moothall.stories.story_state import remark as remark_of
 
 
@@ -75,7 +76,8 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
             session.who,
             key=form.get("key", ""),
         )
-        return redirect(f"/councils/{task_id}#line-{form['on']}")
+        rank, file = file_of(outcome, form["on"])
+        return redirect(f"/councils/{task_id}?rank={rank}&file={file}#line-{form['on']}")
 
     return [
         Route("/councils/{id}/cancel", require_session(cancel, sessions), methods=["POST"]),
@@ -97,6 +99,21 @@ async def line_comments(
     return remarks
 
 
+def file_of(outcome: Outcome, position: str) -> tuple[int, int]:
+    """Return the rank of the candidate and the number of the file, from 1, in which a position of
+    its diff is; zeros for a position that does not exist.
+    """
+    rank, number = _parse_position(position) or (0, 0)
+    for index, file in enumerate(read_files(_diff_of(outcome, rank)), 1):
+        if any(line_number == number for line_number, _ in file.lines):
+            return rank, index
+    return 0, 0
+
+
+def _diff_of(outcome: Outcome, rank: int) -> str:
+    return next((result.diff for result in outcome.results if result.rank == rank), "")
+
+
 def _parse_position(position: str) -> tuple[int, int] | None:
     """Parse `RANK.LINE`: a candidate's rank and the number of a line in its diff, from 1."""
     match = re.fullmatch(r"(\d{1,4})\.(\d{1,6})", position, re.ASCII)
@@ -104,6 +121,6 @@ def _parse_position(position: str) -> tuple[int, int] | None:
 
 
 def _line(outcome: Outcome, rank: int, number: int) -> DiffLine | None:
-    lines = next((read_diff(result.diff) for result in outcome.results if result.rank == rank), ())
+    lines = read_diff(_diff_of(outcome, rank), sys.maxsize)
     line = lines[number - 1] if 0 < number <= len(lines) else None
     return line if line is not None and line.kind != "place" else None

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import ServerSentEvents
 from moothall.api.web.ask import earlier_tasks
-from moothall.api.web.council_actions import line_comments
+from moothall.api.web.council_actions import file_of, line_comments
 from moothall.api.web.forms import require_session
 from moothall.api.web.rendering import make_visible, page
 from moothall.api.web.sessions import Session, Sessions
@@ -79,6 +79,7 @@ def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
             "undecided": undecided_answers(outcome),
             "remarks": await line_comments(dependencies, outcome, session.who),
             "on": request.query_params.get("on", ""),
+            "open_file": _open_file(request, outcome),
             "may_act": may_act(session.who),
             "key": new_task_id(),
             "metrics": {name: progress.metrics.get(name, 0) for name in _METRICS}
@@ -90,13 +91,23 @@ def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
         }
         context["changes"] = f"/councils/{task_id}/changes"
         context["growing"] = "" if outcome.status.ended else f"/councils/{task_id}/text"
-        return page("deliberation.html", session=session, **context)
+        # In a thread, because a diff may be large.
+        return await asyncio.to_thread(page, "deliberation.html", session=session, **context)
 
     return [
         Route("/councils/{id}", require_session(council, sessions)),
         _changes(dependencies, sessions),
         _text(dependencies, sessions),
     ]
+
+
+def _open_file(request: Request, outcome: Outcome) -> tuple[str, str]:
+    """Return the rank and the number of the file that the URL asks for, by number or by a line."""
+    parameters = request.query_params
+    if position := parameters.get("on", ""):
+        rank, file = file_of(outcome, position)
+        return str(rank), str(file)
+    return parameters.get("rank", ""), parameters.get("file", "")
 
 
 def _changes(dependencies: ApiDependencies, sessions: Sessions) -> Route:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from moothall.api.web.charts import brief
 from moothall.api.web.timeline import Chart
 from moothall.domain.outcome import Outcome
-from moothall.stories.diffs import read_diff, runs
+from moothall.stories.diffs import MAX_LINES, read_files
 
 _HEADERS = {
     "Content-Security-Policy": (
@@ -95,8 +95,7 @@ _TEMPLATES = Environment(
     finalize=visible,
 )
 _TEMPLATES.filters |= {
-    "read_diff": read_diff,
-    "runs": runs,
+    "read_files": read_files,
     "shown": _json,
     "span": span,
     "moment": moment,
@@ -150,7 +149,7 @@ def _asset_text(name: str) -> str:
     return _TEMPLATES.get_template(name).render()
 
 
-_TEMPLATES.globals["asset_url"] = asset_url
+_TEMPLATES.globals |= {"asset_url": asset_url, "max_lines": MAX_LINES}
 
 
 def redirect(path: str) -> Response:

@@ -91,6 +91,25 @@ document.addEventListener("click", (event) => {
   step.querySelector("summary").focus({ preventScroll: true });
 });
 
+// A part that is not loaded yet is fetched with its page, and put into place.
+document.addEventListener("click", async (event) => {
+  const link = event.target.closest?.("a[data-part]");
+  if (!link) return;
+  event.preventDefault();
+  setBusy(true);
+  try {
+    const answer = await fetch(link.href);
+    const id = new URL(link.href).hash.slice(1);
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById(id);
+    if (answer.ok && fresh) document.getElementById(id).replaceWith(document.importNode(fresh, true));
+    else location.assign(link.href);
+  } catch {
+    setConnected(false);
+  } finally {
+    setBusy(false);
+  }
+});
+
 // Opened lists stay open when the reader comes back to the page.
 const openLists = `moothall:open:${location.pathname}`;
 function keepOpenLists() {
