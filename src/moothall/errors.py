@@ -17,6 +17,7 @@
         ├── NoCouncil            the role's council was deleted, or nobody sits in it
         ├── Skipped              a task builds on one that has no winner
         ├── Refused              policy, grants or identity say no
+        │   └── Unauthenticated      the credentials are missing, unknown, expired or revoked
         ├── BudgetExceeded
         ├── LimitExceeded        an agent hit a limit of its own
         ├── DeadlineExceeded
@@ -158,6 +159,12 @@ class Refused(Permanent):
     """Identity, grants or policy say no."""
 
     code = "REFUSED"
+
+
+class Unauthenticated(Refused):
+    """The credentials are missing, unknown, expired or revoked; the message says which."""
+
+    code = "UNAUTHENTICATED"
 
 
 class BudgetExceeded(Permanent):

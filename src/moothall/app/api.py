@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from moothall.api.access_tokens import AccessTokens
 from moothall.api.bundles import BUCKET as BUNDLES
 from moothall.api.bundles import Bundles
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.grpc_server import grpc_server
 from moothall.api.health import HealthCheck, Probe
 from moothall.api.http.server import Served, http_server
-from moothall.api.identity import read_tokens
+from moothall.api.identity import BearerTokens, read_tokens
 from moothall.api.web.oidc import Provider
 from moothall.api.web.user_accounts import UserAccounts
 from moothall.app.bus import Bus, ReportProgress, alone, lease_of, watch_log
@@ -39,7 +40,6 @@ from moothall.concurrency import beside, enter_beside, say_if_slow
 from moothall.config import MetricsSettings, Models, Settings, secret_values
 from moothall.config.models import DEFAULT
 from moothall.deliberation.prompts.briefing import Briefings
-from moothall.domain.identity import Principal
 from moothall.domain.secrets import scrub
 from moothall.domain.status import Condition
 from moothall.domain.topic import Channel
@@ -174,11 +174,11 @@ async def open_apis(
         dependencies = _api_dependencies(
             settings, inputs, planner, rules, tool_sessions=tool_sessions, workflows=workflows
         )
-        tokens = read_tokens(settings.grpc, settings.data_dir)
-        http = await stack.enter_async_context(_serve_http(settings, dependencies, tokens))
+        bearers = _open_bearers(settings)
+        http = await stack.enter_async_context(_serve_http(settings, dependencies, bearers))
         server = await stack.enter_async_context(
             grpc_server(
-                settings.grpc, settings.limits, dependencies, tokens, settings.serve.leave_seconds
+                settings.grpc, settings.limits, dependencies, bearers, settings.serve.leave_seconds
             )
         )
         yield ListeningPorts(server.port, http.port, metrics, http.link)
@@ -302,9 +302,16 @@ async def _open_tools(
     return tool_sessions, workflows
 
 
+def _open_bearers(settings: Settings) -> BearerTokens:
+    """Return the accepted tokens. Raises `ConfigurationError`."""
+    return BearerTokens(
+        read_tokens(settings.grpc, settings.data_dir), [AccessTokens(settings.data_dir)]
+    )
+
+
 @asynccontextmanager
 async def _serve_http(
-    settings: Settings, dependencies: ApiDependencies, tokens: Mapping[str, Principal]
+    settings: Settings, dependencies: ApiDependencies, bearers: BearerTokens
 ) -> AsyncIterator[Served]:
     """Serve HTTP, and yield its port, or 0 if HTTP is disabled. Raises `ConfigurationError`."""
     if not settings.web.enabled:
@@ -315,7 +322,12 @@ async def _serve_http(
     users = UserAccounts(settings.data_dir)
     provider = Provider(settings.oidc) if settings.oidc.issuer else None
     async with http_server(
-        settings.web, dependencies, tokens, configured=configured, accounts=users, provider=provider
+        settings.web,
+        dependencies,
+        bearers,
+        configured=configured,
+        accounts=users,
+        provider=provider,
     ) as served:
         yield served
 

@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from moothall import config
 from moothall.api.grpc_server import grpc_server
+from moothall.api.identity import BearerTokens
 from moothall.domain.identity import Principal
 from moothall.domain.outcome import Outcome
 from moothall.errors import ConfigurationError
@@ -68,7 +69,7 @@ async def test_it_never_serves_without_a_token(
             config.GrpcSettings(port=0),
             config.LimitSettings(),
             api_dependencies(deliberations),
-            tokens,  # type: ignore[arg-type] # of both kinds
+            BearerTokens(tokens),  # type: ignore[arg-type] # of both kinds
         ):
             pass
 
@@ -287,7 +288,7 @@ async def test_its_health_is_not_serving_while_it_still_takes_calls(
                 config.GrpcSettings(port=0),
                 config.LimitSettings(),
                 dependencies,
-                TOKENS,
+                BearerTokens(TOKENS),
                 leave_seconds=3,
             ) as server:
                 ready.set_result(server.target)

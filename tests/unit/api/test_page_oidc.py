@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from moothall import config
 from moothall.api.http.server import http_server
+from moothall.api.identity import BearerTokens
 from moothall.api.web.oidc import Provider as Client
 from moothall.domain.identity import Principal
 from moothall.errors import ConfigurationError
@@ -51,7 +52,7 @@ async def at_server(requested: config.OidcSettings, **web: Any) -> AsyncIterator
     opened = config.WebSettings(**({"port": 0, "grace_seconds": 0.2} | web))
     async with (
         http_server(
-            opened, dependencies, TOKENS, configured=True, provider=Client(requested)
+            opened, dependencies, BearerTokens(TOKENS), configured=True, provider=Client(requested)
         ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
@@ -249,7 +250,7 @@ async def test_a_new_key_is_looked_for_and_one_of_another_kind_serves(there: Pro
         http_server(
             config.WebSettings(port=0, grace_seconds=0.2),
             dependencies,
-            TOKENS,
+            BearerTokens(TOKENS),
             configured=True,
             provider=client,
         ) as served,
