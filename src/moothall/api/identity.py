@@ -24,7 +24,7 @@ from moothall.authorization.keys import ensure_token
 from moothall.domain.codec import wrong
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.ids import ID_PATTERN
-from moothall.errors import ConfigurationError, MoothallError, Unauthenticated
+from moothall.errors import ConfigurationError, MoothallError, Temporary, Unauthenticated
 from moothall.telemetry import metrics
 
 _MIN_TOKEN_CHARS = 16
@@ -73,12 +73,14 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def read_tokens(settings: config.GrpcSettings, data_dir: Path) -> Mapping[str, Principal]:
+def read_tokens(
+    settings: config.GrpcSettings, data_dir: Path, *, has_others: bool = False
+) -> Mapping[str, Principal]:
     """Return the principal of each accepted token: those of the token file and the configured one.
     If there are none, on loopback, it is the token created at the first start.
 
-    Raises `ConfigurationError` if a non-loopback address is bound without a configured token, or if
-    the token file is invalid.
+    `has_others`: callers may also have other tokens. Raises `ConfigurationError` if a non-loopback
+    address is bound without any token, or if the token file is invalid.
     """
     configured = {} if settings.token is None else {settings.token.get_secret_value(): LOCAL}
     if settings.tokens_file is not None:
@@ -92,9 +94,11 @@ def read_tokens(settings: config.GrpcSettings, data_dir: Path) -> Mapping[str, P
     if configured:
         return configured
     if not is_loopback(settings.host):
+        if has_others:
+            return {}
         raise ConfigurationError(
             f"grpc.host {settings.host} is not a loopback address: set grpc.token "
-            "(MOOTHALL_GRPC__TOKEN) or grpc.tokens_file"
+            "(MOOTHALL_GRPC__TOKEN), grpc.tokens_file or oidc.audience"
         )
     return {ensure_token(data_dir): LOCAL}
 
@@ -248,4 +252,5 @@ CREDENTIALS_HINT = (
 async def _refuse(error: MoothallError, _request: Any, context: Any) -> None:
     code = grpc_code(error)
     metrics.GRPC_CALLS.add("other", code.name)
-    await abort(context, code, error.code, error.message)
+    retry_after = error.retry_after if isinstance(error, Temporary) else None
+    await abort(context, code, error.code, error.message, retry_after)

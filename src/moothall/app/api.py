@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from moothall import telemetry
 from moothall.api.access_tokens import AccessTokens
 from moothall.api.bundles import BUCKET as BUNDLES
 from moothall.api.bundles import Bundles
@@ -15,7 +16,8 @@ from moothall.api.dependencies import ApiDependencies
 from moothall.api.grpc_server import grpc_server
 from moothall.api.health import HealthCheck, Probe
 from moothall.api.http.server import Served, http_server
-from moothall.api.identity import BearerTokens, read_tokens
+from moothall.api.identity import BearerTokens, TokenSource, read_tokens
+from moothall.api.openid import IssuedTokens, Issuer
 from moothall.api.web.oidc import Provider
 from moothall.api.web.user_accounts import UserAccounts
 from moothall.app.bus import Bus, ReportProgress, alone, lease_of, watch_log
@@ -59,6 +61,8 @@ from moothall.tool_sessions.deferred_open import of_tasks
 from moothall.tool_sessions.manager import ToolSessions
 from moothall.workers.in_process import Alive
 from moothall.workflows.runner import Workflows
+
+log = telemetry.get_logger(__name__)
 
 _COACH_SECONDS = 60.0
 """The time in which the model may refine or suggest a story; then rules do it."""
@@ -174,7 +178,7 @@ async def open_apis(
         dependencies = _api_dependencies(
             settings, inputs, planner, rules, tool_sessions=tool_sessions, workflows=workflows
         )
-        bearers = _open_bearers(settings)
+        bearers = await _open_bearers(settings)
         http = await stack.enter_async_context(_serve_http(settings, dependencies, bearers))
         server = await stack.enter_async_context(
             grpc_server(
@@ -302,10 +306,25 @@ async def _open_tools(
     return tool_sessions, workflows
 
 
-def _open_bearers(settings: Settings) -> BearerTokens:
-    """Return the accepted tokens. Raises `ConfigurationError`."""
+async def _open_bearers(settings: Settings) -> BearerTokens:
+    """Return the accepted tokens. Raises `ConfigurationError`, also for an issuer that does not
+    match the settings; an unreachable one is only logged.
+    """
+    sources: list[TokenSource] = [AccessTokens(settings.data_dir)]
+    if settings.oidc.audience:
+        issuer = Issuer(settings.oidc)
+        try:
+            await issuer.check()
+        except Temporary as error:
+            log.warning(
+                "the issuer is unreachable; its tokens are refused now",
+                setting="oidc.issuer",
+                reason=error.message,
+            )
+        sources.append(IssuedTokens(issuer))
+    has_others = bool(settings.oidc.audience)
     return BearerTokens(
-        read_tokens(settings.grpc, settings.data_dir), [AccessTokens(settings.data_dir)]
+        read_tokens(settings.grpc, settings.data_dir, has_others=has_others), sources
     )
 
 
@@ -318,9 +337,9 @@ async def _serve_http(
         yield Served(0)
         return
 
-    configured = settings.grpc.token is not None or settings.grpc.tokens_file is not None
+    configured = bool(settings.grpc.token or settings.grpc.tokens_file or settings.oidc.audience)
     users = UserAccounts(settings.data_dir)
-    provider = Provider(settings.oidc) if settings.oidc.issuer else None
+    provider = Provider(settings.oidc) if settings.oidc.client_id else None
     async with http_server(
         settings.web,
         dependencies,

@@ -199,8 +199,8 @@ def _tls(settings: config.WebSettings, *, configured: bool) -> ssl.SSLContext | 
     """Return the TLS context, or None for plain text on loopback."""
     if not is_loopback(settings.host) and not configured:
         raise ConfigurationError(
-            f"web.host {settings.host} is not a loopback address: set grpc.token or "
-            "grpc.tokens_file"
+            f"web.host {settings.host} is not a loopback address: set grpc.token, "
+            "grpc.tokens_file or oidc.audience"
         )
     if settings.tls_cert is None and settings.tls_key is None:
         if not is_loopback(settings.host):
