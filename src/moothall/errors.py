@@ -9,6 +9,7 @@
     │   ├── PolicyUnavailable    the policy engine gave no answer: nothing is allowed
     │   ├── Superseded           another has taken this work up
     │   └── RateLimited
+    │       └── QuotaExceeded    a quota of the tenant is used up
     └── Permanent            the same request will fail again
         ├── InvalidRequest       the caller sent something that cannot be right
         ├── NotFound
@@ -111,6 +112,12 @@ class RateLimited(Temporary):
     """Too many calls in a window."""
 
     code = "RATE_LIMITED"
+
+
+class QuotaExceeded(RateLimited):
+    """A quota of the tenant is used up; the message names it, its use, and when it resets."""
+
+    code = "QUOTA_EXCEEDED"
 
 
 class Permanent(MoothallError):

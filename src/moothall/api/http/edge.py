@@ -164,9 +164,9 @@ def authenticate(app: ASGIApp, bearers: BearerTokens, is_open: Callable[[Scope],
     async def check(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             caller = await bearers.find(Headers(scope=scope).getlist("authorization"))
-        except MoothallError as error:
+        except MoothallError:
             if not is_open(scope):
-                raise HttpRefusal(http_status_of(error), error.code, error.message) from error
+                raise
             call_as(None)
         else:
             call_as(caller.principal)
