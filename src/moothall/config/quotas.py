@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from moothall.config.section import Section
-from moothall.domain.ids import is_id
+
+_Tenant = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 
 
 class Quota(Section):
@@ -27,19 +28,9 @@ class QuotaSettings(Section):
     """Quotas of tenants: docs/operating.md."""
 
     default: Quota = Field(Quota(), description="of each tenant that is not named below")
-    tenants: Mapping[str, Quota] = Field(
+    tenants: Mapping[_Tenant, Quota] = Field(
         {}, description="by tenant; what is not set here is inherited from default"
     )
-
-    @model_validator(mode="after")
-    def _check_tenants(self) -> Self:
-        for tenant in self.tenants:
-            if not is_id(tenant):
-                raise ValueError(
-                    f"quotas.tenants.{tenant[:80]} is not a tenant: lower-case letters, digits and "
-                    "'-', at most 63 characters"
-                )
-        return self
 
     def of(self, tenant: str) -> Quota:
         """Return the quotas of a tenant."""
