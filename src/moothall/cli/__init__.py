@@ -56,6 +56,8 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "config": ("config:config", "Print the settings and the file that they come from."),
         "completion": ("completion:completion", "Print the completion script of a shell."),
         "tools": ("tools:tools", "See, switch and run the agents' tools."),
+        "backup": ("backup:backup", "Back up log, keys and repositories, also while serving."),
+        "restore": ("backup:restore", "Restore a backup into an empty data directory."),
         "bus": ("bus:bus", "Make the keys of a bus of your own."),
         "log": ("log:log", "Read and prune the event log."),
         "audit": ("audit:audit", "Verify the record of tool calls."),

@@ -76,7 +76,7 @@ _TASK_ID_KEYS = ("task_id", "call_id", "agent_id", "follows")
 _CONVERSATION_WINDOW_SHARE = 4
 """The divisor of the model's window that limits an earlier conversation."""
 _MAX_ID_CHARS = 63
-_REFUSAL_KEY = "refused"
+REFUSAL_KEY = "refused"
 """The field of a recorded request that says why it cannot start; it is never enqueued."""
 _FORK_ORDINAL = "first"
 """The ordinal of the steering message that came with a fork's request."""
@@ -194,7 +194,7 @@ class DeliberationService:
         data = dump(deliberation) | {
             "request_digest": digest_request(request, who),
             "num_agents": 1,
-            _REFUSAL_KEY: refusal,
+            REFUSAL_KEY: refusal,
         }
         event = write_of(
             deliberation, EventType.DELIBERATION_REQUESTED, data, time=self._clock().isoformat()
@@ -354,7 +354,7 @@ class DeliberationService:
             )
         # A crash between the two publishes may have lost the work item; a repeat is deduplicated.
         deliberation = check_deliberation(load(Deliberation, recorded.event.data))
-        refusal = recorded.event.data.get(_REFUSAL_KEY)
+        refusal = recorded.event.data.get(REFUSAL_KEY)
         if isinstance(refusal, Mapping):
             code, message = str(refusal.get("code")), str(refusal.get("message"))
             await fail_seats(self._bus, deliberation, code, message, "serve")
