@@ -9,6 +9,7 @@
     │   ├── PolicyUnavailable    the policy engine gave no answer: nothing is allowed
     │   ├── Superseded           another has taken this work up
     │   └── RateLimited
+    │       └── QuotaExceeded    a quota of the tenant is used up
     └── Permanent            the same request will fail again
         ├── InvalidRequest       the caller sent something that cannot be right
         ├── NotFound
@@ -17,6 +18,7 @@
         ├── NoCouncil            the role's council was deleted, or nobody sits in it
         ├── Skipped              a task builds on one that has no winner
         ├── Refused              policy, grants or identity say no
+        │   └── Unauthenticated      the credentials are missing, unknown, expired or revoked
         ├── BudgetExceeded
         ├── LimitExceeded        an agent hit a limit of its own
         ├── DeadlineExceeded
@@ -112,6 +114,12 @@ class RateLimited(Temporary):
     code = "RATE_LIMITED"
 
 
+class QuotaExceeded(RateLimited):
+    """A quota of the tenant is used up; the message names it, its use, and when it resets."""
+
+    code = "QUOTA_EXCEEDED"
+
+
 class Permanent(MoothallError):
     """The same request will fail again."""
 
@@ -158,6 +166,12 @@ class Refused(Permanent):
     """Identity, grants or policy say no."""
 
     code = "REFUSED"
+
+
+class Unauthenticated(Refused):
+    """The credentials are missing, unknown, expired or revoked; the message says which."""
+
+    code = "UNAUTHENTICATED"
 
 
 class BudgetExceeded(Permanent):

@@ -155,6 +155,15 @@ class Bus(Log, Protocol):
     async def enqueue(self, topic: Topic, event: Event, *, fresh: bool = False) -> None:
         """Put an event on the work queue; return once it is durable. `fresh`: no host can have
         begun it before its first delivery, which `extra` of that delivery reports.
+
+        If many deliberations of a role wait, tenants take turns: one with few does not wait for all
+        of another's.
+        """
+        ...
+
+    async def dispatch(self) -> None:
+        """Give tenants their turns in the work queue until cancelled. One process does this at a
+        time.
         """
         ...
 

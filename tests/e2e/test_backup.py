@@ -1,4 +1,4 @@
-"""The two commands of docs/operating.md that back up and restore a server on one machine."""
+"""The commands of docs/operating.md that back up and restore a server on one machine."""
 
 from __future__ import annotations
 
@@ -26,17 +26,29 @@ def run(what: str, data: Path, where: Path) -> None:
     )
 
 
+async def save_and_restore(by: str, before: Command, after: Command, folder: Path) -> None:
+    if by == "tar":
+        run("czf", before.data_dir, folder)
+        after.data_dir.mkdir()
+        run("xzf", after.data_dir, folder)
+        return
+    file = str(folder / "moothall.tar")
+    saved = await before("backup", file)
+    assert saved.code == 0, saved.err
+    restored = await after("restore", file)
+    assert restored.code == 0, restored.err
+    assert "events up to seq" in restored.out
+
+
+@pytest.mark.parametrize("by", ["tar", "moothall"])
 async def test_what_is_brought_back_is_what_was_kept(
-    command: Command, repo: Path, tmp_path: Path
+    command: Command, repo: Path, tmp_path: Path, by: str
 ) -> None:
     before = Command(tmp_path / "before", command.model_url)
     arguments = ("deliberate", "--repo", str(repo), "--agents", "1", "--json")
     task = (await before(*arguments, "Add hello_world()")).document["task_id"]
-    run("czf", before.data_dir, tmp_path)
-
     after = Command(tmp_path / "after", command.model_url)
-    after.data_dir.mkdir()
-    run("xzf", after.data_dir, tmp_path)
+    await save_and_restore(by, before, after, tmp_path)
     for command_line in (
         ("show", task, "--json"),
         ("log", "tail", "--task", task, "--json"),

@@ -19,6 +19,7 @@ from moothall.api.bundles import Bundles
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.grpc_server import Server, grpc_server
 from moothall.api.health import HealthCheck
+from moothall.api.identity import BearerTokens
 from moothall.authorization.recent_decisions import Decisions
 from moothall.authorization.story_budgets import BUCKET, StoryBudgets
 from moothall.collector.overview import Overview
@@ -143,7 +144,7 @@ async def serving(
             grpc_settings,
             config.LimitSettings(),
             dependencies or api_dependencies(deliberations),
-            TOKENS,
+            BearerTokens(TOKENS),
         ) as server,
     ):
         # The caller outlives the server, so that its shutdown is visible: the last sent data may

@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
+import json
 import secrets
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,6 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote_plus, urlencode
 
 import jwt
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from starlette.applications import Starlette
@@ -26,6 +30,7 @@ from starlette.routing import Route
 from moothall.api.asgi import ListenAddress, ServerLimits, serve_asgi
 
 CLIENT, SECRET = "moothall", "the secret of this client"
+AUDIENCE = "https://moothall.example.org/api"
 Forge = Callable[[dict[str, Any], dict[str, Any], Any], str]
 """A function that signs the ID token from claims, header and the provider's key."""
 
@@ -45,6 +50,54 @@ def honest(claims: dict[str, Any], header: dict[str, Any], key: Any) -> str:
     return jwt.encode(claims, key, algorithm=header["alg"], headers=header)
 
 
+def changed(**claims: Any) -> Forge:
+    """Sign other claims; None: without it."""
+    return lambda output_text, header, key: honest(
+        {name: value for name, value in (output_text | claims).items() if value is not None},
+        header,
+        key,
+    )
+
+
+def by_nobody(output_text: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
+    return jwt.encode(output_text, "", algorithm="none", headers=header | {"alg": "none"})
+
+
+def by_the_public_key(output_text: dict[str, Any], header: dict[str, Any], key: Any) -> str:
+    """The old trick: the provider's public key, which everybody has, as the secret of an HMAC."""
+    shape = serialization.PublicFormat.SubjectPublicKeyInfo
+    public = key.public_key().public_bytes(serialization.Encoding.DER, shape)
+    signed = b".".join(
+        urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=")
+        for part in (header | {"alg": "HS256"}, output_text)
+    )
+    return b".".join(
+        (signed, urlsafe_b64encode(hmac.digest(public, signed, "sha256")).rstrip(b"="))
+    ).decode()
+
+
+def by_somebody(output_text: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
+    return honest(output_text, header, keys("somebody")["one"])
+
+
+def by_a_key_of_its_own(output_text: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
+    """A key that the token itself brings along."""
+    own = keys("somebody")["one"]
+    brought = jwt.algorithms.RSAAlgorithm.to_jwk(own.public_key(), as_dict=True)
+    return honest(
+        output_text, header | {"kid": "own", "jwk": brought, "jku": "http://127.0.0.1:1/keys"}, own
+    )
+
+
+def changed_after(output_text: dict[str, Any], header: dict[str, Any], key: Any) -> str:
+    """The head and signature of one token with the claims of another."""
+    first, other = (
+        honest(output_text, header, key).split("."),
+        honest(output_text | {"groups": ["operations"]}, header, key).split("."),
+    )
+    return ".".join((first[0], other[1], first[2]))
+
+
 @dataclass(slots=True)
 class Provider:
     """An OpenID provider. `codes` are those not yet redeemed."""
@@ -58,6 +111,8 @@ class Provider:
     requested: list[dict[str, str]] = field(default_factory=list)
     keys: Mapping[str, Any] = field(default_factory=lambda: keys("the provider"))
     published: tuple[str, ...] = ("one", "two")
+    keys_fetched: int = 0
+    keys_status: int = 200
 
     async def describe(self, _request: Request) -> Response:
         metadata = {
@@ -128,12 +183,23 @@ class Provider:
         )
 
     async def show_keys(self, _request: Request) -> Response:
+        self.keys_fetched += 1
         shown = []
         for kid in self.published:
             public = self.keys[kid].public_key()
             algorithm = RSAAlgorithm if isinstance(public, rsa.RSAPublicKey) else ECAlgorithm
             shown.append(algorithm.to_jwk(public, as_dict=True) | {"kid": kid, "use": "sig"})
-        return JSONResponse({"keys": shown})
+        return JSONResponse({"keys": shown}, self.keys_status)
+
+    def access_token(self, **more: Any) -> str:
+        """Sign an access token with these claims; None: without it. `typ` is part of the header."""
+        now = int(time.time())
+        claims = {"iss": self.issuer, "aud": AUDIENCE, "iat": now, "exp": now + 300, **self.claims}
+        typ = more.pop("typ", "at+jwt")
+        key = self.keys[self.kid]
+        algorithm = "RS256" if isinstance(key, rsa.RSAPrivateKey) else "ES256"
+        signed = {name: value for name, value in (claims | more).items() if value is not None}
+        return self.forge(signed, {"alg": algorithm, "kid": self.kid, "typ": typ}, key)
 
     async def leave(self, _request: Request) -> Response:
         return Response("You are signed out.", media_type="text/html")

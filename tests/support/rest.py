@@ -13,6 +13,7 @@ import aiohttp
 from moothall import config
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.server import http_server
+from moothall.api.identity import BearerTokens
 from support.callers import TOKEN, TOKENS
 
 
@@ -60,7 +61,7 @@ async def serving_http(dependencies: ApiDependencies, **settings: Any) -> AsyncI
     """Serve until the context ends."""
     web_settings = config.WebSettings(**({"port": 0, "grace_seconds": 0.2} | settings))
     async with (
-        http_server(web_settings, dependencies, TOKENS, configured=True) as served,
+        http_server(web_settings, dependencies, BearerTokens(TOKENS), configured=True) as served,
         aiohttp.ClientSession() as session,
     ):
         yield Web(session, served.port)

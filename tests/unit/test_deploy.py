@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 from moothall.cli.deliberate import deliberate
 from moothall.events.nats.accounts import create_account_files
 from moothall.settings import load_settings
+from moothall.telemetry.metrics import REGISTRY
 
 DEPLOY = Path(__file__).parents[2] / "deploy/k8s"
 FOLDERS = [
@@ -22,7 +24,7 @@ FOLDERS = [
 ]
 KUBERNETES = "1.34"
 # Custom kinds: test_chart.py validates these against their definitions.
-DEFINED = {"RayCluster", "ServiceMonitor", "VolumeSnapshot"}
+DEFINED = {"PrometheusRule", "RayCluster", "ServiceMonitor", "VolumeSnapshot"}
 
 
 def read(path: Path) -> Iterator[Any]:
@@ -274,3 +276,17 @@ def test_a_node_with_a_host_on_ray_can_be_drained() -> None:
     assert budget["kind"] == "PodDisruptionBudget"
     assert budget["spec"]["minAvailable"] == cluster["spec"]["workerGroupSpecs"][0]["replicas"] - 1
     assert "maxUnavailable" not in budget["spec"]
+
+
+def test_alerts_use_existing_figures_and_labels_and_each_has_a_runbook() -> None:
+    (rule,) = read(DEPLOY / "components/monitoring/rules.yaml")
+    alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
+    text = (DEPLOY.parents[1] / "docs/operating.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^#### (Moothall\w+)$", text, re.MULTILINE)
+    assert headings == [alert["alert"] for alert in alerts]
+    for alert in alerts:
+        assert alert["annotations"]["runbook"] == f"docs/operating.md#{alert['alert'].lower()}"
+        selectors = re.findall(r"(moothall_\w+)(?:\{(\w+)[=!])?", alert["expr"])
+        assert selectors
+        for name, label in selectors:
+            assert label in {"", *REGISTRY.figures[name].labels}, (name, label)

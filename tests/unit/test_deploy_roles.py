@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from moothall.api.http.server import http_server
+from moothall.api.identity import BearerTokens
 from moothall.app.bus import ROLES, embedded_parts, parse_roles
 from moothall.config import GrpcSettings, Settings
 from moothall.events.nats.accounts import create_account_files
@@ -269,7 +270,7 @@ async def test_the_probe_is_answered_as_the_kubelet_asks_it(
     web = settings.web.model_copy(update={"port": 0, **tls})
     assert (web.host, probe["scheme"], probe["port"]) == (EVERYWHERE, "HTTPS", "web")
     async with (
-        http_server(web, dependencies, TOKENS, configured=True) as served,
+        http_server(web, dependencies, BearerTokens(TOKENS), configured=True) as served,
         aiohttp.ClientSession() as kubelet,
     ):
         url = f"https://127.0.0.1:{served.port}{probe['path']}"

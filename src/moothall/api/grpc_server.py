@@ -7,7 +7,7 @@ status.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from inspect import isasyncgenfunction, iscoroutinefunction
@@ -22,10 +22,9 @@ from grpc_reflection.v1alpha import reflection
 
 from moothall import config, errors, telemetry
 from moothall.api.dependencies import ApiDependencies
-from moothall.api.identity import IdentityInterceptor, is_loopback
+from moothall.api.identity import BearerTokens, IdentityInterceptor, is_loopback
 from moothall.api.protos import services_of
 from moothall.api.status import OPEN_SERVICES, RETRY_SECONDS, abort, grpc_code
-from moothall.domain.identity import Principal
 from moothall.errors import ConfigurationError
 
 log = telemetry.get_logger(__name__)
@@ -263,25 +262,21 @@ async def grpc_server(
     settings: config.GrpcSettings,
     limits: config.LimitSettings,
     dependencies: ApiDependencies,
-    tokens: Mapping[str, Principal],
+    bearers: BearerTokens,
     leave_seconds: float = 0.0,
 ) -> AsyncIterator[Server]:
     """Serve until the context ends. Then health is NOT_SERVING at once, the server continues for
     `leave_seconds`, and calls in flight get `settings.grace_seconds` to finish. Unfinished calls
     are answered with UNAVAILABLE: the work continues, and another server returns its result.
 
-    `tokens` maps each accepted bearer token to its principal (`identity.read_tokens`). Raises
-    `ConfigurationError` without tokens, without TLS on anything but loopback, and if the address is
-    taken.
+    Raises `ConfigurationError` without TLS on anything but loopback, and if the address is taken.
     """
-    if not tokens or not all(tokens):
-        raise ConfigurationError("the gRPC server needs a non-empty token: set grpc.token")
     credentials = await asyncio.to_thread(_credentials, settings)
     calls = CallInterceptor()
     server = grpc.aio.server(
         # The first interceptor sees a call first: nothing is answered, not even with an error,
         # before the caller is authenticated.
-        interceptors=(IdentityInterceptor(tokens), calls),
+        interceptors=(IdentityInterceptor(bearers), calls),
         options=_options(limits),
         maximum_concurrent_rpcs=settings.calls,
     )

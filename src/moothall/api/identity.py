@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import hmac
 import ipaddress
 import os
 import tomllib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 import grpc
@@ -17,12 +19,12 @@ import grpc.aio
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from moothall import config
-from moothall.api.status import OPEN_SERVICES, abort
+from moothall.api.status import OPEN_SERVICES, abort, grpc_code
 from moothall.authorization.keys import ensure_token
 from moothall.domain.codec import wrong
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.ids import ID_PATTERN
-from moothall.errors import ConfigurationError
+from moothall.errors import ConfigurationError, MoothallError, Temporary, Unauthenticated
 from moothall.telemetry import metrics
 
 _MIN_TOKEN_CHARS = 16
@@ -71,12 +73,14 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def read_tokens(settings: config.GrpcSettings, data_dir: Path) -> Mapping[str, Principal]:
+def read_tokens(
+    settings: config.GrpcSettings, data_dir: Path, *, has_others: bool = False
+) -> Mapping[str, Principal]:
     """Return the principal of each accepted token: those of the token file and the configured one.
     If there are none, on loopback, it is the token created at the first start.
 
-    Raises `ConfigurationError` if a non-loopback address is bound without a configured token, or if
-    the token file is invalid.
+    `has_others`: callers may also have other tokens. Raises `ConfigurationError` if a non-loopback
+    address is bound without any token, or if the token file is invalid.
     """
     configured = {} if settings.token is None else {settings.token.get_secret_value(): LOCAL}
     if settings.tokens_file is not None:
@@ -90,9 +94,11 @@ def read_tokens(settings: config.GrpcSettings, data_dir: Path) -> Mapping[str, P
     if configured:
         return configured
     if not is_loopback(settings.host):
+        if has_others:
+            return {}
         raise ConfigurationError(
             f"grpc.host {settings.host} is not a loopback address: set grpc.token "
-            "(MOOTHALL_GRPC__TOKEN) or grpc.tokens_file"
+            "(MOOTHALL_GRPC__TOKEN), grpc.tokens_file or oidc.audience"
         )
     return {ensure_token(data_dir): LOCAL}
 
@@ -149,26 +155,61 @@ def _principals(path: Path) -> dict[str, Principal]:
     return principals
 
 
-class BearerTokens:
-    """The accepted bearer tokens and their principals, for gRPC and HTTP."""
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """An authenticated caller. `is_valid` returns whether the credentials are still valid, for
+    sessions that were opened with them.
+    """
 
-    def __init__(self, tokens: Mapping[str, Principal]) -> None:
-        self._tokens = [(token.encode(), principal) for token, principal in tokens.items()]
+    principal: Principal
+    is_valid: Callable[[], bool] = lambda: True
 
-    def find(self, authorizations: Sequence[str]) -> Principal | None:
-        """Return the principal of a single `Bearer TOKEN` header. Return None for no header,
-        several headers or an unknown token.
+
+class TokenSource(Protocol):
+    """Tokens that change while the server runs."""
+
+    async def find(self, token: str) -> Caller | None:
+        """Return the caller of a token; None if it is no token of this source. Raises
+        `Unauthenticated`, `Temporary`.
         """
-        if len(authorizations) != 1:
-            return None
-        scheme, _, token = authorizations[0].partition(" ")
-        if scheme.lower() != "bearer":
-            return None
+
+
+class BearerTokens:
+    """The accepted bearer tokens and their callers, for gRPC and HTTP: those of the settings, and
+    those of `sources`.
+    """
+
+    def __init__(
+        self, tokens: Mapping[str, Principal], sources: Sequence[TokenSource] = ()
+    ) -> None:
+        """Raise `ConfigurationError` if no token could be accepted."""
+        if not all(tokens) or not (tokens or sources):
+            raise ConfigurationError("the server needs a non-empty token: set grpc.token")
+        self._tokens = [(token.encode(), principal) for token, principal in tokens.items()]
+        self._sources = sources
+
+    def accept(self, principal: Principal) -> bool:
+        """Return whether a token of the settings belongs to this principal."""
+        return any(owner == principal for _, owner in self._tokens)
+
+    async def find(self, authorizations: Sequence[str]) -> Caller:
+        """Return the caller of a single `Bearer TOKEN` header. Raises `Unauthenticated` for no
+        header, several headers or a token that is not accepted, `Temporary` if it cannot be checked
+        now.
+        """
+        scheme, _, token = (authorizations[0] if len(authorizations) == 1 else "").partition(" ")
+        if scheme.lower() != "bearer" or not (token := token.strip()):
+            raise Unauthenticated(CREDENTIALS_HINT)
         matching_principal = None
         for accepted, principal in self._tokens:  # no early exit, so that timing reveals nothing
-            if hmac.compare_digest(accepted, token.strip().encode("utf-8", "surrogateescape")):
+            if hmac.compare_digest(accepted, token.encode("utf-8", "surrogateescape")):
                 matching_principal = principal
-        return matching_principal
+        if matching_principal is not None:
+            return Caller(matching_principal)
+        for source in self._sources:
+            if (caller := await source.find(token)) is not None:
+                return caller
+        raise Unauthenticated(CREDENTIALS_HINT)
 
 
 class IdentityInterceptor(grpc.aio.ServerInterceptor):
@@ -176,8 +217,8 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):
     reflection need no token.
     """
 
-    def __init__(self, tokens: Mapping[str, Principal]) -> None:
-        self._bearers = BearerTokens(tokens)
+    def __init__(self, bearers: BearerTokens) -> None:
+        self._bearers = bearers
 
     async def intercept_service(
         self,
@@ -190,14 +231,15 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):
         if handler_call_details.method.startswith(OPEN_SERVICES):
             return await continuation(handler_call_details)
         metadata: Any = handler_call_details.invocation_metadata or ()
-        principal = self._bearers.find(
-            [str(value) for key, value in metadata if key == "authorization"]
-        )
-        if principal is None:
+        try:
+            caller = await self._bearers.find(
+                [str(value) for key, value in metadata if key == "authorization"]
+            )
+        except MoothallError as error:
             # Streaming on both sides, so that the call is refused before the request is read.
-            return grpc.stream_stream_rpc_method_handler(_refuse)
+            return grpc.stream_stream_rpc_method_handler(functools.partial(_refuse, error))
         # The handler runs in this call's task, and therefore in this context.
-        call_as(principal)
+        call_as(caller.principal)
         return await continuation(handler_call_details)
 
 
@@ -207,11 +249,8 @@ CREDENTIALS_HINT = (
 )
 
 
-async def _refuse(_request: Any, context: Any) -> None:
-    metrics.GRPC_CALLS.add("other", grpc.StatusCode.UNAUTHENTICATED.name)
-    await abort(
-        context,
-        grpc.StatusCode.UNAUTHENTICATED,
-        "UNAUTHENTICATED",
-        CREDENTIALS_HINT,
-    )
+async def _refuse(error: MoothallError, _request: Any, context: Any) -> None:
+    code = grpc_code(error)
+    metrics.GRPC_CALLS.add("other", code.name)
+    retry_after = error.retry_after if isinstance(error, Temporary) else None
+    await abort(context, code, error.code, error.message, retry_after)

@@ -28,6 +28,7 @@ _GRPC_CODES: Mapping[type[errors.MoothallError], grpc.StatusCode] = {
     errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.ConcurrentUpdate: grpc.StatusCode.ABORTED,
     errors.Refused: grpc.StatusCode.PERMISSION_DENIED,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.BudgetExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.RepositoryError: grpc.StatusCode.FAILED_PRECONDITION,

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from moothall import telemetry
+from moothall.api.access_tokens import AccessTokens
 from moothall.api.bundles import BUCKET as BUNDLES
 from moothall.api.bundles import Bundles
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.grpc_server import grpc_server
 from moothall.api.health import HealthCheck, Probe
 from moothall.api.http.server import Served, http_server
-from moothall.api.identity import read_tokens
+from moothall.api.identity import BearerTokens, TokenSource, read_tokens
+from moothall.api.openid import IssuedTokens, Issuer
 from moothall.api.web.oidc import Provider
 from moothall.api.web.user_accounts import UserAccounts
 from moothall.app.bus import Bus, ReportProgress, alone, lease_of, watch_log
@@ -39,7 +42,6 @@ from moothall.concurrency import beside, enter_beside, say_if_slow
 from moothall.config import MetricsSettings, Models, Settings, secret_values
 from moothall.config.models import DEFAULT
 from moothall.deliberation.prompts.briefing import Briefings
-from moothall.domain.identity import Principal
 from moothall.domain.secrets import scrub
 from moothall.domain.status import Condition
 from moothall.domain.topic import Channel
@@ -59,6 +61,8 @@ from moothall.tool_sessions.deferred_open import of_tasks
 from moothall.tool_sessions.manager import ToolSessions
 from moothall.workers.in_process import Alive
 from moothall.workflows.runner import Workflows
+
+log = telemetry.get_logger(__name__)
 
 _COACH_SECONDS = 60.0
 """The time in which the model may refine or suggest a story; then rules do it."""
@@ -174,11 +178,11 @@ async def open_apis(
         dependencies = _api_dependencies(
             settings, inputs, planner, rules, tool_sessions=tool_sessions, workflows=workflows
         )
-        tokens = read_tokens(settings.grpc, settings.data_dir)
-        http = await stack.enter_async_context(_serve_http(settings, dependencies, tokens))
+        bearers = await _open_bearers(settings)
+        http = await stack.enter_async_context(_serve_http(settings, dependencies, bearers))
         server = await stack.enter_async_context(
             grpc_server(
-                settings.grpc, settings.limits, dependencies, tokens, settings.serve.leave_seconds
+                settings.grpc, settings.limits, dependencies, bearers, settings.serve.leave_seconds
             )
         )
         yield ListeningPorts(server.port, http.port, metrics, http.link)
@@ -302,20 +306,47 @@ async def _open_tools(
     return tool_sessions, workflows
 
 
+async def _open_bearers(settings: Settings) -> BearerTokens:
+    """Return the accepted tokens. Raises `ConfigurationError`, also for an issuer that does not
+    match the settings; an unreachable one is only logged.
+    """
+    sources: list[TokenSource] = [AccessTokens(settings.data_dir)]
+    if settings.oidc.audience:
+        issuer = Issuer(settings.oidc)
+        try:
+            await issuer.check()
+        except Temporary as error:
+            log.warning(
+                "the issuer is unreachable; its tokens are refused now",
+                setting="oidc.issuer",
+                reason=error.message,
+            )
+        sources.append(IssuedTokens(issuer))
+    has_others = bool(settings.oidc.audience)
+    return BearerTokens(
+        read_tokens(settings.grpc, settings.data_dir, has_others=has_others), sources
+    )
+
+
 @asynccontextmanager
 async def _serve_http(
-    settings: Settings, dependencies: ApiDependencies, tokens: Mapping[str, Principal]
+    settings: Settings, dependencies: ApiDependencies, bearers: BearerTokens
 ) -> AsyncIterator[Served]:
     """Serve HTTP, and yield its port, or 0 if HTTP is disabled. Raises `ConfigurationError`."""
     if not settings.web.enabled:
         yield Served(0)
         return
 
-    configured = settings.grpc.token is not None or settings.grpc.tokens_file is not None
+    configured = bool(settings.grpc.token or settings.grpc.tokens_file or settings.oidc.audience)
     users = UserAccounts(settings.data_dir)
-    provider = Provider(settings.oidc) if settings.oidc.issuer else None
+    provider = Provider(settings.oidc) if settings.oidc.client_id else None
     async with http_server(
-        settings.web, dependencies, tokens, configured=configured, accounts=users, provider=provider
+        settings.web,
+        dependencies,
+        bearers,
+        configured=configured,
+        accounts=users,
+        provider=provider,
     ) as served:
         yield served
 

@@ -25,6 +25,7 @@ from moothall.app.repositories import (
 from moothall.app.rules import audit_log, open_rules
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.keys import keys_of
+from moothall.authorization.quotas import Quotas
 from moothall.authorization.story_budgets import BUCKET, StoryBudgets
 from moothall.concurrency import leaves
 from moothall.config import MetricsSettings, Settings, secret_values
@@ -162,7 +163,18 @@ async def _host(
         )
         accounts = StoryBudgets(bus.bucket(BUCKET), settings.limits)
         seats, patience = settings.ray.seats_per_host, settings.bus.ack_wait_seconds
-        host = Host(name, bus, services.repositories, parts, seats, accounts, patience, node=node)
+        quotas = Quotas(bus.bucket(BUCKET), settings.quotas)
+        host = Host(
+            name,
+            bus,
+            services.repositories,
+            parts,
+            seats,
+            accounts,
+            patience,
+            quotas=quotas,
+            node=node,
+        )
         ready()
         await host.run()
 

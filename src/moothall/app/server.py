@@ -44,6 +44,8 @@ from moothall.app.bus import (
 from moothall.app.data_dir_lock import Address
 from moothall.app.preflight import check_first, check_parts, defaults
 from moothall.app.repositories import serve_repositories, trusted_repositories
+from moothall.authorization.quotas import Quotas
+from moothall.authorization.story_budgets import BUCKET
 from moothall.collector import Collector
 from moothall.collector.observer import Observer
 from moothall.concurrency import beside, enter_beside, say_if_slow, start_beside
@@ -206,7 +208,11 @@ async def _attach(settings: Settings, address: data_dir_lock.Address, stack: Asy
     council_registry = CouncilRegistry(bus, settings.limits, settings.choice)
     await council_registry.refresh()
     deliberations = DeliberationService(
-        bus, trusted_repositories(settings), defaults(settings), councils=council_registry
+        bus,
+        trusted_repositories(settings),
+        defaults(settings),
+        councils=council_registry,
+        quotas=Quotas(bus.bucket(BUCKET), settings.quotas),
     )
     return App(deliberations, bus, address.grpc_port)
 
@@ -265,6 +271,7 @@ class _ServerBuilder:
             defaults(self._settings),
             councils=council_registry,
             write_briefing=create_briefings().brief_seats,
+            quotas=Quotas(bus.bucket(BUCKET), self._settings.quotas),
         )
         app = App(deliberations, bus, 0)
         if self._serving:

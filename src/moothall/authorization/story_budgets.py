@@ -6,16 +6,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from moothall.config import LimitSettings
 from moothall.domain.budget import Amount, Budget, BudgetAccount, Ledger, Usage
 from moothall.domain.codec import dump, load
+from moothall.domain.event import Data
 from moothall.domain.ids import TaskKey
-from moothall.errors import AlreadyExists
+from moothall.errors import AlreadyExists, BudgetExceeded
 from moothall.ports import Bucket
+from moothall.telemetry import metrics
 
 BUCKET = "budgets"
 _CALLS_AHEAD = 4
@@ -45,7 +48,8 @@ class StoryBudgets:
         self, story_id: str, tenant: str, task_key: TaskKey, budget: Budget
     ) -> BudgetReservation:
         """Return the reservation of a deliberation."""
-        return BudgetReservation(self, f"{tenant}.{story_id}", task_key, self._limit(budget))
+        key = f"{tenant}.{story_id}"
+        return BudgetReservation(self, key, task_key, self._limit(budget), "story")
 
     def _limit(self, budget: Budget) -> Amount:
         whole = budget.or_default(self._default)
@@ -59,26 +63,72 @@ class StoryBudgets:
         """
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:  # orders changes of this process; other processes may still conflict
-            delay = _FIRST_DELAY_SECONDS
-            while True:
-                document, revision = await self._bucket.get_with_revision(key)
-                changed = change(load(BudgetAccount, document) if document else BudgetAccount())
-                try:
-                    await self._bucket.replace(key, dump(changed), revision)
-                except AlreadyExists:
-                    await asyncio.sleep(delay * random.random())  # noqa: S311 - spreads writers
-                    delay = min(delay * 2, _MAX_DELAY_SECONDS)
-                else:
-                    return changed
+
+            def change_document(document: Data | None) -> Data:
+                return dump(change(load(BudgetAccount, document) if document else BudgetAccount()))
+
+            return load(BudgetAccount, await compare_and_set(self._bucket, key, change_document))
+
+
+async def compare_and_set(bucket: Bucket, key: str, change: Callable[[Data | None], Data]) -> Data:
+    """Change a document and return it; `change` gets None if there is none, and is called again if
+    another process was faster. Raises what it raises, `BusUnavailable`.
+    """
+    delay = _FIRST_DELAY_SECONDS
+    while True:
+        document, revision = await bucket.get_with_revision(key)
+        changed = change(document)
+        try:
+            await bucket.replace(key, changed, revision)
+        except AlreadyExists:
+            await asyncio.sleep(delay * random.random())  # noqa: S311 - spreads writers
+            delay = min(delay * 2, _MAX_DELAY_SECONDS)
+        else:
+            return changed
+
+
+class Reservation(Protocol):
+    """A deliberation's share of a budget. Amounts are totals, so repeating a call changes
+    nothing.
+    """
+
+    async def cover(self, ledger: Ledger, estimate: Usage) -> None:
+        """Reserve what a ledger has spent and holds, including the `estimate` of the next call.
+        Raises `BudgetExceeded`, `BusUnavailable`.
+        """
+
+    async def close(self, spent: Usage) -> None:
+        """Release what was not spent. Raises `BusUnavailable`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservations:
+    """A deliberation's shares of several budgets."""
+
+    parts: Sequence[Reservation]
+
+    async def cover(self, ledger: Ledger, estimate: Usage) -> None:
+        """Reserve in each budget."""
+        for part in self.parts:
+            await part.cover(ledger, estimate)
+
+    async def close(self, spent: Usage) -> None:
+        """Release in each budget."""
+        for part in self.parts:
+            await part.close(spent)
 
 
 class BudgetReservation:
-    """A deliberation's share of its story's budget. All amounts are totals, so a deliberation that
+    """A deliberation's share of an account. All amounts are totals, so a deliberation that
     is taken over continues with the same share, and what was spent before a crash counts once.
     """
 
-    def __init__(self, accounts: StoryBudgets, key: str, task_key: TaskKey, limit: Amount) -> None:
+    def __init__(
+        self, accounts: StoryBudgets, key: str, task_key: TaskKey, limit: Amount, label: str
+    ) -> None:
+        """`label` is the kind of budget, for the metric of refusals."""
         self._accounts = accounts
+        self._label = label
         self._key = key
         self._task_key = task_key
         self._limit = limit
@@ -102,12 +152,16 @@ class BudgetReservation:
                 call_cost.cost_usd * _CALLS_AHEAD,
             )
             spent = Amount.of(ledger.spent)
-            account = await self._accounts.change(
-                self._key,
-                lambda account: replace(account, limit=self._limit).draw(
-                    self._task_key, needed, spent, more
-                ),
-            )
+            try:
+                account = await self._accounts.change(
+                    self._key,
+                    lambda account: replace(account, limit=self._limit).draw(
+                        self._task_key, needed, spent, more
+                    ),
+                )
+            except BudgetExceeded:
+                metrics.BUDGET_REFUSALS.add(self._label)
+                raise
             self._granted = account.draws[self._task_key].granted
 
     async def close(self, spent: Usage) -> None:

@@ -22,7 +22,13 @@ from moothall.domain.event import EventType
 from moothall.domain.ids import new_task_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
-from moothall.errors import ConfigurationError, InvalidRequest, MoothallError, Temporary
+from moothall.errors import (
+    ConfigurationError,
+    InvalidRequest,
+    MoothallError,
+    QuotaExceeded,
+    Temporary,
+)
 
 if TYPE_CHECKING:  # imported by a client that starts a server
     from moothall.app.embedded import Embedded
@@ -201,7 +207,7 @@ class AsyncClient:
                         yield update
             except Temporary as error:
                 failures += 1
-                if failures > self._retries:
+                if failures > self._retries or isinstance(error, QuotaExceeded):
                     raise
                 await asyncio.sleep(_pause(error, failures))
             else:
@@ -316,7 +322,7 @@ class AsyncClient:
                 failures += 1
                 if self._embedded is not None:
                     self._embedded.check()
-                if failures > self._retries:
+                if failures > self._retries or isinstance(error, QuotaExceeded):
                     raise
                 await asyncio.sleep(_pause(error, failures))
 

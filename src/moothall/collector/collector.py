@@ -160,6 +160,11 @@ class Collector:
             group.create_task(self._follow_documents(), name="collector-documents")
             group.create_task(self._follow_steering(), name="collector-steering")
             group.create_task(self._watch_deadlines(group), name="collector-deadlines")
+            group.create_task(self._dispatch_work(), name="collector-work")
+
+    async def _dispatch_work(self) -> None:
+        async with self._lock("work"):
+            await self._bus.dispatch()
 
     def try_fold(self, recorded: Recorded) -> bool | asyncio.Future[None]:
         """Fold an event of an active deliberation without I/O.

@@ -55,7 +55,8 @@ class WebSettings(Section):
     enabled: bool = Field(default=True, description="serve HTTP and the page")
     host: str = Field(
         "127.0.0.1",
-        description="non-loopback addresses require TLS, and grpc.token or grpc.tokens_file",
+        description="non-loopback addresses require TLS, and grpc.token, grpc.tokens_file or "
+        "oidc.audience",
     )
     port: int | None = Field(
         None,
@@ -96,8 +97,8 @@ class WebSettings(Section):
 
 
 class OidcSettings(Section):
-    """Sign-in to the page with an OpenID provider: docs/api.md. Without an issuer, users sign in
-    by link, token or account.
+    """An OpenID provider, for sign-in to the page (client_id) and for the tokens of callers
+    (audience): docs/api.md. Without an issuer, users sign in by link, token or account.
     """
 
     issuer: str | None = Field(
@@ -106,7 +107,9 @@ class OidcSettings(Section):
         description="the issuer in its tokens, e.g. https://id.example.org/realms/main; http:// "
         "only on loopback",
     )
-    client_id: str = Field("", description="id of this server at the provider")
+    client_id: str = Field(
+        "", description="id of this server at the provider; empty: nobody signs in there"
+    )
     client_secret: SecretStr | None = Field(
         None, description="empty for a public client; PKCE is used in both cases"
     )
@@ -150,18 +153,24 @@ class OidcSettings(Section):
     sign_in_seconds: float = Field(
         600.0, gt=0, description="maximum time that a user may spend at the provider to sign in"
     )
+    audience: str = Field(
+        "",
+        description="audience of the access tokens of callers of gRPC and HTTP; empty: tokens of "
+        "the provider are refused there",
+    )
 
     @model_validator(mode="after")
     def _check_issuer(self) -> Self:
-        if self.issuer is None and (self.client_id or self.roles):
+        if self.issuer is None and (self.client_id or self.roles or self.audience):
             raise ValueError("oidc.issuer is missing; set it to the URL of the provider")
-        if self.issuer is not None and not self.client_id:
+        if self.issuer is not None and not (self.client_id or self.audience):
             raise ValueError(
-                "oidc.client_id is missing; set it to the id of this server at the provider"
+                "oidc.client_id is missing; set it to the id of this server at the provider, or "
+                "set oidc.audience to accept only tokens of callers"
             )
         if self.issuer is not None and not any(self.roles.values()):
             raise ValueError(
-                "oidc.roles is empty, so nobody could sign in; set the roles of a group, such as "
-                '{"product": ["po"]}'
+                "oidc.roles is empty, so nobody would have access; set the roles of a group, such "
+                'as {"product": ["po"]}'
             )
         return self

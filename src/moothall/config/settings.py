@@ -31,6 +31,7 @@ from moothall.config.limits import (
 )
 from moothall.config.llm import LlmSettings
 from moothall.config.models import Models
+from moothall.config.quotas import QuotaSettings
 from moothall.config.section import Section
 from moothall.config.servers import GrpcSettings, OidcSettings, WebSettings
 from moothall.config.services import BusSettings, GraphSettings, RaySettings, ServeSettings
@@ -103,6 +104,7 @@ class Settings(WorkspaceSections, BaseSettings):
     log: LogSettings = LogSettings()
     trace: TraceSettings = TraceSettings()
     metrics: MetricsSettings = MetricsSettings()
+    quotas: QuotaSettings = QuotaSettings()
 
     @model_validator(mode="after")
     def _complete_models(self) -> Self:

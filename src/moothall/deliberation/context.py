@@ -10,7 +10,7 @@ from typing import Any
 
 from moothall.authorization.call_context import CallContext
 from moothall.authorization.gateway import ToolGateway
-from moothall.authorization.story_budgets import BudgetReservation
+from moothall.authorization.story_budgets import Reservation
 from moothall.config import EvidenceSettings, LimitSettings, LlmSettings, RunnerSettings
 from moothall.config.llm import NATIVE_WINDOW
 from moothall.config.models import DEFAULT
@@ -78,8 +78,8 @@ class Dependencies:
     python: RunnerSettings = field(default_factory=RunnerSettings)
     repo_mapper: RepoMapper | None = None
     merge: MergeCommits | None = None
-    reservation: BudgetReservation | None = None
-    """The budget reservation of the deliberation's story, if it has one."""
+    reservation: Reservation | None = None
+    """The deliberation's shares of the budget of its story and of its tenant's quotas."""
     steering: Mapping[str, str] = field(default_factory=dict)
     """Steering messages to the deliberation, by event id; the host adds new ones."""
     publish_partial: PublishPartial | None = None

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from moothall import telemetry
-from moothall.authorization.story_budgets import BudgetReservation
+from moothall.authorization.story_budgets import Reservation
 from moothall.concurrency import beside
 from moothall.config import LlmSettings
 from moothall.deliberation.event_writer import EventWriter
@@ -143,7 +143,7 @@ class RecordedModel:
         seat_models: Mapping[str, NamedModel] | None = None,
         clean: Callable[[str], str] = scrub,
         owns_work: Callable[[], bool] = lambda: True,
-        reservation: BudgetReservation | None = None,
+        reservation: Reservation | None = None,
         steering: Mapping[str, str] | None = None,
         publish_partial: PublishPartial | None = None,
         pause_gate: PauseGate | None = None,
@@ -252,7 +252,7 @@ class RecordedModel:
         seat = request.call_id.split("/")[1]
         try:
             if self._reservation is not None:
-                await self._reserve(self._reservation, estimate)
+                await self._reservation.cover(self._ledger, estimate)
             with model_call(request, messages, self._clean) as record_reply:
                 cleaned_request = replace(
                     request, messages=messages, tenant=self._events.deliberation.tenant
@@ -331,16 +331,9 @@ class RecordedModel:
         return reply
 
     async def close(self) -> None:
-        """Return unused budget to the story. Raises `BusUnavailable`."""
+        """Return unused budget. Raises `BusUnavailable`."""
         if self._reservation is not None:
             await self._reservation.close(self._ledger.spent)
-
-    async def _reserve(self, reservation: BudgetReservation, estimate: Usage) -> None:
-        try:
-            await reservation.cover(self._ledger, estimate)
-        except BudgetExceeded:
-            telemetry.metrics.BUDGET_REFUSALS.add("story")
-            raise
 
     def _clean_message(self, message: Message) -> Message:
         cleaned = self._cleaned_messages.get(message)

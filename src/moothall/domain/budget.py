@@ -289,6 +289,16 @@ class BudgetAccount:
         """Return the account in which `key` has spent this amount and reserves nothing more."""
         return replace(self, draws={**self.draws, key: BudgetDraw(spent, spent)})
 
+    def fold_closed(self, keep: int) -> BudgetAccount:
+        """Return the account in which the closed entries before the last `keep` are one."""
+        closed = [key for key, draw in self.draws.items() if key and draw.granted == draw.spent]
+        if len(closed) <= keep:
+            return self
+        folded = {*closed[: len(closed) - keep], ""} & self.draws.keys()
+        total = _sum(self.draws[key].spent for key in folded)
+        rest = {key: draw for key, draw in self.draws.items() if key not in folded}
+        return replace(self, draws={"": BudgetDraw(total, total), **rest})
+
 
 def _sum(amounts: Iterable[Amount]) -> Amount:
     total = Amount()

@@ -43,6 +43,7 @@ _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("ya29.",), _EDGE + r"ya29\.[A-Za-z0-9_-]{20,500}"),
     (("hf_",), _EDGE + r"hf_[A-Za-z0-9]{30,64}"),  # Hugging Face
     (("npm_",), _EDGE + r"npm_[A-Za-z0-9]{36}"),
+    (("moothall_",), _EDGE + r"moothall_[A-Za-z0-9_-]{43}(?![A-Za-z0-9_-])"),  # our callers
     (("pypi-",), _EDGE + r"pypi-[A-Za-z0-9_-]{50,500}"),
     (("SG.",), _EDGE + r"SG\.[A-Za-z0-9_-]{16,64}\.[A-Za-z0-9_-]{16,64}"),  # SendGrid
     (

@@ -12,5 +12,16 @@ from moothall.events.nats.core_messages import open_core_messages
 from moothall.events.nats.jetstream import JetStreamBus as Bus
 from moothall.events.nats.jetstream import open_bus
 from moothall.events.nats.server import embedded_server
+from moothall.events.nats.snapshots import Snapshots, open_snapshots, ordered_streams
 
-__all__ = ["Bus", "asyncapi", "embedded_server", "open_bus", "open_core_messages", "pruning"]
+__all__ = [
+    "Bus",
+    "Snapshots",
+    "asyncapi",
+    "embedded_server",
+    "open_bus",
+    "open_core_messages",
+    "open_snapshots",
+    "ordered_streams",
+    "pruning",
+]

@@ -119,6 +119,12 @@ COUNCILS = StreamSpec(
 )
 STREAMS = (EVENTS, WORK, AUDIT, DEAD, COUNCILS)
 
+
+def host_durable(role: str) -> str:
+    """Return the name of the durable consumer of a role's work."""
+    return f"host-{role}"
+
+
 DURABLES: Mapping[str, DurableSpec] = {
     spec.name: spec
     for spec in (
@@ -143,7 +149,7 @@ DURABLES: Mapping[str, DurableSpec] = {
         ),
         *(
             DurableSpec(
-                f"host-{role}",
+                host_durable(role),
                 WORK.name,
                 subjects((Channel.WORK.of(role),)),
                 f"{role} deliberations, run by hosts",

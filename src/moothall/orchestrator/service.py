@@ -14,6 +14,7 @@ from itertools import count
 from cachetools import LRUCache
 
 from moothall import telemetry
+from moothall.authorization.quotas import Quotas
 from moothall.deliberation.prompts.text import tokens
 from moothall.domain.briefing import BriefingRequest
 from moothall.domain.causation import request_event_id
@@ -50,6 +51,7 @@ from moothall.errors import (
     MoothallError,
     NotFound,
     Permanent,
+    QuotaExceeded,
 )
 from moothall.orchestrator.conversation_history import (
     continue_from,
@@ -74,7 +76,7 @@ _TASK_ID_KEYS = ("task_id", "call_id", "agent_id", "follows")
 _CONVERSATION_WINDOW_SHARE = 4
 """The divisor of the model's window that limits an earlier conversation."""
 _MAX_ID_CHARS = 63
-_REFUSAL_KEY = "refused"
+REFUSAL_KEY = "refused"
 """The field of a recorded request that says why it cannot start; it is never enqueued."""
 _FORK_ORDINAL = "first"
 """The ordinal of the steering message that came with a fork's request."""
@@ -102,8 +104,10 @@ class DeliberationService:
         *,
         councils: CouncilRegistry | None = None,
         write_briefing: WriteBriefing | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         self._councils = councils
+        self._quotas = quotas
         self._write_briefing = write_briefing
         self._bus = bus
         self._repositories = repositories
@@ -190,7 +194,7 @@ class DeliberationService:
         data = dump(deliberation) | {
             "request_digest": digest_request(request, who),
             "num_agents": 1,
-            _REFUSAL_KEY: refusal,
+            REFUSAL_KEY: refusal,
         }
         event = write_of(
             deliberation, EventType.DELIBERATION_REQUESTED, data, time=self._clock().isoformat()
@@ -258,9 +262,11 @@ class DeliberationService:
 
     async def _record(self, deliberation: Deliberation, request_digest: str) -> Deliberation:
         """Record and enqueue a deliberation. Raises `RepositoryError` if its winner could not be
-        delivered.
+        delivered, `QuotaExceeded` if its tenant may not start another one.
         """
         await self._check_delivery(deliberation)
+        if self._quotas is not None and not deliberation.merge:  # a merge asks no model
+            await self._admit(self._quotas, deliberation)
         data = dump(deliberation) | {
             "request_digest": request_digest,
             "num_agents": len(deliberation.seats),
@@ -280,6 +286,23 @@ class DeliberationService:
         await self._enqueue(deliberation, event, fresh=deliberation.fork is None)
         telemetry.metrics.DELIBERATIONS_REQUESTED.add(deliberation.role, deliberation.protocol)
         return deliberation
+
+    async def _admit(self, quotas: Quotas, deliberation: Deliberation) -> None:
+        """Raise `QuotaExceeded` for a new deliberation beyond the quotas of its tenant. A recorded
+        one was admitted.
+        """
+        try:
+            await quotas.admit(deliberation.tenant, deliberation.task_id, self._is_open)
+        except QuotaExceeded:
+            if await find_request(self._bus, deliberation.task_id) is None:
+                raise
+
+    async def _is_open(self, task_key: TaskKey) -> bool:
+        """Return whether a deliberation is recorded and has not ended."""
+        return (
+            await find_request(self._bus, task_key) is not None
+            and await find_decision(self._bus, task_key) is None
+        )
 
     async def _build_context(
         self, request: DeliberationRequest, deliberation: Deliberation, who: Principal
@@ -331,7 +354,7 @@ class DeliberationService:
             )
         # A crash between the two publishes may have lost the work item; a repeat is deduplicated.
         deliberation = check_deliberation(load(Deliberation, recorded.event.data))
-        refusal = recorded.event.data.get(_REFUSAL_KEY)
+        refusal = recorded.event.data.get(REFUSAL_KEY)
         if isinstance(refusal, Mapping):
             code, message = str(refusal.get("code")), str(refusal.get("message"))
             await fail_seats(self._bus, deliberation, code, message, "serve")

@@ -85,7 +85,8 @@ MODEL_REPLAYED = _counter(
 )
 BUDGET_REFUSALS = _counter(
     "moothall_budget_refusals_total",
-    "Calls that a budget refused; of is model, story (its budget has no room) or tool.",
+    "Calls that a budget refused; of is model, story (its budget has no room), quota (of the "
+    "tenant) or tool.",
     "of",
 )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from bisect import bisect_right
+from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
@@ -29,13 +30,43 @@ from moothall.errors import (
     Permanent,
     Temporary,
 )
-from moothall.events import batching, codec, dead_letters, forwarding, registry
+from moothall.events import batching, codec, dead_letters, forwarding, registry, turns
 from moothall.events.buckets import DOCUMENTS, bucket_of
 from moothall.events.delivery import Ack, Bury, Nak, judge
 from moothall.events.envelope import EnvelopeCodec
 from moothall.events.raw_store import NO_HEADERS, Raw, StreamState
+from moothall.events.turns import Turns
 from moothall.ports import Answerer, Glance, Handler, Receipt
 from moothall.testing.buckets import MemoryBlobs, MemoryBucket
+
+_TENANT = "tenant"
+
+
+class _TurnQueue(asyncio.Queue[tuple[str, int]]):
+    """Pairs of tenant and seq, in turns of tenants."""
+
+    def _init(self, maxsize: int) -> None:
+        del maxsize
+        self._turns = Turns()
+        self._queue: dict[str, deque[int]] = defaultdict(deque)
+
+    def _put(self, item: tuple[str, int]) -> None:
+        self._queue[item[0]].append(item[1])
+
+    def _get(self) -> tuple[str, int]:
+        tenant = self._turns.choose({name: len(seqs) for name, seqs in self._queue.items()})
+        assert tenant is not None  # noqa: S101 - for mypy: it is not called without items
+        seq = self._queue[tenant].popleft()
+        if not self._queue[tenant]:
+            del self._queue[tenant]
+        return tenant, seq
+
+    def qsize(self) -> int:
+        return sum(map(len, self._queue.values()))
+
+
+def _turn_of(raw: Raw) -> tuple[str, int]:
+    return raw.headers.get(_TENANT, ""), raw.seq
 
 
 @dataclass(slots=True)
@@ -43,7 +74,7 @@ class _Durable:
     """The state of a durable consumer: the waiting seqs, and the number of deliveries of each."""
 
     spec: registry.DurableSpec
-    ready: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
+    ready: _TurnQueue = field(default_factory=_TurnQueue)
     deliveries: dict[int, int] = field(default_factory=dict)
     place: int = 0
 
@@ -116,9 +147,14 @@ class MemoryBus:
 
     async def enqueue(self, topic: Topic, event: Event, *, fresh: bool = False) -> None:
         """Put an event on the work queue."""
+        headers = {_TENANT: event.tenant} if turns.is_shared(topic) else {}
         await self._store_event(
-            registry.work_subject(topic), event, {"fresh": "1"} if fresh else NO_HEADERS
+            registry.work_subject(topic), event, headers | ({"fresh": "1"} if fresh else {})
         )
+
+    async def dispatch(self) -> None:
+        """Wait until cancelled: consumers take turns by themselves."""
+        await asyncio.Event().wait()
 
     async def _store_event(
         self, subject: str, event: Event, headers: Mapping[str, str] = NO_HEADERS
@@ -148,7 +184,7 @@ class MemoryBus:
             if durable.spec.stream == stream.spec.name and any(
                 registry.matches(f, subject) for f in durable.spec.filters
             ):
-                durable.ready.put_nowait(raw.seq)
+                durable.ready.put_nowait(_turn_of(raw))
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         return raw.seq
@@ -208,7 +244,7 @@ class MemoryBus:
         if spec.name not in self._durables:
             new_durable = self._durables[spec.name] = _Durable(spec)
             for raw in self._streams[spec.stream].after(0, spec.filters):
-                new_durable.ready.put_nowait(raw.seq)
+                new_durable.ready.put_nowait(_turn_of(raw))
         return self._durables[spec.name]
 
     async def consume(
@@ -235,15 +271,15 @@ class MemoryBus:
         self, durable: _Durable, handler: Handler, glance: Glance | None, capacity: Capacity
     ) -> None:
         while True:
-            seq = await durable.ready.get()
-            if capacity.turns.locked():
-                durable.ready.put_nowait(seq)  # another consumer may have capacity
-                seq = -1
+            turn = await durable.ready.get()
+            is_held = not capacity.turns.locked()
+            if not is_held:
+                durable.ready.put_nowait(turn)  # another consumer may have capacity
             async with capacity.turns:
-                if seq < 0 and not durable.ready.empty():
-                    seq = durable.ready.get_nowait()
-                if seq >= 0:
-                    await self._deliver_message(durable, seq, handler, glance)
+                if not is_held and not durable.ready.empty():
+                    turn, is_held = durable.ready.get_nowait(), True
+                if is_held:
+                    await self._deliver_message(durable, turn[1], handler, glance)
 
     async def _deliver_message(
         self, durable: _Durable, seq: int, handler: Handler, glance: Glance | None
@@ -273,14 +309,16 @@ class MemoryBus:
                 deliveries=deliveries,
             )
         except asyncio.CancelledError:
-            durable.ready.put_nowait(seq)
+            durable.ready.put_nowait(_turn_of(raw))
             raise
         except Exception:
-            loop.call_later(self._settings.ack_wait_seconds, durable.ready.put_nowait, seq)
+            loop.call_later(
+                self._settings.ack_wait_seconds, durable.ready.put_nowait, _turn_of(raw)
+            )
             raise
         match verdict:
             case Nak(delay, _):
-                loop.call_later(delay, durable.ready.put_nowait, seq)
+                loop.call_later(delay, durable.ready.put_nowait, _turn_of(raw))
             case Bury():
                 await self._bury(durable, raw, deliveries, verdict)
                 self._remove_delivered(durable, stream, seq)

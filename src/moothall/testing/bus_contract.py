@@ -19,6 +19,7 @@ from moothall import ports
 from moothall.concurrency import beside
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.fleet import FLEET
+from moothall.domain.ids import LOCAL_TENANT
 from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest
 from moothall.events import dead_letters
@@ -34,22 +35,27 @@ def seat(number: int, task: str = "task-1", **data: Any) -> Event:
     )
 
 
-def requested(task: str) -> Event:
+def requested(task: str, tenant: str = LOCAL_TENANT) -> Event:
     """Return a request for a deliberation."""
-    return new_event(EventType.DELIBERATION_REQUESTED, task, {"task_id": task})
+    data = {"task_id": task}
+    return new_event(EventType.DELIBERATION_REQUESTED, task, data, tenant=tenant)
 
 
 @asynccontextmanager
 async def consuming(
     bus: Any, durable: str, handler: ports.Handler, **options: Any
 ) -> AsyncIterator[None]:
-    """Consume messages of a durable consumer until the context ends."""
+    """Consume messages of a durable consumer, and dispatch work, until the context ends."""
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(bus.consume(durable, handler, **options))
+        tasks = [
+            group.create_task(work)
+            for work in (bus.consume(durable, handler, **options), bus.dispatch())
+        ]
         try:
             yield
         finally:
-            task.cancel()
+            for task in tasks:
+                task.cancel()
 
 
 async def receive_events(queue: asyncio.Queue[Recorded], count: int) -> list[Recorded]:

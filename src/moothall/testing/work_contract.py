@@ -18,7 +18,7 @@ from moothall.concurrency import Capacity
 from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, NotFound, Permanent, Temporary
-from moothall.events import dead_letters, registry
+from moothall.events import dead_letters, registry, turns
 from moothall.events.codec import encode, encode_batch
 from moothall.testing.bus_contract import consuming, letters, receive_events, requested, seat
 
@@ -72,6 +72,29 @@ class WorkContract:
                 await all_handled.wait()
             assert sorted(task for _, task in handled) == sorted(f"task-{n}" for n in range(20))
             assert {name for name, _ in handled} == {"a", "b"}
+
+    async def test_a_tenant_with_little_work_waits_only_for_its_turn(self, opened: Any) -> None:
+        order: list[str] = []
+        all_handled = asyncio.Event()
+
+        async def handle(recorded: Recorded) -> None:
+            order.append(recorded.event.subject)
+            if len(order) == 1002:
+                all_handled.set()
+
+        async with opened() as bus:
+            async with asyncio.TaskGroup() as group:  # as fast as a tenant can
+                for number in range(1000):
+                    event = requested(f"many-{number}", "team-a")
+                    group.create_task(bus.enqueue(Channel.WORK.of("dev"), event))
+            await bus.enqueue(Channel.WORK.of("dev"), requested("first", "team-b"))
+            await bus.enqueue(Channel.WORK.of("dev"), requested("second", "team-b"))
+            async with consuming(bus, "host-dev", handle), asyncio.timeout(120):
+                await all_handled.wait()
+        # Behind what was queued before it came, and one of the other tenant for each of its own.
+        assert order.index("first") <= turns.MAX_QUEUED + 1
+        assert order.index("second") <= turns.MAX_QUEUED + 3
+        assert len(set(order)) == 1002
 
     async def test_work_of_another_role_is_not_delivered(self, opened: Any) -> None:
         received: asyncio.Queue[Recorded] = asyncio.Queue()

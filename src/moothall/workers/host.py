@@ -15,13 +15,14 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from cachetools import LRUCache
 
 from moothall import telemetry
-from moothall.authorization.story_budgets import BudgetReservation, StoryBudgets
+from moothall.authorization.quotas import Quotas
+from moothall.authorization.story_budgets import Reservation, Reservations, StoryBudgets
 from moothall.concurrency import Capacity, beside
 from moothall.deliberation.pause_gate import PauseGate
 from moothall.deliberation.protocols import HOST_STOPS, Dependencies, deliberate
@@ -103,6 +104,8 @@ class Host:
     """The budgets of stories; without them a deliberation has its own alone."""
     still_seconds: float = 10.0
     """After standing still for so long its work is another's: the bus's `ack_wait_seconds`."""
+    quotas: Quotas | None = None
+    """The quotas of tenants."""
     look_seconds: float = 5.0
     """How often the log is asked whether what is in hand is over: a signal may be lost. Of what was
     taken up unread, once within a
@@ -322,9 +325,11 @@ class Host:
             telemetry.bound(task_id=deliberation.task_id, tenant=deliberation.tenant),
             telemetry.metrics.DELIBERATIONS_IN_FLIGHT.track_inprogress(),
         ):
-            await self._go_on(deliberation, deliveries, fresh=fresh)
+            await self._go_on(deliberation, deliveries, _time_of(request), fresh=fresh)
 
-    async def _go_on(self, deliberation: Deliberation, deliveries: int, *, fresh: bool) -> None:
+    async def _go_on(
+        self, deliberation: Deliberation, deliveries: int, submitted: float, *, fresh: bool
+    ) -> None:
         if deliveries > 1:
             taken = {"task_id": deliberation.task_id, "host": self._self, "deliveries": deliveries}
             await self.bus.signal(Channel.TAKEN.of(deliberation.task_id), taken)
@@ -343,7 +348,7 @@ class Host:
             except NotFound as error:  # what it was forked from
                 await give_up(self.bus, deliberation, error)
                 return
-            reservation = await self._reservation(deliberation)
+            reservation = await self._reserve(deliberation, submitted)
             if over:
                 if reservation is not None:  # whoever had it may have been killed over the end
                     await reservation.close(recording.spent)
@@ -367,7 +372,7 @@ class Host:
         self,
         d: Deliberation,
         recording: Recording,
-        reservation: BudgetReservation | None,
+        reservation: Reservation | None,
         running: _Running,
     ) -> bool:
         """Deliberate; whether that was all. Paused, it is put down, and taken up later from what is
@@ -393,23 +398,35 @@ class Host:
             return False
         return True
 
-    async def _reservation(self, deliberation: Deliberation) -> BudgetReservation | None:
-        """Return what a deliberation of a story draws on; a merge asks no model."""
-        if self.accounts is None or not deliberation.story_id or deliberation.merge:
+    async def _reserve(self, deliberation: Deliberation, submitted: float) -> Reservation | None:
+        """Return what a deliberation draws on: the budget of its story, and the quotas of its
+        tenant for the day when it was submitted (Unix seconds). A merge asks no model.
+        """
+        if deliberation.merge:
             return None
-        card = await Board(self.bus).find(
-            deliberation.story_id, Principal(deliberation.principal, deliberation.tenant)
-        )
-        budget = card.story.budget if card else Budget()
-        return self.accounts.reservation(
-            deliberation.story_id, deliberation.tenant, deliberation.task_id, budget
-        )
+        parts: list[Reservation] = []
+        if self.accounts is not None and deliberation.story_id:
+            card = await Board(self.bus).find(
+                deliberation.story_id, Principal(deliberation.principal, deliberation.tenant)
+            )
+            budget = card.story.budget if card else Budget()
+            parts.append(
+                self.accounts.reservation(
+                    deliberation.story_id, deliberation.tenant, deliberation.task_id, budget
+                )
+            )
+        if self.quotas is not None:
+            quota = await self.quotas.reservation(
+                deliberation.tenant, deliberation.task_id, datetime.fromtimestamp(submitted, UTC)
+            )
+            parts += [quota] if quota else []
+        return Reservations(parts) if parts else None
 
     async def _deliberate(
         self,
         deliberation: Deliberation,
         recording: Recording,
-        reservation: BudgetReservation | None,
+        reservation: Reservation | None,
         pause_gate: PauseGate,
     ) -> None:
         prepared, refusal = None, None

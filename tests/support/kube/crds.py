@@ -20,6 +20,11 @@ _FILES = {
         "0.85.0",
         "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml",
     ),
+    "PrometheusRule": (
+        "github.com/prometheus-operator/prometheus-operator",
+        "0.85.0",
+        "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
+    ),
     "VolumeSnapshot": (
         "github.com/kubernetes-csi/external-snapshotter/client/v8",
         "8.6.0",

@@ -28,7 +28,7 @@ async def serve() -> None:
     from moothall.api.dependencies import ApiDependencies
     from moothall.api.grpc_server import grpc_server
     from moothall.api.health import HealthCheck
-    from moothall.api.identity import read_tokens
+    from moothall.api.identity import BearerTokens, read_tokens
     from moothall.app.repositories import trusted_repositories
     from moothall.authorization.recent_decisions import Decisions
     from moothall.authorization.story_budgets import BUCKET, StoryBudgets
@@ -77,8 +77,8 @@ async def serve() -> None:
             repositories=None,
             served=frozenset({"api"}),
         )
-        tokens = read_tokens(settings.grpc, settings.data_dir)
-        async with grpc_server(settings.grpc, settings.limits, dependencies, tokens):
+        bearers = BearerTokens(read_tokens(settings.grpc, settings.data_dir))
+        async with grpc_server(settings.grpc, settings.limits, dependencies, bearers):
             await asyncio.Event().wait()
 
 

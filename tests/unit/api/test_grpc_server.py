@@ -16,12 +16,15 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
 
 from moothall import config
 from moothall.api.grpc_server import grpc_server
+from moothall.api.identity import BearerTokens
+from moothall.client import AsyncClient
 from moothall.domain.identity import Principal
 from moothall.domain.outcome import Outcome
-from moothall.errors import ConfigurationError
+from moothall.errors import ConfigurationError, QuotaExceeded
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from support.callers import (
     EVERYWHERE,
@@ -68,7 +71,7 @@ async def test_it_never_serves_without_a_token(
             config.GrpcSettings(port=0),
             config.LimitSettings(),
             api_dependencies(deliberations),
-            tokens,  # type: ignore[arg-type] # of both kinds
+            BearerTokens(tokens),  # type: ignore[arg-type] # of both kinds
         ):
             pass
 
@@ -287,7 +290,7 @@ async def test_its_health_is_not_serving_while_it_still_takes_calls(
                 config.GrpcSettings(port=0),
                 config.LimitSettings(),
                 dependencies,
-                TOKENS,
+                BearerTokens(TOKENS),
                 leave_seconds=3,
             ) as server:
                 ready.set_result(server.target)
@@ -382,3 +385,22 @@ def sources(folder: Path) -> dict[Path, str]:
         for file in folder.rglob("*.py*")
         if file.suffix != ".pyc"
     }
+
+
+async def test_a_used_up_quota_is_told_at_once_with_the_time_when_it_resets(
+    deliberations: MemoryDeliberations,
+) -> None:
+    deliberations.failure = QuotaExceeded("the quota of tenant team-a is used up: …", 7200.0)
+    async with serving(deliberations) as app:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await app.client.SubmitDeliberation(pb.DeliberateRequest(task_description="x"))
+        status: Any = rpc_status.from_call(refused.value)  # type: ignore[arg-type] # it is one
+        details = [detail.type_url.rpartition(".")[2] for detail in status.details]
+        assert (refused.value.code(), details) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            ["ErrorInfo", "RetryInfo"],
+        )
+        async with asyncio.timeout(20), AsyncClient(app.server.target, token=TOKEN) as client:
+            with pytest.raises(QuotaExceeded, match="team-a is used up") as told:
+                await client.submit("Write a haiku")
+        assert (told.value.code, told.value.retry_after) == ("QUOTA_EXCEEDED", 7200.0)

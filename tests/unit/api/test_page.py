@@ -13,7 +13,7 @@ import pytest
 
 from moothall import config
 from moothall.api.http.server import http_server
-from moothall.api.identity import BearerTokens
+from moothall.api.identity import BearerTokens, Caller
 from moothall.api.web.board import is_working, moves
 from moothall.api.web.rendering import asset_url, visible
 from moothall.api.web.routes import page_routes
@@ -43,7 +43,10 @@ async def browser() -> AsyncIterator[Browser]:
     jar = aiohttp.CookieJar(unsafe=True)  # of an address without a name
     async with (
         http_server(
-            config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
+            config.WebSettings(port=0, grace_seconds=0.2),
+            dependencies,
+            BearerTokens(TOKENS),
+            configured=True,
         ) as served,
         aiohttp.ClientSession(cookie_jar=jar) as http,
     ):
@@ -76,7 +79,7 @@ async def test_a_form_of_another_origin_signs_nobody_in(browser: Browser) -> Non
 
 def test_a_link_signs_in_once_and_not_for_ever() -> None:
     now = [0.0]
-    sessions, who = Sessions(2, 100, 10, lambda: now[0]), TOKENS[TOKEN]
+    sessions, who = Sessions(2, 100, 10, lambda: now[0]), Caller(TOKENS[TOKEN])
     link, late = sessions.link(who), sessions.link(who)
     session = sessions.follow(link)
     assert session is not None
@@ -90,7 +93,7 @@ def test_a_link_signs_in_once_and_not_for_ever() -> None:
 
 def test_sessions_are_bounded() -> None:
     sessions = Sessions(2, 100, 10)
-    opened = [sessions.open(TOKENS[TOKEN]) for _ in range(3)]
+    opened = [sessions.open(Caller(TOKENS[TOKEN])) for _ in range(3)]
     assert [sessions.find(session.id) is not None for session in opened] == [False, True, True]
 
 
@@ -101,7 +104,10 @@ async def test_a_link_used_twice_is_refused() -> None:
 
     local = dict.fromkeys(local, LOCAL)
     async with http_server(
-        config.WebSettings(port=0, grace_seconds=0.2), dependencies, local, configured=False
+        config.WebSettings(port=0, grace_seconds=0.2),
+        dependencies,
+        BearerTokens(local),
+        configured=False,
     ) as served:
         for status in (303, 403):
             async with (
@@ -403,7 +409,7 @@ async def test_a_process_without_the_page_gives_no_link_to_it() -> None:
         dependencies = replace(api_dependencies(MemoryDeliberations()), served=served)
         async with (
             http_server(
-                WebSettings(port=0), dependencies, {TOKEN: LOCAL}, configured=False
+                WebSettings(port=0), dependencies, BearerTokens({TOKEN: LOCAL}), configured=False
             ) as page_server,
             aiohttp.ClientSession(
                 f"http://127.0.0.1:{page_server.port}", headers={"Authorization": f"Bearer {TOKEN}"}

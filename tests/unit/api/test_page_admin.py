@@ -12,6 +12,7 @@ import pytest
 from moothall import config
 from moothall.api.health import HealthCheck, Probe
 from moothall.api.http.server import http_server
+from moothall.api.identity import BearerTokens
 from moothall.authorization.recent_decisions import Decisions
 from moothall.domain.budget import Budget
 from moothall.domain.event import EventType
@@ -44,7 +45,10 @@ async def browser(bus: MemoryBus) -> AsyncIterator[Browser]:
     dependencies = replace(api_dependencies(MemoryDeliberations(), bus), health_check=checkup)
     async with (
         http_server(
-            config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
+            config.WebSettings(port=0, grace_seconds=0.2),
+            dependencies,
+            BearerTokens(TOKENS),
+            configured=True,
         ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):

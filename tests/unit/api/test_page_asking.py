@@ -10,6 +10,7 @@ import pytest
 
 from moothall import config
 from moothall.api.http.server import http_server
+from moothall.api.identity import BearerTokens
 from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.overview import Overview
 from moothall.domain.codec import dump
@@ -63,7 +64,10 @@ async def app() -> AsyncIterator[SignedIn]:
     )
     async with (
         http_server(
-            config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
+            config.WebSettings(port=0, grace_seconds=0.2),
+            dependencies,
+            BearerTokens(TOKENS),
+            configured=True,
         ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):

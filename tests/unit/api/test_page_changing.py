@@ -12,6 +12,7 @@ import pytest
 
 from moothall import config
 from moothall.api.http.server import http_server
+from moothall.api.identity import BearerTokens
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
 from moothall.stories.planner import changeable
@@ -51,7 +52,10 @@ async def story() -> AsyncIterator[Story]:
     dependencies = api_dependencies(MemoryDeliberations(), bus)
     async with (
         http_server(
-            config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
+            config.WebSettings(port=0, grace_seconds=0.2),
+            dependencies,
+            BearerTokens(TOKENS),
+            configured=True,
         ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):

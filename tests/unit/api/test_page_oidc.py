@@ -5,10 +5,7 @@ what it must not be able to pass off.
 from __future__ import annotations
 
 import asyncio
-import hmac
-import json
 import time
-from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,13 +13,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
-import jwt
 import pytest
-from cryptography.hazmat.primitives import serialization
 from pydantic import ValidationError
 
 from moothall import config
 from moothall.api.http.server import http_server
+from moothall.api.identity import BearerTokens
 from moothall.api.web.oidc import Provider as Client
 from moothall.domain.identity import Principal
 from moothall.errors import ConfigurationError
@@ -31,7 +27,20 @@ from moothall.testing.bus import MemoryBus
 from support.browsing import HOSTILE, SHOWN, Browser, Got, form_of
 from support.callers import TOKENS, api_dependencies
 from support.deliberation_service import MemoryDeliberations
-from support.provider import CLIENT, SECRET, Forge, Provider, honest, keys, provider
+from support.provider import (
+    CLIENT,
+    SECRET,
+    Forge,
+    Provider,
+    by_a_key_of_its_own,
+    by_nobody,
+    by_somebody,
+    by_the_public_key,
+    changed,
+    changed_after,
+    honest,
+    provider,
+)
 
 ROLES = {"product": ("po", "architect"), "operations": ("operator",), "guests": ("reader",)}
 Serve = Callable[..., Any]
@@ -51,7 +60,7 @@ async def at_server(requested: config.OidcSettings, **web: Any) -> AsyncIterator
     opened = config.WebSettings(**({"port": 0, "grace_seconds": 0.2} | web))
     async with (
         http_server(
-            opened, dependencies, TOKENS, configured=True, provider=Client(requested)
+            opened, dependencies, BearerTokens(TOKENS), configured=True, provider=Client(requested)
         ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
@@ -109,54 +118,6 @@ async def test_who_belongs_to_nothing_that_is_named_is_not_let_in(
         got = await sign_in(browser)
         assert (got.status, "nothing in groups grants access here" in got.text) == (403, True)
         assert (await browser.get("/")).headers["Location"] == "/sign-in"
-
-
-def changed(**claims: Any) -> Forge:
-    """Sign other claims; None: without it."""
-    return lambda output_text, header, key: honest(
-        {name: value for name, value in (output_text | claims).items() if value is not None},
-        header,
-        key,
-    )
-
-
-def by_nobody(output_text: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
-    return jwt.encode(output_text, "", algorithm="none", headers=header | {"alg": "none"})
-
-
-def by_the_public_key(output_text: dict[str, Any], header: dict[str, Any], key: Any) -> str:
-    """The old trick: the provider's public key, which everybody has, as the secret of an HMAC."""
-    shape = serialization.PublicFormat.SubjectPublicKeyInfo
-    public = key.public_key().public_bytes(serialization.Encoding.DER, shape)
-    signed = b".".join(
-        urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=")
-        for part in (header | {"alg": "HS256"}, output_text)
-    )
-    return b".".join(
-        (signed, urlsafe_b64encode(hmac.digest(public, signed, "sha256")).rstrip(b"="))
-    ).decode()
-
-
-def by_somebody(output_text: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
-    return honest(output_text, header, keys("somebody")["one"])
-
-
-def by_a_key_of_its_own(output_text: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
-    """A key that the token itself brings along."""
-    own = keys("somebody")["one"]
-    brought = jwt.algorithms.RSAAlgorithm.to_jwk(own.public_key(), as_dict=True)
-    return honest(
-        output_text, header | {"kid": "own", "jwk": brought, "jku": "http://127.0.0.1:1/keys"}, own
-    )
-
-
-def changed_after(output_text: dict[str, Any], header: dict[str, Any], key: Any) -> str:
-    """The head and signature of one token with the claims of another."""
-    first, other = (
-        honest(output_text, header, key).split("."),
-        honest(output_text | {"groups": ["operations"]}, header, key).split("."),
-    )
-    return ".".join((first[0], other[1], first[2]))
 
 
 NOW = int(time.time())
@@ -249,7 +210,7 @@ async def test_a_new_key_is_looked_for_and_one_of_another_kind_serves(there: Pro
         http_server(
             config.WebSettings(port=0, grace_seconds=0.2),
             dependencies,
-            TOKENS,
+            BearerTokens(TOKENS),
             configured=True,
             provider=client,
         ) as served,

@@ -13,6 +13,7 @@ import pytest
 
 from moothall import config
 from moothall.api.http.server import http_server
+from moothall.api.identity import BearerTokens
 from moothall.authorization.approval_queue import BUCKET, ApprovalQueue, Parked
 from moothall.domain.codec import dump
 from moothall.testing.bus import MemoryBus
@@ -66,7 +67,10 @@ async def app(tmp_path: Path) -> AsyncIterator[App]:
         )
         async with (
             http_server(
-                config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
+                config.WebSettings(port=0, grace_seconds=0.2),
+                dependencies,
+                BearerTokens(TOKENS),
+                configured=True,
             ) as served,
             aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
         ):

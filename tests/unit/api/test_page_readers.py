@@ -12,6 +12,7 @@ import pytest
 
 from moothall import config
 from moothall.api.http.server import http_server
+from moothall.api.identity import BearerTokens
 from moothall.api.web.councils import reload_delay
 from moothall.domain.event import Recorded
 from moothall.domain.topic import Topic
@@ -58,7 +59,7 @@ async def browser(bus: CountingBus) -> AsyncIterator[Browser]:
     settings = config.WebSettings(port=0, grace_seconds=0.2, calls=2, readers=MANY)
     connector = aiohttp.TCPConnector(limit=0)
     async with (
-        http_server(settings, dependencies, TOKENS, configured=True) as served,
+        http_server(settings, dependencies, BearerTokens(TOKENS), configured=True) as served,
         aiohttp.ClientSession(
             cookie_jar=aiohttp.CookieJar(unsafe=True), connector=connector
         ) as http,

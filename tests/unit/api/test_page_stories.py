@@ -9,6 +9,7 @@ import pytest
 
 from moothall import config
 from moothall.api.http.server import http_server
+from moothall.api.identity import BearerTokens
 from moothall.api.web.board import needs, standing
 from moothall.api.web.forms import safe_path
 from moothall.api.web.rendering import make_visible
@@ -35,7 +36,10 @@ async def browser() -> AsyncIterator[Browser]:
     dependencies = api_dependencies(MemoryDeliberations())
     async with (
         http_server(
-            config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
+            config.WebSettings(port=0, grace_seconds=0.2),
+            dependencies,
+            BearerTokens(TOKENS),
+            configured=True,
         ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):

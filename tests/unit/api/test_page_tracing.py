@@ -15,6 +15,7 @@ import pytest
 
 from moothall import config
 from moothall.api.http.server import http_server
+from moothall.api.identity import BearerTokens
 from moothall.api.web.charts import Neighbour, draw_around
 from moothall.domain.identity import LOCAL
 from moothall.errors import GraphUnavailable
@@ -71,7 +72,10 @@ async def app(tmp_path: Path) -> AsyncIterator[App]:
     )
     async with (
         http_server(
-            config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
+            config.WebSettings(port=0, grace_seconds=0.2),
+            dependencies,
+            BearerTokens(TOKENS),
+            configured=True,
         ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
@@ -116,7 +120,10 @@ async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_
 
     dependencies = replace(app.browser.dependencies, query_graph=down)
     async with http_server(
-        config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
+        config.WebSettings(port=0, grace_seconds=0.2),
+        dependencies,
+        BearerTokens(TOKENS),
+        configured=True,
     ) as served:
         browser = Browser(app.browser.http, f"http://127.0.0.1:{served.port}", dependencies)
         await browser.sign_in()

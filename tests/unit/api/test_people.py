@@ -14,6 +14,7 @@ from argon2 import PasswordHasher
 
 from moothall import config
 from moothall.api.http.server import http_server
+from moothall.api.identity import BearerTokens
 from moothall.api.web.user_accounts import Attempts, UserAccounts
 from moothall.domain.identity import LOCAL, Principal
 from moothall.errors import AlreadyExists, ConfigurationError, InvalidRequest, NotFound
@@ -45,7 +46,7 @@ def serve(people: UserAccounts) -> Serve:
             http_server(
                 settings,
                 replace(dependencies, stopping=asyncio.Event()),
-                TOKENS,
+                BearerTokens(TOKENS),
                 configured=True,
                 accounts=people,
             ) as served,

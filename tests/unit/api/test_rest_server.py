@@ -29,6 +29,7 @@ from moothall.api.dependencies import ApiDependencies
 from moothall.api.health import HealthCheck, Probe
 from moothall.api.http.documents import lines
 from moothall.api.http.server import application, http_server
+from moothall.api.identity import BearerTokens
 from moothall.api.web.sessions import Sessions
 from moothall.domain.status import Condition
 from moothall.errors import ConfigurationError
@@ -150,7 +151,7 @@ async def test_no_start_beyond_loopback_without_walls(
         async with http_server(
             config.WebSettings(port=0, **settings),
             api_dependencies(MemoryDeliberations()),
-            TOKENS,
+            BearerTokens(TOKENS),
             configured=configured,
         ):
             pass
@@ -164,13 +165,16 @@ async def test_a_chosen_port_that_is_taken_is_an_error_and_tokens_are_needed() -
             async with http_server(
                 config.WebSettings(port=taken.getsockname()[1]),
                 api_dependencies(MemoryDeliberations()),
-                TOKENS,
+                BearerTokens(TOKENS),
                 configured=True,
             ):
                 pass
     with pytest.raises(ConfigurationError, match="needs a non-empty token"):
         async with http_server(
-            config.WebSettings(port=0), api_dependencies(MemoryDeliberations()), {}, configured=True
+            config.WebSettings(port=0),
+            api_dependencies(MemoryDeliberations()),
+            BearerTokens({}),
+            configured=True,
         ):
             pass
 
@@ -450,7 +454,9 @@ async def test_an_answer_that_fails_by_a_bug_on_its_way_is_cut_off(behind: Sessi
     async def stream(_request: Request) -> Response:
         return await lines(facts(), str)
 
-    site = application(config.WebSettings(), dependencies(behind), TOKENS, Sessions(1, 1, 1))
+    site = application(
+        config.WebSettings(), dependencies(behind), BearerTokens(TOKENS), Sessions(1, 1, 1)
+    )
     site.router.routes.append(Route("/stream", stream))
     async with (
         serve_asgi(site, ListenAddress("HTTP", "web", "127.0.0.1", 0, 0), ServerLimits()) as port,

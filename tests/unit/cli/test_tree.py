@@ -50,6 +50,7 @@ def test_commands_that_change_a_task_or_remove_something_require_its_name() -> N
         "agents pause",
         "agents resume",
         "account remove",
+        "token revoke",
         "repo remove",
     }
     assert changing | {

@@ -7,8 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from moothall.authorization.quotas import Quotas
+from moothall.authorization.story_budgets import BUCKET
 from moothall.collector import Collector
 from moothall.config import LimitSettings, LlmSettings, Models
+from moothall.config.quotas import Quota, QuotaSettings
 from moothall.deliberation.prompts.briefing import Briefings
 from moothall.deliberation.prompts.text import tokens
 from moothall.domain.budget import Budget
@@ -26,6 +29,7 @@ from moothall.errors import (
     InvalidRequest,
     NoCouncil,
     NotFound,
+    QuotaExceeded,
     RepositoryError,
 )
 from moothall.events.codec import encode, encode_batch
@@ -68,6 +72,30 @@ async def test_a_winner_that_could_not_be_delivered_is_refused_before_anything_i
     assert await find_request(bus, TaskKey("t1")) is None
     # An answer in words needs no branch.
     await deliberations.submit(replace(request, protocol="ask"), LOCAL)
+
+
+async def test_a_request_beyond_a_quota_is_refused_and_nothing_is_lost(bus: MemoryBus) -> None:
+    settings = QuotaSettings(default=Quota(deliberations=2))
+    deliberations = DeliberationService(
+        bus,
+        Remembering(),
+        Defaults(LimitSettings()),
+        quotas=Quotas(bus.bucket(BUCKET), settings, lambda: NOW),
+    )
+    first, second, third = (replace(TASK, task_id=f"t{number}") for number in (1, 2, 3))
+    await deliberations.submit(first, LOCAL)
+    await deliberations.submit(second, LOCAL)
+    await deliberations.submit(third, OTHER)
+    with pytest.raises(QuotaExceeded, match="2 of 2 concurrent deliberations"):
+        await deliberations.submit(third, LOCAL)
+    with pytest.raises(NotFound):
+        await deliberations.result(TaskId("t3"), LOCAL)
+    await deliberations.submit(second, LOCAL)  # a repeat is no new one
+    await deliberations.cancel(TaskId("t1"), "enough", LOCAL)
+    decided = Outcome(TaskId("t1"), DeliberationStatus.CANCELLED)
+    await bus.publish(new_event(EventType.DELIBERATION_DECIDED, "t1", dump(decided)))
+    await deliberations.submit(third, LOCAL)
+    assert (await deliberations.result(TaskId("t3"), LOCAL)).status is DeliberationStatus.PENDING
 
 
 async def test_hidden_tests_are_stored_for_hosts_and_shown_by_no_event(bus: MemoryBus) -> None:

@@ -8,12 +8,15 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from moothall.authorization.quotas import Quotas
 from moothall.authorization.story_budgets import BUCKET, StoryBudgets
+from moothall.config.quotas import Quota, QuotaSettings
 from moothall.deliberation.protocols import Dependencies
 from moothall.domain.budget import Amount, Budget
 from moothall.domain.codec import dump, load
@@ -361,6 +364,29 @@ async def test_a_storys_budget_reaches_its_seats_calls(tmp_path: Path) -> None:
         assert book.spent.tokens > 0
 
 
+async def test_a_quota_of_its_tenant_reaches_its_seats_calls(tmp_path: Path) -> None:
+    model = Answering()
+    model.hangs = False
+    async with council(tmp_path, model) as app:
+        settings = QuotaSettings(default=Quota(tokens_per_day=1))
+        now = datetime(2026, 11, 28, 23, 30, tzinfo=UTC)
+        quotas = Quotas(app.bus.bucket(BUCKET), settings, lambda: now)
+        host = Host("host", app.bus, Unsteady(app, 0), app.parts, 4, quotas=quotas)
+        d = app.deliberation("vote", 3, repository=None, base_sha=None)
+        await host._work(Recorded(1, replace(request(d), time=now.isoformat())))
+        ends = [
+            event.data["outcome"]
+            for event in await app.events()
+            if event.type is EventType.SEAT_FINISHED
+        ]
+        assert [end["error_code"] for end in ends] == ["BUDGET_EXCEEDED"] * 3
+        assert (
+            "the quota of tenant local is used up: 0 of 1 tokens per day are spent or reserved; it "
+            "resets at 2026-11-29 00:00 UTC; the next call does not fit"
+        ) in ends[0]["error_message"]
+        assert app.server.requests == []
+
+
 async def test_what_a_killed_host_had_reserved_is_given_back_by_whoever_takes_the_work_up(
     tmp_path: Path,
 ) -> None:
@@ -390,8 +416,8 @@ async def test_a_merge_and_what_has_no_story_draw_on_nothing(tmp_path: Path) -> 
     model.hangs = False
     async with council(tmp_path, model) as app:
         host, d, accounts = await _with_story(app, Budget(calls=1))
-        assert await host._reservation(replace(d, merge=("a" * 40,))) is None
-        assert await host._reservation(replace(d, story_id="")) is None
+        assert await host._reserve(replace(d, merge=("a" * 40,)), 0.0) is None
+        assert await host._reserve(replace(d, story_id=""), 0.0) is None
         assert (await accounts.of(d.story_id, d.tenant, Budget(calls=1))).draws == {}
 
 

@@ -17,10 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moothall import errors, telemetry
 from moothall.api.http.documents import EVENTS, HttpRefusal, problem
-from moothall.api.identity import CREDENTIALS_HINT, BearerTokens, call_as, is_loopback
+from moothall.api.identity import BearerTokens, call_as, is_loopback
 from moothall.api.status import RETRY_SECONDS, http_status_of
 from moothall.api.web.forms import error_page
-from moothall.errors import RateLimited
+from moothall.errors import MoothallError, RateLimited
 from moothall.telemetry import metrics
 
 log = telemetry.get_logger(__name__)
@@ -162,10 +162,14 @@ def authenticate(app: ASGIApp, bearers: BearerTokens, is_open: Callable[[Scope],
     """
 
     async def check(scope: Scope, receive: Receive, send: Send) -> None:
-        principal = bearers.find(Headers(scope=scope).getlist("authorization"))
-        if principal is None and not is_open(scope):
-            raise HttpRefusal(401, "UNAUTHENTICATED", CREDENTIALS_HINT)
-        call_as(principal)
+        try:
+            caller = await bearers.find(Headers(scope=scope).getlist("authorization"))
+        except MoothallError:
+            if not is_open(scope):
+                raise
+            call_as(None)
+        else:
+            call_as(caller.principal)
         await app(scope, receive, send)
 
     return check

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,13 +26,13 @@ from moothall.api.http.documents import JSON, document, lines, message, to_json
 from moothall.api.http.openapi import HttpOperation, openapi
 from moothall.api.http.routes import OPEN_PATHS, state_routes, tool_routes
 from moothall.api.http.stories import story_operations
-from moothall.api.identity import BearerTokens, caller, is_loopback
+from moothall.api.identity import BearerTokens, Caller, is_loopback
 from moothall.api.protos import Service, services_of
 from moothall.api.web.oidc import Provider
 from moothall.api.web.routes import page_routes
 from moothall.api.web.sessions import Sessions
 from moothall.api.web.user_accounts import UserAccounts
-from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.identity import LOCAL
 from moothall.errors import ConfigurationError, Temporary
 
 log = telemetry.get_logger(__name__)
@@ -58,7 +58,7 @@ class Served:
 async def http_server(
     settings: config.WebSettings,
     dependencies: ApiDependencies,
-    tokens: Mapping[str, Principal],
+    bearers: BearerTokens,
     *,
     configured: bool,
     accounts: UserAccounts | None = None,
@@ -71,8 +71,6 @@ async def http_server(
     `ConfigurationError` for a configured port that is taken, for anything but loopback without TLS
     and configured tokens, and for an invalid provider.
     """
-    if not tokens or not all(tokens):
-        raise ConfigurationError("the HTTP server needs a non-empty token: set grpc.token")
     context = _tls(settings, configured=configured)
     if provider is not None:
         await _check_provider(provider, settings)
@@ -92,12 +90,14 @@ async def http_server(
         provider_name=provider.name if provider else "",
     )
     async with serve_asgi(
-        application(settings, dependencies, tokens, sessions, provider), address, limits, context
+        application(settings, dependencies, bearers, sessions, provider), address, limits, context
     ) as port:
-        is_local = context is None and is_loopback(settings.host) and LOCAL in tokens.values()
+        is_local = context is None and is_loopback(settings.host) and bearers.accept(LOCAL)
         has_link = port and is_local and "page" in dependencies.served
         link = (
-            f"http://{settings.host}:{port}/sign-in?link={sessions.link(LOCAL)}" if has_link else ""
+            f"http://{settings.host}:{port}/sign-in?link={sessions.link(Caller(LOCAL))}"
+            if has_link
+            else ""
         )
         try:
             yield Served(port, link)
@@ -125,18 +125,17 @@ async def _check_provider(provider: Provider, settings: config.WebSettings) -> N
 def application(
     settings: config.WebSettings,
     dependencies: ApiDependencies,
-    tokens: Mapping[str, Principal],
+    bearers: BearerTokens,
     sessions: Sessions,
     provider: Provider | None = None,
 ) -> Starlette:
     """Return the ASGI application: the routes behind their middleware, outermost first."""
-    bearers = BearerTokens(tokens)
     pages = (
         page_routes(dependencies, bearers, sessions, provider)
         if "page" in dependencies.served
         else []
     )
-    links = [_links(sessions)] if pages else []
+    links = [_links(sessions, bearers)] if pages else []
     operations = story_operations(dependencies) if "api" in dependencies.served else []
     stories = [*(operation.route for operation in operations), _openapi_route(operations)]
     routes = [
@@ -176,12 +175,13 @@ def application(
     return app
 
 
-def _links(sessions: Sessions) -> Route:
-    async def link(_request: Request) -> Response:
+def _links(sessions: Sessions, bearers: BearerTokens) -> Route:
+    async def link(request: Request) -> Response:
         """Return a path at which a browser is signed in once as the caller; `moothall open` opens
         it.
         """
-        return document({"path": f"/sign-in?link={sessions.link(caller())}"}, 201)
+        who = await bearers.find(request.headers.getlist("authorization"))
+        return document({"path": f"/sign-in?link={sessions.link(who)}"}, 201)
 
     return Route("/api/v1/sign-in-links", link, methods=["POST"])
 
@@ -199,8 +199,8 @@ def _tls(settings: config.WebSettings, *, configured: bool) -> ssl.SSLContext | 
     """Return the TLS context, or None for plain text on loopback."""
     if not is_loopback(settings.host) and not configured:
         raise ConfigurationError(
-            f"web.host {settings.host} is not a loopback address: set grpc.token or "
-            "grpc.tokens_file"
+            f"web.host {settings.host} is not a loopback address: set grpc.token, "
+            "grpc.tokens_file or oidc.audience"
         )
     if settings.tls_cert is None and settings.tls_key is None:
         if not is_loopback(settings.host):

@@ -15,6 +15,7 @@ from time import monotonic
 
 from cachetools import TTLCache
 
+from moothall.api.identity import Caller
 from moothall.api.web.user_accounts import UserAccounts, form_secret
 from moothall.domain.identity import Principal
 
@@ -29,13 +30,15 @@ def _secret() -> str:
 @dataclass(frozen=True, slots=True)
 class Session:
     """A signed-in browser. `form` is the secret in its forms, which foreign pages cannot know
-    (CSRF). `sign_out_url` is the URL to also sign out at the provider.
+    (CSRF). `sign_out_url` is the URL to also sign out at the provider. The session ends when the
+    credentials that opened it are no longer `is_valid`.
     """
 
     who: Principal
     id: str = field(default_factory=_secret, repr=False)
     form: str = field(default_factory=_secret, repr=False)
     sign_out_url: str = ""
+    is_valid: Callable[[], bool] = field(default=lambda: True, repr=False)
 
     def owns_form(self, form: str) -> bool:
         """Return whether a form was sent by this session."""
@@ -60,7 +63,7 @@ class Sessions:
         provider_name: str = "",
     ) -> None:
         self._sessions: TTLCache[str, Session] = TTLCache(max_sessions, seconds, clock)
-        self._links: TTLCache[str, Principal] = TTLCache(max_sessions, link_seconds, clock)
+        self._links: TTLCache[str, Caller] = TTLCache(max_sessions, link_seconds, clock)
         self._accounts = accounts
         self._password_checks = asyncio.Semaphore(_MAX_PARALLEL_CHECKS)
         self._max_sessions = max_sessions
@@ -82,16 +85,18 @@ class Sessions:
             )
         return None if session_id is None else self.find(session_id)
 
-    def open(self, who: Principal, sign_out_url: str = "") -> Session:
+    def open(self, caller: Caller, sign_out_url: str = "") -> Session:
         """Create a session."""
-        session = Session(who, sign_out_url=sign_out_url)
+        session = Session(caller.principal, sign_out_url=sign_out_url, is_valid=caller.is_valid)
         self._sessions[session.id] = session
         return session
 
     def find(self, session_id: str) -> Session | None:
         """Return a session; None if it is unknown or has ended."""
-        if (session := self._sessions.get(session_id)) is not None or self._accounts is None:
-            return session
+        if (session := self._sessions.get(session_id)) is not None:
+            return session if session.is_valid() else None
+        if self._accounts is None:
+            return None
         who = self._accounts.find(session_id)
         return None if who is None else Session(who, session_id, form_secret(session_id))
 
@@ -100,13 +105,13 @@ class Sessions:
         if self._sessions.pop(session.id, None) is None and self._accounts is not None:
             self._accounts.sign_out(session.id)
 
-    def link(self, who: Principal) -> str:
+    def link(self, caller: Caller) -> str:
         """Create a secret for one sign-in without a token."""
         secret = _secret()
-        self._links[secret] = who
+        self._links[secret] = caller
         return secret
 
     def follow(self, secret: str) -> Session | None:
         """Sign in by a link; None if it is unknown, used or expired."""
-        who = self._links.pop(secret, None)
-        return None if who is None else self.open(who)
+        caller = self._links.pop(secret, None)
+        return None if caller is None or not caller.is_valid() else self.open(caller)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from moothall.api.http.documents import HttpRefusal
-from moothall.api.identity import BearerTokens
+from moothall.api.identity import BearerTokens, Caller
 from moothall.api.status import http_status_of
 from moothall.api.web.forms import (
     COOKIE,
@@ -28,7 +28,7 @@ from moothall.api.web.oidc import Flow, Provider
 from moothall.api.web.rendering import asset, page, redirect
 from moothall.api.web.sessions import Session, Sessions
 from moothall.api.web.user_accounts import Attempts
-from moothall.errors import MoothallError, Refused
+from moothall.errors import MoothallError, Refused, Unauthenticated
 
 
 def sign_in_routes(
@@ -94,12 +94,11 @@ class _SignIn:
             return await self._sign_in_by_password(
                 request, fields["name"].strip(), fields.get("password", ""), next_page
             )
-        who = self._bearers.find([f"Bearer {fields.get('token', '')}"])
-        return (
-            self._start_session(request, self._sessions.open(who), next_page)
-            if who
-            else sign_in_form(self._sessions, 403, "unknown_token", next_page=next_page)
-        )
+        try:
+            who = await self._bearers.find([f"Bearer {fields.get('token', '')}"])
+        except Unauthenticated:
+            return sign_in_form(self._sessions, 403, "unknown_token", next_page=next_page)
+        return self._start_session(request, self._sessions.open(who), next_page)
 
     async def _sign_in_by_password(
         self, request: Request, name: str, password: str, next_page: str
@@ -167,7 +166,7 @@ def oidc_routes(provider: Provider, sessions: Sessions) -> Sequence[Route]:
                 )
             who = await provider.redeem(flow, request.query_params)
             session = sessions.open(
-                who, await provider.sign_out_url(f"{base_url(request)}/sign-in")
+                Caller(who), await provider.sign_out_url(f"{base_url(request)}/sign-in")
             )
         except MoothallError as error:
             response = sign_in_form(

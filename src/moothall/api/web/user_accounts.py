@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
 import sqlite3
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import time
 
@@ -22,9 +20,10 @@ from argon2 import PasswordHasher
 from argon2.exceptions import VerifyMismatchError
 from cachetools import LRUCache, TTLCache
 
+from moothall.api.private_database import PrivateDatabase
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.ids import check_id
-from moothall.errors import AlreadyExists, ConfigurationError, InvalidRequest, NotFound
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound
 
 ROLES = ("po", "qa", "architect", "operator")
 _MIN_PASSWORD_CHARS, _MAX_PASSWORD_CHARS = 12, 200
@@ -48,7 +47,7 @@ class UserAccounts:
     def __init__(
         self, folder: Path, clock: Callable[[], float] = time, hasher: PasswordHasher | None = None
     ) -> None:
-        self._path = folder / "accounts.db"
+        self._file = PrivateDatabase(folder / "accounts.db", _TABLES, "accounts")
         self._clock = clock
         self._file_stamp: tuple[int, bytes] = (0, b"")
         self._session_cache: LRUCache[str, tuple[float, Principal]] = LRUCache(_KEPT)
@@ -62,17 +61,13 @@ class UserAccounts:
             raise InvalidRequest(
                 f"{name} is the owner of this machine's token; choose another name"
             )
-        if unknown := set(roles) - set(ROLES):
-            raise InvalidRequest(
-                f"unknown role {', '.join(sorted(unknown))}; the roles are {', '.join(ROLES)}"
-            )
         row = (
             name,
             check_id(tenant, "tenant"),
-            ",".join(sorted(set(roles))),
+            role_names(roles),
             self._hasher.hash(_check_password(password)),
         )
-        with self._writing() as file:
+        with self._file.writing() as file:
             try:
                 file.execute("INSERT INTO person VALUES (?, ?, ?, ?)", row)
             except sqlite3.IntegrityError:
@@ -80,17 +75,17 @@ class UserAccounts:
 
     def list(self) -> list[Principal]:
         """Return all accounts, by name."""
-        if not self._exists():
+        if not self._file.exists():
             return []
-        with self._open() as file:
+        with self._file.reading() as file:
             return [
-                _principal(*row)
+                principal_of(*row)
                 for row in file.execute("SELECT name, tenant, roles FROM person ORDER BY name")
             ]
 
     def remove(self, name: str) -> None:
         """Remove an account and sign it out everywhere. Raises `NotFound`."""
-        with self._writing() as file:
+        with self._file.writing() as file:
             if not file.execute("DELETE FROM person WHERE name = ?", (name,)).rowcount:
                 raise NotFound(f"no account {name[:80]!r}")
 
@@ -99,7 +94,7 @@ class UserAccounts:
         `InvalidRequest`.
         """
         password_hash = self._hasher.hash(_check_password(password))
-        with self._writing() as file:
+        with self._file.writing() as file:
             if not file.execute(
                 "UPDATE person SET hash = ? WHERE name = ?", (password_hash, name)
             ).rowcount:
@@ -113,8 +108,8 @@ class UserAccounts:
         If there are more than `max_sessions` sessions, those that end first are deleted.
         """
         normalized, row = _normalize(password), None
-        if self._exists():
-            with self._open() as file:
+        if self._file.exists():
+            with self._file.reading() as file:
                 row = file.execute("SELECT hash FROM person WHERE name = ?", (name,)).fetchone()
         if row is None or len(normalized) > _MAX_PASSWORD_CHARS:
             self._hasher.hash(normalized[:_MAX_PASSWORD_CHARS])
@@ -124,7 +119,7 @@ class UserAccounts:
         except VerifyMismatchError:
             return None
         session_id, now = secrets.token_urlsafe(32), self._clock()
-        with self._writing() as file:
+        with self._file.writing() as file:
             file.execute("DELETE FROM session WHERE ends <= ?", (now,))
             # The password may have changed since it was verified.
             statement = (
@@ -144,13 +139,13 @@ class UserAccounts:
         """Return the account of a session; None if the session is unknown or has ended. Cached
         until the file changes, because event streams check it for every line.
         """
-        if not session_id or not self._exists():
+        if not session_id or not self._file.exists():
             return None
-        if (stamp := self._stamp()) != self._file_stamp:
+        if (stamp := self._file.stamp()) != self._file_stamp:
             self._file_stamp = stamp
             self._session_cache.clear()
         if (cached := self._session_cache.get(session_id)) is None:
-            with self._open() as file:
+            with self._file.reading() as file:
                 query = (
                     "SELECT ends, name, tenant, roles FROM session JOIN person USING (name) WHERE "
                     "id = ?"
@@ -158,67 +153,14 @@ class UserAccounts:
                 row = file.execute(query, (_digest(session_id),)).fetchone()
             if row is None:
                 return None
-            cached = self._session_cache[session_id] = (row[0], _principal(*row[1:]))
+            cached = self._session_cache[session_id] = (row[0], principal_of(*row[1:]))
         return cached[1] if cached[0] > self._clock() else None
 
     def sign_out(self, session_id: str) -> None:
         """End a session if it exists."""
-        if self._exists():
-            with self._writing() as file:
+        if self._file.exists():
+            with self._file.writing() as file:
                 file.execute("DELETE FROM session WHERE id = ?", (_digest(session_id),))
-
-    def _stamp(self) -> tuple[int, bytes]:
-        """Return a value that differs after every change: the inode, and SQLite's change counter
-        (offset 24 of the header).
-        """
-        try:
-            with self._path.open("rb", buffering=0) as file:
-                stat, head = os.fstat(file.fileno()), file.read(28)
-        except OSError as error:
-            raise ConfigurationError(
-                f"the accounts {self._path} cannot be used: {error}"
-            ) from error
-        self._check(stat)
-        return stat.st_ino, head[24:]
-
-    def _check(self, stat: os.stat_result) -> None:
-        if stat.st_mode & 0o077:
-            raise ConfigurationError(
-                f"the accounts {self._path} can be read by others; run: chmod 600 {self._path}"
-            )
-
-    def _exists(self) -> bool:
-        """Return whether the file has content; the tables are created with the first bytes."""
-        try:
-            return self._path.stat().st_size > 0
-        except FileNotFoundError:
-            return False
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._path.touch(mode=0o600)
-        except OSError as error:
-            raise ConfigurationError(
-                f"the accounts {self._path} cannot be used: {error}"
-            ) from error
-        with self._open() as file:
-            file.executescript(_TABLES)
-            with file:
-                yield file
-
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        try:
-            self._check(self._path.stat())
-            with closing(sqlite3.connect(self._path)) as file:
-                file.execute("PRAGMA foreign_keys = ON")
-                yield file
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigurationError(
-                f"the accounts {self._path} cannot be used: {error}"
-            ) from error
 
 
 class Attempts:
@@ -269,9 +211,19 @@ def _digest(session_id: str) -> str:
     return hashlib.sha256(session_id.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _principal(name: str, tenant: str, roles: str) -> Principal:
-    role_names = set(roles.split(",")) - {""}
-    return Principal(name, tenant, "operator" in role_names, frozenset(role_names - {"operator"}))
+def role_names(roles: Sequence[str]) -> str:
+    """Return roles as they are stored. Raises `InvalidRequest` for unknown ones."""
+    if unknown := set(roles) - set(ROLES):
+        raise InvalidRequest(
+            f"unknown role {', '.join(sorted(unknown))}; the roles are {', '.join(ROLES)}"
+        )
+    return ",".join(sorted(set(roles)))
+
+
+def principal_of(name: str, tenant: str, roles: str) -> Principal:
+    """Return the principal with roles as they are stored."""
+    names = set(roles.split(",")) - {""}
+    return Principal(name, tenant, "operator" in names, frozenset(names - {"operator"}))
 
 
 def _normalize(password: str) -> str:

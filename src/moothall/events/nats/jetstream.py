@@ -24,7 +24,7 @@ from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import BusUnavailable, InvalidRequest
-from moothall.events import batching, codec, forwarding, registry
+from moothall.events import batching, codec, forwarding, registry, turns
 from moothall.events.batching import BatchingWriter
 from moothall.events.buckets import DOCUMENTS, bucket_of
 from moothall.events.codec import load_json
@@ -38,6 +38,7 @@ from moothall.events.nats.layout import FRESH, LAST_SEQ, MESSAGE_ID
 from moothall.events.nats.outbox import Outbox
 from moothall.events.nats.reply_inbox import ReplyInbox
 from moothall.events.nats.stream_store import Stored
+from moothall.events.nats.work_queue import WorkQueue
 from moothall.events.raw_store import NO_HEADERS, Raw
 from moothall.events.registry import DURABLES, STREAMS
 from moothall.ports import Answerer, Glance, Handler, Receipt
@@ -130,6 +131,7 @@ class JetStreamBus:
         self._replicas = settings.replicas
         self._stored = stored
         self._tail = tail
+        self._work = WorkQueue(stored)
         self._packer = EnvelopeCodec(
             self._stored.put, self._stored.get, settings.blob_bytes, self._secrets
         )
@@ -196,7 +198,23 @@ class JetStreamBus:
         """Put an event on the work queue; returns once it is durable. Raises `BusUnavailable`,
         `InvalidRequest`.
         """
-        await self._put(registry.work_subject(topic), event, "work", FRESH if fresh else NO_HEADERS)
+        address, headers = registry.work_subject(topic), FRESH if fresh else NO_HEADERS
+        if not turns.is_shared(topic):
+            await self._put(address, event, "work", headers)
+            return
+        role = registry.about(address)
+        if not await self._work.enter(role):
+            address = registry.work_subject(turns.waiting_topic(role, event.tenant))
+            await self._put(address, event, "work")
+            return
+        try:
+            await self._put(address, event, "work", headers)
+        finally:
+            self._work.leave(role)
+
+    async def dispatch(self) -> None:
+        """Give each tenant its turn in the work queue until cancelled; see `moothall.ports.Bus`."""
+        await self._work.dispatch()
 
     async def _put(
         self, subject: str, event: Event, label: str, headers: Mapping[str, str] = NO_HEADERS
@@ -384,7 +402,7 @@ class JetStreamBus:
 
     async def measure(self) -> None:
         """Update the metrics of consumers and streams."""
-        await measure(self._stored)
+        await measure(self._stored, self._work)
 
 
 def _publish_span(subject: str, event: Event) -> telemetry.Span:
@@ -449,9 +467,13 @@ async def _wait_until_ready(settings: BusSettings, url: str) -> None:
             await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def measure(stored: Stored) -> None:
+async def measure(stored: Stored, work: WorkQueue) -> None:
     """Update the metrics of the bus. They stay unchanged if the bus does not answer."""
     try:
+        waiting = {
+            registry.host_durable(role): tenants.total()
+            for role, tenants in (await work.waiting()).items()
+        }
         for spec in STREAMS:
             info = await keep_cancellation(stored.js.stream_info(spec.name))
             metrics.BUS_STORED_BYTES.set(info.state.bytes, spec.name)
@@ -459,7 +481,8 @@ async def measure(stored: Stored) -> None:
                 continue
             for consumer in await keep_cancellation(stored.js.consumers_info(spec.name)):
                 if consumer.name in DURABLES:  # a reader's temporary consumer gets no label
-                    metrics.BUS_LAG.set(consumer.num_pending or 0, consumer.name)
+                    lag = (consumer.num_pending or 0) + waiting.get(consumer.name, 0)
+                    metrics.BUS_LAG.set(lag, consumer.name)
                     metrics.BUS_UNACKED.set(consumer.num_ack_pending or 0, consumer.name)
     except (nats.errors.Error, TimeoutError, OSError):
         return

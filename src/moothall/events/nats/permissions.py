@@ -140,7 +140,11 @@ def claims(name: str) -> Mapping[str, Any]:
         for spec in consumers
         for domain in ("", "*.*.")
     ]
-    api = ["$JS.API.>"] if user.manages_streams else [f"$JS.API.{name}" for name in _READ_APIS]
+    api = (
+        ["$JS.API.>", "$JS.SNAPSHOT.>"]  # the second for `moothall backup` and `restore`
+        if user.manages_streams
+        else [f"$JS.API.{name}" for name in _READ_APIS]
+    )
     if any(spec.stream == registry.WORK.name for spec in consumers):
         api.append(
             f"$JS.API.STREAM.MSG.DELETE.{registry.WORK.name}"

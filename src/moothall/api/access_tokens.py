@@ -1,0 +1,192 @@
+"""Access tokens of callers of gRPC and HTTP: created, listed and revoked by `moothall token`, in an
+SQLite file of the data directory.
+
+Tokens are random, so a plain digest of them is stored: nobody can call with the contents of the
+file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from time import time
+
+from cachetools import LRUCache
+
+from moothall.api.identity import Caller
+from moothall.api.private_database import PrivateDatabase
+from moothall.api.web.user_accounts import principal_of, role_names
+from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import check_id
+from moothall.errors import InvalidRequest, NotFound, Unauthenticated
+
+PREFIX = "moothall_"
+"""The beginning of each token, by which scanners of secrets recognise it."""
+MAX_SECONDS = 366 * 86_400.0
+_FORGOTTEN_SECONDS = 90 * 86_400.0
+"""How long the record of an ended token is stored, so that its use is refused with the reason."""
+_MAX_CACHED = 10_000
+_TABLES = """
+CREATE TABLE IF NOT EXISTS token (
+    id TEXT PRIMARY KEY, digest TEXT NOT NULL UNIQUE, name TEXT NOT NULL, tenant TEXT NOT NULL,
+    roles TEXT NOT NULL, created REAL NOT NULL, ends REAL NOT NULL, revoked REAL);
+"""
+_COLUMNS = "id, name, tenant, roles, created, ends, revoked"
+
+
+@dataclass(frozen=True, slots=True)
+class AccessToken:
+    """The record of a token. Times are Unix seconds; `revoked` is None for a token that was not
+    revoked.
+    """
+
+    id: str
+    principal: Principal
+    created: float
+    ends: float
+    revoked: float | None = None
+
+    def refusal(self, now: float) -> str:
+        """Return why the token is refused; empty if it is valid."""
+        label = f"the token {self.id} of {self.principal.name}"
+        if self.revoked is not None:
+            return f"{label} was revoked at {when(self.revoked)}; ask an operator for another one"
+        if self.ends <= now:
+            return f"{label} expired at {when(self.ends)}; ask an operator for another one"
+        return ""
+
+
+class AccessTokens:
+    """The tokens of one file, which is created with the first token; a `TokenSource`. All methods
+    raise `ConfigurationError` if the file cannot be used or other users can read it.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time) -> None:
+        self._file = PrivateDatabase(folder / "tokens.db", _TABLES, "access tokens")
+        self._clock = clock
+        self._stamp: tuple[int, bytes] = (0, b"")
+        self._cache: LRUCache[str, AccessToken | None] = LRUCache(_MAX_CACHED)
+
+    def create(
+        self,
+        name: str,
+        seconds: float,
+        *,
+        tenant: str = LOCAL.tenant,
+        roles: Sequence[str] = (),
+    ) -> tuple[str, AccessToken]:
+        """Create a token that is valid for `seconds`, and return it with its record. A name may
+        have several tokens. Raises `InvalidRequest`.
+        """
+        if check_id(name, "NAME") == LOCAL.name:
+            raise InvalidRequest(
+                f"{name} is the owner of this machine's token; choose another name"
+            )
+        if not 0 < seconds <= MAX_SECONDS:
+            raise InvalidRequest(
+                f"a token is valid for at most {MAX_SECONDS / 86_400:g} days, and for more than "
+                "nothing"
+            )
+        now = self._clock()
+        token, token_id = PREFIX + secrets.token_urlsafe(32), f"t-{secrets.token_hex(4)}"
+        row = (
+            token_id,
+            _digest(token),
+            name,
+            check_id(tenant, "tenant"),
+            role_names(roles),
+            now,
+            now + seconds,
+        )
+        with self._file.writing() as file:
+            file.execute(
+                "DELETE FROM token WHERE min(ends, coalesce(revoked, ends)) < ?",
+                (now - _FORGOTTEN_SECONDS,),
+            )
+            file.execute("INSERT INTO token VALUES (?, ?, ?, ?, ?, ?, ?, NULL)", row)
+        return token, AccessToken(token_id, principal_of(*row[2:5]), now, now + seconds)
+
+    def list(self) -> Sequence[AccessToken]:
+        """Return all tokens, also those that ended in the last 90 days, by name and age."""
+        if not self._file.exists():
+            return []
+        with self._file.reading() as file:
+            rows = file.execute(f"SELECT {_COLUMNS} FROM token ORDER BY name, created")  # noqa: S608 - constants
+            return [_record(row) for row in rows]
+
+    def revoke(self, name_or_id: str) -> Sequence[AccessToken]:
+        """Revoke a token by its id, or all of a name, and return their records. Raises
+        `NotFound`.
+        """
+        now = self._clock()
+        revoked = [
+            token
+            for token in self.list()
+            if name_or_id in {token.id, token.principal.name} and not token.refusal(now)
+        ]
+        if not revoked:
+            raise NotFound(
+                f"no valid token has the id or name {name_or_id[:80]!r}; moothall token list shows "
+                "all"
+            )
+        with self._file.writing() as file:
+            file.executemany(
+                "UPDATE token SET revoked = ? WHERE id = ?", [(now, token.id) for token in revoked]
+            )
+        return revoked
+
+    async def find(self, token: str) -> Caller | None:
+        """Return the caller of a token; None if it is none of these. Raises `Unauthenticated` if it
+        has expired or was revoked.
+        """
+        if not token.startswith(PREFIX):
+            return None
+        digest = _digest(token)
+        if (record := self._find(digest)) is None:
+            return None
+        if refusal := record.refusal(self._clock()):
+            raise Unauthenticated(refusal)
+        return Caller(record.principal, partial(self._is_valid, digest))
+
+    def _is_valid(self, digest: str) -> bool:
+        record = self._find(digest)
+        return record is not None and not record.refusal(self._clock())
+
+    def _find(self, digest: str) -> AccessToken | None:
+        """Return the record of a token. Cached until the file changes."""
+        if not self._file.exists():
+            return None
+        if (stamp := self._file.stamp()) != self._stamp:
+            self._stamp = stamp
+            self._cache.clear()
+        if digest not in self._cache:
+            with self._file.reading() as file:
+                query = f"SELECT {_COLUMNS} FROM token WHERE digest = ?"  # noqa: S608 - constants
+                row = file.execute(query, (digest,)).fetchone()
+            self._cache[digest] = _record(row) if row else None
+        return self._cache[digest]
+
+
+def when(moment: float) -> str:
+    """Return a time for people, in UTC."""
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _record(row: Sequence[object]) -> AccessToken:
+    token_id, name, tenant, roles, created, ends, revoked = row
+    return AccessToken(
+        str(token_id),
+        principal_of(str(name), str(tenant), str(roles)),
+        float(str(created)),
+        float(str(ends)),
+        None if revoked is None else float(str(revoked)),
+    )
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()

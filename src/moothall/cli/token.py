@@ -1,0 +1,128 @@
+"""`moothall token`: access tokens of callers of gRPC and HTTP."""
+
+from __future__ import annotations
+
+import json
+import re
+from time import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from moothall.cli.options import example, json_option
+from moothall.cli.runtime import report_errors, say, settings_of
+from moothall.domain.identity import LOCAL
+
+if TYPE_CHECKING:  # imported by the command that needs it
+    from moothall.api.access_tokens import AccessToken, AccessTokens
+
+_UNIT_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
+
+
+class _Duration(click.ParamType[float]):
+    """A whole number of minutes, hours or days, in seconds."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the seconds of a text such as 90d."""
+        if isinstance(value, float):
+            return value
+        matched = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", str(value))
+        if matched is None:
+            self.fail(f"{value!r} is not a duration such as 30m, 12h or 90d", param, ctx)
+        return float(int(matched[1]) * _UNIT_SECONDS[matched[2]])
+
+
+@click.group()
+def token() -> None:
+    """Access tokens of callers of gRPC and HTTP. Changes take effect at once, also while `serve`
+    runs.
+    """
+
+
+@token.command(epilog=example("moothall token create ci --tenant team-a --expires 30d"))
+@click.argument("name")
+@click.option("--tenant", default=LOCAL.tenant, help="The tenant whose data the caller sees.")
+@click.option(
+    "--role",
+    "roles",
+    type=click.Choice(["po", "qa", "architect", "operator"]),
+    multiple=True,
+    help="What the caller may do with stories and requests; repeatable.",
+)
+@click.option(
+    "--expires",
+    type=_Duration(),
+    default="90d",
+    show_default=True,
+    help="How long it is valid, such as 30m, 12h or 90d; at most 366d.",
+)
+@click.pass_context
+@report_errors
+def create(
+    context: click.Context, *, name: str, tenant: str, roles: tuple[str, ...], expires: float
+) -> None:
+    """Create a token for the caller NAME and print it, once: only its digest is stored."""
+    from moothall.api.access_tokens import when
+
+    secret, created = _tokens(context).create(name, expires, tenant=tenant, roles=roles)
+    click.echo(secret)
+    say(f"created the token {created.id} of {name} ({tenant}), valid until {when(created.ends)}")
+
+
+@token.command("list", epilog=example("moothall token list --json"))
+@json_option
+@click.pass_context
+@report_errors
+def list_(context: click.Context, *, as_json: bool) -> None:
+    """List the tokens with their roles and their state."""
+    from moothall.api.access_tokens import when
+
+    now = time()
+    documents = [_document(item, now) for item in _tokens(context).list()]
+    if as_json:
+        click.echo(json.dumps(documents, indent=2))
+        return
+    for item in documents:
+        moment = item["revoked"] if item["state"] == "revoked" else item["expires"]
+        state = {"valid": "valid until"}.get(item["state"], f"{item['state']} at")
+        click.echo(
+            f"{item['id']}  {item['name']}  ({item['tenant']})  "
+            f"{', '.join(item['roles']) or 'no role'}  {state} {when(moment)}"
+        )
+    if not documents:
+        say("there are no tokens; moothall token create NAME makes one")
+
+
+@token.command(epilog=example("moothall token revoke ci"))
+@click.argument("name_or_id", metavar="NAME|ID")
+@click.pass_context
+@report_errors
+def revoke(context: click.Context, *, name_or_id: str) -> None:
+    """Revoke the token with this ID, or all tokens of NAME."""
+    for revoked in _tokens(context).revoke(name_or_id):
+        say(f"revoked the token {revoked.id} of {revoked.principal.name}")
+
+
+def _document(item: AccessToken, now: float) -> dict[str, Any]:
+    who = item.principal
+    refused = "revoked" if item.revoked is not None else "expired"
+    return {
+        "id": item.id,
+        "name": who.name,
+        "tenant": who.tenant,
+        "roles": [*sorted(who.roles), *(["operator"] if who.operator else [])],
+        "state": refused if item.refusal(now) else "valid",
+        "created": item.created,
+        "expires": item.ends,
+        "revoked": item.revoked,
+    }
+
+
+def _tokens(context: click.Context) -> AccessTokens:
+    from moothall.api.access_tokens import AccessTokens
+
+    return AccessTokens(settings_of(context, narrated=True).data_dir)

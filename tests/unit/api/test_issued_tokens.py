@@ -1,0 +1,257 @@
+"""Access tokens that a provider signs for callers: a real provider with keys of its own, real
+servers, and forgeries.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from pydantic import ValidationError
+
+from moothall import config
+from moothall.api.grpc_server import grpc_server
+from moothall.api.http.server import http_server
+from moothall.api.identity import BearerTokens
+from moothall.api.openid import IssuedTokens, Issuer
+from moothall.domain.identity import Principal
+from moothall.errors import ConfigurationError, Temporary, Unauthenticated
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from support.callers import Client, api_dependencies
+from support.deliberation_service import MemoryDeliberations
+from support.provider import (
+    AUDIENCE,
+    Forge,
+    Provider,
+    by_a_key_of_its_own,
+    by_nobody,
+    by_somebody,
+    by_the_public_key,
+    changed_after,
+    honest,
+    provider,
+)
+
+ROLES = {"product": ("po",), "operations": ("operator",), "guests": ("reader",)}
+NOW = int(time.time())
+
+
+def settings(issuer: str, **more: Any) -> config.OidcSettings:
+    return config.OidcSettings(
+        **({"issuer": issuer, "audience": AUDIENCE, "roles": ROLES, "seconds": 2.0} | more)
+    )
+
+
+@dataclass
+class Clocks:
+    """The clock of the keys, which a test sets."""
+
+    now: float = 0.0
+    of_keys: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.of_keys = lambda: self.now
+
+
+@pytest.fixture
+async def there() -> AsyncIterator[Provider]:
+    async with provider() as served:
+        yield served
+
+
+@pytest.fixture
+def clocks() -> Clocks:
+    return Clocks()
+
+
+def issued(there: Provider, clocks: Clocks, **more: Any) -> IssuedTokens:
+    return IssuedTokens(Issuer(settings(there.issuer, **more), clocks.of_keys))
+
+
+async def test_claims_name_the_caller_its_tenant_and_its_roles(
+    there: Provider, clocks: Clocks
+) -> None:
+    there.claims = {"sub": "ci", "groups": ["product", "operations", "others"], "org": "team-a"}
+    tokens = issued(there, clocks, tenant_claim="org")
+    caller = await tokens.find(there.access_token())
+    assert caller is not None
+    assert caller.principal == Principal("ci", "team-a", operator=True, roles=frozenset({"po"}))
+    assert await tokens.find("a-token-of-the-settings") is None
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "expired": ({"exp": NOW - 3600}, "Signature has expired"),
+    "not yet valid": ({"nbf": NOW + 3600}, "not yet valid"),
+    "without an end": ({"exp": None}, '"exp" claim'),
+    "for another audience": ({"aud": "moothall"}, "Audience doesn't match"),
+    "without an audience": ({"aud": None}, '"aud" claim'),
+    "of another issuer": ({"iss": "http://127.0.0.1:1"}, "Invalid issuer"),
+    "of another type": ({"typ": "logout+jwt"}, "of another type, 'logout+jwt'"),
+    "of nobody": ({"sub": None}, "has no sub"),
+    "without a role": ({"groups": ["others"]}, "nothing in groups grants access here"),
+}
+
+
+@pytest.mark.parametrize("how", REFUSED)
+async def test_a_token_that_is_not_for_this_server_is_refused_with_the_reason(
+    there: Provider, clocks: Clocks, how: str
+) -> None:
+    claims, reason = REFUSED[how]
+    tokens = issued(there, clocks)
+    token = there.access_token(**claims)
+    with pytest.raises(Unauthenticated) as refused:
+        await tokens.find(token)
+    assert reason in refused.value.message
+    assert all(part not in refused.value.message for part in token.split("."))
+    assert await tokens.find(there.access_token()) is not None
+
+
+FORGED: dict[str, Forge] = {
+    "without a signature": by_nobody,
+    "signed with the public key": by_the_public_key,
+    "signed by somebody else": by_somebody,
+    "with a key of its own": by_a_key_of_its_own,
+    "changed after it was signed": changed_after,
+    "no token": lambda *_: "a.b.c",
+    "deep": lambda *_: "e" * 90_000 + ".a.b",
+}
+
+
+@pytest.mark.parametrize("how", FORGED)
+async def test_a_forged_token_is_refused(there: Provider, clocks: Clocks, how: str) -> None:
+    there.forge = FORGED[how]
+    tokens = issued(there, clocks)
+    with pytest.raises(Unauthenticated, match="the access token is refused"):
+        await tokens.find(there.access_token())
+    there.forge = honest
+    assert await tokens.find(there.access_token()) is not None
+
+
+async def test_a_new_key_is_fetched_without_a_restart_but_not_for_every_token(
+    there: Provider, clocks: Clocks
+) -> None:
+    there.published = ("one",)
+    tokens = issued(there, clocks)
+    old = there.access_token()
+    assert await tokens.find(old) is not None
+    there.published, there.kid = ("two",), "two"
+    for _ in range(20):
+        with pytest.raises(Unauthenticated, match="has no key 'two'"):
+            await tokens.find(there.access_token())
+    assert there.keys_fetched == 1
+    clocks.now = 31
+    assert await tokens.find(there.access_token()) is not None
+    with pytest.raises(Unauthenticated, match="has no key 'one'"):
+        await tokens.find(old)
+    assert there.keys_fetched == 2
+
+
+async def test_a_withdrawn_key_is_forgotten_after_a_quarter_of_an_hour(
+    there: Provider, clocks: Clocks
+) -> None:
+    tokens = issued(there, clocks)
+    there.published = ("one",)
+    assert await tokens.find(there.access_token()) is not None
+    there.published = ("two",)
+    clocks.now = 899
+    assert await tokens.find(there.access_token()) is not None
+    clocks.now = 900
+    with pytest.raises(Unauthenticated, match="has no key 'one'"):
+        await tokens.find(there.access_token())
+
+
+async def test_known_keys_outlast_a_failure_and_unknown_ones_are_tried_later(
+    there: Provider, clocks: Clocks
+) -> None:
+    there.published = ("one",)
+    tokens = issued(there, clocks)
+    assert await tokens.find(there.access_token()) is not None
+    there.keys_status, clocks.now = 500, 1000.0
+    assert await tokens.find(there.access_token()) is not None
+    there.kid = "two"
+    with pytest.raises(Temporary, match="the access token cannot be verified: the keys of 127"):
+        await tokens.find(there.access_token())
+    there.keys_status, there.published, clocks.now = 200, ("one", "two"), 1031.0
+    assert await tokens.find(there.access_token()) is not None
+
+
+async def test_a_session_of_a_token_ends_with_it(there: Provider, clocks: Clocks) -> None:
+    wall = [float(NOW)]
+    tokens = IssuedTokens(Issuer(settings(there.issuer), clocks.of_keys), lambda: wall[0])
+    caller = await tokens.find(there.access_token(exp=NOW + 100))
+    assert caller is not None
+    assert caller.is_valid()
+    wall[0] += 161  # a minute of tolerance, as in the check of the token
+    assert not caller.is_valid()
+
+
+async def test_an_issuer_needs_no_endpoints_to_sign_in_at(there: Provider, clocks: Clocks) -> None:
+    there.about = {"authorization_endpoint": "", "token_endpoint": "", "end_session_endpoint": ""}
+    assert await issued(there, clocks).find(there.access_token()) is not None
+
+
+async def test_an_unreachable_issuer_is_a_temporary_error() -> None:
+    tokens = IssuedTokens(Issuer(settings("http://127.0.0.1:1")))
+    token = Provider(issuer="http://127.0.0.1:1", claims={"sub": "ci"}).access_token()
+    with pytest.raises(Temporary, match="cannot be reached"):
+        await tokens.find(token)
+
+
+async def test_another_issuer_at_the_address_is_an_error(there: Provider) -> None:
+    there.about = {"issuer": "https://id.example.org"}
+    with pytest.raises(ConfigurationError, match="must be exactly the configured issuer"):
+        await Issuer(settings(there.issuer)).check()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"audience": "x"}, r"oidc\.issuer is missing"),
+        ({"issuer": "https://id.example.org", "roles": ROLES}, r"or set oidc\.audience"),
+        ({"issuer": "https://id.example.org", "audience": "x"}, r"oidc\.roles is empty"),
+    ],
+)
+def test_incomplete_settings_are_errors(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        config.OidcSettings(**values)
+
+
+@asynccontextmanager
+async def servers(there: Provider) -> AsyncIterator[tuple[grpc.aio.Channel, str]]:
+    bearers = BearerTokens({}, [IssuedTokens(Issuer(settings(there.issuer)))])
+    dependencies = api_dependencies(MemoryDeliberations())
+    async with (
+        grpc_server(
+            config.GrpcSettings(port=0, grace_seconds=0.2),
+            config.LimitSettings(),
+            dependencies,
+            bearers,
+        ) as server,
+        http_server(
+            config.WebSettings(port=0, grace_seconds=0.2), dependencies, bearers, configured=True
+        ) as web,
+        grpc.aio.insecure_channel(server.target) as channel,
+    ):
+        yield channel, f"http://127.0.0.1:{web.port}"
+
+
+async def test_grpc_and_http_accept_a_token_and_say_why_they_refuse_one(there: Provider) -> None:
+    async with servers(there) as (channel, url), aiohttp.ClientSession() as http:
+        await Client(channel, there.access_token()).GetStatus(pb.GetStatusRequest())
+        late = there.access_token(exp=NOW - 3600)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await Client(channel, late).GetStatus(pb.GetStatusRequest())
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert refused.value.details() == "the access token is refused: Signature has expired"
+        for token, status in ((there.access_token(), 200), (late, 401)):
+            headers = {"Authorization": f"Bearer {token}"}
+            async with http.get(f"{url}/api/v1/stories", headers=headers) as answer:
+                assert answer.status == status
+                text = await answer.text()
+        assert f'"detail": "{refused.value.details()}"' in text

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from moothall.domain.topic import Channel
+from moothall.events.turns import Turns, is_shared, parse_waiting, waiting_topic
+
+
+def test_tenants_take_turns_also_those_that_come_later() -> None:
+    turns, waiting = Turns(), {"a": 5, "c": 2}
+    order = []
+    for number in range(9):
+        if number == 3:
+            waiting["b"] = 2
+        tenant = turns.choose(waiting)
+        assert tenant is not None
+        waiting[tenant] -= 1
+        order.append(tenant)
+    assert order == ["a", "c", "a", "b", "c", "a", "b", "a", "a"]
+    assert turns.choose(waiting) is None
+
+
+def test_the_topic_of_waiting_work_names_role_and_tenant() -> None:
+    topic = waiting_topic("dev", "team-a")
+    assert topic == Channel.WORK.of("dev_team-a")
+    assert parse_waiting("dev_team-a") == ("dev", "team-a")
+    assert parse_waiting("dev") is None
+    assert parse_waiting("other_team-a") is None
+
+
+def test_tenants_share_the_queues_of_roles_only() -> None:
+    assert is_shared(Channel.WORK.of("dev"))
+    assert not is_shared(waiting_topic("dev", "team-a"))
+    assert not is_shared(Channel.CALLS.of("dev"))
