@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # imported by a client that starts a server
 
 T = TypeVar("T")
 
+_CANCEL_SECONDS = 5.0
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 5.0
 
 
@@ -65,6 +66,7 @@ class AsyncClient:
         self._call_seconds = call_seconds
         self._retries = retries
         self._overrides: Mapping[str, Any] | None = None
+        self._config: Path | None = None
         self._embedded: _EmbeddedServer | None = None
         self._stack = AsyncExitStack()
         self._api: Calls | None = None
@@ -77,6 +79,7 @@ class AsyncClient:
         model: str = "",
         api_key: str = "",
         data_dir: Path | str = "",
+        config: Path | None = None,
         retries: int = 5,
         **settings: Any,
     ) -> Self:
@@ -88,6 +91,7 @@ class AsyncClient:
         one, the small local model answers.
         model: the model's name there.
         data_dir: where tasks are kept; the setting `data_dir` by default.
+        config: a TOML file of settings; the one of the command line by default.
         settings: further settings by section, such as `limits={"deliberation_seconds": 600}`.
         """
         llm = {"base_url": base_url, "model": model, "api_key": api_key}
@@ -98,7 +102,7 @@ class AsyncClient:
         if data_dir:
             overrides["data_dir"] = Path(data_dir)
         client = cls(retries=retries)
-        client._overrides = overrides
+        client._overrides, client._config = overrides, config
         return client
 
     async def __aenter__(self) -> Self:
@@ -110,7 +114,7 @@ class AsyncClient:
                 )
             else:
                 self._embedded = await self._stack.enter_async_context(
-                    _EmbeddedServer(self._overrides)
+                    _EmbeddedServer(self._overrides, self._config)
                 )
                 embedded = self._embedded.address
                 server, token, ca = embedded.address, embedded.token, embedded.certificate
@@ -138,12 +142,12 @@ class AsyncClient:
         task: str,
         *,
         repository: str | Path = "",
-        on_update: Callable[[Update], None] | None = None,
+        on_update: Callable[[Update], Awaitable[None] | None] | None = None,
         **options: Unpack[TaskOptions],
     ) -> Outcome:
         """Submit a task, as `submit` does, and wait for its outcome.
 
-        on_update: receives each event.
+        on_update: receives each event; a coroutine function is awaited.
         If the wait is cancelled, the deliberation is cancelled too.
         """
         task_id = options.get("task_id") or new_task_id()
@@ -153,8 +157,14 @@ class AsyncClient:
             return await self.wait(task_id, on_update=on_update)
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):
-                await asyncio.shield(self.cancel(task_id, "the caller went away"))
+                await asyncio.shield(self._cancel_and_wait(task_id))
             raise
+
+    async def _cancel_and_wait(self, task_id: str) -> None:
+        """Cancel a task, and wait for its end, since a server in this process may stop next."""
+        await self.cancel(task_id, "the caller went away")
+        async with asyncio.timeout(_CANCEL_SECONDS):
+            await self.wait(task_id)
 
     async def submit(
         self, task: str, *, repository: str | Path = "", **options: Unpack[TaskOptions]
@@ -208,13 +218,13 @@ class AsyncClient:
                 return
 
     async def wait(
-        self, task_id: str, *, on_update: Callable[[Update], None] | None = None
+        self, task_id: str, *, on_update: Callable[[Update], Awaitable[None] | None] | None = None
     ) -> Outcome:
         """Wait until a task has ended and return its outcome. `on_update` receives its events."""
         async with aclosing(self.watch(task_id)) as updates:
             async for update in updates:
-                if on_update is not None:
-                    on_update(update)
+                if on_update is not None and (awaitable := on_update(update)) is not None:
+                    await awaitable
                 if update.type is EventType.DELIBERATION_DECIDED:
                     return load(Outcome, update.data)
         return Outcome(task_id, await self.status(task_id))
@@ -352,8 +362,8 @@ class _EmbeddedServer:
     not whatever the program does. Calls then raise its error.
     """
 
-    def __init__(self, overrides: Mapping[str, Any]) -> None:
-        self._overrides = overrides
+    def __init__(self, overrides: Mapping[str, Any], config: Path | None) -> None:
+        self._overrides, self._config = overrides, config
         self._ending = asyncio.Event()
         self._started: asyncio.Future[Embedded] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
@@ -397,6 +407,6 @@ class _EmbeddedServer:
     async def _serve(self) -> None:
         from moothall.app.embedded import open_embedded
 
-        async with open_embedded(self._overrides) as embedded:
+        async with open_embedded(self._overrides, self._config) as embedded:
             self._started.set_result(embedded)
             await self._ending.wait()

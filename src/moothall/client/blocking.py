@@ -51,6 +51,7 @@ class Client:
         model: str = "",
         api_key: str = "",
         data_dir: Path | str = "",
+        config: Path | None = None,
         retries: int = 5,
         **settings: Any,
     ) -> Self:
@@ -61,6 +62,7 @@ class Client:
             model=model,
             api_key=api_key,
             data_dir=data_dir,
+            config=config,
             retries=retries,
             **settings,
         )
