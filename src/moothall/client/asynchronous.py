@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from moothall.api.identity import is_loopback
 from moothall.api.remote import local_server, open_channel
 from moothall.client.calls import Calls
-from moothall.client.types import Story, StoryMove, StorySummary, TaskOptions, Update
+from moothall.client.types import (
+    EvaluationOptions,
+    Story,
+    StoryMove,
+    StorySummary,
+    TaskOptions,
+    Update,
+)
 from moothall.concurrency import leaves
 from moothall.config import find_default_file
 from moothall.domain.budget import Budget
@@ -23,6 +30,7 @@ from moothall.domain.ids import new_task_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.errors import ConfigurationError, InvalidRequest, MoothallError, Temporary
+from moothall.evaluate.report import Report
 
 if TYPE_CHECKING:  # imported by a client that starts a server
     from moothall.app.embedded import Embedded
@@ -290,6 +298,50 @@ class AsyncClient:
         """Comment on a story."""
         request_id = new_task_id()
         await self._repeat(lambda: self._connected.comment_story(story_id, comment, request_id))
+
+    # ---- evaluation
+
+    async def evaluate(
+        self,
+        repository: str | Path,
+        *,
+        configurations: Mapping[str, EvaluationOptions] | None = None,
+        ref: str = "",
+        tasks: int = 10,
+        commits: int = 200,
+        parallel: int = 1,
+        folder: Path | None = None,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> Report:
+        """Measure councils on bugs that were fixed in a repository's history, as `moothall
+        evaluate` does. Only a client of `AsyncClient.local` evaluates.
+
+        configurations: what is compared, by name; by default the client's settings.
+        ref: the commit whose history is mined; the repository's HEAD by default.
+        tasks: how many bug fixes to mine, from the newest `commits`.
+        parallel: deliberations at a time.
+        folder: where tasks and results are kept; one in the data directory by default. The same
+        call continues an interrupted evaluation there.
+        on_progress: receives lines for people.
+
+        Raises `NotFound` if no commit becomes a task.
+        """
+        if self._embedded is None:
+            raise InvalidRequest("an evaluation runs in this process: use AsyncClient.local(…)")
+        self._embedded.check()
+        from moothall.client.evaluation import EvaluationRequest, run_evaluation
+
+        request = EvaluationRequest(
+            str(repository),
+            configurations or {},
+            ref,
+            tasks,
+            commits,
+            parallel,
+            folder,
+            on_progress,
+        )
+        return await run_evaluation(self._embedded.address.settings, request)
 
     # ---- connection
 
