@@ -29,7 +29,7 @@ from moothall.domain.codec import mapping_of
 from moothall.domain.evidence import Verdict
 from moothall.errors import InvalidRequest
 
-_MARKUP = re.compile(r"[\\`*_{}\[\]()<>#|!~]")
+_MARKUP = re.compile(r"[\\`*_\[\]<>|~]")
 _MAX_REASONS, _MAX_CHARS = 12, 60_000
 
 _KINDS: Mapping[str, ToolKind] = {

@@ -110,7 +110,7 @@ def test_an_outcome_names_the_level_of_its_winner() -> None:
         "**agent-dev-001 wins, unproven** (no test failed before and passes now). No test or "
         "review puts it first. Branch `moothall/t-1`."
     )
-    assert lines[2] == r"- \[x\]\(y\) \<b\> ok"
+    assert lines[2] == r"- \[x\](y) \<b\> ok"
     assert lines[-1] == "Other answers: 1. agent-dev-001, unproven. `moothall show t-1`"
 
 
