@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -243,3 +243,23 @@ async def test_what_cannot_work_is_an_error_that_says_why(tmp_path: Path) -> Non
     async with connected(Editor(), command) as agent:
         with pytest.raises(acp.RequestError, match=r"127\.0\.0\.1:9"):
             await agent.new_session(cwd=str(repo), mcp_servers=[])
+
+
+async def test_an_agent_goes_on_after_the_one_whose_server_it_used(tmp_path: Path) -> None:
+    """Two windows of an editor share a data directory, and the first one is closed."""
+    repo = tmp_path / "repo"
+    await make_sample_repository(repo)
+    editor = Editor()
+    async with (
+        quick_command(tmp_path / "data", by_task) as command,
+        AsyncExitStack() as second_window,
+    ):
+        async with connected(Editor(), command) as first:
+            await first.new_session(cwd=str(repo), mcp_servers=[])
+            agent = await second_window.enter_async_context(connected(editor, command))
+            session_id = (await agent.new_session(cwd=str(repo), mcp_servers=[])).session_id
+            await agent.set_session_mode(mode_id="ask", session_id=session_id)
+        with pytest.raises(acp.RequestError, match="cannot be reached"):
+            await agent.prompt(session_id=session_id, prompt=[text_block("A HAIKU, please")])
+        await agent.prompt(session_id=session_id, prompt=[text_block("A HAIKU, please")])
+    assert editor.text().startswith("An old silent pond")
