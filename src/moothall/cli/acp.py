@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import stat
+
 import click
 
 from moothall.cli.options import example
 from moothall.cli.runtime import file_of, with_settings
 from moothall.config import Settings
-from moothall.errors import ConfigurationError
+from moothall.errors import ConfigurationError, InvalidRequest
 
 
 @click.command(epilog=example("moothall acp"))
@@ -24,4 +27,14 @@ async def acp(settings: Settings) -> None:
         raise ConfigurationError(
             "the library of the Agent Client Protocol is not installed: pip install 'moothall[acp]'"
         ) from error
+    if not all(map(_is_pipe, (0, 1))):
+        raise InvalidRequest(
+            "an editor starts `moothall acp` and talks to it through pipes on stdin and stdout; "
+            "name the command in its settings (docs/api.md)"
+        )
     await serve(settings, file_of(click.get_current_context()))
+
+
+def _is_pipe(descriptor: int) -> bool:
+    mode = os.fstat(descriptor).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
