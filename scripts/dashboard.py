@@ -105,6 +105,16 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                 [(rate("moothall_model_tokens_total", "model, kind"), "{{model}} {{kind}}")],
             ),
             (
+                "Calls by provider",
+                "s",
+                times("gen_ai_client_operation_duration_seconds", "gen_ai_provider_name"),
+            ),
+            (
+                "Tokens of a call",
+                "short",
+                times("gen_ai_client_token_usage", "gen_ai_token_type"),
+            ),
+            (
                 "Waiting, repeated, replayed",
                 "short",
                 [

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from command import QUICK, Command, git, scripted, turn
 from moothall import AsyncClient, Client
-from moothall.client import DeliberationStatus, EventType, EvidenceLevel
+from moothall.client import DeliberationStatus, EvaluationOptions, EventType, EvidenceLevel
 from moothall.errors import (
     AlreadyExists,
     ConfigurationError,
@@ -25,7 +25,8 @@ from moothall.errors import (
     Refused,
     Temporary,
 )
-from moothall.testing.model import scripted_model
+from moothall.testing.model import Answer, scripted_model
+from support.history import PROJECTS, make_history
 from support.servers import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -206,6 +207,8 @@ async def test_an_example_of_the_docs_runs(
     folder = tmp_path / "work"
     folder.mkdir()
     (folder / "repo").symlink_to(registered)
+    if "evaluate(" in example:
+        make_history(PROJECTS["python"], folder / "shop")
     (entry,) = [
         item
         for item in (await command("repo", "list", "--json")).document
@@ -234,6 +237,8 @@ async def test_an_example_of_the_docs_runs(
     out, err = await process.communicate()
     assert (process.returncode, err.decode()) == (0, ""), err.decode()
     assert out.decode().strip()
+    if "evaluate(" in example:
+        assert "one: 0 of 1" in out.decode()
     if "outcome.level" in example:
         assert "proven" in out.decode()
 
@@ -271,6 +276,52 @@ async def test_a_server_in_this_process(environment: Path, repo: Path) -> None:
         assert await asyncio.to_thread(ask_again) == outcome.branch, "tasks are kept on disk"
 
 
+@pytest.mark.evidence
+async def test_an_evaluation_measures_configurations_on_a_history(
+    environment: Path, tmp_path: Path, token: str, command: Command
+) -> None:
+    project = PROJECTS["python"]
+    repo = make_history(project, tmp_path / "shop")
+    first = git(repo.path, "rev-list", "--max-parents=0", "HEAD")
+    lines: list[str] = []
+
+    def write(text: str) -> Answer:
+        return scripted(lambda _body, _headers: turn("files.write", path="shop.py", content=text))
+
+    async with (
+        scripted_model(write(project.right)) as right,
+        scripted_model(write(project.wrong)) as wrong,
+    ):
+        other = tmp_path / "wrong.toml"
+        other.write_text(f'[llm]\nbase_url = "{wrong.base_url}"\n', encoding="utf-8")
+        one: EvaluationOptions = {"agents": 1, "protocol": "single"}
+        async with AsyncClient.local(base_url=right.base_url, data_dir=environment) as client:
+            report = await client.evaluate(
+                repo.path,
+                tasks=1,
+                configurations={"right": one, "wrong": {**one, "settings": other}},
+                on_progress=lines.append,
+            )
+            calls = len(right.requests)
+            again = await client.evaluate(repo.path, tasks=1, configurations={"right": one})
+            assert len(right.requests) == calls, "a result is not measured twice"
+            with pytest.raises(NotFound, match=r"no commit of 1 became a task: it has no parent"):
+                await client.evaluate(repo.path, ref=first, tasks=1, folder=tmp_path / "evaluation")
+            with pytest.raises(InvalidRequest, match=r"configuration '\.\./up': a name has"):
+                await client.evaluate(repo.path, configurations={"../up": one})
+    assert [
+        (summary.config, summary.solved.count, summary.solved.total)
+        for summary in report.configurations
+    ] == [("right", 1, 1), ("wrong", 0, 1)]
+    assert report.tasks[0].text.startswith("Fix the discount")
+    assert Path(report.folder, "report.html").is_file()
+    assert again.results == report.results
+    assert any("the council begins" in line for line in lines)
+    async with AsyncClient(command.served_at, token=token) as served:
+        with pytest.raises(InvalidRequest, match=r"use AsyncClient\.local"):
+            await served.evaluate(repo.path)
+
+
 async def test_the_settings_file_is_read_and_its_key_is_sent_to_its_own_server_only(
     environment: Path, repo: Path, tmp_path: Path
 ) -> None:
@@ -289,6 +340,11 @@ async def test_the_settings_file_is_read_and_its_key_is_sent_to_its_own_server_o
             outcome = await client.deliberate(TASK, repository=repo, agents=1)
             assert outcome.level is EvidenceLevel.PROVEN
         assert first.requests
+        named = tmp_path / "named.toml"
+        named.write_text(f'[llm]\nbase_url = "{second.base_url}"\n', encoding="utf-8")
+        async with AsyncClient.local(data_dir=environment, config=named) as client:
+            await client.deliberate("HAIKU")
+        assert second.requests
         async with AsyncClient.local(
             data_dir=environment, base_url=second.base_url, model="scripted"
         ) as client:

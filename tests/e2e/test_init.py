@@ -22,6 +22,7 @@ async def test_the_settings_it_writes_are_those_that_commands_use(
     result = await command("init", "--url", model.base_url, "--price-in", "0.5")
     assert result.code == 0, result.err
     assert f"scripted at {model.base_url} answers" in result.out
+    assert "$0.5 for a million prompt tokens" in result.out
     file = tmp_path / "config" / "moothall" / "config.toml"
     assert tomllib.loads(file.read_text(encoding="utf-8")) == {
         "llm": {"base_url": model.base_url, "price_in": 0.5, "model": "scripted"}
@@ -49,6 +50,7 @@ async def test_a_key_is_copied_into_a_file_of_its_own_and_other_settings_stay(
         result = await command("--config", str(file), "init", *options, "--key-env", "THE_KEY")
     assert result.code == 0, result.err
     key_file = tmp_path / "mine.api_key"
+    assert result.document["price"].startswith("no known price, so costs are 0")
     assert result.document["llm"] == {
         "base_url": server.base_url,
         "model": "scripted",

@@ -40,13 +40,16 @@ class Embedded:
 
 
 @asynccontextmanager
-async def open_embedded(overrides: Mapping[str, Any]) -> AsyncIterator[Embedded]:
+async def open_embedded(
+    overrides: Mapping[str, Any], config: Path | None = None
+) -> AsyncIterator[Embedded]:
     """Serve gRPC on loopback until the context ends, with hosts in this process.
 
+    config: a file of settings; the default one by default.
     If another process serves the data directory with the same settings, yield its address. Raises
     `ConfigurationError`, also if it has other settings or no gRPC.
     """
-    settings = await asyncio.to_thread(_load, overrides)
+    settings = await asyncio.to_thread(_load, overrides, config)
     # A program's own output is not mixed with our progress.
     configure_logs(
         settings.log.model_copy(update={"level": "warning"}), secrets=secret_values(settings)
@@ -83,14 +86,14 @@ async def open_embedded(overrides: Mapping[str, Any]) -> AsyncIterator[Embedded]
         yield _embedded(own, app.grpc_port)
 
 
-def _load(overrides: Mapping[str, Any]) -> Settings:
+def _load(overrides: Mapping[str, Any], config: Path | None) -> Settings:
     """Load the settings. A model server that the program names gets no key of another one."""
     given = dict(overrides)
     llm = dict(given.get("llm") or {})
     if llm.get("base_url"):
         fields = LlmSettings.model_fields
         given["llm"] = {name: fields[name].get_default() for name in SERVER_FIELDS} | llm
-    settings = load_settings(find_default_file(), **given)
+    settings = load_settings(config or find_default_file(), **given)
     settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     return settings
 

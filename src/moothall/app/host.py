@@ -125,6 +125,8 @@ async def _host(
     node: str = "",
 ) -> None:
     metrics.HOST.set(1, node or platform.node())
+    priced = settings.choice.with_known_prices()
+    settings = settings.model_copy(update={"llm": priced.default, "models": priced.named})
     async with AsyncExitStack() as stack:
         models = await stack.enter_async_context(open_models(settings.choice, model_url))
         writer = f"{name}-{digest(bus_url)[:8]}"

@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # imported only to call a server
     from moothall.api.remote import RemoteKernel
 
 _MAX_SHOWN = 5
+_MAX_SHOWN_FILES, _MAX_SHOWN_BYTES = 100, 1_000_000
 _TRAILER = re.compile(r"(?m)^Deliberation: (\S{1,140})$")
 
 
@@ -171,6 +172,55 @@ async def take_over(settings: Settings, top: Path, *changes: Diff) -> tuple[str,
         except RepositoryError as error:
             failure = failure or error
     raise failure or RepositoryError("there is no diff to apply")
+
+
+async def head_commit(settings: Settings, top: Path) -> str:
+    """Return the commit that is checked out at `top`. Raises `RepositoryError`."""
+    git = _git(settings)
+    return await sources.local_commit(git, await sources.find_local(git, top), "")
+
+
+@dataclass(frozen=True, slots=True)
+class FileVersions:
+    """A file before and after a change; None where it does not exist."""
+
+    path: str
+    old: str | None
+    new: str | None
+
+
+async def file_versions(
+    settings: Settings, top: Path, base: str, commit: str
+) -> Sequence[FileVersions]:
+    """Return the text files that differ between two commits of the repository at `top`, without
+    those that are not UTF-8 or too large to show. Raises `RepositoryError`.
+    """
+    git = _git(settings)
+    local = await sources.find_local(git, top)
+    git_dir = f"--git-dir={local.git_dir}"
+    listed = await git.run(
+        git_dir,
+        "diff-tree",
+        "-r",
+        "-z",
+        "--name-only",
+        "--no-renames",
+        base,
+        commit,
+        cwd=local.git_dir,
+    )
+    versions = []
+    for path in os.fsdecode(listed).split("\0")[:-1][:_MAX_SHOWN_FILES]:
+        both = [
+            await git.call(git_dir, "cat-file", "blob", f"{sha}:{path}", cwd=local.git_dir)
+            for sha in (base, commit)
+        ]
+        if sum(len(side.out) for side in both) > _MAX_SHOWN_BYTES:
+            continue
+        with suppress(UnicodeDecodeError):
+            old, new = (None if side.status else side.out.decode() for side in both)
+            versions.append(FileVersions(path, old, new))
+    return versions
 
 
 def _git(settings: Settings) -> GitRunner:

@@ -388,6 +388,7 @@ def tool_call(context: CallContext, call: ToolCall, known: Container[str]) -> It
     attributes = {
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": tool,
+        "gen_ai.tool.type": "function",
         "gen_ai.tool.call.id": call.request_id,
         "moothall.seat": context.seat,
         "moothall.workspace": context.workspace_id,

@@ -46,6 +46,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "open": ("serve:open_", "Open the page in a browser, signed in."),
         "serve": ("serve:serve", "Serve gRPC and HTTP until it is stopped."),
         "watch": ("watch:watch", "Answer issues of a forge with pull requests."),
+        "acp": ("acp:acp", "Offer councils to an editor that speaks ACP, such as Zed."),
         "mcp": ("mcp:mcp", "Offer councils to an editor or assistant that speaks MCP."),
         "account": ("account:account", "Say who signs in at the page with a password."),
         "token": ("token:token", "Create and revoke tokens of callers of gRPC and HTTP."),

@@ -21,7 +21,7 @@ from moothall.cli.runtime import print_json, say, with_settings
 from moothall.cli.text import plain
 from moothall.config import LlmSettings, RaySettings, SandboxSettings, Settings
 from moothall.config.models import DEFAULT
-from moothall.deliberation.model_texts import describe_reply, window_text
+from moothall.deliberation.model_texts import describe_reply, price_text, window_text
 from moothall.domain.code import CodeBlock
 from moothall.domain.fleet import HostState
 from moothall.domain.status import Finding
@@ -342,7 +342,8 @@ async def _model(data_dir: Path, llm: LlmSettings, part: str) -> AsyncIterator[F
             description = await model.describe()
             detail = (
                 f"{description.model} at {model.url}; {describe_reply(description.reply)}; "
-                f"{window_text(llm, description)}"
+                f"{window_text(llm, description)}; "
+                f"{price_text(llm.model_copy(update={'model': description.model}))}"
             )
             yield await _add_metrics(model, part, detail)
             yield Finding(f"{part} server", ok=True, detail="; ".join(notes))

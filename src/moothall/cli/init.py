@@ -16,7 +16,7 @@ from moothall.cli.options import FiniteRange, example, json_option
 from moothall.cli.runtime import print_json, report_errors, result_of, say
 from moothall.config import LlmSettings, LogSettings, default_file
 from moothall.config.file import read_toml
-from moothall.deliberation.model_texts import describe_reply, window_text
+from moothall.deliberation.model_texts import describe_reply, price_text, window_text
 from moothall.errors import ConfigurationError, InvalidRequest
 from moothall.file_locks import write_private
 from moothall.telemetry import configure_logs
@@ -46,6 +46,7 @@ class _Trial:
     model: str
     reply: str
     window: str
+    price: str
     notes: tuple[str, ...]
 
 
@@ -130,6 +131,7 @@ def init(
                 "llm": values,
                 "reply": trial.reply,
                 "window": trial.window,
+                "price": trial.price,
                 "notes": list(trial.notes),
             }
         )
@@ -137,8 +139,7 @@ def init(
     click.echo(f"{trial.model} at {url} answers; {trial.reply}; {trial.window}")
     for note in trial.notes:
         click.echo(f"  {note}")
-    if not price_in and not price_out:
-        click.echo("  no price is set: --price-in and --price-out, or llm.price_in and price_out")
+    click.echo(f"  {trial.price}")
     click.echo(f"written: {file}")
     click.echo('next: in a repository, moothall check, then moothall deliberate "Fix the …"')
 
@@ -211,6 +212,7 @@ async def _try_model(values: dict[str, Any], key: str) -> _Trial:
         description.model,
         describe_reply(description.reply),
         window_text(llm, description),
+        price_text(llm.model_copy(update={"model": description.model})),
         tuple(notes),
     )
 

@@ -7,22 +7,38 @@ import click
 from moothall.cli.options import example
 from moothall.cli.runtime import with_settings
 from moothall.config import Settings
-from moothall.errors import ConfigurationError
+from moothall.errors import ConfigurationError, InvalidRequest
+
+_MAX_PORT = 65_535
 
 
-@click.command(epilog=example("moothall mcp"))
+@click.command(epilog=example("moothall mcp", "moothall mcp --http 127.0.0.1:8090"))
+@click.option(
+    "--http",
+    default="",
+    metavar="HOST:PORT",
+    help="Serve streamable HTTP there, at /mcp, until it is stopped; port 0 is any free one.",
+)
 @with_settings()
-async def mcp(settings: Settings) -> None:
+async def mcp(settings: Settings, *, http: str) -> None:
     """Offer councils to an editor or assistant that speaks MCP, on stdin and stdout, until it
-    disconnects.
+    disconnects, or with --http to several of them.
+
+    Callers over HTTP send a token. Anything but loopback needs TLS and a configured token.
 
     Works in the process that serves this data directory, if there is one, otherwise in this one.
     Tools: deliberate, ask, result, why, context.
     """
     try:
-        from moothall.cli.mcp_server import serve
+        from moothall.cli.mcp_server import serve_http, serve_stdio
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             "MCP's library is not installed: pip install 'moothall[mcp]'"
         ) from error
-    await serve(settings)
+    if not http:
+        await serve_stdio(settings)
+        return
+    host, separator, port = http.rpartition(":")
+    if not (separator and host and port.isdecimal() and int(port) <= _MAX_PORT):
+        raise InvalidRequest(f"--http {http[:80]!r} is not HOST:PORT; write 127.0.0.1:8090")
+    await serve_http(settings, host.strip("[]"), int(port))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,6 +13,8 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 import moothall
+from moothall.api.http.server import serve_app, tls_context
+from moothall.api.identity import BearerTokens, read_tokens
 from moothall.app.graph import open_answers
 from moothall.app.repository import line_provenance, register
 from moothall.app.server import open_app
@@ -44,9 +47,42 @@ _INSTRUCTIONS = (
 _DIFF_CHARS = 60_000
 
 
-async def serve(settings: Settings) -> None:
+async def serve_stdio(settings: Settings) -> None:
     """Serve on stdin and stdout until the client disconnects."""
+    await _server(settings).run_stdio_async()
 
+
+async def serve_http(settings: Settings, host: str, port: int) -> None:
+    """Serve streamable HTTP at `/mcp` until cancelled, to callers with a token of the operator.
+
+    Raises `ConfigurationError` if the port is taken, or for anything but loopback without TLS
+    (web.tls_cert, web.tls_key) and a configured token.
+    """
+    web = settings.web.model_copy(update={"host": host, "port": port})
+    grpc = settings.grpc.model_copy(update={"host": host})
+    tokens = {
+        token: principal
+        for token, principal in read_tokens(grpc, settings.data_dir).items()
+        if principal.tenant == LOCAL.tenant
+    }
+    configured = grpc.token is not None or grpc.tokens_file is not None
+    context = tls_context(web, configured=configured)
+    server = _server(settings)
+    app = server.streamable_http_app(host=host)
+    async with (
+        server.session_manager.run(),
+        serve_app(app, "MCP", web, BearerTokens(tokens), context) as bound,
+    ):
+        scheme, shown = "https" if context else "http", f"[{host}]" if ":" in host else host
+        where = "yours" if configured else f"in {settings.data_dir / 'token'}"
+        say(
+            f"serving MCP on {scheme}://{shown}:{bound}/mcp; callers send "
+            f"'Authorization: Bearer TOKEN', and the token is {where}"
+        )
+        await asyncio.Event().wait()
+
+
+def _server(settings: Settings) -> MCPServer[McpBackend]:
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[McpBackend]:
         # Opened inside the transport, which owns stdout: everything else is printed to stderr.
@@ -62,7 +98,7 @@ async def serve(settings: Settings) -> None:
     )
     for tool in (deliberate, ask, result, why, context):
         server.tool()(_report_errors(tool))
-    await server.run_stdio_async()
+    return server
 
 
 async def deliberate(

@@ -6,15 +6,25 @@
 
 from moothall.client.asynchronous import AsyncClient
 from moothall.client.blocking import Client
-from moothall.client.types import Story, StoryMove, StorySummary, TaskOptions, Update
+from moothall.client.types import (
+    EvaluationOptions,
+    Story,
+    StoryMove,
+    StorySummary,
+    TaskOptions,
+    Update,
+)
 from moothall.domain.event import EventType
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.evaluate.report import Report as EvaluationReport
 
 __all__ = [
     "AsyncClient",
     "Client",
     "DeliberationStatus",
+    "EvaluationOptions",
+    "EvaluationReport",
     "EventType",
     "EvidenceLevel",
     "Outcome",

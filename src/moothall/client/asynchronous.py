@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from moothall.api.identity import is_loopback
 from moothall.api.remote import local_server, open_channel
 from moothall.client.calls import Calls
-from moothall.client.types import Story, StoryMove, StorySummary, TaskOptions, Update
+from moothall.client.types import (
+    EvaluationOptions,
+    Story,
+    StoryMove,
+    StorySummary,
+    TaskOptions,
+    Update,
+)
 from moothall.concurrency import leaves
 from moothall.config import find_default_file
 from moothall.domain.budget import Budget
@@ -29,12 +36,14 @@ from moothall.errors import (
     QuotaExceeded,
     Temporary,
 )
+from moothall.evaluate.report import Report
 
 if TYPE_CHECKING:  # imported by a client that starts a server
     from moothall.app.embedded import Embedded
 
 T = TypeVar("T")
 
+_CANCEL_SECONDS = 5.0
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 5.0
 
 
@@ -71,6 +80,7 @@ class AsyncClient:
         self._call_seconds = call_seconds
         self._retries = retries
         self._overrides: Mapping[str, Any] | None = None
+        self._config: Path | None = None
         self._embedded: _EmbeddedServer | None = None
         self._stack = AsyncExitStack()
         self._api: Calls | None = None
@@ -83,6 +93,7 @@ class AsyncClient:
         model: str = "",
         api_key: str = "",
         data_dir: Path | str = "",
+        config: Path | None = None,
         retries: int = 5,
         **settings: Any,
     ) -> Self:
@@ -94,6 +105,7 @@ class AsyncClient:
         one, the small local model answers.
         model: the model's name there.
         data_dir: where tasks are kept; the setting `data_dir` by default.
+        config: a TOML file of settings; the one of the command line by default.
         settings: further settings by section, such as `limits={"deliberation_seconds": 600}`.
         """
         llm = {"base_url": base_url, "model": model, "api_key": api_key}
@@ -104,7 +116,7 @@ class AsyncClient:
         if data_dir:
             overrides["data_dir"] = Path(data_dir)
         client = cls(retries=retries)
-        client._overrides = overrides
+        client._overrides, client._config = overrides, config
         return client
 
     async def __aenter__(self) -> Self:
@@ -116,7 +128,7 @@ class AsyncClient:
                 )
             else:
                 self._embedded = await self._stack.enter_async_context(
-                    _EmbeddedServer(self._overrides)
+                    _EmbeddedServer(self._overrides, self._config)
                 )
                 embedded = self._embedded.address
                 server, token, ca = embedded.address, embedded.token, embedded.certificate
@@ -144,12 +156,12 @@ class AsyncClient:
         task: str,
         *,
         repository: str | Path = "",
-        on_update: Callable[[Update], None] | None = None,
+        on_update: Callable[[Update], Awaitable[None] | None] | None = None,
         **options: Unpack[TaskOptions],
     ) -> Outcome:
         """Submit a task, as `submit` does, and wait for its outcome.
 
-        on_update: receives each event.
+        on_update: receives each event; a coroutine function is awaited.
         If the wait is cancelled, the deliberation is cancelled too.
         """
         task_id = options.get("task_id") or new_task_id()
@@ -159,8 +171,14 @@ class AsyncClient:
             return await self.wait(task_id, on_update=on_update)
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):
-                await asyncio.shield(self.cancel(task_id, "the caller went away"))
+                await asyncio.shield(self._cancel_and_wait(task_id))
             raise
+
+    async def _cancel_and_wait(self, task_id: str) -> None:
+        """Cancel a task, and wait for its end, since a server in this process may stop next."""
+        await self.cancel(task_id, "the caller went away")
+        async with asyncio.timeout(_CANCEL_SECONDS):
+            await self.wait(task_id)
 
     async def submit(
         self, task: str, *, repository: str | Path = "", **options: Unpack[TaskOptions]
@@ -214,13 +232,13 @@ class AsyncClient:
                 return
 
     async def wait(
-        self, task_id: str, *, on_update: Callable[[Update], None] | None = None
+        self, task_id: str, *, on_update: Callable[[Update], Awaitable[None] | None] | None = None
     ) -> Outcome:
         """Wait until a task has ended and return its outcome. `on_update` receives its events."""
         async with aclosing(self.watch(task_id)) as updates:
             async for update in updates:
-                if on_update is not None:
-                    on_update(update)
+                if on_update is not None and (awaitable := on_update(update)) is not None:
+                    await awaitable
                 if update.type is EventType.DELIBERATION_DECIDED:
                     return load(Outcome, update.data)
         return Outcome(task_id, await self.status(task_id))
@@ -286,6 +304,50 @@ class AsyncClient:
         """Comment on a story."""
         request_id = new_task_id()
         await self._repeat(lambda: self._connected.comment_story(story_id, comment, request_id))
+
+    # ---- evaluation
+
+    async def evaluate(
+        self,
+        repository: str | Path,
+        *,
+        configurations: Mapping[str, EvaluationOptions] | None = None,
+        ref: str = "",
+        tasks: int = 10,
+        commits: int = 200,
+        parallel: int = 1,
+        folder: Path | None = None,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> Report:
+        """Measure councils on bugs that were fixed in a repository's history, as `moothall
+        evaluate` does. Only a client of `AsyncClient.local` evaluates.
+
+        configurations: what is compared, by name; by default the client's settings.
+        ref: the commit whose history is mined; the repository's HEAD by default.
+        tasks: how many bug fixes to mine, from the newest `commits`.
+        parallel: deliberations at a time.
+        folder: where tasks and results are kept; one in the data directory by default. The same
+        call continues an interrupted evaluation there.
+        on_progress: receives lines for people.
+
+        Raises `NotFound` if no commit becomes a task.
+        """
+        if self._embedded is None:
+            raise InvalidRequest("an evaluation runs in this process: use AsyncClient.local(…)")
+        self._embedded.check()
+        from moothall.client.evaluation import EvaluationRequest, run_evaluation
+
+        request = EvaluationRequest(
+            str(repository),
+            configurations or {},
+            ref,
+            tasks,
+            commits,
+            parallel,
+            folder,
+            on_progress,
+        )
+        return await run_evaluation(self._embedded.address.settings, request)
 
     # ---- connection
 
@@ -358,8 +420,8 @@ class _EmbeddedServer:
     not whatever the program does. Calls then raise its error.
     """
 
-    def __init__(self, overrides: Mapping[str, Any]) -> None:
-        self._overrides = overrides
+    def __init__(self, overrides: Mapping[str, Any], config: Path | None) -> None:
+        self._overrides, self._config = overrides, config
         self._ending = asyncio.Event()
         self._started: asyncio.Future[Embedded] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
@@ -403,6 +465,6 @@ class _EmbeddedServer:
     async def _serve(self) -> None:
         from moothall.app.embedded import open_embedded
 
-        async with open_embedded(self._overrides) as embedded:
+        async with open_embedded(self._overrides, self._config) as embedded:
             self._started.set_result(embedded)
             await self._ending.wait()

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from moothall.client.asynchronous import AsyncClient
-from moothall.client.types import Story, StoryMove, StorySummary, TaskOptions, Update
+from moothall.client.types import (
+    EvaluationOptions,
+    Story,
+    StoryMove,
+    StorySummary,
+    TaskOptions,
+    Update,
+)
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.errors import InvalidRequest
+from moothall.evaluate.report import Report
 
 T = TypeVar("T")
 
@@ -51,6 +59,7 @@ class Client:
         model: str = "",
         api_key: str = "",
         data_dir: Path | str = "",
+        config: Path | None = None,
         retries: int = 5,
         **settings: Any,
     ) -> Self:
@@ -61,6 +70,7 @@ class Client:
             model=model,
             api_key=api_key,
             data_dir=data_dir,
+            config=config,
             retries=retries,
             **settings,
         )
@@ -181,6 +191,34 @@ class Client:
     def comment_story(self, story_id: str, comment: str) -> None:
         """Comment on a story."""
         self._run(self._client.comment_story(story_id, comment))
+
+    def evaluate(
+        self,
+        repository: str | Path,
+        *,
+        configurations: Mapping[str, EvaluationOptions] | None = None,
+        ref: str = "",
+        tasks: int = 10,
+        commits: int = 200,
+        parallel: int = 1,
+        folder: Path | None = None,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> Report:
+        """Measure councils on bugs that were fixed in a repository's history, as
+        `AsyncClient.evaluate` does.
+        """
+        return self._run(
+            self._client.evaluate(
+                repository,
+                configurations=configurations,
+                ref=ref,
+                tasks=tasks,
+                commits=commits,
+                parallel=parallel,
+                folder=folder,
+                on_progress=on_progress,
+            )
+        )
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the client's thread. If the caller is interrupted, it is cancelled,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypedDict
 
 from moothall.domain.event import EventType
@@ -44,6 +45,26 @@ class TaskOptions(TypedDict, total=False):
     adaptive: bool
     follows: str
     task_id: str
+
+
+class EvaluationOptions(TypedDict, total=False):
+    """How one configuration of `evaluate` works. An absent option means the default.
+
+    settings: a TOML file of settings; by default those of the client.
+    agents: the number of seats.
+    protocol: single, vote, debate, tests_then_verify or tournament.
+    model: a model of the settings.
+    seconds, budget_tokens: limits for each deliberation.
+    seed: the base of the sampling seeds.
+    """
+
+    settings: Path
+    agents: int
+    protocol: str
+    model: str
+    seconds: int
+    budget_tokens: int
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)

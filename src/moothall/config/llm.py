@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
+from moothall.config.known_models import find_model
 from moothall.config.section import Section
 
 Role = Literal["dev", "qa", "architect", "devops", "data", "po"]
@@ -115,7 +116,12 @@ class LlmSettings(Section):
         description="read a reviewer's confidence in its score from the probabilities of other "
         "scores; auto: on vLLM, if it accepts the parameter",
     )
-    price_in: float = Field(0.0, ge=0, description="US dollars per million prompt tokens")
+    price_in: float = Field(
+        0.0,
+        ge=0,
+        description="US dollars per million prompt tokens; if this and price_out are 0: those of "
+        "the table of known models, if it has the model",
+    )
     price_out: float = Field(0.0, ge=0, description="US dollars per million completion tokens")
     price_cached: float | None = Field(
         None,
@@ -203,6 +209,22 @@ class LlmSettings(Section):
         if 0 < value < minimum:
             raise ValueError(f"must be 0 (automatic) or at least {minimum}")
         return value
+
+    def with_known_prices(self) -> Self:
+        """Return the settings with the prices of the table of known models, unless they have their
+        own or the model is unknown.
+        """
+        known = None if self.price_in or self.price_out else find_model(self.base_url, self.model)
+        if known is None:
+            return self
+        cached = known.price_cached if self.price_cached is None else self.price_cached
+        return self.model_copy(
+            update={
+                "price_in": known.price_in,
+                "price_cached": cached,
+                "price_out": known.price_out,
+            }
+        )
 
     @property
     def assumed_window(self) -> int:

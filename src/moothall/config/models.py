@@ -51,6 +51,11 @@ class Models:
         """Return names and settings of all models, the default model first."""
         return (DEFAULT, self.default), *self.named.items()
 
+    def with_known_prices(self) -> Models:
+        """Return the models with the prices of the table of known models where none is set."""
+        named = {name: model.with_known_prices() for name, model in self.named.items()}
+        return Models(self.default.with_known_prices(), named)
+
     def get(self, name: str) -> LlmSettings:
         """Return the settings of a model by a name from `choose`. Raises `InvalidRequest` if the
         settings no longer contain it.

@@ -9,21 +9,34 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import perf_counter
 
 from moothall import telemetry
 from moothall.domain.budget import Usage
-from moothall.domain.chat import ChatReply, ChatRequest, Message
+from moothall.domain.chat import ChatReply, ChatRequest, FunctionCall, Message
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.errors import MoothallError
+from moothall.telemetry.genai import provider_name, server_attributes
 
 RecordReply = Callable[[ChatReply], ChatReply]
-_NO_MODEL = "unknown"
+_NO_MODEL, _CHAT = "unknown", "chat"
+
+
+@dataclass(frozen=True, slots=True)
+class CalledModel:
+    """The model that a call is sent to, and the URL of its first server; '' for the local one."""
+
+    name: str
+    base_url: str
 
 
 @contextmanager
 def model_call(
-    request: ChatRequest, messages: Sequence[Message], clean: Callable[[str], str]
+    request: ChatRequest,
+    messages: Sequence[Message],
+    called: CalledModel,
+    clean: Callable[[str], str],
 ) -> Iterator[RecordReply]:
     """Trace one call; pass its reply to the yielded function. `messages` are those that are sent,
     without secrets.
@@ -31,22 +44,22 @@ def model_call(
     started = perf_counter()
     model, outcome = _NO_MODEL, "INTERNAL"
     with (
-        telemetry.span("chat", _request_attributes(request), kind="client") as span,
+        telemetry.span("chat", _request_attributes(request, called), kind="client") as span,
         telemetry.metrics.MODEL_CALLS_IN_FLIGHT.track_inprogress(),
     ):
 
         def record_reply(reply: ChatReply) -> ChatReply:
             nonlocal model, outcome
             model, outcome = reply.model or _NO_MODEL, "ok"
-            span.set(_reply_attributes(reply, model))
+            span.set(_reply_attributes(reply, called.name or model, model))
             if telemetry.wants_content():
                 span.set(
                     {
                         "gen_ai.input.messages": _as_json(messages),
-                        "gen_ai.output.messages": clean(reply.text),
+                        "gen_ai.output.messages": _output_json(reply, clean),
                     }
                 )
-            _count_usage(reply.usage, model)
+            _count_usage(reply.usage, model, called)
             return reply
 
         try:
@@ -59,16 +72,31 @@ def model_call(
             raise
         finally:
             telemetry.metrics.MODEL_CALLS.add(model, outcome)
-            telemetry.metrics.MODEL_CALL_SECONDS.observe(perf_counter() - started, model)
+            seconds = perf_counter() - started
+            telemetry.metrics.MODEL_CALL_SECONDS.observe(seconds, model)
+            error_type = "" if outcome == "ok" else outcome
+            telemetry.metrics.GENAI_SECONDS.observe(
+                seconds, *_metric_labels(called, model), error_type
+            )
 
 
-def _request_attributes(request: ChatRequest) -> dict[str, str | int | float]:
-    _, seat, phase, _ = request.call_id.split("/")
+def _metric_labels(called: CalledModel, model: str) -> tuple[str, str, str, str]:
+    return _CHAT, provider_name(called.base_url), called.name or model, model
+
+
+def _request_attributes(
+    request: ChatRequest, called: CalledModel
+) -> dict[str, str | int | float | tuple[str, ...]]:
+    task_key, seat, phase, _ = request.call_id.split("/")
     return {
-        "gen_ai.operation.name": "chat",
+        **server_attributes(called.base_url),
+        "gen_ai.operation.name": _CHAT,
+        "gen_ai.conversation.id": task_key,
+        "gen_ai.request.model": called.name,
         "gen_ai.request.max_tokens": request.max_tokens,
         "gen_ai.request.temperature": request.temperature,
         "gen_ai.request.seed": request.seed,
+        "gen_ai.request.stop_sequences": request.stop or ("",),
         "gen_ai.output.type": "json" if request.schema else "text",
         "moothall.call_id": request.call_id,
         "moothall.seat": seat,
@@ -76,11 +104,13 @@ def _request_attributes(request: ChatRequest) -> dict[str, str | int | float]:
     }
 
 
-def _reply_attributes(reply: ChatReply, model: str) -> dict[str, str | int]:
+def _reply_attributes(
+    reply: ChatReply, requested: str, model: str
+) -> dict[str, str | int | tuple[str, ...]]:
     return {
         "gen_ai.response.model": model,
-        "gen_ai.request.model": model,
-        "gen_ai.response.finish_reasons": reply.finish_reason,
+        "gen_ai.request.model": requested,
+        "gen_ai.response.finish_reasons": (reply.finish_reason,),
         "gen_ai.usage.input_tokens": reply.usage.prompt_tokens,
         "gen_ai.usage.output_tokens": reply.usage.completion_tokens,
         "gen_ai.usage.cache_read.input_tokens": reply.usage.cached_tokens,
@@ -88,7 +118,10 @@ def _reply_attributes(reply: ChatReply, model: str) -> dict[str, str | int]:
     }
 
 
-def _count_usage(usage: Usage, model: str) -> None:
+def _count_usage(usage: Usage, model: str, called: CalledModel) -> None:
+    labels = _metric_labels(called, model)
+    telemetry.metrics.GENAI_TOKENS.observe(usage.prompt_tokens, *labels, "input")
+    telemetry.metrics.GENAI_TOKENS.observe(usage.completion_tokens, *labels, "output")
     tokens = telemetry.metrics.MODEL_TOKENS
     tokens.add(model, "prompt", amount=usage.prompt_tokens)
     tokens.add(model, "cached", amount=usage.cached_tokens)
@@ -117,7 +150,32 @@ def watch_check(check: str, workspace: str) -> Iterator[Callable[[CheckRun], Che
 
 
 def _as_json(messages: Sequence[Message]) -> str:
-    return json.dumps(
-        [{"role": message.role, "content": message.content} for message in messages],
-        ensure_ascii=False,
-    )
+    """Return the messages in the form of the conventions."""
+    documents = [{"role": message.role, "parts": _parts(message)} for message in messages]
+    return json.dumps(documents, ensure_ascii=False)
+
+
+def _parts(message: Message) -> list[dict[str, str]]:
+    if message.role == "tool":
+        return [{"type": "tool_call_response", "id": message.call_id, "response": message.content}]
+    return [*_text_parts(message.content), *map(_call_part, message.calls)]
+
+
+def _text_parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "content": text}] if text else []
+
+
+def _call_part(call: FunctionCall) -> dict[str, str]:
+    return {
+        "type": "tool_call",
+        "id": call.call_id,
+        "name": call.name,
+        "arguments": call.arguments,
+    }
+
+
+def _output_json(reply: ChatReply, clean: Callable[[str], str]) -> str:
+    """Return the reply in the form of the conventions, without secrets."""
+    parts = [*_text_parts(clean(reply.text)), *map(_call_part, reply.calls)]
+    document = {"role": "assistant", "parts": parts, "finish_reason": reply.finish_reason}
+    return clean(json.dumps([document], ensure_ascii=False))

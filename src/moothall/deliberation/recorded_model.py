@@ -12,7 +12,7 @@ from moothall.authorization.story_budgets import Reservation
 from moothall.concurrency import beside
 from moothall.config import LlmSettings
 from moothall.deliberation.event_writer import EventWriter
-from moothall.deliberation.instrumentation import model_call
+from moothall.deliberation.instrumentation import CalledModel, model_call
 from moothall.deliberation.pause_gate import PauseGate
 from moothall.deliberation.prompts.text import fence, tokens
 from moothall.deliberation.streaming import PublishPartial, StreamedReply
@@ -253,7 +253,8 @@ class RecordedModel:
         try:
             if self._reservation is not None:
                 await self._reservation.cover(self._ledger, estimate)
-            with model_call(request, messages, self._clean) as record_reply:
+            called = CalledModel(named.about.model or named.llm.model, named.llm.base_url or "")
+            with model_call(request, messages, called, self._clean) as record_reply:
                 cleaned_request = replace(
                     request, messages=messages, tenant=self._events.deliberation.tenant
                 )

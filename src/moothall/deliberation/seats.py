@@ -292,6 +292,7 @@ async def _run_seat(
         "moothall.seat": seat_state.seat,
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.agent.name": seat_state.seat,
+        "gen_ai.conversation.id": council.deliberation.task_id,
     }
     with telemetry.bound(seat=seat_state.seat), telemetry.span("seat", attributes) as span:
         try:

@@ -53,6 +53,7 @@ _STOPS = frozenset(
 """Codes of errors that the next task would meet, too."""
 _NUMBERS, _WORDS = ("agents", "limit", "budget"), ("protocol", "model")
 """The options that a configuration may have of its own."""
+_MAX_NAME_CHARS = 40
 _NO_WINNER = Judgement(solved=False)
 
 
@@ -338,6 +339,19 @@ async def open_judge(settings: Settings) -> AsyncIterator[tuple[RepositoryServic
         yield services.repositories, Judge(services.repositories, services.workspaces)
 
 
+def check_name(name: str) -> None:
+    """Raise `InvalidRequest` for a name that no configuration can have: it is also a folder's."""
+    if (
+        not 0 < len(name) <= _MAX_NAME_CHARS
+        or not all(letter.isalnum() or letter in "-_." for letter in name)
+        or name.startswith(".")
+    ):
+        raise InvalidRequest(
+            f"configuration {name[:80]!r}: a name has at most {_MAX_NAME_CHARS} letters, digits, "
+            "'-', '_' and '.'"
+        )
+
+
 def read_configurations(
     named: Sequence[str],
     default: Settings,
@@ -361,14 +375,7 @@ def read_configurations(
             raise InvalidRequest(
                 f"--config {argument[:80]!r} is not NAME=FILE; write --config small=small.toml"
             )
-        if (
-            len(name) > 40  # noqa: PLR2004
-            or not all(letter.isalnum() or letter in "-_." for letter in name)
-            or name.startswith(".")
-        ):
-            raise InvalidRequest(
-                f"--config {name[:80]!r}: a name has at most 40 letters, digits, '-', '_' and '.'"
-            )
+        check_name(name)
         if name in found:
             raise InvalidRequest(
                 f"--config names {name} twice; give each configuration its own name"

@@ -10,6 +10,7 @@ from typing import Any
 
 from yarl import URL
 
+from moothall.config.known_models import SOURCE, find_model
 from moothall.llm.server_errors import read_count, window_of
 
 Fetch = Callable[[str, URL, dict[str, Any] | None], Awaitable[Any]]
@@ -21,10 +22,11 @@ _NUM_CTX = re.compile(r"^num_ctx\s+(\d+)", re.MULTILINE)
 
 async def find_window(fetch: Fetch, url: URL, model: str) -> tuple[int, str]:
     """Return the window and its source; (0, "") if no path contains it. Hosted servers (https) have
-    none of these paths.
+    none of these paths, so theirs is in the table of known models or unknown.
     """
     if url.scheme == "https":
-        return 0, ""
+        known = find_model(str(url), model)
+        return (known.window, SOURCE) if known else (0, "")
     props = await fetch("GET", url.with_path("/props"), None)
     settings = props.get("default_generation_settings") if isinstance(props, dict) else None
     if isinstance(settings, dict) and (window := read_count(settings.get("n_ctx"))):

@@ -21,6 +21,7 @@ MOST = 256
 LABEL_CHARS = 100
 OTHER = "other"
 
+TOKENS = tuple(4.0**power for power in range(14))
 SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0)
 BYTES = (1e6, 4e6, 16e6, 64e6, 256e6, 1e9, 4e9)
 
@@ -80,7 +81,7 @@ class Gauge(Metric):
 
 @dataclass(slots=True)
 class Histogram(Metric):
-    """A distribution of values in seconds or bytes. buckets: upper bounds."""
+    """A distribution of values in seconds, bytes or tokens. buckets: upper bounds."""
 
     buckets: tuple[float, ...] = SECONDS
     counts: dict[Labels, list[float]] = field(default_factory=dict)

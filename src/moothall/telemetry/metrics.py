@@ -6,10 +6,18 @@ the label `process`.
 
 from __future__ import annotations
 
-from moothall.telemetry.metric_types import BYTES, MetricRegistry
+from moothall.telemetry.metric_types import BYTES, TOKENS, MetricRegistry
 
 REGISTRY = MetricRegistry()
 _counter, _gauge, _histogram = REGISTRY.counter, REGISTRY.gauge, REGISTRY.histogram
+
+_GENAI_LABELS = (
+    "gen_ai_operation_name",
+    "gen_ai_provider_name",
+    "gen_ai_request_model",
+    "gen_ai_response_model",
+)
+"""Attributes of OpenTelemetry's conventions, as its exporters name them for Prometheus."""
 
 # deliberations
 DELIBERATIONS_REQUESTED = _counter(
@@ -82,6 +90,20 @@ MODEL_RETRIES = _counter(
 MODEL_REPLAYED = _counter(
     "moothall_model_calls_replayed_total",
     "Answers taken from the record of an earlier run instead of being asked for again.",
+)
+GENAI_TOKENS = _histogram(
+    "gen_ai_client_token_usage",
+    "Tokens of a model call, as OpenTelemetry's gen_ai.client.token.usage.",
+    *_GENAI_LABELS,
+    "gen_ai_token_type",
+    buckets=TOKENS,
+)
+GENAI_SECONDS = _histogram(
+    "gen_ai_client_operation_duration_seconds",
+    "A model call, as OpenTelemetry's gen_ai.client.operation.duration.",
+    *_GENAI_LABELS,
+    "error_type",
+    buckets=tuple(0.01 * 2**power for power in range(14)),
 )
 BUDGET_REFUSALS = _counter(
     "moothall_budget_refusals_total",

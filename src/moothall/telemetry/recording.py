@@ -149,10 +149,15 @@ class OtelRecorder:
     def clean(self, attributes: Mapping[str, Value]) -> dict[str, Value]:
         """Return the attributes without secrets, with long texts cut."""
         return {
-            name: self.clean_text(value) if isinstance(value, str) else value
+            name: self._clean_value(value)
             for name, value in attributes.items()
-            if value != ""
+            if value not in {"", ("",)}
         }
+
+    def _clean_value(self, value: Value) -> Value:
+        if isinstance(value, tuple):
+            return tuple(map(self.clean_text, value))
+        return self.clean_text(value) if isinstance(value, str) else value
 
     def clean_text(self, text: str) -> str:
         """Return a text without secrets, cut. Secrets go first, since half of one is not found."""

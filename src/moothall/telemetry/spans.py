@@ -16,7 +16,7 @@ from typing import Literal, Self
 
 from moothall.telemetry.context import here
 
-Value = str | int | float | bool
+Value = str | int | float | bool | tuple[str, ...]
 Kind = Literal["internal", "server", "client", "producer", "consumer"]
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")

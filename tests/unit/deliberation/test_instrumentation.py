@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from moothall import telemetry
 from moothall.config import TraceSettings
+from moothall.deliberation.instrumentation import _as_json, _output_json
+from moothall.domain.budget import Usage
 from moothall.domain.causation import request_event_id
+from moothall.domain.chat import ChatReply, FunctionCall, Message
 from moothall.domain.event import Event, EventType
 from moothall.domain.ids import TaskKey
+from moothall.domain.secrets import scrub
 from moothall.telemetry.recording import recording
 from moothall.testing.model import Answer, phase_of, seat_of
 from support.council import ONE, act, append, finish, open_council, review, scripted
@@ -87,11 +92,21 @@ async def test_one_trace_from_the_deliberation_to_each_model_and_tool_call(tmp_p
         assert context is not None
         assert headers["traceparent"].split("-")[2] == f"{context.span_id:016x}"
     attributes: dict[str, Any] = dict(chats[f"task-1/{ONE}/propose/0.1"].attributes or {})
-    assert attributes["gen_ai.response.model"] == "scripted"
+    assert attributes["gen_ai.request.model"] == attributes["gen_ai.response.model"] == "scripted"
+    assert attributes["gen_ai.operation.name"] == "chat"
+    assert attributes["gen_ai.provider.name"] == "openai"
+    assert attributes["gen_ai.conversation.id"] == "task-1"
+    assert attributes["gen_ai.response.finish_reasons"] == ("stop",)
     assert attributes["gen_ai.usage.input_tokens"] > 0
     assert attributes["gen_ai.usage.cache_read.input_tokens"] >= 0
     assert not [name for name in attributes if name.endswith(".messages")]
     tool = dict(named(spans, "execute_tool")[0].attributes or {})
+    assert tool["gen_ai.operation.name"] == "execute_tool"
+    seat = dict(named(spans, "seat")[0].attributes or {})
+    assert (seat["gen_ai.operation.name"], seat["gen_ai.conversation.id"]) == (
+        "invoke_agent",
+        "task-1",
+    )
     assert (tool["gen_ai.tool.name"], tool["moothall.tool.status"]) == ("files.append", "success")
     assert tool["moothall.workspace"]
     assert {event.traceparent.split("-")[1] for event in events} == {CALLER.split("-")[1]}
@@ -132,8 +147,12 @@ async def test_prompts_and_answers_are_recorded_where_that_is_switched_on(tmp_pa
         d = app.deliberation("single", seats=1, repository=None, base_sha=None)
         _, spans = await watched(app, d, content=True)
     attributes = dict(named(spans, "chat")[0].attributes or {})
-    assert "hello_world" in str(attributes["gen_ai.input.messages"])
-    assert "pond" in str(attributes["gen_ai.output.messages"])
+    messages = json.loads(str(attributes["gen_ai.input.messages"]))
+    assert {message["role"] for message in messages} == {"system", "user"}
+    assert "hello_world" in messages[-1]["parts"][0]["content"]
+    (reply,) = json.loads(str(attributes["gen_ai.output.messages"]))
+    assert (reply["role"], reply["finish_reason"]) == ("assistant", "stop")
+    assert "pond" in reply["parts"][0]["content"]
     assert secret not in "".join(span.to_json() for span in spans)
 
 
@@ -150,7 +169,44 @@ async def test_a_tool_that_nobody_knows_makes_no_label(tmp_path: Path) -> None:
     } == {"unknown"}
 
 
+def test_native_calls_have_the_form_of_the_conventions() -> None:
+    secret = "ghp_" + "a" * 36
+    call = FunctionCall("c-1", "view", '{"path": "a.py"}')
+    messages = (
+        Message("assistant", "I look", calls=(call,)),
+        Message("tool", "x = 1", call_id="c-1"),
+    )
+    reply = ChatReply("", "tool_calls", Usage(), calls=(replace(call, arguments=secret),))
+    assert json.loads(_as_json(messages)) == [
+        {
+            "role": "assistant",
+            "parts": [
+                {"type": "text", "content": "I look"},
+                {
+                    "type": "tool_call",
+                    "id": "c-1",
+                    "name": "view",
+                    "arguments": '{"path": "a.py"}',
+                },
+            ],
+        },
+        {
+            "role": "tool",
+            "parts": [{"type": "tool_call_response", "id": "c-1", "response": "x = 1"}],
+        },
+    ]
+    (document,) = json.loads(_output_json(reply, scrub))
+    assert [part["type"] for part in document["parts"]] == ["tool_call"]
+    assert secret not in str(document)
+
+
 async def test_figures_of_model_calls(tmp_path: Path) -> None:
+    genai = telemetry.metrics.GENAI_SECONDS, telemetry.metrics.GENAI_TOKENS
+    labels = ("chat", "openai", "scripted", "scripted")
+    rows = (*labels, ""), (*labels, "input"), (*labels, "output")
+    earlier = [sum(genai[0].counts.get(rows[0], [0])[:-1])] + [
+        genai[1].counts.get(row, [0])[-1] for row in rows[1:]
+    ]
     calls, tokens = telemetry.metrics.MODEL_CALLS, telemetry.metrics.MODEL_TOKENS
     before = calls.values.get(("scripted", "ok"), 0), tokens.values.get(("scripted", "prompt"), 0)
     async with open_council(tmp_path, by_phase(finish("pond"))) as app:
@@ -159,3 +215,6 @@ async def test_figures_of_model_calls(tmp_path: Path) -> None:
     assert calls.values["scripted", "ok"] == before[0] + requests
     assert tokens.values["scripted", "prompt"] > before[1]
     assert telemetry.metrics.MODEL_CALLS_IN_FLIGHT.values[()] == 0
+    assert sum(genai[0].counts[rows[0]][:-1]) == earlier[0] + requests
+    assert genai[1].counts[rows[1]][-1] > earlier[1]
+    assert genai[1].counts[rows[2]][-1] > earlier[2]

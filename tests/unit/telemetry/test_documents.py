@@ -25,7 +25,7 @@ def queried() -> set[str]:
         name
         for panel in panels
         for target in panel["targets"]
-        for name in re.findall(r"moothall_\w+", target["expr"])
+        for name in re.findall(r"(?:moothall|gen_ai_client)_\w+", target["expr"])
     }
 
 
@@ -47,7 +47,7 @@ def test_every_figure_is_documented_as_it_is() -> None:
 
 def test_names_are_what_prometheus_expects() -> None:
     for figure in REGISTRY.figures.values():
-        assert re.fullmatch(r"moothall_[a-z_]+", figure.name)
+        assert re.fullmatch(r"(?:moothall|gen_ai_client)_[a-z_]+", figure.name)
         assert figure.name.endswith("_total") == (figure.kind == "counter")
         assert figure.about.endswith(".")
 
@@ -63,7 +63,9 @@ def test_every_figure_has_a_panel() -> None:
 def test_labels_in_the_dashboard_are_the_figures_own() -> None:
     for panel in DASHBOARD["panels"]:
         for target in panel.get("targets", ()):
-            for by, name in re.findall(r"by \(([^)]*)\) \(rate\((moothall_\w+)", target["expr"]):
+            for by, name in re.findall(
+                r"by \(([^)]*)\) \(rate\(((?:moothall|gen_ai_client)_\w+)", target["expr"]
+            ):
                 figure = REGISTRY.figures[samples()[name]]
                 assert {label.strip() for label in by.split(",")} <= {
                     *figure.labels,

@@ -16,7 +16,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import Scope
+from starlette.types import ASGIApp, Scope
 
 from moothall import config, telemetry
 from moothall.api.asgi import ListenAddress, ServerLimits, serve_asgi
@@ -71,16 +71,10 @@ async def http_server(
     `ConfigurationError` for a configured port that is taken, for anything but loopback without TLS
     and configured tokens, and for an invalid provider.
     """
-    context = _tls(settings, configured=configured)
+    context = tls_context(settings, configured=configured)
     if provider is not None:
         await _check_provider(provider, settings)
-    limits = ServerLimits(
-        connections=settings.connections,
-        head_seconds=settings.head_seconds,
-        keep_seconds=settings.keep_seconds,
-        stall_seconds=settings.stall_seconds,
-        grace_seconds=settings.grace_seconds,
-    )
+    limits = _limits(settings)
     address = ListenAddress("HTTP", "web", settings.host, settings.port, DEFAULT_PORT)
     sessions = Sessions(
         _MAX_SESSIONS,
@@ -103,6 +97,35 @@ async def http_server(
             yield Served(port, link)
         finally:
             dependencies.stopping.set()
+
+
+@asynccontextmanager
+async def serve_app(
+    app: ASGIApp,
+    service: str,
+    settings: config.WebSettings,
+    bearers: BearerTokens,
+    context: ssl.SSLContext | None,
+) -> AsyncIterator[int]:
+    """Serve another application, which `service` names in messages, behind this server's checks:
+    tokens, Host and Origin. Yields the port. Raises `ConfigurationError` if the port is taken.
+    """
+    checked = edge.authenticate(app, bearers, lambda _scope: False)
+    checked = edge.check_origin(checked, settings.host, settings.hosts)
+    checked = edge.answer_errors(checked, settings.calls, settings.readers)
+    address = ListenAddress(service, "web", settings.host, settings.port, DEFAULT_PORT)
+    async with serve_asgi(checked, address, _limits(settings), context) as port:
+        yield port
+
+
+def _limits(settings: config.WebSettings) -> ServerLimits:
+    return ServerLimits(
+        connections=settings.connections,
+        head_seconds=settings.head_seconds,
+        keep_seconds=settings.keep_seconds,
+        stall_seconds=settings.stall_seconds,
+        grace_seconds=settings.grace_seconds,
+    )
 
 
 async def _check_provider(provider: Provider, settings: config.WebSettings) -> None:
@@ -195,8 +218,12 @@ def _openapi_route(operations: Iterable[HttpOperation]) -> Route:
     return Route("/openapi.json", describe)
 
 
-def _tls(settings: config.WebSettings, *, configured: bool) -> ssl.SSLContext | None:
-    """Return the TLS context, or None for plain text on loopback."""
+def tls_context(settings: config.WebSettings, *, configured: bool) -> ssl.SSLContext | None:
+    """Return the TLS context, or None for plain text on loopback.
+
+    `configured`: there are tokens of the operator. Raises `ConfigurationError` for any other
+    address without TLS or without such tokens.
+    """
     if not is_loopback(settings.host) and not configured:
         raise ConfigurationError(
             f"web.host {settings.host} is not a loopback address: set grpc.token, "

@@ -12,6 +12,11 @@ from moothall.domain.repository import BuildStep, SetupStep
 from moothall.repositories.detect import node, others
 from moothall.repositories.detect import python as python_projects
 from moothall.repositories.detect.builds import tries_build
+from moothall.repositories.detect.devcontainer import (
+    DEVCONTAINERS,
+    devcontainer_steps,
+    find_devcontainer,
+)
 from moothall.repositories.detect.project import DetectedProject, Project, strings, table
 from moothall.repositories.patch_rules import matches
 
@@ -65,7 +70,8 @@ def find_manifests(files: Collection[str], max_projects: int = MAX_PROJECTS) -> 
     return tuple(
         path
         for path in files
-        if path.rpartition("/")[2] in _TEXTS and path.rpartition("/")[0] in folders
+        if path in DEVCONTAINERS
+        or (path.rpartition("/")[2] in _TEXTS and path.rpartition("/")[0] in folders)
     )
 
 
@@ -122,7 +128,18 @@ def detect(
         root_project = _detect_project(root, tested_folders, python_projects_by_name, crates)
     if node_workspace and members and "tests" not in (root_project.checks if root_project else ()):
         root_project = node_workspace
-    return _merge(root_project, detected, notes)
+    return _with_devcontainer(_merge(root_project, detected, notes), root)
+
+
+def _with_devcontainer(detected: Detected, root: Project) -> Detected:
+    """Return the detected project with the set-up commands of its devcontainer.json, if nothing
+    else says how it is set up.
+    """
+    steps = () if detected.steps else devcontainer_steps(root)
+    if not steps:
+        return detected
+    reads = (*detected.reads, find_devcontainer(root))
+    return replace(detected, steps=steps, reads=reads)
 
 
 def _folders(files: Collection[str], limit: int) -> list[str]:

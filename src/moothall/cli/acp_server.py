@@ -1,0 +1,347 @@
+"""The agent of `moothall acp`: sessions of an editor, whose prompts are deliberations."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
+
+import acp
+from acp.helpers import (
+    ContentBlock,
+    SessionUpdate,
+    start_tool_call,
+    tool_diff_content,
+    update_agent_message_text,
+    update_agent_thought_text,
+    update_tool_call,
+)
+from acp.schema import (
+    AgentCapabilities,
+    AllowedOutcome,
+    FileEditToolCallContent,
+    Implementation,
+    InitializeResponse,
+    NewSessionResponse,
+    PermissionOption,
+    PromptCapabilities,
+    PromptResponse,
+    SessionMode,
+    SessionModeState,
+    SetSessionModeResponse,
+    ToolCallUpdate,
+)
+
+import moothall
+from moothall.app.preflight import NamedRepository, check_early
+from moothall.app.repository import (
+    Diff,
+    file_versions,
+    files_here,
+    head_commit,
+    register,
+    take_over,
+    unseen,
+)
+from moothall.cli.acp_updates import TaskReport, describe_outcome, read_prompt
+from moothall.cli.runtime import say
+from moothall.client import AsyncClient, DeliberationStatus, Outcome, TaskOptions, Update
+from moothall.config import Settings
+from moothall.domain.ids import new_task_id
+from moothall.domain.task import DeliberationRequest, RepositoryRef
+from moothall.errors import InvalidRequest, MoothallError, NotFound, RepositoryError, Temporary
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_COUNCIL, _ASK, _APPLY = "council", "ask", "apply"
+_MODES = (
+    SessionMode(
+        id=_COUNCIL,
+        name="Council",
+        description="Several agents work on the task; the answer is selected by evidence.",
+    ),
+    SessionMode(id=_ASK, name="Ask", description="One agent answers, or makes a small change."),
+)
+_OPTIONS = (
+    PermissionOption(option_id=_APPLY, name="Apply to your files", kind="allow_once"),
+    PermissionOption(option_id="leave", name="Leave it on its branch", kind="reject_once"),
+)
+_INVALID_PARAMS, _INTERNAL_ERROR = -32602, -32603  # of JSON-RPC
+
+
+async def serve(settings: Settings, config: Path | None) -> None:
+    """Serve on stdin and stdout until the editor disconnects. `config`: the settings file."""
+    async with AsyncExitStack() as stack:
+        agent = CouncilAgent(settings, config, stack)
+        # The methods of `acp.Agent` that an agent need not have are missing.
+        await acp.run_agent(cast("acp.Agent", agent))
+
+
+def _report_errors(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """Wrap a method so that the editor receives Moothall's errors as errors of the protocol."""
+
+    @functools.wraps(method)
+    async def answer(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await method(*args, **kwargs)
+        except MoothallError as error:
+            is_request = isinstance(error, InvalidRequest | NotFound | RepositoryError)
+            raise acp.RequestError(
+                _INVALID_PARAMS if is_request else _INTERNAL_ERROR,
+                f"{error.message} [{error.code}]",
+            ) from error
+
+    return answer
+
+
+@dataclass(slots=True)
+class _Session:
+    """A conversation about one repository.
+
+    repository: as it is registered.
+    top: its files.
+    work: the prompt under way.
+    follows: the task before the next prompt.
+    head: the commit that was checked out when the conversation began on it.
+    changes: the diffs of the conversation that are in the files and not committed.
+    notices: what the user should know, shown with the next prompt.
+    """
+
+    repository: RepositoryRef
+    top: Path
+    mode: str = _COUNCIL
+    work: asyncio.Task[PromptResponse] | None = None
+    follows: str = ""
+    head: str = ""
+    changes: list[Diff] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+
+class CouncilAgent:
+    """An agent of the protocol. Its methods have the names and arguments of `acp.Agent`."""
+
+    def __init__(self, settings: Settings, config: Path | None, stack: AsyncExitStack) -> None:
+        self._settings, self._config, self._stack = settings, config, stack
+        self._sessions: dict[str, _Session] = {}
+        self._opening = asyncio.Lock()
+        self._client: AsyncClient | None = None
+        self._editor: acp.Client | None = None
+
+    def on_connect(self, conn: acp.Client) -> None:
+        """Receive the connection to the editor."""
+        self._editor = conn
+
+    async def initialize(self, **_: Any) -> InitializeResponse:
+        """Return what this agent supports."""
+        return InitializeResponse(
+            protocol_version=acp.PROTOCOL_VERSION,
+            agent_capabilities=AgentCapabilities(
+                prompt_capabilities=PromptCapabilities(embedded_context=True)
+            ),
+            agent_info=Implementation(
+                name="moothall", title="Moothall", version=moothall.__version__
+            ),
+        )
+
+    @_report_errors
+    async def new_session(
+        self, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any
+    ) -> NewSessionResponse:
+        """Begin a session about the repository around a folder. Raises errors of the protocol if
+        there is none, or if the server or its model does not start.
+        """
+        top = await files_here(self._settings, cwd) if Path(cwd).is_absolute() else None
+        if top is None:
+            raise InvalidRequest(
+                f"{cwd[:200]!r} is in no git repository; run `git init` and commit something there "
+                "first"
+            )
+        session = _Session(await register(self._settings, str(top), ""), top)
+        if mcp_servers:
+            names = ", ".join(str(server.name)[:80] for server in mcp_servers)
+            session.notices.append(
+                f"The editor's MCP servers are not used ({names}): tools come from Moothall's "
+                "settings."
+            )
+        await self._open()
+        session_id = new_task_id()
+        self._sessions[session_id] = session
+        return NewSessionResponse(
+            session_id=session_id,
+            modes=SessionModeState(current_mode_id=_COUNCIL, available_modes=list(_MODES)),
+        )
+
+    @_report_errors
+    async def set_session_mode(
+        self, mode_id: str, session_id: str, **_: Any
+    ) -> SetSessionModeResponse:
+        """Let a council, or one agent, work on the next prompts."""
+        if mode_id not in {mode.id for mode in _MODES}:
+            raise InvalidRequest(f"unknown mode {mode_id[:80]!r}: council or ask")
+        self._find(session_id).mode = mode_id
+        return SetSessionModeResponse()
+
+    async def cancel(self, session_id: str, **_: Any) -> None:
+        """Cancel the prompt under way, with its deliberation."""
+        session = self._sessions.get(session_id)
+        if session is not None and session.work is not None:
+            session.work.cancel()
+
+    @_report_errors
+    async def prompt(
+        self, prompt: Sequence[ContentBlock], session_id: str, **_: Any
+    ) -> PromptResponse:
+        """Run a deliberation on a prompt, and apply its winner if the user allows it."""
+        session = self._find(session_id)
+        if session.work is not None:
+            raise InvalidRequest("a prompt of this session is under way; cancel it first")
+        task = read_prompt(prompt)
+        session.work = asyncio.ensure_future(self._deliberate(session, session_id, task))
+        try:
+            return await session.work
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():  # the editor has disconnected
+                raise
+            return PromptResponse(stop_reason="cancelled")
+        except Temporary:
+            session.work = None
+            await self._close_unused()
+            raise
+        finally:
+            session.work = None
+
+    def _find(self, session_id: str) -> _Session:
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise NotFound(f"no session {session_id[:80]!r}; begin one with session/new")
+        return session
+
+    async def _open(self) -> AsyncClient:
+        """Return the client, with a server in this process unless another one serves."""
+        async with self._opening:
+            if self._client is None:
+                # A server tolerates an unreachable model server; here the user is told at once.
+                request = DeliberationRequest("?", "dev", about_text=True)
+                await check_early(self._settings, request, NamedRepository(text=True), say)
+                client = AsyncClient.local(config=self._config)
+                self._client = await self._stack.enter_async_context(client)
+            return self._client
+
+    async def _close_unused(self) -> None:
+        """Close a client that failed, unless a prompt is under way. The next prompt opens one:
+        the process that served the data directory may have ended.
+        """
+        async with self._opening:
+            if not any(session.work for session in self._sessions.values()):
+                self._client = None
+                await self._stack.aclose()
+
+    async def _send(self, session_id: str, *updates: SessionUpdate) -> None:
+        editor = self._editor
+        assert editor is not None  # noqa: S101 - for mypy: requests arrive on a connection
+        with suppress(ConnectionError):  # it has disconnected: its prompts are being cancelled
+            for update in updates:
+                await editor.session_update(session_id, update)
+
+    async def _deliberate(self, session: _Session, session_id: str, task: str) -> PromptResponse:
+        client = await self._open()
+        head = await head_commit(self._settings, session.top)
+        if not session.changes or head != session.head:  # begin on the last commit
+            session.changes.clear()
+            session.head = head
+            if notice := await unseen(self._settings, session.repository):
+                session.notices.append(f"{notice}.")
+        await self._send(session_id, *map(_notice, session.notices))
+        session.notices.clear()
+        report = TaskReport()
+
+        async def show(update: Update) -> None:
+            await self._send(session_id, *report.read_update(update))
+
+        outcome = await client.deliberate(
+            task,
+            repository="" if session.changes else session.top,
+            on_update=show,
+            **_options(session),
+        )
+        session.follows = outcome.task_id
+        await self._send(session_id, update_agent_message_text(describe_outcome(outcome)))
+        if outcome.status is DeliberationStatus.CANCELLED:
+            return PromptResponse(stop_reason="cancelled")
+        if outcome.diff:
+            await self._offer(session, session_id, outcome, report.base)
+        return PromptResponse(stop_reason="end_turn")
+
+    async def _offer(self, session: _Session, session_id: str, outcome: Outcome, base: str) -> None:
+        """Show the winner's diff, and apply it to the files if the user allows it."""
+        earlier, session.changes = session.changes, []
+        call_id = f"apply-{outcome.task_id}"
+        title = f"Apply the answer of {outcome.winner_id} ({outcome.level.words})"
+        content = await self._show_changes(session.top, base, outcome.commit_sha)
+        await self._send(
+            session_id,
+            start_tool_call(call_id, title, kind="edit", status="pending", content=content),
+        )
+        call = ToolCallUpdate(tool_call_id=call_id, title=title, kind="edit", content=content)
+        if not await self._is_allowed(session_id, call):
+            await self._end_offer(session_id, call_id, f"Not applied. {_merge_hint(outcome)}")
+            return
+        change = Diff(outcome.diff, base)
+        try:
+            await take_over(self._settings, session.top, *earlier, change)
+        except RepositoryError as error:
+            await self._end_offer(
+                session_id, call_id, f"Not applied: {error.message}. {_merge_hint(outcome)}"
+            )
+            return
+        session.changes = [*earlier, change]
+        await self._send(session_id, update_tool_call(call_id, status="completed"))
+
+    async def _show_changes(
+        self, top: Path, base: str, commit: str
+    ) -> list[FileEditToolCallContent]:
+        """Return the files of a delivered commit as diffs that the editor shows."""
+        if not commit:
+            return []
+        return [
+            tool_diff_content(str(top / change.path), change.new or "", change.old)
+            for change in await file_versions(self._settings, top, base, commit)
+        ]
+
+    async def _is_allowed(self, session_id: str, call: ToolCallUpdate) -> bool:
+        """Ask the user. Anything but an explicit allow is a deny."""
+        editor = self._editor
+        assert editor is not None  # noqa: S101 - as in `_send`
+        decision = (await editor.request_permission(session_id, call, list(_OPTIONS))).outcome
+        return isinstance(decision, AllowedOutcome) and decision.option_id == _APPLY
+
+    async def _end_offer(self, session_id: str, call_id: str, text: str) -> None:
+        """Report that the winner was not applied."""
+        await self._send(
+            session_id,
+            update_tool_call(call_id, status="failed"),
+            update_agent_message_text(f"\n\n{text}"),
+        )
+
+
+def _options(session: _Session) -> TaskOptions:
+    options = TaskOptions(follows=session.follows) if session.follows else TaskOptions()
+    if session.mode == _ASK:
+        options["protocol"], options["agents"] = "ask", 1
+    return options
+
+
+def _merge_hint(outcome: Outcome) -> str:
+    return f"Later: `moothall apply {outcome.task_id}`" + (
+        f" or `git merge {outcome.branch}`." if outcome.branch else "."
+    )
+
+
+def _notice(text: str) -> SessionUpdate:
+    return update_agent_thought_text(f"{text}\n")

@@ -1,0 +1,234 @@
+"""One evaluation from its options to its report: for the command line and for programs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from moothall.app.preflight import check_request
+from moothall.app.repositories import trusted_repositories
+from moothall.app.repository import files_here, register
+from moothall.config import Settings
+from moothall.domain.codec import dump
+from moothall.domain.identity import LOCAL
+from moothall.domain.ids import is_id
+from moothall.domain.protocol import PROTOCOLS
+from moothall.domain.task import DeliberationRequest
+from moothall.errors import InvalidRequest, MoothallError, NotFound
+from moothall.evaluate.harbor import Harbor
+from moothall.evaluate.judging import Judge
+from moothall.evaluate.miner import COMMITS, Miner, ReportProgress, repository_name
+from moothall.evaluate.mining import count_reasons
+from moothall.evaluate.page import render
+from moothall.evaluate.paraphrase import open_rewriter
+from moothall.evaluate.report import Report, make_report
+from moothall.evaluate.runner import (
+    RESULTS,
+    Configuration,
+    Runner,
+    check_configurations,
+    open_judge,
+    own_settings,
+)
+from moothall.evaluate.tasks import Lines, Task, read_tasks, write_task
+from moothall.file_locks import lock_file
+from moothall.llm.startup_check import reach_all
+from moothall.repositories.gitcmd import GitRunner
+from moothall.repositories.profile import Commands
+from moothall.repositories.service import RepositoryService
+
+DEFAULT_TASKS, DEFAULT_COMMITS = 10, 200
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A repository and its registry record; empty for tasks that are not mined."""
+
+    where: str = ""
+    commands: Commands | None = None
+    credential: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The options of an evaluation.
+
+    tasks: how many to mine and to run. commits: the newest ones that are looked at. at_once:
+    deliberations at a time. only_mines: nothing is run. from_harbor: the tasks of a folder in
+    Harbor's format are run, and nothing is mined.
+    """
+
+    origin: Origin
+    ref: str = ""
+    profile: Path | None = None
+    tasks: int = DEFAULT_TASKS
+    commits: int = DEFAULT_COMMITS
+    paraphrase: bool = False
+    at_once: int = 1
+    only_mines: bool = False
+    to_harbor: Path | None = None
+    from_harbor: Path | None = None
+
+
+async def find_origin(settings: Settings, repo: str) -> Origin:
+    """Return the named repository, or the one of the current folder. Raises `InvalidRequest`."""
+    is_path = not repo or await asyncio.to_thread(Path(repo).exists)
+    files = await files_here(settings, repo) if is_path else None
+    if is_path and files is None:
+        raise InvalidRequest(
+            f"{repo or 'the current folder'} is not a git repository; name one by its path, "
+            "URL or id"
+        )
+    registry = trusted_repositories(settings).registry
+    entry = registry.of_origin(str(files or repo), LOCAL.tenant)
+    if entry is None and is_id(repo):
+        with suppress(NotFound):
+            entry = registry.get(repo, LOCAL.tenant)
+    return (
+        Origin(entry.origin, entry.commands, entry.credential)
+        if entry
+        else Origin(str(files or repo))
+    )
+
+
+async def find_folder(
+    settings: Settings, folder: Path | None, origin: Origin, harbor: Path | None
+) -> Path:
+    """Return the folder of an evaluation."""
+    if folder is not None:
+        return await asyncio.to_thread(folder.resolve)
+    name = origin.where if harbor is None else str(await asyncio.to_thread(harbor.resolve))
+    return settings.data_dir / "evaluations" / repository_name(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """An evaluation in its folder. `report_progress` receives lines for people."""
+
+    settings: Settings
+    plan: Plan
+    folder: Path
+    report_progress: ReportProgress
+
+    async def run(self, configurations: Sequence[Configuration]) -> list[Task]:
+        """Mine tasks, run those without a result under each configuration, and return them.
+
+        Raises `InvalidRequest`, also if another process works on the folder, and errors that the
+        next task would meet, too.
+        """
+        with _lock_folder(self.folder):
+            results = Lines(self.folder / RESULTS)
+            if not self.plan.only_mines:
+                check_configurations(configurations, results)
+            return await self._run(configurations, results)
+
+    async def _run(self, configurations: Sequence[Configuration], results: Lines) -> list[Task]:
+        settings, plan = own_settings(self.settings, self.folder), self.plan
+        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not plan.only_mines:
+            await _check(configurations, self.report_progress)
+        git = GitRunner(settings.data_dir / "repos", settings.workspace.setup_seconds)
+        tasks: list[Task] = []
+        if plan.from_harbor is not None:
+            tasks = await Harbor(plan.from_harbor, git).read((self.folder / "harbor").resolve())
+            for task in tasks:
+                await asyncio.to_thread(write_task, self.folder, task)
+        async with open_judge(settings) as (repositories, judge):
+            if plan.from_harbor is None:
+                tasks = await self._mine(settings, repositories, judge)
+            runner = Runner(self.folder, repositories, judge, results, self.report_progress)
+            for task in tasks if plan.to_harbor else ():
+                harbor = Harbor(plan.to_harbor or self.folder, git)
+                self.report_progress(f"written: {await runner.export(task, harbor)}")
+            for configuration in () if plan.only_mines else configurations:
+                await runner.run(configuration, tasks, plan.at_once)
+        return tasks
+
+    async def _mine(
+        self, settings: Settings, repositories: RepositoryService, judge: Judge
+    ) -> list[Task]:
+        """Register the repository, and mine its commits for tasks."""
+        plan, origin = self.plan, self.plan.origin
+        await repositories.register(
+            origin.where, commands=origin.commands, credential=origin.credential
+        )
+        ref = await register(settings, origin.where, plan.ref, plan.profile)
+        async with AsyncExitStack() as stack:
+            rewriter = open_rewriter(self.settings, self.report_progress)
+            rewrite = await stack.enter_async_context(rewriter) if plan.paraphrase else None
+            miner = Miner(
+                repositories,
+                judge,
+                self.folder,
+                Lines(self.folder / COMMITS),
+                self.report_progress,
+                rewrite,
+            )
+            return await miner.mine(ref, plan.tasks, plan.commits)
+
+    def dropped(self) -> tuple[int, Sequence[tuple[str, int]]]:
+        """Return how many commits were looked at, and why they were dropped, with the number of
+        them.
+        """
+        rows = Lines(self.folder / COMMITS).rows
+        return len(rows), tuple(count_reasons(rows))
+
+
+def write_report(folder: Path) -> Report:
+    """Write the report of an evaluation as JSON and as a page, and return it. Raises
+    `InvalidRequest` without results, and for a file that is damaged.
+    """
+    results, tasks = Lines(folder / RESULTS), read_tasks(folder)
+    if not results.rows:
+        raise InvalidRequest(f"{folder} has no results; run the evaluation first")
+    report = make_report(folder, tasks, results.rows)
+    document = dump(report)
+    (folder / "report.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    (folder / "report.html").write_text(render(document), encoding="utf-8")
+    return report
+
+
+@contextmanager
+def _lock_folder(folder: Path) -> Iterator[None]:
+    """Lock the folder of an evaluation. Raises `InvalidRequest` if another process has the lock."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock_file(folder / "lock") as is_free:
+        if not is_free:
+            raise InvalidRequest(
+                f"another process works on the evaluation in {folder}; wait until it ends, or name "
+                "another folder"
+            )
+        yield
+
+
+async def _check(configurations: Sequence[Configuration], report_progress: ReportProgress) -> None:
+    """Refuse configurations that cannot start a deliberation, before anything is mined."""
+    protocols = [name for name, kind in PROTOCOLS.items() if not kind.answers]
+    for configuration in configurations:
+        options = configuration.options
+        if options.protocol and options.protocol not in protocols:
+            raise InvalidRequest(
+                f"configuration {configuration.name}: no protocol {options.protocol[:40]!r} "
+                f"changes files; use one of {', '.join(protocols)}"
+            )
+        check_request(
+            configuration.settings,
+            DeliberationRequest(
+                "Fix it",
+                "dev",
+                num_agents=options.agents,
+                protocol=options.protocol,
+                model=options.model,
+                about_text=True,
+            ),
+        )
+        if any(model.base_url is not None for _, model in configuration.settings.choice.items()):
+            try:
+                await reach_all(configuration.settings.choice, report_progress)
+            except MoothallError as error:
+                error.message = f"configuration {configuration.name}: {error.message}"
+                raise
