@@ -68,13 +68,13 @@ async def test_a_restart_and_an_ended_session_lose_nothing_that_was_typed(
             await second.get_by_label("Criteria").fill(AC[0])
         token = (command.data_dir / "token").read_text(encoding="utf-8").strip()
         async with served(command):
-            for page in (user.page, second):
-                await page.bring_to_front()
-                await expect(page.get_by_role("heading", name="Sign in", exact=True)).to_be_visible(
-                    timeout=20_000
-                )
-                await page.get_by_label("Token").fill(token)
-                await page.get_by_role("button", name="Sign in").click()
+            await user.page.bring_to_front()
+            await expect(
+                user.page.get_by_role("heading", name="Sign in", exact=True)
+            ).to_be_visible(timeout=20_000)
+            await user.page.get_by_label("Token").fill(token)
+            await user.page.get_by_role("button", name="Sign in").click()
+            await second.goto(f"{user.web}/stories/new")
             await expect(second.get_by_label("Title")).to_have_value("A second story")
             await expect(second.get_by_label("Criteria")).to_have_value(AC[0])
             assert user.page.url == story
