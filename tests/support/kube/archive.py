@@ -8,18 +8,21 @@ import gzip
 import hashlib
 import io
 import json
+import platform
+import re
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from support.kube.programs import COREDNS, Home, Missing, Say
 
-BASE = "registry.local/debian:bookworm-python"
+BASE = "registry.local/debian:trixie-python"
 NEEDED = ("pause", "coredns")
 """The images of a bare cluster; others are imported on demand."""
-_SUITE = "bookworm"
+_SUITE = "trixie"
 _BASE_PACKAGES = "ca-certificates,git,python3,python3-venv,procps"
 _MANIFEST, _LAYER = (
     "application/vnd.oci.image.manifest.v1+json",
@@ -48,7 +51,7 @@ def make(home: Home, say: Say) -> None:
                 [layer({f"/{name}": program.read_bytes()})],
                 {"Entrypoint": [f"/{name}"], "User": user},
             )
-    base = home.images / "debian.tar"
+    base = home.images / "debian-trixie.tar"
     if not base.exists():
         say("building the base image from Debian's packages")
         write(
@@ -106,9 +109,9 @@ def write(out: Path, tag: str, layers: Sequence[bytes], config: Mapping[str, Any
     draft.replace(out)
 
 
-def debian(packages: str) -> bytes:
-    """Return a layer of Debian with these packages, separated by commas, and their dependencies.
-    Raises `Missing`.
+def debian(packages: str, suite: str = _SUITE) -> bytes:
+    """Return a layer of Debian with these packages, separated by commas, and their dependencies,
+    from the mirror that this machine uses. Raises `Missing`.
     """
     sources: Sequence[Path] = [
         Path("/etc/apt/sources.list.d/debian.sources"),
@@ -125,16 +128,26 @@ def debian(packages: str) -> bytes:
     ]
     # A partial image is rebuilt from scratch: nothing needs to be on the disk before the end, here
     # or in images built on this one.
-    command += ["--dpkgopt=force-unsafe-io", _SUITE, "-", str(source_list)]
+    command += ["--dpkgopt=force-unsafe-io", suite, "-"]
     # Otherwise Java's packages cannot be set up.
     command.append('--essential-hook=mkdir -p "$1/usr/share/man/man1"')
-    completed = subprocess.run(command, capture_output=True, check=False)
+    own = _suite_of_this_machine()
+    with tempfile.TemporaryDirectory() as folder:
+        of_suite = Path(folder) / source_list.name
+        text = source_list.read_text(encoding="utf-8")
+        of_suite.write_text(re.sub(rf"\b{own}\b", suite, text), encoding="utf-8")
+        command.insert(-1, str(of_suite))
+        completed = subprocess.run(command, capture_output=True, check=False)
     if completed.returncode:
         raise Missing(
             "mmdebstrap could not build the base image: "
             f"{completed.stderr.decode(errors='replace')[-1200:]}"
         )
     return completed.stdout
+
+
+def _suite_of_this_machine() -> str:
+    return platform.freedesktop_os_release()["VERSION_CODENAME"]
 
 
 def layer(files: Mapping[str, bytes]) -> bytes:

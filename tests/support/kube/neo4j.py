@@ -9,7 +9,7 @@ from support.kube import archive
 from support.kube.programs import Home, Missing, Say
 
 IMAGE = f"registry.local/neo4j:{neo4j.VERSION}"
-_PACKAGES = "ca-certificates,openjdk-17-jre-headless"
+_PACKAGES, _SUITE = "ca-certificates,openjdk-17-jre-headless", "bookworm"
 _USER = "7474:7474"
 _ENTRY = """#!/bin/sh
 # Settings and the first password as the official image takes them: NEO4J_a_b__c=value is a.b_c=value, NEO4J_AUTH is neo4j/PASSWORD.
@@ -47,7 +47,7 @@ def make(home: Home, say: Say) -> None:
     opens = " ".join(f"--add-opens={name}=ALL-UNNAMED" for name in neo4j.OPENS)
     files = {f"/jars/{path.name}": path.read_bytes() for path in sorted(jars.glob("*.jar"))}
     files["/entry"] = _ENTRY.replace("OPENS", opens).encode()
-    layers = [archive.debian(_PACKAGES), archive.layer(files)]
+    layers = [archive.debian(_PACKAGES, _SUITE), archive.layer(files)]
     archive.write(
         out,
         IMAGE,

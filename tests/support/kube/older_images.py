@@ -10,6 +10,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from support.kube.archive import BASE
 from support.kube.node import nodes
 from support.kube.programs import Home, Missing, Say
 
@@ -20,7 +21,6 @@ file.
 TAG = "before"
 _ROOT = Path(__file__).parents[3]
 _BUILD_SECONDS = 2400
-_BASE = "registry.local/debian:bookworm-python"
 NAMES = ("moothall", "moothall-workspace")
 
 
@@ -47,8 +47,8 @@ def _build(home: Home, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         with tarfile.open(fileobj=io.BytesIO(tree.stdout)) as files:
             files.extractall(place, filter="data")
-        _run("buildah", "pull", "-q", f"oci-archive:{home.images}/debian.tar")
-        _run(f"{place}/scripts/images", "--base", _BASE, "--tag", TAG)
+        _run("buildah", "pull", "-q", f"oci-archive:{home.images}/debian-trixie.tar")
+        _run(f"{place}/scripts/images", "--base", BASE, "--tag", TAG)
     for name in NAMES:
         image, draft = f"registry.local/{name}:{TAG}", folder / f"{name}.draft"
         _run("buildah", "push", "-q", image, f"oci-archive:{draft}:{image}")
