@@ -128,6 +128,15 @@ def sbom(path: Path) -> str:
     return JsonV1Dot6(bom).output_as_string(indent=1)
 
 
+def python_sbom(name: str, version: str, pins: Mapping[str, str]) -> str:
+    """Return the document of a Python package with its pinned dependencies."""
+    needed = [component(PackageURL("pypi", None, *pin)) for pin in sorted(pins.items())]
+    bom = Bom(components=needed)
+    bom.metadata.component = component(PackageURL("pypi", None, name, version))
+    bom.register_dependency(bom.metadata.component, needed)
+    return JsonV1Dot6(bom).output_as_string(indent=1)
+
+
 def image(archive: tarfile.TarFile) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the entry that names the image, and its manifest: the one that is no attestation,
     where there is an index between.
