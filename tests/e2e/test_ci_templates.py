@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 import yaml
@@ -50,8 +49,9 @@ def forge(token: str) -> Iterator[Forge]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             shown = self.headers[token]
-            taken.posts.append((self.path, shown, body["body"]))
-            self.send_response(201)
+            if not self.path.startswith("/closed/"):
+                taken.posts.append((self.path, shown, body["body"]))
+            self.send_response(403 if self.path.startswith("/closed/") else 201)
             self.end_headers()
             self.wfile.write(b"{}")
 
@@ -159,6 +159,9 @@ async def test_the_action_checks_deliberates_and_comments(
         assert "::error" not in without_commands(output)
         assert "hello_world" in Path(steps.outputs["patch"]).read_text(encoding="utf-8")
         assert await steps.step("Comment") == (0, "")
+        steps.variables["GITHUB_API_URL"] = f"{github.url}/closed"
+        code, output = await steps.step("Comment")
+        assert (code, "::warning::The comment was not written" in output) == (0, True)
         ((path, token, body),) = github.posts
     assert (path, token) == ("/repos/acme/app/issues/7/comments", "Bearer secret")
     assert body == Path(steps.variables["GITHUB_STEP_SUMMARY"]).read_text(encoding="utf-8")
@@ -185,7 +188,7 @@ async def test_the_job_of_gitlab_checks_deliberates_and_comments(
 ) -> None:
     checkout = make_sample(tmp_path / "sample").path
     script = "\n".join(JOB["script"])
-    variables: dict[str, Any] = JOB["variables"] | {
+    variables = {
         "MOOT_TASK": task,
         "MOOT_MODEL_URL": model.base_url,
         "COMMENT_TOKEN": "secret",
