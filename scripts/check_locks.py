@@ -52,7 +52,7 @@ def main() -> int:
         *(
             item
             for name, extra in project["project"]["optional-dependencies"].items()
-            if name not in {"local", "ray"}
+            if name not in {"local", "ray", "acp"}
             for item in extra
         ),
         *project["dependency-groups"]["build"],
