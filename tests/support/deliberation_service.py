@@ -84,7 +84,8 @@ class MemoryDeliberations:
         task_id = TaskId(request.task_id) or new_task_id()
         key = key_of(task_id, who.tenant)
         if key in self._kept:
-            if self._kept[key].request != request:
+            kept = self._kept[key]
+            if kept.request != request or kept.deliberation.principal != who.name:
                 raise AlreadyExists(f"{task_id} is taken")
             return self._kept[key].deliberation
         role = read_role(request.role)

@@ -63,7 +63,7 @@ async def serve_http(settings: Settings, host: str, port: int) -> None:
     tokens = {
         token: principal
         for token, principal in read_tokens(grpc, settings.data_dir).items()
-        if principal.tenant == LOCAL.tenant
+        if principal.operator and principal.tenant == LOCAL.tenant
     }
     configured = grpc.token is not None or grpc.tokens_file is not None
     context = tls_context(web, configured=configured)

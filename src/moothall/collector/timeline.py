@@ -15,8 +15,8 @@ Kind = Literal["model", "review", "tools", "check"]
 _REVIEW_PHASES = frozenset({"critique", "verify"})
 _MIN_SECONDS = 0.05
 """Shorter blocks of tools and checks are left out."""
-_MAX_TEXT_CHARS = 4_000
-_MAX_BLOCKS = 2_000
+_MAX_TEXT_CHARS = 1_000
+_MAX_BLOCKS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,13 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The lanes of a deliberation, in order of their first event, and its length in seconds."""
+    """The lanes of a deliberation, in order of their first event, its length in seconds, and the
+    number of later steps that are left out.
+    """
 
     lanes: tuple[Lane, ...]
     seconds: float
+    omitted: int = 0
 
 
 class TimelineReader:
@@ -58,10 +61,10 @@ class TimelineReader:
         self._start: datetime | None = None
         self._seconds = 0.0
         self._lanes: dict[str, _OpenLane] = {}
-        self._count = 0
+        self._budget = _BlockBudget()
 
     def add(self, recorded: Recorded) -> None:
-        """Add an event. Malformed fields are ignored, and so are steps after `_MAX_BLOCKS`."""
+        """Add an event. Malformed fields are ignored."""
         event = recorded.event
         time = _parse_time(event.time or recorded.extra.get("time", ""))
         if time is None:
@@ -70,12 +73,11 @@ class TimelineReader:
         at = max(0.0, (time - self._start).total_seconds())
         self._seconds = max(self._seconds, at)
         seat = event.data.get("seat")
-        if not isinstance(seat, str) or not seat or self._count >= _MAX_BLOCKS:
+        if not isinstance(seat, str) or not seat:
             return
-        lane = self._lanes.setdefault(seat, _OpenLane(free_from=at))
+        lane = self._lanes.setdefault(seat, _OpenLane(self._budget, free_from=at))
         if (handler := _HANDLERS.get(event.type)) is not None:
             handler(lane, at, event.data)
-            self._count += 1
 
     def timeline(self) -> Timeline:
         """Return the timeline so far."""
@@ -84,20 +86,33 @@ class TimelineReader:
             for name, lane in self._lanes.items()
             if lane.blocks or lane.outcome
         )
-        return Timeline(lanes, self._seconds)
+        return Timeline(lanes, self._seconds, self._budget.omitted)
+
+
+@dataclass(slots=True)
+class _BlockBudget:
+    """The steps that a timeline still keeps, and those that it left out."""
+
+    left: int = _MAX_BLOCKS
+    omitted: int = 0
 
 
 @dataclass(slots=True)
 class _OpenLane:
     """A lane that grows. `free_from` is the end of its last step."""
 
+    budget: _BlockBudget
     free_from: float
     blocks: list[Block] = field(default_factory=list)
     outcome: str = ""
 
     def add(self, block: Block) -> None:
-        self.blocks.append(block)
         self.free_from = max(self.free_from, block.end)
+        if self.budget.left:
+            self.budget.left -= 1
+            self.blocks.append(block)
+        else:
+            self.budget.omitted += 1
 
 
 def _on_model_call(lane: _OpenLane, at: float, data: Data) -> None:

@@ -117,7 +117,7 @@ class LimitSettings(Section):
         "without it: by the roles of its rigor level",
     )
     plans: int = Field(
-        32, ge=1, description="plans whose tasks run concurrently; further ones wait"
+        32, ge=1, description="plans of a tenant whose tasks run concurrently; further ones wait"
     )
 
 

@@ -168,6 +168,11 @@ class OidcSettings(Section):
                 "oidc.client_id is missing; set it to the id of this server at the provider, or "
                 "set oidc.audience to accept only tokens of callers"
             )
+        if self.audience and self.audience == self.client_id:
+            raise ValueError(
+                "oidc.audience is the same as oidc.client_id, so that tokens for signing in at the "
+                "page would be tokens of callers; set an audience of its own"
+            )
         if self.issuer is not None and not any(self.roles.values()):
             raise ValueError(
                 "oidc.roles is empty, so nobody would have access; set the roles of a group, such "

@@ -83,7 +83,7 @@ class Plan:
     """The data of `plan.derived`. With `publish`, councils get the tasks, each after its
     dependencies are completed. `by` tells who made the plan: architects, roles (by rule), repair
     (of a story that was sent back), people (who changed it, with `actor`, before the story was
-    built) or retry (of the tasks without a winner, started again by `actor`). `why` tells why
+    built) or retry (of the tasks without a winner, which start again). `why` tells why
     architects did not, if they were asked. `design` is the deliberation of the architects whose
     tasks people changed.
     """

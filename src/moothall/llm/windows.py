@@ -15,6 +15,10 @@ from moothall.llm.server_errors import read_count, window_of
 
 Fetch = Callable[[str, URL, dict[str, Any] | None], Awaitable[Any]]
 FETCH_SECONDS = 5.0
+_MAX_KNOWN_WINDOW = 200_000
+"""Longer prompts would use up the tokens of a deliberation within a few turns.
+`llm.context_tokens` sets more.
+"""
 _OLLAMA_DEFAULT_WINDOW = 4096
 """The window that Ollama uses by default; longer prompts lose their beginning without an error."""
 _NUM_CTX = re.compile(r"^num_ctx\s+(\d+)", re.MULTILINE)
@@ -26,7 +30,7 @@ async def find_window(fetch: Fetch, url: URL, model: str) -> tuple[int, str]:
     """
     if url.scheme == "https":
         known = find_model(str(url), model)
-        return (known.window, SOURCE) if known else (0, "")
+        return (min(known.window, _MAX_KNOWN_WINDOW), SOURCE) if known else (0, "")
     props = await fetch("GET", url.with_path("/props"), None)
     settings = props.get("default_generation_settings") if isinstance(props, dict) else None
     if isinstance(settings, dict) and (window := read_count(settings.get("n_ctx"))):

@@ -14,7 +14,7 @@ from typing import Literal
 
 MAX_LINES = 2_000
 """Lines of a diff that a page shows at once; more are shown file by file."""
-_FILE = re.compile(r"diff --git a/.* b/(.*)$")
+_FILE = re.compile(r'diff --git .* "?b/(.*?)"?$')
 _HEADERS = ("index ", "--- ", "+++ ")
 _HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 Kind = Literal["added", "removed", "same", "place"]
@@ -67,7 +67,7 @@ def read_diff(diff: str, max_lines: int = MAX_LINES) -> Sequence[DiffLine]:
             old, new = int(hunk[1]), int(hunk[3])
             old_end, new_end = old + int(hunk[2] or 1), new + int(hunk[4] or 1)
         elif text.startswith(("--- ", "+++ ")) and text[4:] != "/dev/null":
-            path = text[4:].partition("/")[2]
+            path = _unquote(text[4:]).partition("/")[2]
         diff_lines.append(DiffLine("place", text, path))
     omitted = len(lines) - max_lines
     return (
@@ -75,6 +75,14 @@ def read_diff(diff: str, max_lines: int = MAX_LINES) -> Sequence[DiffLine]:
         if omitted > 0
         else diff_lines
     )
+
+
+def _unquote(path: str) -> str:
+    """Return a path of a header. Git quotes unusual ones, and writes their bytes in octal."""
+    if not path.startswith('"'):
+        return path.removesuffix("\t")  # follows a name with spaces
+    raw = path.strip('"').encode("latin-1", "replace").decode("unicode_escape", "replace")
+    return raw.encode("latin-1", "replace").decode("utf-8", "replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,7 @@ def read_files(diff: str) -> tuple[DiffFile, ...]:
     files: list[tuple[str, list[tuple[int, DiffLine]]]] = []
     for number, line in enumerate(read_diff(diff, sys.maxsize), 1):
         if (header := _FILE.match(line.text)) and line.kind == "place":
-            files.append((header[1], []))
+            files.append((_unquote(f'"{header[1]}"'), []))
             continue
         if not files:
             files.append((line.path, []))

@@ -13,6 +13,7 @@ for it to end, then check whether it is still due.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -51,6 +52,8 @@ log = get_logger(__name__)
 TOPICS = (Channel.STORIES.all,)
 DURABLE = "planning"
 SKIPPED, NO_WINNER = Skipped.code, "NO_WINNER"
+_LEAVING_MOVES = frozenset({("build", "design"), ("build", "draft"), ("design", "draft")})
+"""Moves, as (from, to), that end the work of a state before its result is used."""
 _AGAIN_SECONDS = 1.0
 _PLANNER = "planner"
 
@@ -97,8 +100,11 @@ class StoryExecutor:
         self._architects = architects
         self._lock = lock_step
         self._board = Board(bus)
-        self._plan_slots = asyncio.Semaphore(limits.plans)
+        self._plan_slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(limits.plans)
+        )
         self._started: set[str] = set()
+        self._running: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """Resume open work, then process events as they come, until cancelled."""
@@ -111,7 +117,7 @@ class StoryExecutor:
     async def _resume_open_work(self, group: asyncio.TaskGroup) -> int:
         """Start the work that the log leaves open. Return the seq up to which the log was read."""
         while True:
-            last_seq, derived, stories = 0, {}, {}
+            last_seq, derived, moves, stories = 0, {}, {}, {}
             try:
                 async for recorded in self._bus.replay(TOPICS):
                     last_seq, event = recorded.seq, recorded.event
@@ -119,8 +125,10 @@ class StoryExecutor:
                         derived[event.id] = event
                     elif event.type is EventType.PLAN_FINISHED:
                         self._started.add(str(event.data.get("derivation_id")))
+                    elif event.type is EventType.STORY_TRANSITIONED:
+                        moves[event.tenant, event.data.get("story_id")] = event
                     stories[event.tenant, event.data.get("story_id")] = event
-                for event in (*derived.values(), *stories.values()):
+                for event in (*derived.values(), *moves.values(), *stories.values()):
                     await self._process_event(event, group)
             except Temporary as error:
                 log.warning("the log could not be read; trying again", reason=error.message)
@@ -153,8 +161,8 @@ class StoryExecutor:
                 str(event.data.get("story_id")), Principal(_PLANNER, event.tenant)
             )
             if card is not None:
-                if event.type is EventType.STORY_TRANSITIONED and event.id == card.moved:
-                    await self._cancel_left_work(card)
+                if event.type is EventType.STORY_TRANSITIONED:
+                    await self._cancel_left_work(card, event)
                 await self._advance(card, group)
             elif event.type is EventType.PLAN_DERIVED:
                 self._start_plan(event, group)
@@ -186,21 +194,42 @@ class StoryExecutor:
         elif state == "done" and "failed" in facts:
             await self._board.move(card.story.id, "reopen", who, system=True)
 
-    async def _cancel_left_work(self, card: StoryState) -> None:
-        """Cancel the councils of a state that the story left before they ended: nobody will use
-        what they would still cost.
+    async def _cancel_left_work(self, card: StoryState, move: Event) -> None:
+        """Cancel the councils of a state that a move left before they ended: nobody will use what
+        they would still cost.
         """
-        move = card.entered.data if card.entered else {}
-        left, reason = move.get("from_state"), f"{move.get('event')} by {move.get('actor')}"
-        if left == "build" and card.plan is not None and card.position.state != "test":
-            plan = plan_of(card.plan)
-            who = Principal(plan.actor, _tenant(card))
-            for task in plan.tasks:
-                await self._cancel(task.task_id, reason, who)
-        elif left == "design" and card.position.state == "draft" and self._architects:
-            who = Principal(_PLANNER, _tenant(card))
-            *_, entering, _ = await self._board.moves(card.story.id, who)
-            await self._cancel(design_task(_plan_id_after(entering.id)), reason, who)
+        left, reached = move.data.get("from_state"), move.data.get("to_state")
+        if (left, reached) not in _LEAVING_MOVES:
+            return
+        who = Principal(_PLANNER, move.tenant)
+        moves = [counted.id for counted in await self._board.moves(card.story.id, who)]
+        if move.id not in moves:
+            return
+        reason = f"{move.data.get('event')} by {move.data.get('actor')}"
+        if left == "design":
+            entering = moves[moves.index(move.id) - 1]
+            await self._cancel(design_task(_plan_id_after(entering)), reason, who)
+            return
+        derived = None
+        for event in await self._board.history(card.story.id, who):
+            if event.id == move.id:
+                break
+            derived = event if event.type is EventType.PLAN_DERIVED else derived
+        if derived is not None:
+            await self._cancel_plan(derived, reason)
+
+    async def _cancel_plan(self, derived: Event, reason: str) -> None:
+        """Stop a plan: no further task of it starts, and those at work are cancelled."""
+        if running := self._running.get(derived.id):
+            running.cancel()
+        plan = plan_of(derived)
+        who = Principal(plan.actor, derived.tenant)
+        for task in plan.tasks:
+            base = f"{task.task_id}-base"
+            steps = range(1, len(task.dependencies) + 1)
+            merges = (base, *(f"{base}-{n}{end}" for n in steps for end in ("", "-c")))
+            for name in (task.task_id, *merges, f"{base}-all"):
+                await self._cancel(TaskId(name), reason, who)
 
     async def _cancel(self, task_id: TaskId, reason: str, who: Principal) -> None:
         """Cancel a deliberation if it is running."""
@@ -213,7 +242,8 @@ class StoryExecutor:
     ) -> None:
         if key not in self._started:
             self._started.add(key)
-            group.create_task(_retry_through_outages(work, key), name=key)
+            self._running[key] = group.create_task(_retry_through_outages(work, key), name=key)
+            self._running[key].add_done_callback(lambda _: self._running.pop(key, None))
 
     async def _execute_step(self, step: str, seen_card: StoryState, who: Principal) -> None:
         """Execute a step of a story, unless another process did it meanwhile."""
@@ -309,7 +339,7 @@ class StoryExecutor:
         return False
 
     async def _run_plan_tasks(self, plan: Plan, derived: Event) -> None:
-        async with self._plan_slots:
+        async with self._plan_slots[derived.tenant]:
             card = await self._board.find(plan.story_id, Principal(_PLANNER, derived.tenant))
             if card is not None and not (
                 card.position.state == "build" and card.plan and card.plan.id == derived.id

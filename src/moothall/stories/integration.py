@@ -17,6 +17,7 @@ from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
 
+_MAX_RETRY_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
 
 
@@ -44,7 +45,8 @@ async def run_deliberation(
             deliberation = await deliberations.submit(request, who)
             return await deliberations.wait(deliberation.own_id, who)
         except Temporary as error:
-            await asyncio.sleep(error.retry_after or _RETRY_SECONDS)
+            # A quota may be raised before it is due again.
+            await asyncio.sleep(min(error.retry_after or _RETRY_SECONDS, _MAX_RETRY_SECONDS))
         except Permanent as error:
             log.warning(
                 "a deliberation could not be submitted",

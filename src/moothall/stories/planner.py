@@ -298,7 +298,7 @@ class Planner:
         if not set(_RETRY_ROLES) & who.roles:
             raise Refused(f"tasks can be retried by the roles {', '.join(_RETRY_ROLES)}")
         card = await self._board.card(story_id, who)
-        if not can_retry(card) or card.plan is None or card.ended is None:
+        if not _has_lost_tasks(card) or card.plan is None or card.ended is None:
             raise InvalidRequest(
                 f"story {story_id} is in {card.position.state} and has no task to retry: tasks can "
                 "be retried in build, when all have ended and one has no winner"
@@ -323,9 +323,8 @@ class Planner:
             else task
             for task in plan.tasks
         )
-        retry_plan = replace(
-            plan, plan_id=plan_id, tasks=tasks, actor=who.name, by="retry", why="", design=""
-        )
+        # The actor stays: it is part of the requests of the tasks that won.
+        retry_plan = replace(plan, plan_id=plan_id, tasks=tasks, by="retry", why="", design="")
         if not await self.record_plan(card, retry_plan, who):
             raise ConcurrentUpdate(f"story {story_id} changed at the same time; look at it again")
         return await self._board.card(story_id, who)
@@ -504,7 +503,12 @@ def changeable(card: StoryState) -> Plan:
     return plan_of(card.plan)
 
 
-def can_retry(card: StoryState) -> bool:
+def may_retry(card: StoryState, who: Principal) -> bool:
+    """Return True if a user may start tasks of a build again now."""
+    return _has_lost_tasks(card) and bool(set(_RETRY_ROLES) & who.roles)
+
+
+def _has_lost_tasks(card: StoryState) -> bool:
     """Return True if all tasks of a build have ended and one of them has no winner."""
     return (
         card.position.state == "build"

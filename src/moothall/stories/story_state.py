@@ -89,7 +89,7 @@ def fold(card: StoryState, recorded: Recorded, tenant: str) -> StoryState:
         )
     if event.type is EventType.STORY_COMMENTED and (comment := remark(event)) is not None:
         return replace(card, remarks=(*card.remarks, comment)[-_MAX_REMARKS:])
-    if event.type is EventType.PLAN_FINISHED and _belongs_to_plan(card, event):
+    if event.type is EventType.PLAN_FINISHED and _ends_build(card, event):
         commits = event.data.get("commits")
         commits = [str(sha) for sha in commits] if isinstance(commits, list | tuple) else []
         return replace(card, ended=event, commits=tuple(dict.fromkeys((*commits, *card.commits))))
@@ -147,8 +147,15 @@ def enter(card: StoryState, position: StoryPosition, event: Event) -> StoryState
     )
 
 
-def _belongs_to_plan(card: StoryState, event: Event) -> bool:
-    return card.plan is not None and event.data.get("derivation_id") == card.plan.id
+def _ends_build(card: StoryState, event: Event) -> bool:
+    """Return whether the tasks of a story that is being built have ended. A plan that ends after
+    its story left build does not count.
+    """
+    return (
+        card.position.state == "build"
+        and card.plan is not None
+        and event.data.get("derivation_id") == card.plan.id
+    )
 
 
 def _position_after(card: StoryState, event: Event) -> StoryPosition:
@@ -179,11 +186,7 @@ def _fact(card: StoryState, event: Event) -> Need | None:
     status = event.data.get("status")
     if event.type is EventType.PLAN_DERIVED:
         return "planned"
-    if (
-        event.type is EventType.PLAN_FINISHED
-        and status == COMPLETED
-        and _belongs_to_plan(card, event)
-    ):
+    if event.type is EventType.PLAN_FINISHED and status == COMPLETED and _ends_build(card, event):
         return "built"
     if (
         event.type is EventType.STORY_CHECKED

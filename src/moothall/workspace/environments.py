@@ -281,7 +281,7 @@ class _Steps:
             self._report_progress(f"setting up{location}: {command_line(step.argv)}"[:300])
             answer = await self._executor.request(
                 "setup",
-                wall_seconds=self._end - time.monotonic(),
+                wall_seconds=(self._end - time.monotonic()) / (2 if step.optional else 1),
                 argv=step.argv,
                 env={**self._executor.variables(), **self._variables},
                 folder=step.folder,
@@ -309,7 +309,7 @@ class _Steps:
                     self._report_progress(
                         f"left out{location}: {error.message.splitlines()[0]}"[:400]
                     )
-            elif step.optional and may_continue:
+            elif step.optional and (may_continue or answer.get("status") == "timeout"):
                 self._report_progress(
                     f"left out{location}: {command_line(step.argv)[-150:]}{_because(output)}"
                 )

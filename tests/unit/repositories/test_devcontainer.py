@@ -75,3 +75,21 @@ def test_what_the_project_itself_says_comes_first() -> None:
 )
 def test_a_file_that_says_nothing_usable_is_no_error(text: str) -> None:
     assert steps(text) == ()
+
+
+@pytest.mark.parametrize("text", ['"' + '\\"' * 400_000, "/* " * 300_000, '"' * 900_001])
+def test_a_hostile_file_is_read_at_once(text: str) -> None:
+    assert steps(text) == ()
+
+
+def test_files_that_a_command_names_are_inputs_of_the_set_up() -> None:
+    command = "bash .devcontainer/setup.sh && pip install -r ./requirements/dev.txt"
+    files = {
+        **MAKEFILE,
+        ".devcontainer/devcontainer.json": json.dumps({"postCreateCommand": command}),
+        ".devcontainer/setup.sh": "true",
+        "requirements/dev.txt": "six",
+        "notes.txt": "",
+    }
+    assert {".devcontainer/setup.sh", "requirements/dev.txt"} <= set(detect(files, files).reads)
+    assert "notes.txt" not in detect(files, files).reads

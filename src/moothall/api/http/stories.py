@@ -124,7 +124,8 @@ def _story_operations(board: Board, planning: Planning) -> Sequence[HttpOperatio
         """
         update_request = await message(request, pb.UpdateStoryRequest)
         update_request.story_id = _check_path_id("story_id", update_request.story_id, request)
-        seen_seq = _read_if_match(request) or update_request.seq or None
+        if (seen_seq := _read_if_match(request)) is None:
+            seen_seq = update_request.seq or None
         response = await planning.update(update_request, seen_seq)
         return _respond(response, headers={"ETag": f'"{response.seq}"'})
 

@@ -111,6 +111,7 @@ def page(template: str, status: int = 200, **context: Any) -> Response:
         "changes": "/changes",
         "growing": "",
         "onward": "",
+        "is_file": False,
         "failed": status >= HTTPStatus.BAD_REQUEST,
     } | context
     return Response(
@@ -124,6 +125,8 @@ def report(title: str, outcome: Outcome, chart: Chart | None) -> str:
         title=title,
         outcome=outcome,
         chart=chart,
+        is_file=True,
+        refresh=0,
         stylesheet=Markup(_asset_text("page.css")),  # noqa: S704 - our own file
     )
 

@@ -40,7 +40,7 @@ from moothall.errors import (
 )
 from moothall.stories.coach import score
 from moothall.stories.plan_document import Outline, read_outline, to_outlines
-from moothall.stories.planner import can_retry, changeable, may_change
+from moothall.stories.planner import changeable, may_change, may_retry
 from moothall.stories.story_state import StoryState
 from moothall.stories.task_history import rounds, task_ids
 
@@ -207,7 +207,7 @@ def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
             "next_step": next_step(card, session.who),
             "may_change": may_change(card, session.who),
             "may_edit": may_edit(card, session),
-            "can_retry": can_retry(card),
+            "can_retry": may_retry(card, session.who),
             "delivery": card.delivery.data if card.delivery else {},
             "comments": [event for event in events if event.type is EventType.STORY_COMMENTED],
             "key": new_task_id(),

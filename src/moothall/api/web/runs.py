@@ -19,7 +19,8 @@ from moothall.domain.status import TaskView
 from moothall.errors import InvalidRequest
 
 _PAGE_SIZE = 50
-_MAX_PAGE = 200
+_MAX_PAGE = 20
+"""The overview keeps the latest thousand runs."""
 _MAX_QUERY_CHARS = 200
 _STATES = {"": "All", "live": "Running", "ended": "Ended", "failed": "Failed"}
 
@@ -56,7 +57,9 @@ def runs_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
 def _page_number(request: Request) -> int:
     """Return the number of the page, from 1. Raises `InvalidRequest`."""
     text = request.query_params.get("page", "1")
-    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len("200") else 0
+    number = (
+        int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_MAX_PAGE)) else 0
+    )
     if not 1 <= number <= _MAX_PAGE:
         raise InvalidRequest(f"page is {text[:40]!r}; allowed are 1 to {_MAX_PAGE}")
     return number

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,7 +16,7 @@ from moothall.api.web.forms import read_session_form, require_session
 from moothall.api.web.provenance import known_repositories
 from moothall.api.web.rendering import page, redirect
 from moothall.api.web.sessions import Session, Sessions
-from moothall.domain.budget import Budget
+from moothall.domain.budget import NO_BUDGET, Budget
 from moothall.domain.ids import new_task_id
 from moothall.errors import (
     ConcurrentUpdate,
@@ -89,7 +91,7 @@ class _StoryForms:
                     session.who,
                     repository=repository,
                     rigor=fields.get("rigor", ""),
-                    budget=_budget(fields),
+                    budget=_budget(fields, card.story.budget),
                     seen_seq=_seq(fields),
                 )
                 return redirect(f"/stories/{card.story.id}")
@@ -152,16 +154,18 @@ def _fields(card: StoryState) -> Fields:
         "repository": story.repository_name,
         "rigor": card.position.rigor,
         "tokens": str(story.budget.tokens or ""),
-        "cost": f"{story.budget.cost_usd:g}" if story.budget.cost_usd else "",
+        "cost": f"{Decimal(repr(story.budget.cost_usd)):f}" if story.budget.cost_usd else "",
         "seq": str(card.seq),
     }
 
 
-def _budget(fields: Fields) -> Budget:
-    """Return the budget of a form. Raises `InvalidRequest`."""
+def _budget(fields: Fields, current: Budget = NO_BUDGET) -> Budget:
+    """Return the budget of a form, with the other limits of the current one. Raises
+    `InvalidRequest`.
+    """
     tokens, cost = fields.get("tokens", "").strip(), fields.get("cost", "").strip()
     try:
-        budget = Budget(tokens=int(tokens or 0), cost_usd=float(cost or 0))
+        budget = replace(current, tokens=int(tokens or 0), cost_usd=float(cost or 0))
     except ValueError:
         budget = Budget(tokens=-1)
     if budget.tokens < 0 or not 0 <= budget.cost_usd < math.inf or budget.tokens >= 2**63:

@@ -37,11 +37,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """The rows, the ticks of the time axis as (x, seconds), and the height in px."""
+    """The rows, the ticks of the time axis as (x, seconds), the height in px, and the number of
+    steps that are left out.
+    """
 
     rows: tuple[Row, ...]
     ticks: tuple[tuple[float, int], ...]
     height: int
+    omitted: int
 
 
 def draw_timeline(timeline: Timeline) -> Chart | None:
@@ -65,4 +68,5 @@ def draw_timeline(timeline: Timeline) -> Chart | None:
         (round(LABEL_WIDTH + second * scale, 1), second)
         for second in range(0, int(seconds) + 1, step)
     )
-    return Chart(tuple(rows), ticks, len(rows) * ROW_HEIGHT + AXIS_HEIGHT)
+    height = len(rows) * ROW_HEIGHT + AXIS_HEIGHT
+    return Chart(tuple(rows), ticks, height, timeline.omitted)

@@ -9,7 +9,7 @@ import nats.errors
 from nats.js.errors import NotFoundError
 
 from moothall.domain.topic import Channel
-from moothall.errors import BusUnavailable, NotFound
+from moothall.errors import BusUnavailable, MoothallError, NotFound
 from moothall.events import registry
 from moothall.events.nats.connection import log
 from moothall.events.nats.fast_client import keep_cancellation
@@ -32,6 +32,7 @@ class WorkQueue:
         self._turns: defaultdict[str, Turns] = defaultdict(Turns)
         self._begun: Counter[str] = Counter()
         self._ended: Counter[str] = Counter()
+        self._failing: set[tuple[str, str]] = set()
 
     async def enter(self, role: str) -> bool:
         """Return whether the next deliberation of a role may go into its queue now, and count it.
@@ -39,6 +40,8 @@ class WorkQueue:
         """
         ended_before = self._ended[role]
         try:
+            if (await self.waiting()).get(role):
+                return False  # those that wait come first
             queued = await self._count_queued(role)
         except _ERRORS:
             queued = 0
@@ -87,7 +90,16 @@ class WorkQueue:
             if (tenant := self._turns[role].choose(tenants)) is None:
                 break
             tenants[tenant] -= 1
-            await self._move(role, tenant)
+            try:
+                await self._move(role, tenant)
+            except MoothallError as error:
+                tenants[tenant] = 0  # the others go on
+                if (role, tenant) not in self._failing:
+                    self._failing.add((role, tenant))
+                    reason = error.message
+                    log.warning("waiting work cannot move", role=role, tenant=tenant, reason=reason)
+                continue
+            self._failing.discard((role, tenant))
             moved += 1
         return moved
 
@@ -107,7 +119,7 @@ class WorkQueue:
         await self._stored.put_raw(
             registry.literal(Channel.WORK.of(role)),
             oldest.data or b"",
-            message_id=f"{(oldest.headers or {})[MESSAGE_ID]}{_MOVED}",
+            message_id=f"{(oldest.headers or {}).get(MESSAGE_ID, f'work-{oldest.seq}')}{_MOVED}",
         )
         try:
             await self._stored.delete_raw(WORK.name, oldest.seq or 0)

@@ -14,8 +14,8 @@ from moothall.repositories.detect import python as python_projects
 from moothall.repositories.detect.builds import tries_build
 from moothall.repositories.detect.devcontainer import (
     DEVCONTAINERS,
+    devcontainer_files,
     devcontainer_steps,
-    find_devcontainer,
 )
 from moothall.repositories.detect.project import DetectedProject, Project, strings, table
 from moothall.repositories.patch_rules import matches
@@ -138,7 +138,7 @@ def _with_devcontainer(detected: Detected, root: Project) -> Detected:
     steps = () if detected.steps else devcontainer_steps(root)
     if not steps:
         return detected
-    reads = (*detected.reads, find_devcontainer(root))
+    reads = (*detected.reads, *devcontainer_files(root, steps))
     return replace(detected, steps=steps, reads=reads)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from moothall.domain.repository import SetupStep
@@ -16,8 +16,10 @@ _COMMANDS = ("onCreateCommand", "updateContentCommand", "postCreateCommand")
 """The commands that run once, in their order."""
 _WORKSPACE = ("${containerWorkspaceFolder}", "${containerWorkspaceFolder:-}")
 _VARIABLE = re.compile(r"\$\{(?:localEnv|containerEnv|localWorkspaceFolder|devcontainerId)\b")
-_STRING_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
-_TRAILING_COMMA = re.compile(r'("(?:\\.|[^"\\])*")|,(?=\s*[}\]])', re.DOTALL)
+# Possessive, and to the end of an unterminated string or comment, so that no text takes long.
+_STRING_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\])*+"?|//[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
+_TRAILING_COMMA = re.compile(r'("(?:\\.|[^"\\])*+"?)|,(?=\s*[}\]])', re.DOTALL)
+_WORD = re.compile(r"[^\s'\";&|<>()]+")
 
 
 def find_devcontainer(project: Project) -> str:
@@ -37,6 +39,23 @@ def devcontainer_steps(project: Project) -> tuple[SetupStep, ...]:
         for name in _COMMANDS
         for argv in _commands(document.get(name))
         if not any(_VARIABLE.search(word) for word in argv)
+    )
+
+
+def devcontainer_files(project: Project, steps: Iterable[SetupStep]) -> tuple[str, ...]:
+    """Return the files that the commands may read: the folder of the devcontainer.json, and files
+    of the project that a command names.
+    """
+    named = {
+        word.removeprefix("./")
+        for step in steps
+        for part in step.argv
+        for word in _WORD.findall(part)
+    }
+    return tuple(
+        path
+        for path in sorted(project.files)
+        if path.startswith(".devcontainer/") or path in DEVCONTAINERS or path in named
     )
 
 

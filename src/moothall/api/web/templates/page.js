@@ -18,35 +18,49 @@ let draggedCard = null;
 const shownParts = new WeakMap(); // the HTML of live parts as the server sent it, before the script changed times in it
 for (const part of document.querySelectorAll("[data-live]")) shownParts.set(part, part.innerHTML);
 
-// Drafts are kept for each tab, page and form, until the server has redirected after the form was sent.
+// What is typed is kept for each tab, user, page and form, until the server has redirected after the form was sent.
+const drafts = "moothall:draft:";
 const sentDraft = "moothall:sent";
+const isSignedIn = main.dataset.signedIn !== undefined;
 function draftName(form) {
-  return `moothall:draft:${location.pathname}${location.search}:${form.getAttribute("action")}`;
+  return `${drafts}${main.dataset.signedIn}:${location.pathname}${location.search}:${form.getAttribute("action")}`;
 }
 
 function typedFields(form) {
   return [...form.querySelectorAll("input:not([type=hidden]):not([type=password]):not([type=checkbox]), textarea, select")].filter((field) => field.name);
 }
 
+// The value that the server sent.
+function servedValue(field) {
+  if (field.tagName !== "SELECT") return field.defaultValue;
+  return ([...field.options].find((option) => option.defaultSelected) ?? field.options[0])?.value ?? "";
+}
+
 function draftedForms() {
-  return main.dataset.signedIn === undefined ? [] : [...main.querySelectorAll("form[method=post]")].filter((form) => typedFields(form).length);
+  return isSignedIn ? [...main.querySelectorAll("form[method=post]")].filter((form) => typedFields(form).length) : [];
 }
 
 function keepDraft(form) {
-  sessionStorage.setItem(draftName(form), JSON.stringify(typedFields(form).map((field) => [field.name, field.value])));
+  const changed = typedFields(form).filter((field) => field.value !== servedValue(field));
+  sessionStorage.setItem(draftName(form), JSON.stringify(changed.map((field) => [field.name, field.value, servedValue(field)])));
 }
 
+// A field is restored only if the server still sends the value that was changed, so that nothing newer is overwritten.
 function restoreDrafts() {
   const sent = sessionStorage.getItem(sentDraft);
-  sessionStorage.removeItem(sentDraft);
   const wasRedirected = performance.getEntriesByType("navigation")[0]?.redirectCount > 0;
-  if (sent && wasRedirected && main.dataset.failed === undefined) sessionStorage.removeItem(sent);
+  sessionStorage.removeItem(sentDraft);
+  if (isSignedIn && sent && wasRedirected && main.dataset.failed === undefined) sessionStorage.removeItem(sent);
   for (const form of draftedForms()) {
-    for (const [name, value] of JSON.parse(sessionStorage.getItem(draftName(form)) ?? "[]")) {
+    for (const [name, value, served] of JSON.parse(sessionStorage.getItem(draftName(form)) ?? "[]")) {
       const field = typedFields(form).find((other) => other.name === name);
-      if (field && field.value !== value) field.value = value;
+      if (field && servedValue(field) === served) field.value = value;
     }
   }
+}
+
+function forgetDrafts() {
+  for (const name of Object.keys(sessionStorage)) if (name.startsWith(drafts)) sessionStorage.removeItem(name);
 }
 
 function showTimes(root) {
@@ -272,6 +286,7 @@ document.addEventListener("submit", (event) => {
   if (!isConnected) document.getElementById("offline").focus();
 });
 addEventListener("pageshow", () => setBusy(false)); // also for a page from the browser's cache
+document.querySelector("form[action='/sign-out']")?.addEventListener("submit", forgetDrafts);
 document.addEventListener("input", (event) => { if (draftedForms().includes(event.target.form)) keepDraft(event.target.form); });
 addEventListener("pagehide", keepOpenLists);
 addEventListener("offline", () => setConnected(false));
@@ -339,7 +354,7 @@ addCopyButtons(document);
 addEventListener("load", () => document.querySelector("[autofocus]")?.focus());
 
 function isFollowing() {
-  return !document.hidden && main.dataset.signedIn !== undefined;
+  return !document.hidden && isSignedIn;
 }
 
 // Browsers allow few connections to one host, so only the visible page holds any.
