@@ -177,7 +177,7 @@ async def test_prompts_of_a_session_are_a_conversation_about_the_files_as_they_a
         assert editor.text().endswith("Both: **hello** and bye.")
         assert len(editor.asked) == 3
         # Changes of the user's own are never overwritten.
-        git(repo, "commit", "-qam", "both")
+        git(repo, "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qam", "both")
         file.write_text("# mine\n", encoding="utf-8")
         await agent.prompt(session_id=session_id, prompt=[text_block("Again bye() please")])
         assert "there are changes of your own in src/utils.py" in editor.text()

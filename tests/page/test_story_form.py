@@ -80,6 +80,7 @@ async def test_a_restart_and_an_ended_session_lose_nothing_that_was_typed(
             assert user.page.url == story
             comment = user.page.get_by_label("Comment", exact=True)
             await expect(comment).to_have_value("Not sent yet")
+            await user.page.bring_to_front()
             await user.page.context.clear_cookies()
             await user.page.get_by_role("button", name="Comment", exact=True).click()
             await expect(user.page.get_by_role("alert")).to_contain_text("Your session has ended")
