@@ -93,7 +93,7 @@ class Tasks:
 
     async def timeline(self, task_id: TaskId) -> Timeline:
         """Return the timeline of a task. Raises `NotFound`."""
-        return await Overview(self._bus, list).get_timeline(task_id, LOCAL)
+        return (await Overview(self._bus, list).get_details(task_id, LOCAL))[1]
 
     async def changes(self, task_id: TaskId) -> Sequence[Diff]:
         """Return the diffs of the task's conversation, oldest first."""

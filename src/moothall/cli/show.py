@@ -247,13 +247,13 @@ _DESCRIBERS = {
 
 def count_changes(diff: str) -> tuple[int, int]:
     """Return how many lines a diff adds and removes."""
-    kinds = Counter(line.kind for line in read_diff(diff, len(diff)))
+    kinds = Counter(line.kind for line in read_diff(diff))
     return kinds["added"], kinds["removed"]
 
 
 def first_added(diff: str) -> tuple[str, int] | None:
     """Return the path and number of the first non-blank line that a diff adds."""
-    lines = read_diff(diff, len(diff))
+    lines = read_diff(diff)
     return next(
         (
             (line.path, line.number)

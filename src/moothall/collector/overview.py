@@ -119,8 +119,14 @@ class Overview:
         return tasks
 
     async def get_progress(self, task_id: TaskId, principal: Principal) -> Progress:
-        """Return the progress of a deliberation by seat; only new events are read from the log.
-        Raises `NotFound`, also for another tenant's task.
+        """Return the progress of a deliberation by seat. Raises `NotFound`, also for another
+        tenant's task.
+        """
+        return (await self.get_details(task_id, principal))[0]
+
+    async def get_details(self, task_id: TaskId, principal: Principal) -> tuple[Progress, Timeline]:
+        """Return the progress and the timeline of a deliberation; only new events are read from
+        the log. Raises `NotFound`, also for another tenant's task.
         """
         task_key = key_of(task_id, principal.tenant)
         async with self._progress_lock:
@@ -138,14 +144,7 @@ class Overview:
             if state is None or state.requested is None:
                 raise NotFound(f"no task {task_id!r}")
             self._readings[task_key] = reading
-            return reading.progress
-
-    async def get_timeline(self, task_id: TaskId, principal: Principal) -> Timeline:
-        """Return the timeline of a deliberation. Raises `NotFound`, also for another tenant's."""
-        task_key = key_of(task_id, principal.tenant)
-        await self.get_progress(task_id, principal)
-        reading = self._readings.get(task_key)
-        return reading.timeline.timeline() if reading else Timeline((), 0.0)
+            return reading.progress, reading.timeline.timeline()
 
     def _active_views(
         self, tenant: str, ended: Mapping[TaskKey, TaskView]

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Literal
 
-from moothall.domain.event import Data, EventType, Recorded
+from moothall.domain.event import Data, EventType, Recorded, parse_time
 
 Kind = Literal["model", "review", "tools", "check"]
 _REVIEW_PHASES = frozenset({"critique", "verify"})
 _MIN_SECONDS = 0.05
 """Shorter blocks of tools and checks are left out."""
 _MAX_TEXT_CHARS = 1_000
-_MAX_BLOCKS = 1_000
+_MAX_LANE_BLOCKS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """The steps of a seat or a judging agent, in order. `outcome` says how it ended."""
+    """The steps of a seat or a judging agent, in order. `outcome` is the result of a seat."""
 
     name: str
     blocks: tuple[Block, ...]
@@ -61,12 +61,11 @@ class TimelineReader:
         self._start: datetime | None = None
         self._seconds = 0.0
         self._lanes: dict[str, _OpenLane] = {}
-        self._budget = _BlockBudget()
 
     def add(self, recorded: Recorded) -> None:
         """Add an event. Malformed fields are ignored."""
         event = recorded.event
-        time = _parse_time(event.time or recorded.extra.get("time", ""))
+        time = parse_time(event.time or recorded.extra.get("time", ""))
         if time is None:
             return
         self._start = self._start or time
@@ -75,7 +74,7 @@ class TimelineReader:
         seat = event.data.get("seat")
         if not isinstance(seat, str) or not seat:
             return
-        lane = self._lanes.setdefault(seat, _OpenLane(self._budget, free_from=at))
+        lane = self._lanes.setdefault(seat, _OpenLane(free_from=at))
         if (handler := _HANDLERS.get(event.type)) is not None:
             handler(lane, at, event.data)
 
@@ -86,33 +85,24 @@ class TimelineReader:
             for name, lane in self._lanes.items()
             if lane.blocks or lane.outcome
         )
-        return Timeline(lanes, self._seconds, self._budget.omitted)
-
-
-@dataclass(slots=True)
-class _BlockBudget:
-    """The steps that a timeline still keeps, and those that it left out."""
-
-    left: int = _MAX_BLOCKS
-    omitted: int = 0
+        return Timeline(lanes, self._seconds, sum(lane.omitted for lane in self._lanes.values()))
 
 
 @dataclass(slots=True)
 class _OpenLane:
     """A lane that grows. `free_from` is the end of its last step."""
 
-    budget: _BlockBudget
     free_from: float
     blocks: list[Block] = field(default_factory=list)
+    omitted: int = 0
     outcome: str = ""
 
     def add(self, block: Block) -> None:
         self.free_from = max(self.free_from, block.end)
-        if self.budget.left:
-            self.budget.left -= 1
+        if len(self.blocks) < _MAX_LANE_BLOCKS:
             self.blocks.append(block)
         else:
-            self.budget.omitted += 1
+            self.omitted += 1
 
 
 def _on_model_call(lane: _OpenLane, at: float, data: Data) -> None:
@@ -196,11 +186,3 @@ _HANDLERS = {
 def _text(value: object) -> str:
     text = value if isinstance(value, str) else ""
     return text if len(text) <= _MAX_TEXT_CHARS else f"{text[: _MAX_TEXT_CHARS - 1]}…"
-
-
-def _parse_time(time: str) -> datetime | None:
-    try:
-        parsed = datetime.fromisoformat(time)
-    except ValueError:
-        return None
-    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)

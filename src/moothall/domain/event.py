@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, TypedDict, Unpack
@@ -120,6 +121,15 @@ class Recorded:
 
 
 @lru_cache(maxsize=4096)  # ids are needed again as causes of later events
+def parse_time(time: str) -> datetime | None:
+    """Return the time of an event, in UTC if it names no zone; None if it is empty or malformed."""
+    try:
+        parsed = datetime.fromisoformat(time)
+    except ValueError:
+        return None
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+
+
 def event_id(event_type: str, subject: str, cause: str, ordinal: str | int) -> str:
     """Return the id of the `ordinal`-th event of this type about `subject` that `cause` led to."""
     return digest(event_type, subject, cause, str(ordinal))[:32]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from sys import maxsize
 
 from moothall.domain.identity import Principal
 from moothall.domain.ids import TaskId, check_task_id
@@ -109,7 +108,7 @@ def _find_line(outcome: Outcome, place: Spot) -> DiffLine:
             f"task {outcome.task_id} has no candidate {place.rank or 1}; it has "
             f"{len(outcome.results)}"
         )
-    lines = [line for line in read_diff(result.diff, maxsize) if line.kind != "place"]
+    lines = [line for line in read_diff(result.diff) if line.kind != "place"]
     for line in lines:
         if (line.path, line.number, line.kind == "removed") == (
             place.path,

@@ -5,15 +5,12 @@ on.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from typing import Literal
 
-MAX_LINES = 2_000
-"""Lines of a diff that a page shows at once; more are shown file by file."""
 _FILE = re.compile(r'diff --git .* "?b/(.*?)"?$')
 _HEADERS = ("index ", "--- ", "+++ ")
 _HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
@@ -36,16 +33,16 @@ class DiffLine:
     old_number: int = 0
 
 
-def read_diff(diff: str, max_lines: int = MAX_LINES) -> Sequence[DiffLine]:
-    """Return the lines of a git diff, at most `max_lines`, by default what a browser shows well.
-    Inside a hunk, lines that look like headers are lines of a file.
+def read_diff(diff: str) -> Sequence[DiffLine]:
+    """Return the lines of a git diff. Inside a hunk, lines that look like headers are lines of a
+    file.
     """
     lines = diff.split("\n")
     if lines[-1] == "":
         lines.pop()
     diff_lines: list[DiffLine] = []
     path, old, new, old_end, new_end = "", 0, 0, 0, 0
-    for text in lines[:max_lines]:
+    for text in lines:
         kind: Kind = {"+": "added", "-": "removed", " ": "same"}.get(text[:1], "place")  # type: ignore[assignment]
         if (
             (kind == "added" and new < new_end)
@@ -69,16 +66,11 @@ def read_diff(diff: str, max_lines: int = MAX_LINES) -> Sequence[DiffLine]:
         elif text.startswith(("--- ", "+++ ")) and text[4:] != "/dev/null":
             path = _unquote(text[4:]).partition("/")[2]
         diff_lines.append(DiffLine("place", text, path))
-    omitted = len(lines) - max_lines
-    return (
-        [*diff_lines, DiffLine("place", f"… {omitted} more lines; `moothall` shows them all")]
-        if omitted > 0
-        else diff_lines
-    )
+    return diff_lines
 
 
 def _unquote(path: str) -> str:
-    """Return a path of a header. Git quotes unusual ones, and writes their bytes in octal."""
+    """Return a path of a header. Git quotes unusual paths and writes their bytes in octal."""
     if not path.startswith('"'):
         return path.removesuffix("\t")  # follows a name with spaces
     raw = path.strip('"').encode("latin-1", "replace").decode("unicode_escape", "replace")
@@ -87,8 +79,8 @@ def _unquote(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DiffFile:
-    """The lines of one file of a diff, each with its number in the whole diff, from 1. Headers of
-    git are left out, but for the places of hunks and notes such as a changed mode.
+    """The lines of one file of a diff, each with its number in the whole diff, from 1. They include
+    the places of hunks and notes such as a changed mode, and no other headers.
     """
 
     path: str
@@ -110,7 +102,7 @@ class DiffFile:
 def read_files(diff: str) -> tuple[DiffFile, ...]:
     """Return the files of a diff, in order."""
     files: list[tuple[str, list[tuple[int, DiffLine]]]] = []
-    for number, line in enumerate(read_diff(diff, sys.maxsize), 1):
+    for number, line in enumerate(read_diff(diff), 1):
         if (header := _FILE.match(line.text)) and line.kind == "place":
             files.append((_unquote(f'"{header[1]}"'), []))
             continue

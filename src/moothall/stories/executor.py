@@ -36,6 +36,7 @@ from moothall.stories.integration import (
     IntegrationTarget,
     failure_reason,
     merge_commits,
+    merge_task_ids,
     refuse,
     run_deliberation,
 )
@@ -195,8 +196,8 @@ class StoryExecutor:
             await self._board.move(card.story.id, "reopen", who, system=True)
 
     async def _cancel_left_work(self, card: StoryState, move: Event) -> None:
-        """Cancel the councils of a state that a move left before they ended: nobody will use what
-        they would still cost.
+        """Cancel the councils of the state that a move left, since their results would not be
+        used.
         """
         left, reached = move.data.get("from_state"), move.data.get("to_state")
         if (left, reached) not in _LEAVING_MOVES:
@@ -219,17 +220,15 @@ class StoryExecutor:
             await self._cancel_plan(derived, reason)
 
     async def _cancel_plan(self, derived: Event, reason: str) -> None:
-        """Stop a plan: no further task of it starts, and those at work are cancelled."""
+        """Stop a plan: start no further task of it, and cancel the running ones."""
         if running := self._running.get(derived.id):
             running.cancel()
         plan = plan_of(derived)
         who = Principal(plan.actor, derived.tenant)
         for task in plan.tasks:
-            base = f"{task.task_id}-base"
-            steps = range(1, len(task.dependencies) + 1)
-            merges = (base, *(f"{base}-{n}{end}" for n in steps for end in ("", "-c")))
-            for name in (task.task_id, *merges, f"{base}-all"):
-                await self._cancel(TaskId(name), reason, who)
+            merges = merge_task_ids(f"{task.task_id}-base", len(task.dependencies))
+            for task_id in (task.task_id, *merges):
+                await self._cancel(task_id, reason, who)
 
     async def _cancel(self, task_id: TaskId, reason: str, who: Principal) -> None:
         """Cancel a deliberation if it is running."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moothall.domain.identity import Principal
+from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.errors import MergeConflict, Permanent, Temporary
@@ -110,6 +111,12 @@ async def merge_commits(
     return await run_deliberation(
         deliberations, merge_request(f"{name}-all", (merged,), target), who
     )
+
+
+def merge_task_ids(name: str, count: int) -> tuple[TaskId, ...]:
+    """Return the ids of all deliberations that `merge_commits` may start for `count` commits."""
+    steps = (f"{name}-{index}{end}" for index in range(1, count) for end in ("", "-c"))
+    return tuple(map(TaskId, (name, *steps, f"{name}-all")))
 
 
 def failure_reason(outcome: Outcome) -> str:

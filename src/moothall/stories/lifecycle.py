@@ -112,11 +112,6 @@ class Lifecycle(_FrozenModel):
         """The states that the board shows, in order."""
         return tuple(state for state in self.order if state not in self.off_board)
 
-    @property
-    def states(self) -> frozenset[str]:
-        """All states."""
-        return frozenset(self.order)
-
 
 @cache
 def lifecycle() -> Lifecycle:

@@ -59,9 +59,3 @@ def test_a_diff_is_read_file_by_file_with_the_numbers_of_its_lines() -> None:
 def test_what_is_no_diff_has_no_lines_to_speak_of() -> None:
     assert all(line.kind == "place" for line in read_diff("+x\n-y\n z\n@@ nonsense @@\n+x"))
     assert read_diff("") == []
-
-
-def test_a_browser_gets_no_more_than_it_shows_well() -> None:
-    found = read_diff("--- a/a\n+++ b/a\n@@ -0,0 +1,9000 @@\n" + "+x\n" * 9_000)
-    assert len(found) == 2_001
-    assert "7003 more lines" in found[-1].text

@@ -129,7 +129,7 @@ def test_no_sequence_reaches_an_undefined_state_or_passes_a_gate_without_its_evi
             assert {need for need in line.needs if need != "ready"} <= since
             assert "ready" not in line.needs or before.points >= table.ready[before.rigor]
             since = set()
-        assert stand.state in table.states
+        assert stand.state in table.order
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_people_move_a_story_on_or_send_it_back() -> None:
                 lifecycle().next_transition(state, back=True),
             )
         ]
-        for state in lifecycle().states
+        for state in lifecycle().order
     }
     assert ways == {
         "backlog": ["refine", None],
