@@ -108,14 +108,14 @@ async def test_a_stopped_story_stops_its_councils(chromium: Browser, command: Co
             "href"
         )
         await user.open("/")
-        await expect(user.page.locator(".standing")).to_have_text("running")
+        await expect(user.page.locator(".status")).to_have_text("running")
         await user.page.goto(story)
         await user.press("Stop")
         await expect(user.page.locator("strong.state")).to_have_text("Draft")
         await user.open(str(council))
         await expect(user.page.locator("strong.state")).to_have_text("Cancelled", timeout=30_000)
         await user.open("/")
-        await expect(user.page.locator(".standing")).to_have_text("stopped")
+        await expect(user.page.locator(".status")).to_have_text("stopped")
         assert user.wrong == []
 
 
@@ -145,7 +145,7 @@ async def test_a_build_that_failed_without_a_model_is_retried(
             await expect(retry).to_be_visible(timeout=120_000)
             await check_appearance(user, "story-retry")
             await user.open("/?show=needs-you")
-            await expect(user.page.locator(".standing")).to_have_text("build failed")
+            await expect(user.page.locator(".status")).to_have_text("build failed")
             away = False
             await user.page.goto(story)
             await user.press("Retry")

@@ -375,7 +375,7 @@ async def test_every_answer_has_the_policy(browser: Browser, path: str) -> None:
 @pytest.mark.parametrize("role", ["po", "qa", "architect"])
 async def test_buttons_are_what_the_table_says(browser: Browser, role: str) -> None:
     card = await browser.dependencies.board.create(DRAFT, owner(browser), key="one")
-    for state in lifecycle().states:
+    for state in lifecycle().order:
         stand = replace(card, position=replace(card.position, state=state))
         wanted = {
             item.event

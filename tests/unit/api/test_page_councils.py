@@ -258,6 +258,15 @@ async def _story_with_a_diff(app: App) -> str:
     return story_id
 
 
+async def test_a_browser_gets_no_more_than_it_shows_well(app: App) -> None:
+    diff = "--- a/a\n+++ b/a\n@@ -0,0 +1,9000 @@\n" + "+x\n" * 9_000
+    result = Result(1, SEAT, "dev", 0.5, (), passed_gates=True, proven=True, diff=diff)
+    outcome = Outcome(TASK, DeliberationStatus.COMPLETED, role="dev", results=(result,))
+    await app.bus.put(TASK, dump(outcome))
+    shown = await app.shown()
+    assert (shown.count("<code>+x</code>"), "Show 9001 lines" in shown) == (0, True)
+
+
 async def test_a_large_diff_is_shown_file_by_file(app: App) -> None:
     diff = "".join(
         f"diff --git a/{name} b/{name}\n--- a/{name}\n+++ b/{name}\n@@ -0,0 +1,1500 @@\n"

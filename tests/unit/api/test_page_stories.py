@@ -10,7 +10,7 @@ import pytest
 from moothall import config
 from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens
-from moothall.api.web.board import needs, standing
+from moothall.api.web.board import needs_user, status_of
 from moothall.api.web.forms import safe_path
 from moothall.api.web.rendering import make_visible
 from moothall.domain.codec import dump
@@ -119,30 +119,33 @@ async def test_the_board_is_filtered_by_its_url(browser: Browser) -> None:
     assert "No story matches." in (await browser.get("/?show=needs-you")).text
 
 
-async def test_a_card_says_how_its_story_stands() -> None:
+async def test_a_card_shows_the_status_of_its_story() -> None:
     bus = MemoryBus()
     board = Board(bus)
     card = await board.create(DRAFT, LOCAL, key="1")
     story = card.story.id
-    assert standing(card, LOCAL) == ("open", "")
+    assert status_of(card, LOCAL) == ("open", "")
     await board.move(story, "refine", LOCAL)
     card = await board.move(story, "submit", LOCAL)
-    assert standing(card, LOCAL) == ("running", "running")
+    assert status_of(card, LOCAL) == ("running", "running")
     plan = {"story_id": story, "plan_id": "plan-1", "tasks": []}
     derived = write(EventType.PLAN_DERIVED, "plan-1", plan, correlationid=story, tenant="local")
     await bus.publish(derived)
     card = await board.card(story, LOCAL)
-    assert (standing(card, LOCAL), needs(card, LOCAL)) == (("needs", "needs you"), True)
+    assert (status_of(card, LOCAL), needs_user(card, LOCAL)) == (("needs", "needs you"), True)
     clerk = Principal("clerk", "local")
-    assert (standing(card, clerk), needs(card, clerk)) == (("open", "waits for others"), False)
+    assert (status_of(card, clerk), needs_user(card, clerk)) == (
+        ("open", "waits for others"),
+        False,
+    )
     card = await board.move(story, "accept_design", LOCAL)
-    assert standing(card, LOCAL) == ("running", "running")
+    assert status_of(card, LOCAL) == ("running", "running")
     end = {"story_id": story, "plan_id": "plan-1", "derivation_id": derived.id, "status": "failed"}
     await bus.publish(write(EventType.PLAN_FINISHED, "plan-1", end, tenant="local"))
     card = await board.card(story, LOCAL)
-    assert (standing(card, LOCAL), needs(card, LOCAL)) == (("lost", "build failed"), True)
+    assert (status_of(card, LOCAL), needs_user(card, LOCAL)) == (("lost", "build failed"), True)
     card = await board.move(story, "stop", LOCAL)
-    assert standing(card, LOCAL) == ("open", "stopped")
+    assert status_of(card, LOCAL) == ("open", "stopped")
 
 
 async def test_sign_in_leads_back_to_the_page(browser: Browser) -> None:

@@ -13,15 +13,13 @@ from starlette.routing import Route
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.tools import Tools
 from moothall.api.web.councils import REFRESH_SECONDS
-from moothall.api.web.forms import read_session_form, require_session
+from moothall.api.web.forms import read_query, read_session_form, require_session
 from moothall.api.web.rendering import page, redirect
 from moothall.api.web.sessions import Session, Sessions
 from moothall.authorization.approval_queue import refuse_unless_operator
 from moothall.errors import InvalidRequest, NotFound, Refused
 from moothall.tools.catalogue import CATALOGUE
 from moothall.tools.discovery import Filters, discover
-
-_QUERY_CHARS = 200
 
 
 def server_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
@@ -62,7 +60,7 @@ def server_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         )
 
     async def tools(request: Request, session: Session) -> Response:
-        query = request.query_params.get("query", "")[:_QUERY_CHARS]
+        query = read_query(request, "query")
         specs = (
             dependencies.tool_sessions.list_tools(session.who)
             if dependencies.tool_sessions

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import ServerSentEvents
 from moothall.api.web.councils import follow_board
-from moothall.api.web.forms import require_session
+from moothall.api.web.forms import contains_words, read_query, require_session
 from moothall.api.web.rendering import page, part
 from moothall.api.web.sessions import Session, Sessions
 from moothall.domain.identity import Principal
@@ -28,8 +28,6 @@ _MAX_CACHED_BOARDS = 16
 """Rendered boards in the cache: a tenant's board is rendered once for all users with the same
 roles and filter.
 """
-_ASIDE_EVENTS = frozenset({"shelve", "archive", "stop"})
-_MAX_QUERY_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +41,19 @@ class _Filter:
     @classmethod
     def of(cls, request: Request) -> _Filter:
         """Read the filter of a URL."""
-        values = [
-            request.query_params.get(name, "").strip()[:_MAX_QUERY_CHARS]
-            for name in ("show", "q", "repository")
-        ]
-        return cls(*values)
+        return cls(*(read_query(request, name) for name in ("show", "q", "repository")))
 
-    def shows(self, card: StoryState, who: Principal) -> bool:
-        """Return True if a card is to be shown."""
+    def matches(self, card: StoryState, who: Principal) -> bool:
+        """Return whether to show a card."""
         story = card.story
         is_archived = card.position.state in lifecycle().off_board
         if is_archived != (self.show == "archived"):
             return False
-        if self.show == "needs-you" and not needs(card, who):
+        if self.show == "needs-you" and not needs_user(card, who):
             return False
         if self.repository and story.repository_name != self.repository:
             return False
-        words = self.query.lower().split()
-        text = f"{story.title} {story.brief} {story.id}".lower()
-        return all(word in text for word in words)
+        return contains_words(f"{story.title} {story.brief} {story.id}", self.query)
 
 
 def board_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
@@ -88,8 +80,8 @@ def board_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[
 
 
 def _render(cards: Sequence[StoryState], shown: _Filter, who: Principal) -> Markup:
-    visible = sorted((card for card in cards if shown.shows(card, who)), key=lambda card: -card.seq)
-    columns = group_by_state(visible)
+    matching = [card for card in cards if shown.matches(card, who)]
+    columns = group_by_state(sorted(matching, key=lambda card: -card.seq))
     table = lifecycle()
     states = table.off_board if shown.show == "archived" else table.columns
     on_board = [card for card in cards if card.position.state in table.columns]
@@ -97,27 +89,29 @@ def _render(cards: Sequence[StoryState], shown: _Filter, who: Principal) -> Mark
         "cards.html",
         columns=[(state, columns[state]) for state in states],
         shown=shown,
-        needed=sum(1 for card in on_board if needs(card, who)),
+        needed=sum(1 for card in on_board if needs_user(card, who)),
         total=len(on_board),
         archived=len(cards) - len(on_board),
         repositories=sorted({card.story.repository_name for card in on_board} - {""}),
         who=who,
         next_step=next_step,
         moves=moves,
-        standing=standing,
+        status_of=status_of,
         max_cards=_MAX_SHOWN_CARDS,
     )
 
 
-def needs(card: StoryState, who: Principal) -> bool:
-    """Return True if a story cannot go on without this user."""
-    return standing(card, who)[0] in {"needs", "lost"} and any(
+def needs_user(card: StoryState, who: Principal) -> bool:
+    """Return whether a story cannot go on without this user."""
+    return status_of(card, who)[0] in {"needs", "lost"} and any(
         not reason for _, _, reason in moves(card, who)
     )
 
 
-def standing(card: StoryState, who: Principal) -> tuple[str, str]:
-    """Return how a story stands, as a tone (running, needs, won, lost, open) and a few words."""
+def status_of(card: StoryState, who: Principal) -> tuple[str, str]:
+    """Return the status of a story for a user: a tone (running, needs, won, lost, open) and a few
+    words.
+    """
     state = card.position.state
     if state == "done":
         return _delivered(card)
@@ -171,7 +165,7 @@ def next_step(card: StoryState, who: Principal) -> str:
     transitions = [
         transition
         for transition in lifecycle().transitions_from(card.position.state)
-        if transition.event not in _ASIDE_EVENTS
+        if transition.target not in lifecycle().off_board
     ]
     if not transitions or card.position.state in lifecycle().end:
         return "none: the story has ended"

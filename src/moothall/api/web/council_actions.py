@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,7 +20,7 @@ from moothall.domain.outcome import Outcome
 from moothall.domain.plan import LineComment
 from moothall.errors import InvalidRequest
 from moothall.stories import comments
-from moothall.stories.diffs import DiffLine, read_diff, read_files
+from moothall.stories.diffs import DiffLine, read_files
 from moothall.stories.story_state import remark as remark_of
 
 
@@ -62,22 +62,22 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
             check_task_id(request.path_params["id"]),
         )
         outcome = await dependencies.deliberations.result(task_id, session.who)
-        position = _parse_position(form.get("on", ""))
-        line = _line(outcome, *position) if position else None
-        if line is None or not outcome.story_id:
+        found = find_line(outcome, form.get("on", ""))
+        if found is None or found.line.kind == "place" or not outcome.story_id:
             raise InvalidRequest(
                 "the diffs of this task have no such line; go back and click the number of a line"
             )
         await comments.remark_on(
             dependencies.board,
             outcome,
-            line,
+            found.line,
             form.get("comment", ""),
             session.who,
             key=form.get("key", ""),
         )
-        rank, file = file_of(outcome, form["on"])
-        return redirect(f"/councils/{task_id}?rank={rank}&file={file}#line-{form['on']}")
+        return redirect(
+            f"/councils/{task_id}?rank={found.rank}&file={found.file}#line-{form['on']}"
+        )
 
     return [
         Route("/councils/{id}/cancel", require_session(cancel, sessions), methods=["POST"]),
@@ -99,28 +99,28 @@ async def line_comments(
     return remarks
 
 
-def file_of(outcome: Outcome, position: str) -> tuple[int, int]:
-    """Return the rank of the candidate and the number of the file, from 1, in which a position of
-    its diff is; zeros for a position that does not exist.
+@dataclass(frozen=True, slots=True)
+class FoundLine:
+    """A line of a candidate's diff, with the rank of the candidate and the number of the file, from
+    1.
     """
-    rank, number = _parse_position(position) or (0, 0)
-    for index, file in enumerate(read_files(_diff_of(outcome, rank)), 1):
-        if any(line_number == number for line_number, _ in file.lines):
-            return rank, index
-    return 0, 0
+
+    rank: int
+    file: int
+    line: DiffLine
 
 
-def _diff_of(outcome: Outcome, rank: int) -> str:
-    return next((result.diff for result in outcome.results if result.rank == rank), "")
-
-
-def _parse_position(position: str) -> tuple[int, int] | None:
-    """Parse `RANK.LINE`: a candidate's rank and the number of a line in its diff, from 1."""
+def find_line(outcome: Outcome, position: str) -> FoundLine | None:
+    """Return the line at the position `RANK.LINE`: a candidate's rank and the number of a line in
+    its diff, from 1. Return None if it does not exist.
+    """
     match = re.fullmatch(r"(\d{1,4})\.(\d{1,6})", position, re.ASCII)
-    return (int(match[1]), int(match[2])) if match else None
-
-
-def _line(outcome: Outcome, rank: int, number: int) -> DiffLine | None:
-    lines = read_diff(_diff_of(outcome, rank), sys.maxsize)
-    line = lines[number - 1] if 0 < number <= len(lines) else None
-    return line if line is not None and line.kind != "place" else None
+    if match is None:
+        return None
+    rank, number = int(match[1]), int(match[2])
+    diff = next((result.diff for result in outcome.results if result.rank == rank), "")
+    for file_number, file in enumerate(read_files(diff), 1):
+        for line_number, line in file.lines:
+            if line_number == number:
+                return FoundLine(rank, file_number, line)
+    return None

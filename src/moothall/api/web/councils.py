@@ -18,7 +18,7 @@ from starlette.routing import Route
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import ServerSentEvents
 from moothall.api.web.ask import earlier_tasks
-from moothall.api.web.council_actions import file_of, line_comments
+from moothall.api.web.council_actions import find_line, line_comments
 from moothall.api.web.forms import require_session
 from moothall.api.web.rendering import make_visible, page
 from moothall.api.web.sessions import Session, Sessions
@@ -29,6 +29,7 @@ from moothall.collector.seat_progress import ENDED, SeatProgress
 from moothall.concurrency import Broadcast
 from moothall.domain.budget import Usage
 from moothall.domain.chat import Writing
+from moothall.domain.event import parse_time
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_task_id, key_of, new_task_id, own_id
 from moothall.domain.outcome import Outcome
@@ -57,7 +58,7 @@ def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
                 f"no council has started task {task_id!r}; a story's tasks start when its design "
                 "is accepted"
             ) from error
-        progress = await dependencies.tasks.get_progress(task_id, session.who)
+        progress, timeline = await dependencies.tasks.get_details(task_id, session.who)
         deliberation = (
             progress.state.requested.value if progress.state and progress.state.requested else None
         )
@@ -74,7 +75,8 @@ def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
             else "",
             "usage": outcome.usage if outcome.status.ended else _usage(progress),
             "elapsed": _elapsed_seconds(progress, outcome),
-            "chart": draw_timeline(await dependencies.tasks.get_timeline(task_id, session.who)),
+            "chart": draw_timeline(timeline),
+            "steps": "closed" if outcome.status.ended else "",
             "messages": _steering_messages(progress),
             "undecided": undecided_answers(outcome),
             "remarks": await line_comments(dependencies, outcome, session.who),
@@ -104,9 +106,8 @@ def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
 def _open_file(request: Request, outcome: Outcome) -> tuple[str, str]:
     """Return the rank and the number of the file that the URL asks for, by number or by a line."""
     parameters = request.query_params
-    if position := parameters.get("on", ""):
-        rank, file = file_of(outcome, position)
-        return str(rank), str(file)
+    if found := find_line(outcome, parameters.get("on", "")):
+        return str(found.rank), str(found.file)
     return parameters.get("rank", ""), parameters.get("file", "")
 
 
@@ -202,13 +203,13 @@ def _seat_view(progress: Progress, outcome: Outcome, lane: SeatProgress) -> Mapp
     view = None if state is None else seat_view(state, lane.seat)
     has_ended = outcome.status.ended or lane.activity == ENDED
     end = (
-        _parse_time(lane.ended_at)
+        parse_time(lane.ended_at)
         if lane.ended_at
         else None
         if outcome.status.ended
         else datetime.now(UTC)
     )
-    start = _parse_time(lane.started_at)
+    start = parse_time(lane.started_at)
     return {
         "lane": lane,
         "view": view,
@@ -260,14 +261,6 @@ def _elapsed_seconds(progress: Progress, outcome: Outcome) -> float:
     if outcome.status.ended or requested is None:
         return outcome.duration_ms / 1000
     return (datetime.now(UTC) - requested.time).total_seconds()
-
-
-def _parse_time(time: str) -> datetime | None:
-    try:
-        parsed = datetime.fromisoformat(time)
-    except ValueError:
-        return None
-    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
 def undecided_answers(outcome: Outcome) -> list[tuple[str, list[str]]]:

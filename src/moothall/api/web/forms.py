@@ -22,6 +22,7 @@ from moothall.domain.ids import is_id
 from moothall.errors import InvalidRequest, MoothallError, Refused
 
 COOKIE, _MAX_FIELDS = "moothall-session", 20
+_MAX_QUERY_CHARS = 200
 _FORM_TYPE = "application/x-www-form-urlencoded"
 
 _RETRYABLE_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
@@ -91,6 +92,16 @@ async def read_form(request: Request, max_fields: int = _MAX_FIELDS) -> Mapping[
             "the form cannot be read: it has too many fields or is not text"
         ) from error
     return {name: values[-1] for name, values in fields.items()}
+
+
+def read_query(request: Request, name: str = "q") -> str:
+    """Return a parameter of the URL that people type, without spaces around it."""
+    return request.query_params.get(name, "").strip()[:_MAX_QUERY_CHARS]
+
+
+def contains_words(text: str, query: str) -> bool:
+    """Return whether a text contains every word of a query, in any order and case."""
+    return all(word in text.lower() for word in query.lower().split())
 
 
 def sign_in_form(

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from moothall.api.web.charts import brief
 from moothall.api.web.timeline import Chart
 from moothall.domain.outcome import Outcome
-from moothall.stories.diffs import MAX_LINES, read_files
+from moothall.stories.diffs import read_files
 
 _HEADERS = {
     "Content-Security-Policy": (
@@ -37,6 +37,8 @@ _CONTROL = re.compile(
 """Characters that are invisible or change the direction. The two joiners (U+200C, U+200D) are part
 of words and emoji between characters that are not ASCII.
 """
+_MAX_DIFF_LINES = 2_000
+"""Lines of a diff that a page shows at once; the other files are shown on demand."""
 _ASSET_TYPES = {
     "page.css": "text/css",
     "page.js": "text/javascript",
@@ -111,7 +113,6 @@ def page(template: str, status: int = 200, **context: Any) -> Response:
         "changes": "/changes",
         "growing": "",
         "onward": "",
-        "is_file": False,
         "failed": status >= HTTPStatus.BAD_REQUEST,
     } | context
     return Response(
@@ -125,8 +126,7 @@ def report(title: str, outcome: Outcome, chart: Chart | None) -> str:
         title=title,
         outcome=outcome,
         chart=chart,
-        is_file=True,
-        refresh=0,
+        steps="open",
         stylesheet=Markup(_asset_text("page.css")),  # noqa: S704 - our own file
     )
 
@@ -152,7 +152,7 @@ def _asset_text(name: str) -> str:
     return _TEMPLATES.get_template(name).render()
 
 
-_TEMPLATES.globals |= {"asset_url": asset_url, "max_lines": MAX_LINES}
+_TEMPLATES.globals |= {"asset_url": asset_url, "max_lines": _MAX_DIFF_LINES}
 
 
 def redirect(path: str) -> Response:

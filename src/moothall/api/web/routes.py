@@ -33,11 +33,7 @@ from moothall.api.web.sign_in import sign_in_routes
 from moothall.api.web.story_form import may_edit, story_form_routes
 from moothall.domain.event import EventType
 from moothall.domain.ids import ROLES, new_task_id
-from moothall.errors import (
-    ConcurrentUpdate,
-    InvalidRequest,
-    MoothallError,
-)
+from moothall.errors import ConcurrentUpdate, InvalidRequest, MoothallError
 from moothall.stories.coach import score
 from moothall.stories.plan_document import Outline, read_outline, to_outlines
 from moothall.stories.planner import changeable, may_change, may_retry

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.web.councils import REFRESH_SECONDS
-from moothall.api.web.forms import require_session
+from moothall.api.web.forms import contains_words, read_query, require_session
 from moothall.api.web.rendering import page
 from moothall.api.web.sessions import Session, Sessions
 from moothall.domain.status import TaskView
@@ -21,7 +21,6 @@ from moothall.errors import InvalidRequest
 _PAGE_SIZE = 50
 _MAX_PAGE = 20
 """The overview keeps the latest thousand runs."""
-_MAX_QUERY_CHARS = 200
 _STATES = {"": "All", "live": "Running", "ended": "Ended", "failed": "Failed"}
 
 
@@ -32,7 +31,7 @@ def runs_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
         state, number = request.query_params.get("state", ""), _page_number(request)
         if state not in _STATES:
             raise InvalidRequest(f"state is {state[:40]!r}; allowed are live, ended and failed")
-        query = request.query_params.get("q", "").strip()[:_MAX_QUERY_CHARS]
+        query = read_query(request)
         # One more than are shown tells whether there is a next page.
         limit = _MAX_PAGE * _PAGE_SIZE if query else number * _PAGE_SIZE + 1
         views = await dependencies.tasks.list_tasks(session.who, state, limit)
@@ -67,5 +66,4 @@ def _page_number(request: Request) -> int:
 
 def _matches(view: TaskView, query: str) -> bool:
     fields = (view.task_id, view.description, view.repository, view.principal, view.agent)
-    text = "\n".join(fields).lower()
-    return all(word in text for word in query.lower().split())
+    return contains_words("\n".join(fields), query)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from moothall.api.dependencies import ApiDependencies
+from moothall.api.http.openapi import SEQ_DIGITS
 from moothall.api.web.forms import read_session_form, require_session
 from moothall.api.web.provenance import known_repositories
 from moothall.api.web.rendering import page, redirect
@@ -178,4 +179,4 @@ def _budget(fields: Fields, current: Budget = NO_BUDGET) -> Budget:
 
 def _seq(fields: Fields) -> int | None:
     seq = fields.get("seq", "")
-    return int(seq) if seq.isascii() and seq.isdecimal() and len(seq) < 20 else None  # noqa: PLR2004 - digits of 64 bits
+    return int(seq) if seq.isascii() and seq.isdecimal() and len(seq) <= SEQ_DIGITS else None
