@@ -72,7 +72,7 @@ async def test_a_story_is_edited_on_the_page(browser: Browser) -> None:
     assert (story.budget.tokens, story.budget.cost_usd) == (5000, 1.5)
 
 
-async def test_an_edit_that_came_too_late_keeps_what_was_typed(browser: Browser) -> None:
+async def test_a_late_edit_keeps_what_was_typed(browser: Browser) -> None:
     form = await browser.sign_in()
     card = await create(browser, "Export")
     board = browser.dependencies.board
@@ -88,7 +88,7 @@ async def test_an_edit_that_came_too_late_keeps_what_was_typed(browser: Browser)
 @pytest.mark.parametrize(
     ("field", "value"), [("tokens", "-1"), ("tokens", "many"), ("cost", "nan"), ("cost", "1e999")]
 )
-async def test_a_budget_that_is_none_is_named(browser: Browser, field: str, value: str) -> None:
+async def test_an_invalid_budget_is_refused(browser: Browser, field: str, value: str) -> None:
     form = await browser.sign_in()
     sent = {"title": "Export", "do": "save", "form": form, field: value}
     answer = await browser.send("/stories/new", **sent)

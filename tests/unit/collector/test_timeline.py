@@ -72,7 +72,7 @@ def test_calls_tools_and_checks_follow_each_other() -> None:
     assert timeline.seconds == 20
 
 
-def test_nothing_is_drawn_of_a_task_that_nobody_began() -> None:
+def test_a_task_that_has_not_begun_has_no_chart() -> None:
     assert draw_timeline(read((0, EventType.DELIBERATION_REQUESTED, {}))) is None
 
 
@@ -93,7 +93,7 @@ def test_nothing_is_drawn_of_a_task_that_nobody_began() -> None:
         max_size=20,
     )
 )
-def test_every_block_is_inside_the_chart_whatever_was_recorded(events: list[Any]) -> None:
+def test_every_block_is_inside_the_chart(events: list[Any]) -> None:
     chart = draw_timeline(read(*events))
     for row in chart.rows if chart else ():
         for bar in row.bars:

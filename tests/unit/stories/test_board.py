@@ -304,7 +304,7 @@ async def test_an_edit_of_an_older_version_is_refused(board: Board, bus: Meeting
     assert sorted(type(result).__name__ for result in results) == ["ConcurrentUpdate", "StoryState"]
 
 
-async def test_who_may_not_edit_and_what_cannot_be_edited(board: Board) -> None:
+async def test_edits_without_the_role_or_in_another_state_are_refused(board: Board) -> None:
     card = await board.create(DRAFT, LOCAL, key="1")
     with pytest.raises(Refused, match="roles po"):
         await board.update(card.story.id, DRAFT, CLERK)
@@ -320,7 +320,9 @@ async def test_who_may_not_edit_and_what_cannot_be_edited(board: Board) -> None:
         await board.update(card.story.id, StoryDraft("Something else"), LOCAL)
 
 
-async def test_an_edit_written_past_the_board_does_not_count(board: Board, bus: MemoryBus) -> None:
+async def test_an_edit_that_the_board_did_not_allow_does_not_count(
+    board: Board, bus: MemoryBus
+) -> None:
     card = await board.create(DRAFT, LOCAL, key="1")
     await board.move(card.story.id, "refine", LOCAL)
     await board.move(card.story.id, "submit", LOCAL)
