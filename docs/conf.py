@@ -34,7 +34,7 @@ smartquotes = False  # `--option` in a sentence is two hyphens
 
 myst_enable_extensions = ["attrs_inline", "deflist"]
 myst_heading_anchors = 4
-suppress_warnings = ["myst.header"]  # a generated page may begin deeper
+suppress_warnings = ["myst.header"]  # a generated page may start at a deeper level
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -65,7 +65,7 @@ ROOT_PAGES = {
     "security": "SECURITY.md",
     "conduct": "CODE_OF_CONDUCT.md",
 }
-"""Pages that show a file of the root, where GitHub looks for it."""
+"""Pages that show a file of the root folder, where GitHub expects it."""
 
 
 def _complete_page(_app: Sphinx, page: str, source: list[str]) -> None:
@@ -93,6 +93,6 @@ def _list_fields(
 
 def setup(app: Sphinx) -> None:
     """Register what the pages need beyond the extensions."""
-    app.add_lexer("mermaid", TextLexer)  # GitHub draws it; here it is text
+    app.add_lexer("mermaid", TextLexer)  # GitHub renders it; the site shows the source
     app.connect("source-read", _complete_page)
     app.connect("autodoc-process-docstring", _list_fields)

@@ -40,23 +40,41 @@ _TYPES = {bool: "true or false", int: "number", float: "number", str: "text", Pa
 
 def settings_page(_root: Path) -> str:
     """Return every setting by section."""
-    return "\n".join(_section(AllSettings, ()))
+    lines: list[str] = []
+    for path, model, fields in _sections(AllSettings, ()):
+        name = ".".join(path)
+        lines.append(f"\n## {f'`{name}`' if path else 'Without a section'}\n")
+        if path and model.__doc__:
+            lines.append(_sentences(model.__doc__) + "\n")
+        for key, field in fields.items():
+            lines += _setting((*path, key), field)
+    return "\n".join(lines)
 
 
-def settings() -> Iterator[tuple[str, FieldInfo]]:
-    """Yield the dotted name and the field of every setting, also of those within maps."""
-    yield from _settings(AllSettings, ())
+def setting_names() -> Iterator[str]:
+    """Yield the dotted name of every setting, also of those within maps."""
+    for path, _model, fields in _sections(AllSettings, ()):
+        for name in fields:
+            yield ".".join((*path, name))
 
 
-def _settings(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[str, FieldInfo]]:
+def _sections(
+    model: type[BaseModel], path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], type[BaseModel], Mapping[str, FieldInfo]]]:
+    """Yield the path, the class and the settings of a section, then of the sections within it."""
+    fields: dict[str, FieldInfo] = {}
+    inner: list[tuple[type[BaseModel], tuple[str, ...]]] = []
     for name, field in model.model_fields.items():
-        here = (*path, name)
-        if inner := _model_of(field.annotation):
-            yield from _settings(inner, here)
+        if section := _model_of(field.annotation):
+            inner.append((section, (*path, name)))
             continue
-        yield ".".join(here), field
+        fields[name] = field
+        # Each of `models` has the settings of `llm`, which are listed there.
         if (item := _item_of(field.annotation)) and name != "models":
-            yield from _settings(item, (*here, "NAME"))
+            inner.append((item, (*path, name, "NAME")))
+    yield path, model, fields
+    for section, section_path in inner:
+        yield from _sections(section, section_path)
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
@@ -69,25 +87,6 @@ def _item_of(annotation: Any) -> type[BaseModel] | None:
     """Return the class of a map's values, if they are sections."""
     values = get_args(annotation)[1:] if get_origin(annotation) is not None else ()
     return next((model for value in values if (model := _model_of(value))), None)
-
-
-def _section(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[str]:
-    """Yield the lines of a section: its own settings, then the sections within it."""
-    name = ".".join(path)
-    yield f"\n## {f'`{name}`' if path else 'Without a section'}\n"
-    if path and model.__doc__:
-        yield _sentences(model.__doc__) + "\n"
-    inner: list[tuple[type[BaseModel], tuple[str, ...]]] = []
-    for key, field in model.model_fields.items():
-        here = (*path, key)
-        if section := _model_of(field.annotation):
-            inner.append((section, here))
-            continue
-        yield from _setting(here, field)
-        if (item := _item_of(field.annotation)) and key != "models":
-            inner.append((item, (*here, "NAME")))
-    for section, here in inner:
-        yield from _section(section, here)
 
 
 def _setting(path: tuple[str, ...], field: FieldInfo) -> Iterator[str]:
@@ -163,7 +162,7 @@ def _sentence(text: str) -> str:
 
 
 def _sentences(text: str) -> str:
-    """Join the lines of a comment or docstring, and keep Markdown from reading its signs."""
+    """Join the lines of a comment or docstring, and escape special characters of Markdown."""
     joined = " ".join(text.split())
     joined = joined[0].upper() + joined[1:] if re.match(r"[a-z]+[ ,:]", joined) else joined
     if "`" not in joined:

@@ -1,5 +1,5 @@
-"""The blocks of the documentation that are marked `sh run`, as a reader would type them: those of
-a page in one shell, beside the sample repository, with the shared server.
+"""The blocks of the documentation that are marked `sh run`, as a reader would type them. All blocks
+of a page run in one shell, beside the sample repository, with the shared model server.
 """
 
 from __future__ import annotations

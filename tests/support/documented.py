@@ -41,9 +41,7 @@ def blocks(kind: str = "") -> list[Block]:
 
 
 def commands(page: Path) -> list[str]:
-    """Return the `moothall` commands of a page: in shell blocks, in indented ones, and within
-    sentences.
-    """
+    """Return the `moothall` commands of a page: in shell blocks, indented blocks and sentences."""
     text = page.read_text(encoding="utf-8")
     shell = "\n".join(re.findall(r"(?ms)^```sh.*?\n(.*?)^```$", text))
     prose = re.sub(r"(?ms)^ *```.*?^ *```$", "", text)
@@ -53,7 +51,7 @@ def commands(page: Path) -> list[str]:
         line = f"{line} {part}" if line else part
         try:
             found += _of_line(line)
-        except ValueError:  # a quotation that goes on in the next line
+        except ValueError:  # a quotation that continues on the next line
             continue
         line = ""
     assert not line, f"{page.name}: a quotation does not end: {line[:200]}"

@@ -1,5 +1,5 @@
-"""The documentation names what exists: its blocks are run, checked or marked as output, and its
-commands, options, settings and links are real. `scripts/docs` checks the links within the site.
+"""The documentation is correct: its blocks are run, checked or marked as output, and its commands,
+options, settings and links exist. `scripts/docs` checks the links within the site.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from moothall.agents.loading import load
 from moothall.api.identity import read_tokens
 from moothall.authorization.grants import read_grants
 from moothall.config import GrpcSettings
+from moothall.config.settings import known_variables
 from moothall.repositories.profile import parse_config_file
-from moothall.settings import load_settings
+from moothall.settings import AllSettings, load_settings
 from moothall.tools.wasm_tools import read_tools
 from moothall.workflows.plan import Allowed, read_plan, read_yaml
 from support.documented import PAGES, ROOT, Block, blocks, check_command, commands
@@ -30,7 +31,7 @@ RUN_ELSEWHERE = {
     "sh": "test_every_command_exists",
     "mermaid": "tests/unit/graph/test_docs.py",
 }
-"""Who runs or checks the other blocks."""
+"""The tests that run or check the other blocks."""
 OUTPUT = {"text"}
 """Output, and drawings."""
 TESTED_WHOLE = {"operating.md", "api.md"}
@@ -94,7 +95,7 @@ READERS: dict[str, Callable[[str, Path], None]] = {
 }
 
 
-def test_every_block_is_run_or_checked_or_output() -> None:
+def test_every_block_is_run_checked_or_output() -> None:
     known = {*READERS, *RUN_ELSEWHERE, *OUTPUT}
     assert [
         f"{block}: {block.kind or 'no kind'}"
@@ -146,7 +147,7 @@ def _reference() -> ModuleType:
 
 def test_the_reference_has_every_setting() -> None:
     reference = _reference()
-    names = [name for name, _field in reference.settings()]
+    names = list(reference.setting_names())
     page = reference.settings_page(ROOT)  # raises if one has no description
     assert len(names) > 300
     assert [name for name in names if f"`{name}`" not in page] == []
@@ -154,9 +155,7 @@ def test_the_reference_has_every_setting() -> None:
 
 
 def test_every_variable_that_is_named_is_a_setting() -> None:
-    known = {
-        f"MOOTHALL_{'__'.join(name.split('.')).upper()}" for name, _ in _reference().settings()
-    }
+    known = set(known_variables(AllSettings, "MOOTHALL_"))
     of_tests = {"MOOTHALL_REPOSITORIES_CACHE", "MOOTHALL_TEST_NEO4J_URL"}
     of_pipelines = {"MOOTHALL_TOKEN"}
     named = {

@@ -31,7 +31,7 @@ class ForgeSettings(Section):
         description="token of the account that pushes, opens pull requests and comments: in a "
         "file, or in MOOTHALL_FORGE__TOKEN",
     )
-    token_file: Path | None = Field(None, description="file with token")
+    token_file: Path | None = Field(None, description="file that contains `token`")
     repositories: tuple[str, ...] = Field((), description="repositories to watch, as owner/name")
     label: str = Field(
         "moothall",
@@ -58,7 +58,9 @@ class ForgeSettings(Section):
     webhook_secret: SecretStr | None = Field(
         None, description="secret that the forge signs webhooks with; unsigned webhooks are refused"
     )
-    webhook_secret_file: Path | None = Field(None, description="file with webhook_secret")
+    webhook_secret_file: Path | None = Field(
+        None, description="file that contains `webhook_secret`"
+    )
 
     @field_validator("repositories")
     @classmethod
@@ -87,7 +89,7 @@ class WebhookSettings(Section):
     secret: SecretStr | None = Field(
         None, description="secret to sign the body with: in a file, or in MOOTHALL_WEBHOOK__SECRET"
     )
-    secret_file: Path | None = Field(None, description="file with secret")
+    secret_file: Path | None = Field(None, description="file that contains `secret`")
     seconds: float = Field(10.0, gt=0, description="maximum duration of one attempt")
     tries: int = Field(
         8,

@@ -35,21 +35,22 @@ class LimitSettings(Section):
             else data
         )
 
-    agents: int = Field(16, ge=1, description="seats of a council")
-    rounds: int = Field(8, ge=0, description="rounds of review and revision of a request")
+    agents: int = Field(16, ge=1, description="maximum number of seats of a council")
+    rounds: int = Field(8, ge=0, description="maximum rounds of review and revision of a request")
     turns: int = Field(
         100, ge=1, description="turns of a seat; max_iterations of a request lowers it"
     )
-    task_chars: int = Field(20_000, ge=100, description="length of a task's text")
+    task_chars: int = Field(20_000, ge=100, description="maximum length of a task's text")
     deliberation_seconds: float = Field(
-        1800.0, gt=0, description="duration of a deliberation; requests may ask for less"
+        1800.0, gt=0, description="maximum duration of a deliberation; requests may set a lower one"
     )
     tokens: int = Field(5_000_000, ge=0, description="tokens of a deliberation; 0: no limit")
     calls: int = Field(1_000, ge=0, description="model calls of a deliberation; 0: no limit")
     cost_usd: float = Field(
         0.0,
         ge=0,
-        description="US dollars of a deliberation, by the prices of its models; 0: no limit",
+        description="cost of a deliberation in US dollars, at the prices of its models; 0: no "
+        "limit",
     )
     story_tokens: int = Field(
         20_000_000,
@@ -61,7 +62,7 @@ class LimitSettings(Section):
         10_000, ge=0, description="model calls of all deliberations of a story; 0: no limit"
     )
     story_cost_usd: float = Field(
-        0.0, ge=0, description="US dollars of all deliberations of a story; 0: no limit"
+        0.0, ge=0, description="cost of all deliberations of a story in US dollars; 0: no limit"
     )
     malformed_replies: int = Field(3, ge=0, description="corrective messages before a seat fails")
     attempts: int = Field(
@@ -192,7 +193,7 @@ class GuardSettings(Section):
         description="signs capability tokens; the same on every machine; empty: a key in the "
         "data directory is created",
     )
-    key_file: Path | None = Field(None, description="file with key")
+    key_file: Path | None = Field(None, description="file that contains `key`")
     token_seconds: float = Field(
         3600.0, ge=10, description="maximum lifetime of a capability token"
     )
@@ -211,7 +212,7 @@ class GuardSettings(Section):
         description="root of an OPA server that replaces the *.rego of guard.policies",
     )
     policy_token: SecretStr | None = Field(None, description="bearer token for the OPA server")
-    policy_token_file: Path | None = Field(None, description="file with policy_token")
+    policy_token_file: Path | None = Field(None, description="file that contains `policy_token`")
     policy_seconds: float = Field(
         1.0,
         gt=0,

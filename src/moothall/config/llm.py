@@ -59,7 +59,7 @@ class LlmSettings(Section):
     api_key: SecretStr | None = Field(
         None, description="key of the model server, sent as a bearer token"
     )
-    api_key_file: Path | None = Field(None, description="file with api_key")
+    api_key_file: Path | None = Field(None, description="file that contains `api_key`")
     model_path: Path | None = Field(None, description="a GGUF file of your own for the local model")
     models_dir: Path | None = Field(
         None,
@@ -119,8 +119,8 @@ class LlmSettings(Section):
     price_in: float = Field(
         0.0,
         ge=0,
-        description="US dollars per million prompt tokens; if this and price_out are 0: those of "
-        "the table of known models, if it has the model",
+        description="US dollars per million prompt tokens; if this and price_out are 0: the prices "
+        "of the table of known models, if it has the model",
     )
     price_out: float = Field(0.0, ge=0, description="US dollars per million completion tokens")
     price_cached: float | None = Field(
@@ -137,7 +137,7 @@ class LlmSettings(Section):
         0.8,
         ge=0,
         le=2,
-        description="sampling temperature; the seats of a council get 0.25 to 1.25 times of it",
+        description="sampling temperature; the seats of a council get 0.25 to 1.25 times as much",
     )
     max_tokens: int = Field(
         0,
@@ -172,7 +172,7 @@ class LlmSettings(Section):
     concurrency: int = Field(
         256, ge=1, description="concurrent calls to one server, which queues what it cannot start"
     )
-    connect_seconds: float = Field(5.0, gt=0, description="time to connect to the server")
+    connect_seconds: float = Field(5.0, gt=0, description="maximum time to connect to the server")
     wait_seconds: float = Field(
         0.0,
         ge=0,
@@ -197,7 +197,7 @@ class LlmSettings(Section):
     )
     retry_seconds: float = Field(0.5, gt=0, description="first delay; doubles, at most 30")
     max_reply_bytes: int = Field(
-        4_000_000, ge=1024, description="size of one reply; a longer one is refused"
+        4_000_000, ge=1024, description="maximum size of one reply; longer ones are refused"
     )
     local_threads: int = Field(0, ge=0, description="0: cores - 1, at least 1")
     local_slots: int = Field(3, ge=1, description="concurrent calls of the local model")

@@ -15,25 +15,25 @@ _Tenant = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 class Quota(Section):
     """The quotas of one tenant; 0: no limit. Days and months are those of UTC."""
 
-    tokens_per_day: int = Field(0, ge=0, description="tokens of all model calls of a day")
-    tokens_per_month: int = Field(0, ge=0, description="tokens of all model calls of a month")
+    tokens_per_day: int = Field(0, ge=0, description="tokens of all model calls in a day")
+    tokens_per_month: int = Field(0, ge=0, description="tokens of all model calls in a month")
     cost_usd_per_day: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="cost of all model calls of a day"
+        0.0, ge=0, allow_inf_nan=False, description="cost of all model calls in a day"
     )
     cost_usd_per_month: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="cost of all model calls of a month"
+        0.0, ge=0, allow_inf_nan=False, description="cost of all model calls in a month"
     )
     deliberations: int = Field(
-        0, ge=0, description="accepted deliberations that have not ended, waiting ones included"
+        0, ge=0, description="accepted deliberations that have not ended, including waiting ones"
     )
 
 
 class QuotaSettings(Section):
     """Quotas of tenants: docs/operating.md."""
 
-    default: Quota = Field(Quota(), description="of each tenant that is not named below")
+    default: Quota = Field(Quota(), description="quotas of tenants that `tenants` does not name")
     tenants: Mapping[_Tenant, Quota] = Field(
-        {}, description="by tenant; what is not set here is inherited from default"
+        {}, description="quotas by tenant; unset values are inherited from `default`"
     )
 
     def of(self, tenant: str) -> Quota:

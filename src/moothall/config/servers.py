@@ -21,10 +21,10 @@ class GrpcSettings(Section):
     port: int = Field(50055, ge=0, le=65535, description="port to listen on; 0: any free port")
     token: SecretStr | None = Field(
         None,
-        description="bearer token of the local operator; empty, and without tokens_file: one in "
-        "the data directory is created",
+        description="bearer token of the local operator; if it and tokens_file are empty, one is "
+        "created in the data directory",
     )
-    token_file: Path | None = Field(None, description="file with token")
+    token_file: Path | None = Field(None, description="file that contains `token`")
     tls_cert: Path | None = Field(None, description="certificate chain of the server, PEM")
     tls_key: Path | None = Field(None, description="private key of the server, PEM")
     tls_client_ca: Path | None = Field(
@@ -108,12 +108,12 @@ class OidcSettings(Section):
         "only on loopback",
     )
     client_id: str = Field(
-        "", description="id of this server at the provider; empty: nobody signs in there"
+        "", description="id of this server at the provider; empty: no sign-in through the provider"
     )
     client_secret: SecretStr | None = Field(
         None, description="empty for a public client; PKCE is used in both cases"
     )
-    client_secret_file: Path | None = Field(None, description="file with client_secret")
+    client_secret_file: Path | None = Field(None, description="file that contains `client_secret`")
     url: str = Field(
         "",
         pattern="^(https?://[^/?#]+)?$",
@@ -155,8 +155,8 @@ class OidcSettings(Section):
     )
     audience: str = Field(
         "",
-        description="audience of the access tokens of callers of gRPC and HTTP; empty: tokens of "
-        "the provider are refused there",
+        description="audience of the access tokens of gRPC and HTTP callers; empty: tokens of the "
+        "provider are refused there",
     )
 
     @model_validator(mode="after")

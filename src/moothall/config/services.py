@@ -20,7 +20,7 @@ class BusSettings(Section):
         None, description="URL of a NATS server, e.g. nats://127.0.0.1:4222; empty: an embedded one"
     )
     token: SecretStr | None = Field(None, description="token of the bus")
-    token_file: Path | None = Field(None, description="file with token")
+    token_file: Path | None = Field(None, description="file that contains `token`")
     wait_seconds: float = Field(
         0.0,
         ge=0,
@@ -29,9 +29,9 @@ class BusSettings(Section):
     credentials: SecretStr | None = Field(
         None, description="token and seed of a NATS user: the text of a .creds file"
     )
-    credentials_file: Path | None = Field(None, description="file with credentials")
+    credentials_file: Path | None = Field(None, description="file that contains `credentials`")
     replicas: int = Field(
-        1, ge=1, le=5, description="copies of each stream; more than 1 needs a NATS cluster"
+        1, ge=1, le=5, description="copies of each stream; more than one requires a NATS cluster"
     )
     sync_interval: str = Field(
         "2m",
@@ -42,13 +42,13 @@ class BusSettings(Section):
         256_000, ge=1024, description="larger payload fields are stored in the object store"
     )
     max_deliver: int = Field(
-        5, ge=1, description="deliveries of one work item before it is given up"
+        5, ge=1, description="maximum deliveries of a work item before it becomes a dead letter"
     )
     ack_wait_seconds: float = Field(
-        10.0, gt=0, description="silence of a host after which its work goes to another one"
+        10.0, gt=0, description="how long a host may be silent before another one gets its work"
     )
     max_store_bytes: int = Field(
-        8_000_000_000, ge=10_000_000, description="disk that the streams may use together"
+        8_000_000_000, ge=10_000_000, description="maximum disk space of all streams together"
     )
     retry_seconds: float = Field(
         0.5, gt=0, description="first delay of a redelivery; doubles, at most 60"
@@ -106,7 +106,7 @@ class RaySettings(Section):
         description="bus credentials of hosts on the Ray cluster at address, such as hosts.creds "
         "of `moothall bus keys`; empty: bus.credentials",
     )
-    credentials_file: Path | None = Field(None, description="file with credentials")
+    credentials_file: Path | None = Field(None, description="file that contains `credentials`")
     allow_no_token: bool = Field(
         default=False,
         description="accept a Ray cluster at address without a token: anyone who can reach its "
@@ -151,8 +151,8 @@ class GraphSettings(Section):
         "its own",
     )
     user: str = Field("neo4j", description="user of the Neo4j server")
-    password: SecretStr | None = Field(None, description="password of that user")
-    password_file: Path | None = Field(None, description="file with password")
+    password: SecretStr | None = Field(None, description="password of `user`")
+    password_file: Path | None = Field(None, description="file that contains `password`")
     database: str = Field("neo4j", description="database of the Neo4j server")
     batch: int = Field(2000, ge=1, le=10_000, description="events written in one transaction")
     pace_seconds: float = Field(
@@ -173,7 +173,9 @@ class GraphSettings(Section):
     query_seconds: float = Field(
         30.0, gt=0, description="maximum duration of one question or one batch"
     )
-    connect_seconds: float = Field(5.0, gt=0, description="time to connect to the Neo4j server")
+    connect_seconds: float = Field(
+        5.0, gt=0, description="maximum time to connect to the Neo4j server"
+    )
     retry_seconds: float = Field(
         15.0, gt=0, description="how long the driver retries after temporary errors"
     )

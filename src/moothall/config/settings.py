@@ -52,7 +52,7 @@ class Secrets(Section):
         description="environment variables whose values are secrets; unset ones are ignored",
     )
     values: SecretStr | None = Field(None, description="further secrets, one per line")
-    values_file: Path | None = Field(None, description="file with values")
+    values_file: Path | None = Field(None, description="file that contains `values`")
 
     @model_validator(mode="after")
     def _read_variables(self) -> Self:

@@ -14,10 +14,10 @@ class LogSettings(Section):
     """The log on stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least severity of the lines that are written"
+        "info", description="minimum severity of log lines"
     )
     format: Literal["text", "json"] = Field(
-        "text", description="lines for people, or one JSON object a line"
+        "text", description="text for people, or one JSON object per line"
     )
 
 
@@ -35,7 +35,7 @@ class TraceSettings(Section):
     headers: SecretStr | None = Field(
         None, description="sent with every export: name=value,name=value"
     )
-    headers_file: Path | None = Field(None, description="file with headers")
+    headers_file: Path | None = Field(None, description="file that contains `headers`")
     service: str = Field("moothall", description="service.name of the spans")
     sample_ratio: float = Field(
         1.0,
@@ -73,7 +73,7 @@ class MetricsSettings(Section):
         "any free port",
     )
     token: SecretStr | None = Field(None, description="bearer token that scrapers must send")
-    token_file: Path | None = Field(None, description="file with token")
+    token_file: Path | None = Field(None, description="file that contains `token`")
     report_seconds: float = Field(
         5.0, gt=0, description="how often hosts report their metrics to the serving process"
     )

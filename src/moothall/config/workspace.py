@@ -29,7 +29,7 @@ class WorkspaceSettings(Section):
         description="hosts (name or name:port) and networks that set-ups may reach in addition "
         "to package indexes, such as github.com",
     )
-    setup_seconds: float = Field(600.0, gt=0, description="time for setting up an environment")
+    setup_seconds: float = Field(600.0, gt=0, description="maximum duration of a set-up")
     check_seconds: float = Field(
         600.0,
         gt=0,
@@ -78,7 +78,7 @@ class WorkspaceSettings(Section):
     )
     allowed_schemes: tuple[str, ...] = Field(
         ("https", "ssh", "file"),
-        description="schemes of repository URLs that are fetched; file: local paths",
+        description="allowed schemes of repository URLs; file: local paths",
     )
     allowed_roots: tuple[Path, ...] = Field(
         (), description="local repositories that the API may use; the CLI adds its own argument"
@@ -110,14 +110,14 @@ class WorkspaceSettings(Section):
         description="maximum size of one file in a patch, or of a file that a tool reads",
     )
     max_patch_bytes: int = Field(
-        2_000_000, ge=1024, description="size of a patch; a larger one is refused"
+        2_000_000, ge=1024, description="maximum size of a patch; larger ones are refused"
     )
     max_repository_bytes: int = Field(
         4_000_000_000,
         ge=1_000_000,
-        description="size of a clone or bundle on disk; a larger one is refused",
+        description="maximum size of a clone or bundle on disk; larger ones are refused",
     )
-    max_patch_files: int = Field(1000, ge=1, description="files that a patch may change")
+    max_patch_files: int = Field(1000, ge=1, description="maximum number of files in a patch")
     history_commits: int = Field(
         10_000,
         ge=0,
@@ -166,14 +166,20 @@ class SandboxSettings(Section):
     wall_seconds: float = Field(
         120.0, gt=0, description="duration of one command; for code.shell: see code.shell_seconds"
     )
-    memory_bytes: int = Field(2_000_000_000, ge=64_000_000, description="memory of one command")
-    processes: int = Field(256, ge=8, description="processes and threads of one command")
-    open_files: int = Field(1024, ge=64, description="open files of one process")
+    memory_bytes: int = Field(
+        2_000_000_000, ge=64_000_000, description="maximum memory of one command"
+    )
+    processes: int = Field(
+        256, ge=8, description="maximum number of processes and threads of one command"
+    )
+    open_files: int = Field(1024, ge=64, description="maximum number of open files of one process")
     output_bytes: int = Field(
         200_000, ge=1000, description="output of one command; more is truncated and counted"
     )
     disk_bytes: int = Field(
-        1_000_000_000, ge=1_000_000, description="size of what a workspace may write"
+        1_000_000_000,
+        ge=1_000_000,
+        description="maximum disk space of the files that a workspace writes",
     )
     uid: int = Field(
         64_817, ge=1, description="user id of sandboxes if Moothall itself runs as root"
@@ -270,7 +276,7 @@ class WorkspaceSections(BaseModel):
 
     data_dir: Path = Field(
         default_factory=lambda: Path(platformdirs.user_data_dir("moothall")),
-        description="folder of the log, repositories, environments and keys of this server",
+        description="folder with the log, repositories, environments and keys of this server",
     )
     workspace: WorkspaceSettings = WorkspaceSettings()
     jobs: JobSettings = JobSettings()

@@ -297,7 +297,7 @@ class Board:
         _check_comment(comment)
         card = await self.settle(await self.card(story_id, who))
         old_state = card.position.state
-        roles = {SYSTEM} if system else who.roles
+        roles = {SYSTEM} if system else who.all_roles
         while True:
             if seen_seq is not None and card.seq != seen_seq:
                 raise ConcurrentUpdate(

@@ -295,7 +295,7 @@ class Planner:
         Raises `NotFound`, `Refused` without the role, `InvalidRequest` unless the tasks have ended
         and one of them has no winner, and `ConcurrentUpdate` if the story changed during the call.
         """
-        if not set(_RETRY_ROLES) & who.roles:
+        if not set(_RETRY_ROLES) & who.all_roles:
             raise Refused(f"tasks can be retried by the roles {', '.join(_RETRY_ROLES)}")
         card = await self._board.card(story_id, who)
         if not _has_lost_tasks(card) or card.plan is None or card.ended is None:
@@ -505,7 +505,7 @@ def changeable(card: StoryState) -> Plan:
 
 def may_retry(card: StoryState, who: Principal) -> bool:
     """Return True if a user may start tasks of a build again now."""
-    return _has_lost_tasks(card) and bool(set(_RETRY_ROLES) & who.roles)
+    return _has_lost_tasks(card) and bool(set(_RETRY_ROLES) & who.all_roles)
 
 
 def _has_lost_tasks(card: StoryState) -> bool:

@@ -107,7 +107,7 @@ GENAI_SECONDS = _histogram(
 )
 BUDGET_REFUSALS = _counter(
     "moothall_budget_refusals_total",
-    "Calls that a budget refused; of is model, story (its budget has no room), quota (of the "
+    "Calls that a budget refused; of is model, story (its budget is used up), quota (of the "
     "tenant) or tool.",
     "of",
 )

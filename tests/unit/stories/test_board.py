@@ -109,6 +109,17 @@ async def test_a_story_moves_by_the_table_and_by_roles(board: Board) -> None:
     assert await board.card(story_id, LOCAL) == card
 
 
+async def test_an_operator_without_other_roles_stops_a_story(board: Board, bus: MemoryBus) -> None:
+    story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
+    for event in ("refine", "submit"):
+        await board.move(story_id, event, LOCAL)
+    operator = Principal("olga", "local", operator=True)
+    with pytest.raises(Refused, match="needs one of the roles po, architect"):
+        await board.move(story_id, "reject_design", operator)
+    assert (await board.move(story_id, "stop", operator)).position.state == "draft"
+    assert (await Board(bus).card(story_id, LOCAL)).position.state == "draft", "from the log"
+
+
 async def test_another_tenant_sees_and_moves_nothing(board: Board) -> None:
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
     for requested in (board.card(story_id, EVE), board.move(story_id, "refine", EVE)):

@@ -325,7 +325,7 @@ def _moves(card: StoryState, who: Principal) -> tuple[_Move, ...]:
         if SYSTEM in transition.by:
             continue
         try:
-            decide(card.position, transition.event, who.roles)
+            decide(card.position, transition.event, who.all_roles)
         except Permanent as error:
             missing = error.message
         else:

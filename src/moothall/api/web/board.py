@@ -62,7 +62,7 @@ def board_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[
 
     async def board(request: Request, session: Session) -> Response:
         cards, shown = await dependencies.board.cards(session.who), _Filter.of(request)
-        key = session.who.roles, shown, tuple((card.story.id, card.seq) for card in cards)
+        key = session.who.all_roles, shown, tuple((card.story.id, card.seq) for card in cards)
         if (
             rendered := rendered_boards.get(key)
         ) is None:  # rendered once, however many reload after a change
@@ -149,10 +149,10 @@ def moves(card: StoryState, who: Principal) -> list[tuple[str, str, str]]:
     """
     possible = []
     for transition in lifecycle().transitions:
-        if transition.source != card.position.state or not set(transition.by) & who.roles:
+        if transition.source != card.position.state or not set(transition.by) & who.all_roles:
             continue
         try:
-            decide(card.position, transition.event, who.roles)
+            decide(card.position, transition.event, who.all_roles)
         except Blocked as blocked:
             possible.append((transition.event, transition.target, blocked.message))
         else:
@@ -176,7 +176,7 @@ def next_step(card: StoryState, who: Principal) -> str:
         decide(card.position, next_transition.event, next_transition.by)
     except Permanent as missing:
         return missing.message
-    actor = "you" if set(next_transition.by) & who.roles else " or ".join(next_transition.by)
+    actor = "you" if set(next_transition.by) & who.all_roles else " or ".join(next_transition.by)
     return f"{next_transition.event.replace('_', ' ')} ({actor})"
 
 

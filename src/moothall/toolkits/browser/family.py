@@ -49,7 +49,7 @@ class BrowserSettings(Section):
         5_000_000,
         ge=10_000,
         le=10_000_000,
-        description="size of one screenshot; a larger one is refused",
+        description="maximum size of one screenshot; larger ones are refused",
     )
 
 
