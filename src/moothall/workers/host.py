@@ -105,7 +105,7 @@ class Host:
     still_seconds: float = 10.0
     """After standing still for so long its work is another's: the bus's `ack_wait_seconds`."""
     quotas: Quotas | None = None
-    """The quotas of tenants."""
+    """The quotas of tenants; without them nothing is limited."""
     look_seconds: float = 5.0
     """How often the log is asked whether what is in hand is over: a signal may be lost. Of what was
     taken up unread, once within a
