@@ -271,15 +271,15 @@ class MemoryBus:
         self, durable: _Durable, handler: Handler, glance: Glance | None, capacity: Capacity
     ) -> None:
         while True:
-            turn: tuple[str, int] | None = await durable.ready.get()
+            tenant, seq = await durable.ready.get()
             if capacity.turns.locked():
-                durable.ready.put_nowait(turn)  # another consumer may have capacity
-                turn = None
+                durable.ready.put_nowait((tenant, seq))  # another consumer may have capacity
+                seq = -1
             async with capacity.turns:
-                if turn is None and not durable.ready.empty():
-                    turn = durable.ready.get_nowait()
-                if turn is not None:
-                    await self._deliver_message(durable, turn[1], handler, glance)
+                if seq < 0 and not durable.ready.empty():
+                    _, seq = durable.ready.get_nowait()
+                if seq >= 0:
+                    await self._deliver_message(durable, seq, handler, glance)
 
     async def _deliver_message(
         self, durable: _Durable, seq: int, handler: Handler, glance: Glance | None
