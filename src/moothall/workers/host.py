@@ -399,8 +399,9 @@ class Host:
         return True
 
     async def _reserve(self, deliberation: Deliberation, submitted: float) -> Reservation | None:
-        """Return what a deliberation draws on: the budget of its story, and the quotas of its
-        tenant for the day when it was submitted (Unix seconds). A merge asks no model.
+        """Return the reservation of a deliberation in the budget of its story, and in the quotas of
+        its tenant for the day on which it was `submitted` (Unix seconds). None for a merge, which
+        asks no model.
         """
         if deliberation.merge:
             return None
