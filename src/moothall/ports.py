@@ -156,8 +156,8 @@ class Bus(Log, Protocol):
         """Put an event on the work queue; return once it is durable. `fresh`: no host can have
         begun it before its first delivery, which `extra` of that delivery reports.
 
-        If many deliberations of a role wait, tenants take turns: one with few does not wait for all
-        of another's.
+        If many deliberations of a role wait, tenants take turns, so that a tenant with few does not
+        wait for all of another's.
         """
         ...
 

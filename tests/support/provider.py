@@ -51,49 +51,49 @@ def honest(claims: dict[str, Any], header: dict[str, Any], key: Any) -> str:
 
 
 def changed(**claims: Any) -> Forge:
-    """Sign other claims; None: without it."""
-    return lambda output_text, header, key: honest(
-        {name: value for name, value in (output_text | claims).items() if value is not None},
+    """Sign with these claims changed; None removes a claim."""
+    return lambda token_claims, header, key: honest(
+        {name: value for name, value in (token_claims | claims).items() if value is not None},
         header,
         key,
     )
 
 
-def by_nobody(output_text: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
-    return jwt.encode(output_text, "", algorithm="none", headers=header | {"alg": "none"})
+def by_nobody(token_claims: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
+    return jwt.encode(token_claims, "", algorithm="none", headers=header | {"alg": "none"})
 
 
-def by_the_public_key(output_text: dict[str, Any], header: dict[str, Any], key: Any) -> str:
-    """The old trick: the provider's public key, which everybody has, as the secret of an HMAC."""
+def by_the_public_key(token_claims: dict[str, Any], header: dict[str, Any], key: Any) -> str:
+    """Sign with the provider's public key, which everybody has, as the secret of an HMAC."""
     shape = serialization.PublicFormat.SubjectPublicKeyInfo
     public = key.public_key().public_bytes(serialization.Encoding.DER, shape)
     signed = b".".join(
         urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=")
-        for part in (header | {"alg": "HS256"}, output_text)
+        for part in (header | {"alg": "HS256"}, token_claims)
     )
     return b".".join(
         (signed, urlsafe_b64encode(hmac.digest(public, signed, "sha256")).rstrip(b"="))
     ).decode()
 
 
-def by_somebody(output_text: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
-    return honest(output_text, header, keys("somebody")["one"])
+def by_somebody(token_claims: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
+    return honest(token_claims, header, keys("somebody")["one"])
 
 
-def by_a_key_of_its_own(output_text: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
-    """A key that the token itself brings along."""
+def by_a_key_of_its_own(token_claims: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
+    """Sign with a key that the token itself contains."""
     own = keys("somebody")["one"]
     brought = jwt.algorithms.RSAAlgorithm.to_jwk(own.public_key(), as_dict=True)
     return honest(
-        output_text, header | {"kid": "own", "jwk": brought, "jku": "http://127.0.0.1:1/keys"}, own
+        token_claims, header | {"kid": "own", "jwk": brought, "jku": "http://127.0.0.1:1/keys"}, own
     )
 
 
-def changed_after(output_text: dict[str, Any], header: dict[str, Any], key: Any) -> str:
-    """The head and signature of one token with the claims of another."""
+def changed_after(token_claims: dict[str, Any], header: dict[str, Any], key: Any) -> str:
+    """Combine the header and signature of a token with the claims of another."""
     first, other = (
-        honest(output_text, header, key).split("."),
-        honest(output_text | {"groups": ["operations"]}, header, key).split("."),
+        honest(token_claims, header, key).split("."),
+        honest(token_claims | {"groups": ["operations"]}, header, key).split("."),
     )
     return ".".join((first[0], other[1], first[2]))
 
@@ -192,7 +192,7 @@ class Provider:
         return JSONResponse({"keys": shown}, self.keys_status)
 
     def access_token(self, **more: Any) -> str:
-        """Sign an access token with these claims; None: without it. `typ` is part of the header."""
+        """Sign an access token with these claims; None removes one. `typ` goes into the header."""
         now = int(time.time())
         claims = {"iss": self.issuer, "aud": AUDIENCE, "iat": now, "exp": now + 300, **self.claims}
         typ = more.pop("typ", "at+jwt")

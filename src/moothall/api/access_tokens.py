@@ -16,27 +16,24 @@ from functools import partial
 from pathlib import Path
 from time import time
 
-from cachetools import LRUCache
-
 from moothall.api.identity import Caller
 from moothall.api.private_database import PrivateDatabase
-from moothall.api.web.user_accounts import principal_of, role_names
+from moothall.api.web.user_accounts import format_roles, principal_of
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.ids import check_id
 from moothall.errors import InvalidRequest, NotFound, Unauthenticated
 
 PREFIX = "moothall_"
-"""The beginning of each token, by which scanners of secrets recognise it."""
+"""The beginning of each token, by which secret scanners recognise it."""
 MAX_SECONDS = 366 * 86_400.0
 _FORGOTTEN_SECONDS = 90 * 86_400.0
-"""How long the record of an ended token is stored, so that its use is refused with the reason."""
-_MAX_CACHED = 10_000
+"""How long the record of an ended token is stored, so that a refusal can name the reason."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS token (
     id TEXT PRIMARY KEY, digest TEXT NOT NULL UNIQUE, name TEXT NOT NULL, tenant TEXT NOT NULL,
     roles TEXT NOT NULL, created REAL NOT NULL, ends REAL NOT NULL, revoked REAL);
 """
-_COLUMNS = "id, name, tenant, roles, created, ends, revoked"
+_SELECT = "SELECT id, name, tenant, roles, created, ends, revoked FROM token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +66,6 @@ class AccessTokens:
     def __init__(self, folder: Path, clock: Callable[[], float] = time) -> None:
         self._file = PrivateDatabase(folder / "tokens.db", _TABLES, "access tokens")
         self._clock = clock
-        self._stamp: tuple[int, bytes] = (0, b"")
-        self._cache: LRUCache[str, AccessToken | None] = LRUCache(_MAX_CACHED)
 
     def create(
         self,
@@ -89,8 +84,8 @@ class AccessTokens:
             )
         if not 0 < seconds <= MAX_SECONDS:
             raise InvalidRequest(
-                f"a token is valid for at most {MAX_SECONDS / 86_400:g} days, and for more than "
-                "nothing"
+                f"the lifetime of a token must be positive and at most {MAX_SECONDS / 86_400:g} "
+                "days"
             )
         now = self._clock()
         token, token_id = PREFIX + secrets.token_urlsafe(32), f"t-{secrets.token_hex(4)}"
@@ -99,7 +94,7 @@ class AccessTokens:
             _digest(token),
             name,
             check_id(tenant, "tenant"),
-            role_names(roles),
+            format_roles(roles),
             now,
             now + seconds,
         )
@@ -112,15 +107,14 @@ class AccessTokens:
         return token, AccessToken(token_id, principal_of(*row[2:5]), now, now + seconds)
 
     def list(self) -> Sequence[AccessToken]:
-        """Return all tokens, also those that ended in the last 90 days, by name and age."""
+        """Return all tokens, including recently ended ones, by name and age."""
         if not self._file.exists():
             return []
         with self._file.reading() as file:
-            rows = file.execute(f"SELECT {_COLUMNS} FROM token ORDER BY name, created")  # noqa: S608 - constants
-            return [_record(row) for row in rows]
+            return [_record(row) for row in file.execute(f"{_SELECT} ORDER BY name, created")]
 
     def revoke(self, name_or_id: str) -> Sequence[AccessToken]:
-        """Revoke a token by its id, or all of a name, and return their records. Raises
+        """Revoke a token by its id, or all tokens of a name, and return their records. Raises
         `NotFound`.
         """
         now = self._clock()
@@ -131,8 +125,7 @@ class AccessTokens:
         ]
         if not revoked:
             raise NotFound(
-                f"no valid token has the id or name {name_or_id[:80]!r}; moothall token list shows "
-                "all"
+                f"no valid token has the id or name {name_or_id[:80]!r}; run: moothall token list"
             )
         with self._file.writing() as file:
             file.executemany(
@@ -141,8 +134,8 @@ class AccessTokens:
         return revoked
 
     async def find(self, token: str) -> Caller | None:
-        """Return the caller of a token; None if it is none of these. Raises `Unauthenticated` if it
-        has expired or was revoked.
+        """Return the caller of a token; None if the token is unknown. Raises `Unauthenticated` if
+        it has expired or was revoked.
         """
         if not token.startswith(PREFIX):
             return None
@@ -158,18 +151,8 @@ class AccessTokens:
         return record is not None and not record.refusal(self._clock())
 
     def _find(self, digest: str) -> AccessToken | None:
-        """Return the record of a token. Cached until the file changes."""
-        if not self._file.exists():
-            return None
-        if (stamp := self._file.stamp()) != self._stamp:
-            self._stamp = stamp
-            self._cache.clear()
-        if digest not in self._cache:
-            with self._file.reading() as file:
-                query = f"SELECT {_COLUMNS} FROM token WHERE digest = ?"  # noqa: S608 - constants
-                row = file.execute(query, (digest,)).fetchone()
-            self._cache[digest] = _record(row) if row else None
-        return self._cache[digest]
+        row = self._file.find_cached(f"{_SELECT} WHERE digest = ?", digest)
+        return None if row is None else _record(row)
 
 
 def when(moment: float) -> str:

@@ -1,4 +1,4 @@
-"""An OpenID issuer: its metadata, its keys, and the principal that a token of it names.
+"""An OpenID issuer: its metadata, its keys, and the principals that its tokens name.
 
 No claim of a token is used before its signature, issuer, audience and times are verified.
 """
@@ -42,7 +42,7 @@ _ACCESS_TOKEN_TYPES = frozenset({"", "jwt", "at+jwt", "application/at+jwt"})
 _ACCESS_TOKEN_CLAIMS = ("exp", "iss", "aud")
 _LEEWAY_SECONDS = 60
 _KEY_FETCH_SECONDS = 30.0
-"""The keys are fetched at most this often, however many tokens name unknown ones."""
+"""The minimum time between two fetches of the keys, however many tokens name unknown ones."""
 _KEY_AGE_SECONDS = 900.0
 """The age at which keys are fetched again, so that a withdrawn key is not accepted for ever."""
 _MAX_RESPONSE_BYTES, MESSAGE_CHARS = 1_000_000, 200
@@ -51,7 +51,7 @@ _JWT_DOTS = 2
 
 
 class IssuerMetadata(BaseModel):
-    """The issuer's metadata document. Issuers that sign nobody in have no endpoints for it."""
+    """The issuer's metadata document. Issuers without sign-in lack the endpoints for it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -155,9 +155,7 @@ class Issuer:
         )
 
     async def _find_key(self, kid: object, label: str) -> jwt.PyJWK:
-        """Return a key by its id. Unknown keys are fetched, but not for every token that names
-        one.
-        """
+        """Return a key by its id. An unknown id causes a new fetch, but not with every token."""
         key = _choose_key(self._keys, kid)
         is_old = self._clock() - self._keys_fetched_at >= _KEY_AGE_SECONDS
         if key is not None and (not is_old or self._keys_lock.locked()):
@@ -263,7 +261,7 @@ class IssuedTokens:
         self._clock = clock
 
     async def find(self, token: str) -> Caller | None:
-        """Return the caller of a token; None if it is no JWT. Raises `Unauthenticated`,
+        """Return the caller of a token; None if it is not a JWT. Raises `Unauthenticated`,
         `Temporary`.
         """
         if token.count(".") != _JWT_DOTS:

@@ -9,8 +9,13 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
+
+from cachetools import LRUCache
 
 from moothall.errors import ConfigurationError
+
+_MAX_CACHED = 10_000
 
 
 class PrivateDatabase:
@@ -22,6 +27,8 @@ class PrivateDatabase:
 
     def __init__(self, path: Path, tables: str, what: str) -> None:
         self._path, self._tables, self._what = path, tables, what
+        self._stamp: tuple[int, bytes] = (0, b"")
+        self._cache: LRUCache[tuple[str, str], tuple[Any, ...] | None] = LRUCache(_MAX_CACHED)
 
     def exists(self) -> bool:
         """Return whether the file has content; the tables are created with the first bytes."""
@@ -30,7 +37,21 @@ class PrivateDatabase:
         except FileNotFoundError:
             return False
 
-    def stamp(self) -> tuple[int, bytes]:
+    def find_cached(self, query: str, key: str) -> tuple[Any, ...] | None:
+        """Return the first row of a query with one parameter; None if there is no row or no file.
+        Cached until the file changes.
+        """
+        if not self.exists():
+            return None
+        if (stamp := self._read_stamp()) != self._stamp:
+            self._stamp = stamp
+            self._cache.clear()
+        if (query, key) not in self._cache:
+            with self.reading() as file:
+                self._cache[query, key] = file.execute(query, (key,)).fetchone()
+        return self._cache[query, key]
+
+    def _read_stamp(self) -> tuple[int, bytes]:
         """Return a value that differs after every change: the inode, and SQLite's change counter
         (offset 24 of the header).
         """

@@ -310,22 +310,21 @@ async def _open_bearers(settings: Settings) -> BearerTokens:
     """Return the accepted tokens. Raises `ConfigurationError`, also for an issuer that does not
     match the settings; an unreachable one is only logged.
     """
+    has_issuer = bool(settings.oidc.audience)
     sources: list[TokenSource] = [AccessTokens(settings.data_dir)]
-    if settings.oidc.audience:
+    if has_issuer:
         issuer = Issuer(settings.oidc)
         try:
             await issuer.check()
         except Temporary as error:
             log.warning(
-                "the issuer is unreachable; its tokens are refused now",
+                "the issuer is unreachable; its tokens are refused until it answers",
                 setting="oidc.issuer",
                 reason=error.message,
             )
         sources.append(IssuedTokens(issuer))
-    has_others = bool(settings.oidc.audience)
-    return BearerTokens(
-        read_tokens(settings.grpc, settings.data_dir, has_others=has_others), sources
-    )
+    tokens = read_tokens(settings.grpc, settings.data_dir, has_others=has_issuer)
+    return BearerTokens(tokens, sources)
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """Backup and restore of a data directory and its bus, while others write.
 
 A backup is a tar file: snapshots of the streams, in an order that keeps references complete, then
-the files of the data directory. Restoring ends at its mark, the last event of the log's snapshot.
+the files of the data directory. A restored log ends at the mark: the last event of its snapshot.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class BackupReport:
-    """What a backup holds. `mark` is the seq of its last event."""
+    """The contents of a backup. `mark` is the seq of its last event; `created` is an ISO time."""
 
     mark: int
     events: int
@@ -58,8 +58,8 @@ class BackupReport:
 async def save_backup(
     settings: Settings, path: Path, report_progress: ReportProgress
 ) -> BackupReport:
-    """Write a backup to `path`, which appears once it is complete. Raises `ConfigurationError`,
-    `BusUnavailable`.
+    """Write a backup to `path`, which is created only when the backup is complete. Raises
+    `ConfigurationError`, `BusUnavailable`.
     """
     async with AsyncExitStack() as stack:
         tar = stack.enter_context(new_archive(path))
@@ -77,22 +77,23 @@ async def save_backup(
 async def _save(
     snapshots: Snapshots, data_dir: Path, tar: tarfile.TarFile, spool: Path
 ) -> BackupReport:
-    abouts: dict[str, Mapping[str, Any]] = {}
+    descriptions: dict[str, Mapping[str, Any]] = {}
     for stream in ordered_streams():
         with tempfile.TemporaryFile(dir=spool) as chunks:
-            abouts[stream] = await snapshots.save(stream, chunks.write)
+            descriptions[stream] = await snapshots.save(stream, chunks.write)
             chunks.seek(0)
             await asyncio.to_thread(add_content, tar, f"streams/{stream}", cast("BinaryIO", chunks))
     clones = await asyncio.to_thread(add_files, tar, data_dir, spool)
-    state = abouts[EVENTS.name]["state"]
+    state = descriptions[EVENTS.name]["state"]
     report = BackupReport(
         mark=state["last_seq"],
         events=state["messages"],
         clones=clones,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    manifest = {"format": _FORMAT, "version": __version__, "streams": abouts} | dump(report)
-    add_content(tar, "manifest.json", io.BytesIO(json.dumps(manifest).encode()))
+    manifest = {"format": _FORMAT, "version": __version__, "streams": descriptions}
+    content = json.dumps(manifest | dump(report)).encode()
+    add_content(tar, "manifest.json", io.BytesIO(content))
     return report
 
 
@@ -111,7 +112,7 @@ async def restore_backup(
             stack.enter_context(data_dir_lock.hold(data_dir))
         except data_dir_lock.DirectoryTaken as error:
             raise ConfigurationError(
-                f"another process serves {data_dir}: end it, and empty the directory"
+                f"another process serves {data_dir}: stop it, and empty the directory"
             ) from error
         check_empty(data_dir)
         await asyncio.to_thread(extract_files, tar, data_dir)
@@ -141,7 +142,7 @@ def _read_manifest(tar: tarfile.TarFile, path: Path) -> Mapping[str, Any]:
 
 
 async def _rebuild(bus: Bus) -> None:
-    """Derive status documents and work from the log: what has no decision is queued again."""
+    """Derive status documents and work from the log, and queue undecided deliberations again."""
     for name in await bus.list_ids(Channel.RESULTS):
         task_key = TaskKey(name)
         request = await find_request(bus, task_key)
@@ -154,7 +155,7 @@ async def _rebuild(bus: Bus) -> None:
         try:
             deliberation = check_deliberation(load(Deliberation, request.event.data))
         except InvalidRequest:
-            continue  # its own delivery made it a dead letter
+            continue  # a host made it a dead letter when it was delivered
         outcome = Outcome(
             task_id=TaskId(task_key),
             status=DeliberationStatus.PENDING,

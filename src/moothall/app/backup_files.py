@@ -65,7 +65,7 @@ def check_empty(data_dir: Path) -> None:
 
 def add_files(tar: tarfile.TarFile, data_dir: Path, spool: Path) -> int:
     """Add the files of a data directory, and return the number of clones. Everything else in it is
-    recreated when it is needed.
+    recreated when needed.
     """
     for name in _SECRETS:
         if (data_dir / name).exists():
@@ -84,8 +84,8 @@ def add_files(tar: tarfile.TarFile, data_dir: Path, spool: Path) -> int:
 
 
 def _add_audit(tar: tarfile.TarFile, data_dir: Path) -> None:
-    """Add the chains of the audit. A head never points beyond the end of its chain, because the
-    chain is read later.
+    """Add the chains of the audit. The heads come first, so that none points beyond the end of its
+    chain.
     """
     paths = sorted(_files_below(data_dir / "audit"), key=lambda path: path.suffix != ".head")
     for path in paths:
@@ -93,8 +93,8 @@ def _add_audit(tar: tarfile.TarFile, data_dir: Path) -> None:
 
 
 def _add_clone(tar: tarfile.TarFile, data_dir: Path, clone: Path) -> None:
-    """Add a clone, references first. Objects are never removed, so those that they need are among
-    the objects that are listed afterwards.
+    """Add a clone, references first. Objects are never removed, so a list of objects that is read
+    later contains all that the references need.
     """
     objects = clone / "objects"
     for path in _files_below(clone):
@@ -106,7 +106,7 @@ def _add_clone(tar: tarfile.TarFile, data_dir: Path, clone: Path) -> None:
 
 
 def _files_below(folder: Path) -> Sequence[Path]:
-    """Return the files of a folder as they are now."""
+    """Return the current files of a folder and its subfolders, without symbolic links."""
     paths = [Path(root, name) for root, _, names in os.walk(folder) for name in names]
     return [path for path in paths if path.is_file() and not path.is_symlink()]
 
@@ -114,7 +114,7 @@ def _files_below(folder: Path) -> Sequence[Path]:
 def _add_file(
     tar: tarfile.TarFile, data_dir: Path, path: Path, *, whole_lines: bool = False
 ) -> None:
-    """Add a file as long as it is now. One that was removed meanwhile is left out."""
+    """Add a file with its current length, or up to its last whole line. Skip a removed file."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -158,9 +158,8 @@ def extract_files(tar: tarfile.TarFile, data_dir: Path) -> None:
     """Restore the files of a data directory."""
     for member in tar.getmembers():
         if member.isfile() and member.name.startswith("files/"):
-            member.name = member.name.removeprefix("files/")
-            tar.extract(member, data_dir, filter="data")
-            member.name = f"files/{member.name}"
+            name = member.name.removeprefix("files/")
+            tar.extract(member.replace(name=name, deep=False), data_dir, filter="data")
 
 
 def read_chunks(tar: tarfile.TarFile, stream: str) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from moothall.authorization.story_budgets import BudgetReservation, StoryBudgets, compare_and_set
@@ -24,15 +24,13 @@ from moothall.ports import Bucket
 
 IsOpen = Callable[[TaskKey], Awaitable[bool]]
 _OPEN_RETRY_SECONDS = 10.0
-_MAX_CLOSED = 500
-"""Closed deliberations that a day's account lists; older ones are summed up."""
-_SMALLEST = Amount(1, 0, 1e-9)
-"""A limit under which no call fits: 0 would mean no limit."""
+_MIN_TOKENS, _MIN_COST_USD = 1, 1e-9
+"""Limits under which no call fits; 0 would mean no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """The use of one quota. `used` includes what deliberations have reserved."""
+    """The use of one quota. `used` includes reservations."""
 
     what: str
     period: str
@@ -105,15 +103,16 @@ class Quotas:
             except _FullError as still_full:
                 raise QuotaExceeded(
                     f"the quota of tenant {tenant} is used up: {len(still_full.tasks)} of {limit} "
-                    "concurrent deliberations wait or run; there is room for another one when one "
-                    "of them ends",
+                    "concurrent deliberations wait or run; try again when one of them ends",
                     _OPEN_RETRY_SECONDS,
                 ) from None
 
     async def reservation(
         self, tenant: str, task_key: TaskKey, submitted: datetime
     ) -> QuotaReservation | None:
-        """Return the reservation of a deliberation; None for a tenant without such quotas."""
+        """Return the reservation of a deliberation; None if no quota limits the spending of its
+        tenant.
+        """
         quota = self._settings.of(tenant)
         if not _limits_spending(quota):
             return None
@@ -129,16 +128,10 @@ class Quotas:
         account = load(BudgetAccount, document) if document else BudgetAccount()
         return account.spent + account.reserved
 
-    async def compact(self, key: str) -> None:
-        """Sum up the oldest closed deliberations of a day's account if it lists many."""
-        await self._accounts.change(key, lambda account: account.fold_closed(_MAX_CLOSED))
-
     async def _read_uses(
         self, tenant: str, moment: datetime, quota: Quota
     ) -> tuple[Amount, Amount]:
-        """Return the use of a day, and that of the earlier days of its month if a quota needs
-        it.
-        """
+        """Return the use of a day, and of the earlier days of its month if the quota is monthly."""
         is_monthly = quota.tokens_per_month or quota.cost_usd_per_month
         earlier_days = list(_earlier_days(moment)) if is_monthly else []
         today, *earlier = await asyncio.gather(
@@ -149,8 +142,10 @@ class Quotas:
 
 @dataclass(frozen=True, slots=True)
 class QuotaReservation:
-    """A deliberation's share of the quotas of its tenant: `day` is its share of the account `key`
-    of the day when it was `submitted`, `earlier` the use of the earlier days of the month.
+    """A deliberation's share of the quotas of its tenant.
+
+    `key` is the account of the day on which it was `submitted`, `day` its share of that account,
+    and `earlier` the use of the earlier days of the month.
     """
 
     quotas: Quotas
@@ -178,11 +173,10 @@ class QuotaReservation:
     async def close(self, spent: Usage) -> None:
         """Release what was not spent. Raises `BusUnavailable`."""
         await self.day.close(spent)
-        await self.quotas.compact(self.key)
 
 
 class _FullError(Exception):
-    """A tenant has too many deliberations."""
+    """A tenant has as many deliberations as its quota allows."""
 
     def __init__(self, tasks: Sequence[str]) -> None:
         super().__init__()
@@ -201,7 +195,7 @@ def _limits_spending(quota: Quota) -> bool:
 
 
 def _list_uses(quota: Quota, day: Amount, earlier: Amount, moment: datetime) -> list[_Use]:
-    """Return the use of each quota that a tenant has."""
+    """Return the use of each quota that is set."""
     month = day + earlier
     midnight = moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     tomorrow = midnight + timedelta(days=1)
@@ -216,21 +210,15 @@ def _list_uses(quota: Quota, day: Amount, earlier: Amount, moment: datetime) -> 
 
 
 def _limit_of_day(quota: Quota, earlier: Amount) -> Amount:
-    """Return what one day may use at most, given the use of the earlier days of its month."""
-
-    def smaller(per_day: float, per_month: float, used: float, smallest: float) -> float:
-        limits = [per_day] if per_day else []
-        limits += [max(per_month - used, smallest)] if per_month else []
-        return min(limits, default=0)
-
-    return replace(
-        _SMALLEST,
-        tokens=int(
-            smaller(quota.tokens_per_day, quota.tokens_per_month, earlier.tokens, _SMALLEST.tokens)
-        ),
-        cost_usd=smaller(
-            quota.cost_usd_per_day, quota.cost_usd_per_month, earlier.cost_usd, _SMALLEST.cost_usd
-        ),
+    """Return the limit of a day, given the use of the earlier days of its month."""
+    tokens, cost_usd = [quota.tokens_per_day], [quota.cost_usd_per_day]
+    if quota.tokens_per_month:
+        tokens.append(max(quota.tokens_per_month - earlier.tokens, _MIN_TOKENS))
+    if quota.cost_usd_per_month:
+        cost_usd.append(max(quota.cost_usd_per_month - earlier.cost_usd, _MIN_COST_USD))
+    return Amount(
+        tokens=min(filter(None, tokens), default=0),
+        cost_usd=min(filter(None, cost_usd), default=0.0),
     )
 
 

@@ -23,6 +23,8 @@ from moothall.telemetry import metrics
 BUCKET = "budgets"
 _CALLS_AHEAD = 4
 """A deliberation reserves budget for this many calls at once, to save requests to the bus."""
+_MAX_CLOSED = 500
+"""The number of closed deliberations that an account lists; older ones are summed up."""
 _FIRST_DELAY_SECONDS, _MAX_DELAY_SECONDS = 0.002, 0.1
 
 
@@ -71,8 +73,9 @@ class StoryBudgets:
 
 
 async def compare_and_set(bucket: Bucket, key: str, change: Callable[[Data | None], Data]) -> Data:
-    """Change a document and return it; `change` gets None if there is none, and is called again if
-    another process was faster. Raises what it raises, `BusUnavailable`.
+    """Change a document and return it. `change` receives the current document, or None if it does
+    not exist; it runs again after a conflict with another process. Its errors are passed on. Raises
+    `BusUnavailable`.
     """
     delay = _FIRST_DELAY_SECONDS
     while True:
@@ -119,8 +122,8 @@ class Reservations:
 
 
 class BudgetReservation:
-    """A deliberation's share of an account. All amounts are totals, so a deliberation that
-    is taken over continues with the same share, and what was spent before a crash counts once.
+    """A deliberation's share of an account. All amounts are totals, so a deliberation that is taken
+    over continues with the same share, and what was spent before a crash counts once.
     """
 
     def __init__(
@@ -169,8 +172,10 @@ class BudgetReservation:
         async with self._drawing:
             await self._accounts.change(
                 self._key,
-                lambda account: replace(account, limit=self._limit).close(
-                    self._task_key, Amount.of(spent)
+                lambda account: (
+                    replace(account, limit=self._limit)
+                    .close(self._task_key, Amount.of(spent))
+                    .fold_closed(_MAX_CLOSED)
                 ),
             )
             self._granted = Amount.of(spent)

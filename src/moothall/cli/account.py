@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from moothall.cli.options import example, json_option
+from moothall.cli.options import example, json_option, list_roles, role_option, tenant_option
 from moothall.cli.runtime import report_errors, say, settings_of
-from moothall.domain.identity import LOCAL
 
 if TYPE_CHECKING:  # imported by the command that needs it
     from moothall.api.web.user_accounts import UserAccounts
@@ -23,18 +22,8 @@ def account() -> None:
 
 @account.command(epilog=example("moothall account add alice --role po --role architect"))
 @click.argument("name")
-@click.option(
-    "--role",
-    "roles",
-    type=click.Choice(["po", "qa", "architect", "operator"]),
-    multiple=True,
-    help="What they may do; repeatable. Without one they look, write stories and comment.",
-)
-@click.option(
-    "--tenant",
-    default=LOCAL.tenant,
-    help="Whose data they see; by default of who works without tenants.",
-)
+@role_option
+@tenant_option
 @click.pass_context
 @report_errors
 def add(context: click.Context, *, name: str, roles: tuple[str, ...], tenant: str) -> None:
@@ -55,7 +44,7 @@ def list_(context: click.Context, *, as_json: bool) -> None:
         {
             "name": user.name,
             "tenant": user.tenant,
-            "roles": [*sorted(user.roles), *(["operator"] if user.operator else [])],
+            "roles": list_roles(user),
         }
         for user in _people(context).list()
     ]

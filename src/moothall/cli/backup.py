@@ -17,8 +17,8 @@ _FILE = click.argument("file", type=click.Path(path_type=Path, dir_okay=False, r
 @_FILE
 @with_settings()
 async def backup(settings: Settings, *, file: Path) -> None:
-    """Write the log, keys, tokens, audit and repositories to FILE, also while `serve` runs. FILE is
-    for its owner only: it holds secrets.
+    """Write the log, keys, tokens, audit and repositories to FILE, also while `serve` runs. FILE
+    contains secrets, so only its owner can read it.
     """
     from moothall.app.backup import save_backup
 
@@ -33,7 +33,7 @@ async def backup(settings: Settings, *, file: Path) -> None:
 @_FILE
 @with_settings()
 async def restore(settings: Settings, *, file: Path) -> None:
-    """Restore FILE of `backup` into an empty data directory. Deliberations that had not ended
+    """Restore the backup FILE into an empty data directory. Deliberations that had not ended
     continue when `serve` starts.
     """
     from moothall.app.backup import restore_backup

@@ -12,6 +12,7 @@ import click
 from moothall.cli import complete
 from moothall.config import Settings
 from moothall.config.section import Section
+from moothall.domain.identity import LOCAL, Principal
 
 _MAX_INT32 = 2**31 - 1
 
@@ -43,9 +44,24 @@ text_option = click.option(
 verbose_option = click.option(
     "-v", "--verbose", is_flag=True, help="Every event as it happens: turns, model calls, reviews."
 )
+role_option = click.option(
+    "--role",
+    "roles",
+    type=click.Choice(["po", "qa", "architect", "operator"]),
+    multiple=True,
+    help="po, qa and architect move stories, operator approves requests; repeatable.",
+)
+tenant_option = click.option(
+    "--tenant", default=LOCAL.tenant, show_default=True, help="The tenant whose data is visible."
+)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else."
 )
+
+
+def list_roles(principal: Principal) -> list[str]:
+    """Return the values of `role_option` that a principal has."""
+    return [*sorted(principal.roles), *(["operator"] if principal.operator else [])]
 
 
 class SettingRange(click.IntRange):

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from moothall.cli.options import example, json_option
+from moothall.cli.options import example, json_option, list_roles, role_option, tenant_option
 from moothall.cli.runtime import report_errors, say, settings_of
-from moothall.domain.identity import LOCAL
 
 if TYPE_CHECKING:  # imported by the command that needs it
     from moothall.api.access_tokens import AccessToken, AccessTokens
@@ -20,7 +19,7 @@ _UNIT_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
 
 
 class _Duration(click.ParamType[float]):
-    """A whole number of minutes, hours or days, in seconds."""
+    """Whole minutes, hours or days, converted to seconds."""
 
     name = "duration"
 
@@ -45,27 +44,21 @@ def token() -> None:
 
 @token.command(epilog=example("moothall token create ci --tenant team-a --expires 30d"))
 @click.argument("name")
-@click.option("--tenant", default=LOCAL.tenant, help="The tenant whose data the caller sees.")
-@click.option(
-    "--role",
-    "roles",
-    type=click.Choice(["po", "qa", "architect", "operator"]),
-    multiple=True,
-    help="What the caller may do with stories and requests; repeatable.",
-)
+@role_option
+@tenant_option
 @click.option(
     "--expires",
     type=_Duration(),
     default="90d",
     show_default=True,
-    help="How long it is valid, such as 30m, 12h or 90d; at most 366d.",
+    help="Lifetime, such as 30m, 12h or 90d; at most 366d.",
 )
 @click.pass_context
 @report_errors
 def create(
     context: click.Context, *, name: str, tenant: str, roles: tuple[str, ...], expires: float
 ) -> None:
-    """Create a token for the caller NAME and print it, once: only its digest is stored."""
+    """Create a token for the caller NAME and print it. It cannot be shown again."""
     from moothall.api.access_tokens import when
 
     secret, created = _tokens(context).create(name, expires, tenant=tenant, roles=roles)
@@ -78,7 +71,7 @@ def create(
 @click.pass_context
 @report_errors
 def list_(context: click.Context, *, as_json: bool) -> None:
-    """List the tokens with their roles and their state."""
+    """List the tokens with their roles and states."""
     from moothall.api.access_tokens import when
 
     now = time()
@@ -88,7 +81,7 @@ def list_(context: click.Context, *, as_json: bool) -> None:
         return
     for item in documents:
         moment = item["revoked"] if item["state"] == "revoked" else item["expires"]
-        state = {"valid": "valid until"}.get(item["state"], f"{item['state']} at")
+        state = "valid until" if item["state"] == "valid" else f"{item['state']} at"
         click.echo(
             f"{item['id']}  {item['name']}  ({item['tenant']})  "
             f"{', '.join(item['roles']) or 'no role'}  {state} {when(moment)}"
@@ -114,7 +107,7 @@ def _document(item: AccessToken, now: float) -> dict[str, Any]:
         "id": item.id,
         "name": who.name,
         "tenant": who.tenant,
-        "roles": [*sorted(who.roles), *(["operator"] if who.operator else [])],
+        "roles": list_roles(who),
         "state": refused if item.refusal(now) else "valid",
         "created": item.created,
         "expires": item.ends,

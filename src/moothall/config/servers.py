@@ -170,8 +170,8 @@ class OidcSettings(Section):
             )
         if self.audience and self.audience == self.client_id:
             raise ValueError(
-                "oidc.audience is the same as oidc.client_id, so that tokens for signing in at the "
-                "page would be tokens of callers; set an audience of its own"
+                "oidc.audience is the same as oidc.client_id, so ID tokens of the page would be "
+                "accepted as access tokens; choose another audience"
             )
         if self.issuer is not None and not any(self.roles.values()):
             raise ValueError(

@@ -290,7 +290,7 @@ class BudgetAccount:
         return replace(self, draws={**self.draws, key: BudgetDraw(spent, spent)})
 
     def fold_closed(self, keep: int) -> BudgetAccount:
-        """Return the account in which the closed entries before the last `keep` are one."""
+        """Return the account with all but the last `keep` closed entries summed up in one."""
         closed = [key for key, draw in self.draws.items() if key and draw.granted == draw.spent]
         if len(closed) <= keep:
             return self

@@ -1,8 +1,8 @@
 """Turns of tenants in the work queue.
 
 At most `MAX_QUEUED` deliberations of a role wait in its queue itself, where hosts take them in
-order. Further ones wait in a queue of their tenant, and tenants take turns to move one into the
-queue of the role.
+order. Further ones wait in a queue of their tenant, and are moved into the queue of the role in
+turns of tenants.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ MAX_QUEUED = 8
 
 
 def is_shared(topic: Topic) -> bool:
-    """Return whether tenants take turns in a queue."""
+    """Return whether tenants take turns in the queue of a topic."""
     return topic.channel is Channel.WORK and topic.about in ROLES
 
 
 def waiting_topic(role: str, tenant: str) -> Topic:
     """Return the topic of deliberations of a role that wait for the turn of their tenant. It is in
-    the channel of work, so whoever may enqueue work may use it.
+    the channel of work, so the permission to enqueue work includes it.
     """
     return Channel.WORK.of(f"{role}_{tenant}")
 

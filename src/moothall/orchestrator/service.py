@@ -288,8 +288,8 @@ class DeliberationService:
         return deliberation
 
     async def _admit(self, quotas: Quotas, deliberation: Deliberation) -> None:
-        """Raise `QuotaExceeded` for a new deliberation beyond the quotas of its tenant. A recorded
-        one was admitted.
+        """Raise `QuotaExceeded` for a deliberation beyond the quotas of its tenant, unless it was
+        recorded before.
         """
         try:
             await quotas.admit(deliberation.tenant, deliberation.task_id, self._is_open)

@@ -153,7 +153,7 @@ class MemoryBus:
         )
 
     async def dispatch(self) -> None:
-        """Wait until cancelled: consumers take turns by themselves."""
+        """Wait until cancelled: the queues of this bus are already in turns of tenants."""
         await asyncio.Event().wait()
 
     async def _store_event(
@@ -271,15 +271,15 @@ class MemoryBus:
         self, durable: _Durable, handler: Handler, glance: Glance | None, capacity: Capacity
     ) -> None:
         while True:
-            turn = await durable.ready.get()
-            is_held = not capacity.turns.locked()
-            if not is_held:
-                durable.ready.put_nowait(turn)  # another consumer may have capacity
+            tenant, seq = await durable.ready.get()
+            if capacity.turns.locked():
+                durable.ready.put_nowait((tenant, seq))  # another consumer may have capacity
+                seq = -1
             async with capacity.turns:
-                if not is_held and not durable.ready.empty():
-                    turn, is_held = durable.ready.get_nowait(), True
-                if is_held:
-                    await self._deliver_message(durable, turn[1], handler, glance)
+                if seq < 0 and not durable.ready.empty():
+                    _, seq = durable.ready.get_nowait()
+                if seq >= 0:
+                    await self._deliver_message(durable, seq, handler, glance)
 
     async def _deliver_message(
         self, durable: _Durable, seq: int, handler: Handler, glance: Glance | None

@@ -91,7 +91,7 @@ class WorkContract:
             await bus.enqueue(Channel.WORK.of("dev"), requested("second", "team-b"))
             async with consuming(bus, "host-dev", handle), asyncio.timeout(120):
                 await all_handled.wait()
-        # Behind what was queued before it came, and one of the other tenant for each of its own.
+        # Ahead are at most the full queue, and one task of the other tenant for each of its own.
         assert order.index("first") <= turns.MAX_QUEUED + 1
         assert order.index("second") <= turns.MAX_QUEUED + 3
         assert len(set(order)) == 1002

@@ -105,7 +105,7 @@ class Host:
     still_seconds: float = 10.0
     """After standing still for so long its work is another's: the bus's `ack_wait_seconds`."""
     quotas: Quotas | None = None
-    """The quotas of tenants."""
+    """The quotas of tenants; without them nothing is limited."""
     look_seconds: float = 5.0
     """How often the log is asked whether what is in hand is over: a signal may be lost. Of what was
     taken up unread, once within a
@@ -399,8 +399,9 @@ class Host:
         return True
 
     async def _reserve(self, deliberation: Deliberation, submitted: float) -> Reservation | None:
-        """Return what a deliberation draws on: the budget of its story, and the quotas of its
-        tenant for the day when it was submitted (Unix seconds). A merge asks no model.
+        """Return the reservation of a deliberation in the budget of its story, and in the quotas of
+        its tenant for the day on which it was `submitted` (Unix seconds). None for a merge, which
+        asks no model.
         """
         if deliberation.merge:
             return None

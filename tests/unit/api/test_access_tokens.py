@@ -1,6 +1,4 @@
-"""Access tokens: what is stored of them, who they belong to, and how they end, in files and at real
-servers.
-"""
+"""Access tokens: their storage, principals, expiry and revocation, in files and at real servers."""
 
 from __future__ import annotations
 
@@ -60,7 +58,7 @@ async def test_a_token_belongs_to_its_name_tenant_and_roles(tokens: AccessTokens
     assert await tokens.find("a-token-of-the-settings") is None
 
 
-async def test_only_a_digest_is_stored_in_a_file_of_its_owner(
+async def test_only_a_digest_is_stored_in_a_private_file(
     tokens: AccessTokens, tmp_path: Path
 ) -> None:
     secret, _ = tokens.create("ci", DAY)
@@ -136,7 +134,7 @@ def test_records_of_ended_tokens_are_forgotten_after_90_days(
         ("ci", DAY, "local", ("boss",), "unknown role boss"),
     ],
 )
-def test_what_is_wrong_is_named_and_nothing_is_created(
+def test_invalid_values_are_named_and_create_no_token(
     tokens: AccessTokens,
     *,
     name: str,

@@ -387,7 +387,7 @@ def sources(folder: Path) -> dict[Path, str]:
     }
 
 
-async def test_a_used_up_quota_is_told_at_once_with_the_time_when_it_resets(
+async def test_a_used_up_quota_is_reported_at_once_with_its_reset_time(
     deliberations: MemoryDeliberations,
 ) -> None:
     deliberations.failure = QuotaExceeded("the quota of tenant team-a is used up: …", 7200.0)

@@ -1,13 +1,10 @@
-"""Access tokens that a provider signs for callers: a real provider with keys of its own, real
-servers, and forgeries.
-"""
+"""Access tokens that a provider signs for callers: a real provider, real servers, and forgeries."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -48,15 +45,13 @@ def settings(issuer: str, **more: Any) -> config.OidcSettings:
     )
 
 
-@dataclass
-class Clocks:
+class Clock:
     """The clock of the keys, which a test sets."""
 
-    now: float = 0.0
-    of_keys: Any = field(init=False)
+    now = 0.0
 
-    def __post_init__(self) -> None:
-        self.of_keys = lambda: self.now
+    def __call__(self) -> float:
+        return self.now
 
 
 @pytest.fixture
@@ -66,19 +61,19 @@ async def there() -> AsyncIterator[Provider]:
 
 
 @pytest.fixture
-def clocks() -> Clocks:
-    return Clocks()
+def clock() -> Clock:
+    return Clock()
 
 
-def issued(there: Provider, clocks: Clocks, **more: Any) -> IssuedTokens:
-    return IssuedTokens(Issuer(settings(there.issuer, **more), clocks.of_keys))
+def issued(there: Provider, clock: Clock, **more: Any) -> IssuedTokens:
+    return IssuedTokens(Issuer(settings(there.issuer, **more), clock))
 
 
 async def test_claims_name_the_caller_its_tenant_and_its_roles(
-    there: Provider, clocks: Clocks
+    there: Provider, clock: Clock
 ) -> None:
     there.claims = {"sub": "ci", "groups": ["product", "operations", "others"], "org": "team-a"}
-    tokens = issued(there, clocks, tenant_claim="org")
+    tokens = issued(there, clock, tenant_claim="org")
     caller = await tokens.find(there.access_token())
     assert caller is not None
     assert caller.principal == Principal("ci", "team-a", operator=True, roles=frozenset({"po"}))
@@ -100,10 +95,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("how", REFUSED)
 async def test_a_token_that_is_not_for_this_server_is_refused_with_the_reason(
-    there: Provider, clocks: Clocks, how: str
+    there: Provider, clock: Clock, how: str
 ) -> None:
     claims, reason = REFUSED[how]
-    tokens = issued(there, clocks)
+    tokens = issued(there, clock)
     token = there.access_token(**claims)
     with pytest.raises(Unauthenticated) as refused:
         await tokens.find(token)
@@ -124,9 +119,9 @@ FORGED: dict[str, Forge] = {
 
 
 @pytest.mark.parametrize("how", FORGED)
-async def test_a_forged_token_is_refused(there: Provider, clocks: Clocks, how: str) -> None:
+async def test_a_forged_token_is_refused(there: Provider, clock: Clock, how: str) -> None:
     there.forge = FORGED[how]
-    tokens = issued(there, clocks)
+    tokens = issued(there, clock)
     with pytest.raises(Unauthenticated, match="the access token is refused"):
         await tokens.find(there.access_token())
     there.forge = honest
@@ -134,10 +129,10 @@ async def test_a_forged_token_is_refused(there: Provider, clocks: Clocks, how: s
 
 
 async def test_a_new_key_is_fetched_without_a_restart_but_not_for_every_token(
-    there: Provider, clocks: Clocks
+    there: Provider, clock: Clock
 ) -> None:
     there.published = ("one",)
-    tokens = issued(there, clocks)
+    tokens = issued(there, clock)
     old = there.access_token()
     assert await tokens.find(old) is not None
     there.published, there.kid = ("two",), "two"
@@ -145,7 +140,7 @@ async def test_a_new_key_is_fetched_without_a_restart_but_not_for_every_token(
         with pytest.raises(Unauthenticated, match="has no key 'two'"):
             await tokens.find(there.access_token())
     assert there.keys_fetched == 1
-    clocks.now = 31
+    clock.now = 31
     assert await tokens.find(there.access_token()) is not None
     with pytest.raises(Unauthenticated, match="has no key 'one'"):
         await tokens.find(old)
@@ -153,37 +148,37 @@ async def test_a_new_key_is_fetched_without_a_restart_but_not_for_every_token(
 
 
 async def test_a_withdrawn_key_is_forgotten_after_a_quarter_of_an_hour(
-    there: Provider, clocks: Clocks
+    there: Provider, clock: Clock
 ) -> None:
-    tokens = issued(there, clocks)
+    tokens = issued(there, clock)
     there.published = ("one",)
     assert await tokens.find(there.access_token()) is not None
     there.published = ("two",)
-    clocks.now = 899
+    clock.now = 899
     assert await tokens.find(there.access_token()) is not None
-    clocks.now = 900
+    clock.now = 900
     with pytest.raises(Unauthenticated, match="has no key 'one'"):
         await tokens.find(there.access_token())
 
 
 async def test_known_keys_outlast_a_failure_and_unknown_ones_are_tried_later(
-    there: Provider, clocks: Clocks
+    there: Provider, clock: Clock
 ) -> None:
     there.published = ("one",)
-    tokens = issued(there, clocks)
+    tokens = issued(there, clock)
     assert await tokens.find(there.access_token()) is not None
-    there.keys_status, clocks.now = 500, 1000.0
+    there.keys_status, clock.now = 500, 1000.0
     assert await tokens.find(there.access_token()) is not None
     there.kid = "two"
     with pytest.raises(Temporary, match="the access token cannot be verified: the keys of 127"):
         await tokens.find(there.access_token())
-    there.keys_status, there.published, clocks.now = 200, ("one", "two"), 1031.0
+    there.keys_status, there.published, clock.now = 200, ("one", "two"), 1031.0
     assert await tokens.find(there.access_token()) is not None
 
 
-async def test_a_session_of_a_token_ends_with_it(there: Provider, clocks: Clocks) -> None:
+async def test_a_session_of_a_token_ends_with_it(there: Provider, clock: Clock) -> None:
     wall = [float(NOW)]
-    tokens = IssuedTokens(Issuer(settings(there.issuer), clocks.of_keys), lambda: wall[0])
+    tokens = IssuedTokens(Issuer(settings(there.issuer), clock), lambda: wall[0])
     caller = await tokens.find(there.access_token(exp=NOW + 100))
     assert caller is not None
     assert caller.is_valid()
@@ -191,9 +186,9 @@ async def test_a_session_of_a_token_ends_with_it(there: Provider, clocks: Clocks
     assert not caller.is_valid()
 
 
-async def test_an_issuer_needs_no_endpoints_to_sign_in_at(there: Provider, clocks: Clocks) -> None:
+async def test_an_issuer_needs_no_endpoints_to_sign_in_at(there: Provider, clock: Clock) -> None:
     there.about = {"authorization_endpoint": "", "token_endpoint": "", "end_session_endpoint": ""}
-    assert await issued(there, clocks).find(there.access_token()) is not None
+    assert await issued(there, clock).find(there.access_token()) is not None
 
 
 async def test_an_unreachable_issuer_is_a_temporary_error() -> None:

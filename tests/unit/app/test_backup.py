@@ -59,7 +59,7 @@ class Writer:
             self.written += 1
 
     async def write_files(self) -> None:
-        """Commit to a clone, append to a chain of the audit, and create tokens."""
+        """Commit to a clone, append to an audit chain, and create tokens."""
         clone, audit = self.data_dir / "repos" / "r.git", self.data_dir / "audit" / "team-a"
         audit.mkdir(parents=True)
         tree = await _git(self.data_dir, "init", "-q", "--bare", str(clone)) or await _git(
@@ -173,7 +173,7 @@ async def check_files(data_dir: Path) -> None:
     assert AccessTokens(data_dir).list()
 
 
-async def test_what_cannot_be_restored_or_written_is_named(tmp_path: Path) -> None:
+async def test_files_that_cannot_be_restored_or_written_are_named(tmp_path: Path) -> None:
     data_dir, file = tmp_path / "data", tmp_path / "backup.tar"
     settings = Settings(data_dir=data_dir)
     with pytest.raises(ConfigurationError, match="cannot be read as a backup"):

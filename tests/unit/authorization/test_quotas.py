@@ -135,8 +135,8 @@ async def test_deliberations_at_once_are_limited_and_the_end_of_one_makes_room()
     with pytest.raises(QuotaExceeded) as refused:
         await app.admit("t-4")
     assert refused.value.message == (
-        "the quota of tenant team-a is used up: 3 of 3 concurrent deliberations wait or run; there "
-        "is room for another one when one of them ends"
+        "the quota of tenant team-a is used up: 3 of 3 concurrent deliberations wait or run; try "
+        "again when one of them ends"
     )
     app.running.remove("t-2")
     await app.admit("t-4")

@@ -53,7 +53,7 @@ async def test_a_token_is_created_listed_and_revoked(folder: Path) -> None:
         (("revoke", "nobody"), "no valid token has the id or name 'nobody'"),
     ],
 )
-def test_what_is_wrong_is_said(folder: Path, args: tuple[str, ...], message: str) -> None:
+def test_invalid_arguments_are_named(folder: Path, args: tuple[str, ...], message: str) -> None:
     result = token(*args)
     assert result.exit_code == 2
     assert message in result.stderr

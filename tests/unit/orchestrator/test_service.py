@@ -90,7 +90,7 @@ async def test_a_request_beyond_a_quota_is_refused_and_nothing_is_lost(bus: Memo
         await deliberations.submit(third, LOCAL)
     with pytest.raises(NotFound):
         await deliberations.result(TaskId("t3"), LOCAL)
-    await deliberations.submit(second, LOCAL)  # a repeat is no new one
+    await deliberations.submit(second, LOCAL)  # a repeat is not a new one
     await deliberations.cancel(TaskId("t1"), "enough", LOCAL)
     decided = Outcome(TaskId("t1"), DeliberationStatus.CANCELLED)
     await bus.publish(new_event(EventType.DELIBERATION_DECIDED, "t1", dump(decided)))

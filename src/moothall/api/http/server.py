@@ -221,8 +221,8 @@ def _openapi_route(operations: Iterable[HttpOperation]) -> Route:
 def tls_context(settings: config.WebSettings, *, configured: bool) -> ssl.SSLContext | None:
     """Return the TLS context, or None for plain text on loopback.
 
-    `configured`: there are tokens of the operator. Raises `ConfigurationError` for any other
-    address without TLS or without such tokens.
+    `configured`: tokens are set up, rather than created at the first start. Raises
+    `ConfigurationError` for a non-loopback address without TLS or without such tokens.
     """
     if not is_loopback(settings.host) and not configured:
         raise ConfigurationError(

@@ -30,8 +30,8 @@ def _secret() -> str:
 @dataclass(frozen=True, slots=True)
 class Session:
     """A signed-in browser. `form` is the secret in its forms, which foreign pages cannot know
-    (CSRF). `sign_out_url` is the URL to also sign out at the provider. The session ends when the
-    credentials that opened it are no longer `is_valid`.
+    (CSRF). `sign_out_url` is the URL to also sign out at the provider. The session ends when
+    `is_valid` returns False for the credentials that opened it.
     """
 
     who: Principal

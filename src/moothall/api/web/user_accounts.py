@@ -18,7 +18,7 @@ from time import time
 
 from argon2 import PasswordHasher
 from argon2.exceptions import VerifyMismatchError
-from cachetools import LRUCache, TTLCache
+from cachetools import TTLCache
 
 from moothall.api.private_database import PrivateDatabase
 from moothall.domain.identity import LOCAL, Principal
@@ -27,7 +27,6 @@ from moothall.errors import AlreadyExists, InvalidRequest, NotFound
 
 ROLES = ("po", "qa", "architect", "operator")
 _MIN_PASSWORD_CHARS, _MAX_PASSWORD_CHARS = 12, 200
-_KEPT = 10_000
 _TABLES = """
 BEGIN;
 CREATE TABLE IF NOT EXISTS person (
@@ -49,8 +48,6 @@ class UserAccounts:
     ) -> None:
         self._file = PrivateDatabase(folder / "accounts.db", _TABLES, "accounts")
         self._clock = clock
-        self._file_stamp: tuple[int, bytes] = (0, b"")
-        self._session_cache: LRUCache[str, tuple[float, Principal]] = LRUCache(_KEPT)
         self._hasher = hasher or PasswordHasher()
 
     def add(
@@ -64,7 +61,7 @@ class UserAccounts:
         row = (
             name,
             check_id(tenant, "tenant"),
-            role_names(roles),
+            format_roles(roles),
             self._hasher.hash(_check_password(password)),
         )
         with self._file.writing() as file:
@@ -139,22 +136,11 @@ class UserAccounts:
         """Return the account of a session; None if the session is unknown or has ended. Cached
         until the file changes, because event streams check it for every line.
         """
-        if not session_id or not self._file.exists():
-            return None
-        if (stamp := self._file.stamp()) != self._file_stamp:
-            self._file_stamp = stamp
-            self._session_cache.clear()
-        if (cached := self._session_cache.get(session_id)) is None:
-            with self._file.reading() as file:
-                query = (
-                    "SELECT ends, name, tenant, roles FROM session JOIN person USING (name) WHERE "
-                    "id = ?"
-                )
-                row = file.execute(query, (_digest(session_id),)).fetchone()
-            if row is None:
-                return None
-            cached = self._session_cache[session_id] = (row[0], principal_of(*row[1:]))
-        return cached[1] if cached[0] > self._clock() else None
+        query = (
+            "SELECT ends, name, tenant, roles FROM session JOIN person USING (name) WHERE id = ?"
+        )
+        row = self._file.find_cached(query, _digest(session_id)) if session_id else None
+        return None if row is None or row[0] <= self._clock() else principal_of(*row[1:])
 
     def sign_out(self, session_id: str) -> None:
         """End a session if it exists."""
@@ -211,8 +197,8 @@ def _digest(session_id: str) -> str:
     return hashlib.sha256(session_id.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def role_names(roles: Sequence[str]) -> str:
-    """Return roles as they are stored. Raises `InvalidRequest` for unknown ones."""
+def format_roles(roles: Sequence[str]) -> str:
+    """Return roles as the text that is stored. Raises `InvalidRequest` for unknown ones."""
     if unknown := set(roles) - set(ROLES):
         raise InvalidRequest(
             f"unknown role {', '.join(sorted(unknown))}; the roles are {', '.join(ROLES)}"
@@ -221,7 +207,7 @@ def role_names(roles: Sequence[str]) -> str:
 
 
 def principal_of(name: str, tenant: str, roles: str) -> Principal:
-    """Return the principal with roles as they are stored."""
+    """Return the principal of a stored account or token, with roles from `format_roles`."""
     names = set(roles.split(",")) - {""}
     return Principal(name, tenant, "operator" in names, frozenset(names - {"operator"}))
 

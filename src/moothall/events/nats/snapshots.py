@@ -1,5 +1,5 @@
-"""Snapshots of streams, which the server makes while it goes on storing, and their restoration. A
-restored stream has the same messages, sequence numbers and durable consumers.
+"""Snapshots of streams, which the server takes without interrupting writes, and their restoration.
+A restored stream has the same messages, sequence numbers and durable consumers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from moothall.config import BusSettings
-from moothall.errors import AlreadyExists, BusUnavailable, ConfigurationError
+from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.events.buckets import BUCKETS, DOCUMENTS
 from moothall.events.lease import BUCKET
 from moothall.events.nats.connection import connection, translate_errors
@@ -31,8 +31,8 @@ _SECONDS = 30.0
 
 
 def ordered_streams() -> tuple[str, ...]:
-    """Return the streams of a backup, in the order in which they are saved. What the log refers to
-    is saved after it, and positions in the log before it.
+    """Return the streams of a backup, in the order in which they are saved: positions in the log
+    before the log, and the documents and blobs that it refers to after it.
 
     Work and status documents follow from the log; leases belong to running processes.
     """
@@ -48,7 +48,9 @@ def ordered_streams() -> tuple[str, ...]:
 
 
 class Snapshots:
-    """Snapshots on one connection. Methods raise `BusUnavailable` if the server does not answer."""
+    """Snapshots on one connection. Methods raise `BusUnavailable` if the server does not answer,
+    and `ConfigurationError` if it refuses.
+    """
 
     def __init__(self, client: FastClient) -> None:
         self._client = client
@@ -80,7 +82,9 @@ class Snapshots:
                     self._client.publish_nowait(chunk.reply)
 
     async def restore(self, stream: str, about: Mapping[str, Any], chunks: Iterable[bytes]) -> None:
-        """Create a stream from a snapshot and its description. Raises `AlreadyExists`."""
+        """Create a stream from a snapshot and its description. Raises `ConfigurationError` if it
+        exists already.
+        """
         answer = await self._ask(f"$JS.API.STREAM.RESTORE.{stream}", about)
         with translate_errors(f"restore {stream}"):
             for chunk in chunks:
@@ -93,8 +97,8 @@ class Snapshots:
             answer = await self._client.request(subject, json.dumps(request).encode(), _SECONDS)
         except (nats.errors.Error, TimeoutError) as error:
             raise BusUnavailable(
-                f"the bus did not answer on {subject}: {error}. Credentials of a bus of your own "
-                "need the permissions that `moothall bus keys --renew` gives"
+                f"the bus did not answer on {subject}: {error}. Older credentials of your own bus "
+                "lack permission for backups; issue new ones with `moothall bus keys --renew`"
             ) from error
         return _check(json.loads(answer.data), subject)
 
@@ -102,10 +106,7 @@ class Snapshots:
 def _check(answer: Mapping[str, Any], action: str) -> Mapping[str, Any]:
     if (error := answer.get("error")) is None:
         return answer
-    description = str(error.get("description"))
-    if "already in use" in description:
-        raise AlreadyExists(f"the bus did not do {action}: {description}")
-    raise ConfigurationError(f"the bus did not do {action}: {description}")
+    raise ConfigurationError(f"the bus refused {action}: {error.get('description')}")
 
 
 @asynccontextmanager

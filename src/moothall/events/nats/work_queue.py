@@ -36,27 +36,27 @@ class WorkQueue:
 
     async def enter(self, role: str) -> bool:
         """Return whether the next deliberation of a role may go into its queue now, and count it.
-        Then call `leave` once it was sent.
+        The caller calls `leave` after sending it.
         """
         ended_before = self._ended[role]
         try:
             if (await self.waiting()).get(role):
-                return False  # those that wait come first
+                return False  # waiting ones come first
             queued = await self._count_queued(role)
         except _ERRORS:
             queued = 0
-        # What was sent since then, or is being sent, may be missing in that number.
+        # That number may lack those sent since the request, or being sent.
         if queued + self._begun[role] - ended_before >= MAX_QUEUED:
             return False
         self._begun[role] += 1
         return True
 
     def leave(self, role: str) -> None:
-        """Note that a deliberation was sent, or could not be."""
+        """Note that a deliberation was sent, or that sending it failed."""
         self._ended[role] += 1
 
     async def waiting(self) -> dict[str, Counter[str]]:
-        """Return by role and tenant how many deliberations wait for the turn of their tenant."""
+        """Return the numbers of deliberations that wait for a turn, by role and tenant."""
         pattern = registry.subject(Channel.WORK.all)
         info = await keep_cancellation(
             self._stored.js.stream_info(WORK.name, subjects_filter=pattern)
@@ -69,7 +69,7 @@ class WorkQueue:
 
     async def dispatch(self) -> None:
         """Move waiting deliberations until cancelled. One process does this at a time; if several
-        do, or one is killed in the middle, no deliberation is lost or begun twice.
+        do, or one is killed, no deliberation is lost or begun twice.
         """
         while True:
             waiting: dict[str, Counter[str]] = {}
@@ -79,7 +79,7 @@ class WorkQueue:
                 for role, tenants in waiting.items():
                     moved += await self._fill(role, tenants)
             except (*_ERRORS, BusUnavailable) as error:
-                log.info("waiting work was not moved; trying again", reason=str(error))
+                log.info("waiting work was not moved; will retry", reason=str(error))
             if not moved:
                 await asyncio.sleep(_BUSY_SECONDS if waiting else _IDLE_SECONDS)
 
@@ -93,7 +93,7 @@ class WorkQueue:
             try:
                 await self._move(role, tenant)
             except MoothallError as error:
-                tenants[tenant] = 0  # the others go on
+                tenants[tenant] = 0  # other tenants continue
                 if (role, tenant) not in self._failing:
                     self._failing.add((role, tenant))
                     reason = error.message
