@@ -119,8 +119,8 @@ class LlmSettings(Section):
     price_in: float = Field(
         0.0,
         ge=0,
-        description="US dollars per million prompt tokens; if this and price_out are 0: those of "
-        "the table of known models, if it has the model",
+        description="US dollars per million prompt tokens; if this and price_out are 0, the prices "
+        "of the table of known models apply to models that it contains",
     )
     price_out: float = Field(0.0, ge=0, description="US dollars per million completion tokens")
     price_cached: float | None = Field(
@@ -137,7 +137,7 @@ class LlmSettings(Section):
         0.8,
         ge=0,
         le=2,
-        description="sampling temperature; the seats of a council get 0.25 to 1.25 times of it",
+        description="sampling temperature; the seats of a council use 0.25 to 1.25 times it",
     )
     max_tokens: int = Field(
         0,
@@ -211,8 +211,8 @@ class LlmSettings(Section):
         return value
 
     def with_known_prices(self) -> Self:
-        """Return the settings with the prices of the table of known models, unless they have their
-        own or the model is unknown.
+        """Return the settings with the prices of the table of known models. Return them unchanged
+        if they contain a price or the model is unknown.
         """
         known = None if self.price_in or self.price_out else find_model(self.base_url, self.model)
         if known is None:
