@@ -1,4 +1,4 @@
-# The services, hosts, and the link of each workspace's pod. Build it from the repository's root; BASE is Python 3.11 or newer, best by its digest.
+# The image of the services, the hosts, and the link of each workspace's pod. Build it from the repository's root. BASE is Python 3.11 or newer, preferably by digest.
 # LOCK=run adds Ray and the small local model, for hosts on Ray.
 ARG BASE=docker.io/library/python:3.13-slim-trixie
 FROM ${BASE} AS build

@@ -1,7 +1,7 @@
-"""Build the documentation site of this version into a folder that may hold other versions.
+"""Build the documentation site of this version into a folder that may contain other versions.
 
-Use: `python scripts/build_docs.py FOLDER`. The folder then has one folder for each version, and
-`versions.js`, which the menu of versions reads.
+Use: `python scripts/build_docs.py FOLDER`. FOLDER then contains a folder for each version, and
+`versions.js` for the version menu.
 """
 
 from __future__ import annotations

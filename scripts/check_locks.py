@@ -12,6 +12,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
+NOT_IN_SERVICES = "local", "ray", "acp"
+"""The extras that the image of the services does not contain."""
 
 
 def pinned(lock: Path) -> dict[str, str]:
@@ -41,22 +43,14 @@ def problems(lock: Path, wanted: list[str]) -> list[str]:
 def main() -> int:
     """Return the exit code."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    run = [
-        *project["project"]["dependencies"],
-        *(item for extra in project["project"]["optional-dependencies"].values() for item in extra),
-        *project["dependency-groups"]["build"],
-    ]
-    found = problems(ROOT / "requirements/run.txt", run)
+    extras = project["project"]["optional-dependencies"]
     services = [
         *project["project"]["dependencies"],
-        *(
-            item
-            for name, extra in project["project"]["optional-dependencies"].items()
-            if name not in {"local", "ray", "acp"}
-            for item in extra
-        ),
+        *(item for name in extras if name not in NOT_IN_SERVICES for item in extras[name]),
         *project["dependency-groups"]["build"],
     ]
+    run = services + [item for name in NOT_IN_SERVICES for item in extras[name]]
+    found = problems(ROOT / "requirements/run.txt", run)
     found += problems(ROOT / "requirements/services.txt", services)
     found += problems(ROOT / "requirements/dev.txt", run + project["dependency-groups"]["dev"])
     found += problems(ROOT / "requirements/docs.txt", project["dependency-groups"]["docs"])

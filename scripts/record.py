@@ -1,8 +1,8 @@
-"""Run commands and save what a terminal shows of them as an SVG picture.
+"""Run commands and save their output as an SVG picture of a terminal.
 
-Use: `python scripts/record.py PICTURE.svg FOLDER COMMAND...`. Each command is a line of shell that
-runs in FOLDER. Its standard output is a terminal, so that it has colours; its standard error is
-not, so that progress comes as lines.
+Use: `python scripts/record.py PICTURE.svg FOLDER COMMAND...`. Each command is a shell command line
+that runs in FOLDER. Its standard output is a terminal, so the result has colours. Its standard
+error is a file, so progress is printed as lines.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import pty
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -21,27 +22,30 @@ WIDTH = 100
 
 
 def output_of(command: str, folder: Path) -> str:
-    """Return what a command writes to its terminal and to standard error, in that order of time."""
+    """Return the standard error of a command, and then its standard output: commands print their
+    progress before their result.
+    """
     terminal, other_end = pty.openpty()
     environment = os.environ | {"COLUMNS": str(WIDTH), "TERM": "xterm-256color"}
-    process = subprocess.Popen(  # noqa: S602 - the caller's own line
-        command,
-        shell=True,
-        executable="/bin/bash",
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=other_end,
-        stderr=subprocess.PIPE,
-        env=environment,
-    )
-    os.close(other_end)
-    assert process.stderr is not None  # noqa: S101 - it is a pipe
-    progress = process.stderr.read().decode()  # a command prints its result after its progress
-    result = b""
-    while chunk := _read(terminal):
-        result += chunk
-    process.wait()
-    return progress + result.decode().replace("\r\n", "\n")
+    with tempfile.TemporaryFile() as progress:
+        process = subprocess.Popen(  # noqa: S602 - the caller's own line
+            command,
+            shell=True,
+            executable="/bin/bash",
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=other_end,
+            stderr=progress,
+            env=environment,
+        )
+        os.close(other_end)
+        result = b""
+        while chunk := _read(terminal):
+            result += chunk
+        process.wait()
+        os.close(terminal)
+        progress.seek(0)
+        return (progress.read() + result.replace(b"\r\n", b"\n")).decode()
 
 
 def _read(terminal: int) -> bytes:

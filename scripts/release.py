@@ -1,12 +1,12 @@
-"""Builds the wheel and the sdist of a release, checks them, writes the SBOM and checksums, signs
-and tags.
+"""Build the wheel and the sdist of a release, check them, write the SBOM and checksums, sign the
+files and tag the commit.
 
-scripts/release [--dry-run] [--out FOLDER]     (FOLDER is dist/; --dry-run does all but the tag)
+scripts/release [--dry-run] [--out FOLDER]     (FOLDER: dist/ by default; --dry-run: no tag)
 
 It refuses uncommitted changes, a version that is tagged or has no section in CHANGELOG.md, and a
-wire that breaks clients. Two more refusals are only messages in a dry run: a section that says
-"not released", and a wire that scripts/release-wire has not stored. SIGSTORE_IDENTITY_TOKEN, an
-OpenID token, makes it sign with sigstore. Nothing is pushed or uploaded.
+wire that breaks clients. It also refuses a section that says "not released" and a wire that
+scripts/release-wire has not stored; a dry run only reports these two. If SIGSTORE_IDENTITY_TOKEN,
+an OpenID token, is set, sigstore signs the files. Nothing is pushed or uploaded.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ ROOT = Path(__file__).parent.parent
 MAX_BYTES = {".whl": 5_000_000, ".gz": 8_000_000}
 """The wheel has 1.8 MB and the sdist 3.7 MB in November 2026."""
 NEEDED = ("pb/orchestrator/v1/orchestrator_pb2.py", "policies/", "py.typed", "__main__.py")
-"""What a wheel lacks if a build hook or an include was forgotten."""
+"""Files that are missing from the wheel if a build hook or an include was forgotten."""
 
 
 def main() -> None:
-    """Do the release. Raises `SystemExit` with what is wrong and what would be right."""
+    """Do the release. Raises `SystemExit` with the problem and its remedy."""
     parser = argparse.ArgumentParser(description="Build, check and tag a release.")
     parser.add_argument("--dry-run", action="store_true", help="everything but the tag")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="an empty or new folder")
@@ -76,7 +76,7 @@ def read_version() -> str:
 
 
 def check_tree(version: str) -> None:
-    """Refuse uncommitted changes and a version that was released."""
+    """Refuse uncommitted changes and a version that is tagged."""
     if changed := git("status", "--porcelain"):
         raise SystemExit(f"there are uncommitted changes; commit or remove them:\n{changed}")
     if git("tag", "--list", f"v{version}"):
@@ -99,7 +99,7 @@ def check_changelog(version: str, *, dry_run: bool) -> None:
 
 
 def refuse(advice: str, *, dry_run: bool) -> None:
-    """Refuse a release. A dry run continues, because this is done just before a release."""
+    """Refuse a release. A dry run only prints the advice, which is for just before a release."""
     if not dry_run:
         raise SystemExit(advice)
     print(f"before the release: {advice}")
@@ -172,14 +172,14 @@ def check_size(file: Path) -> None:
     size, limit = file.stat().st_size, MAX_BYTES[file.suffix]
     if size > limit:
         raise SystemExit(
-            f"{file.name} has {size:,} bytes, more than {limit:,}: exclude what does not belong "
-            "into it in pyproject.toml, or raise MAX_BYTES"
+            f"{file.name} has {size:,} bytes, more than {limit:,}: exclude files in "
+            "pyproject.toml, or raise MAX_BYTES"
         )
     print(f"{file.name}: {size:,} bytes")
 
 
 def check_sdist(sdist: Path) -> None:
-    """Refuse an sdist whose metadata an index would reject, or with pictures."""
+    """Refuse an sdist with pictures or with metadata that an index would reject."""
     with tarfile.open(sdist) as archive:
         names = archive.getnames()
         about = archive.extractfile(f"{names[0].partition('/')[0]}/PKG-INFO")
@@ -191,7 +191,7 @@ def check_sdist(sdist: Path) -> None:
 
 
 def check_wheel(wheel: Path, version: str) -> None:
-    """Refuse a wheel with wrong metadata, without a tracked file of the package, or with others."""
+    """Refuse a wheel with invalid metadata, missing files of the package, or foreign files."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         about = f"moothall-{version}.dist-info"
@@ -211,8 +211,8 @@ def check_wheel(wheel: Path, version: str) -> None:
         part for part in NEEDED if not any(n.startswith(f"moothall/{part}") for n in names)
     ]:
         raise SystemExit(f"{wheel.name} lacks {lacking} in moothall/")
-    if strange := sorted(n for n in names if not n.startswith(("moothall/", f"{about}/"))):
-        raise SystemExit(f"{wheel.name} contains {strange[:5]}, which is not part of the package")
+    if foreign := sorted(n for n in names if not n.startswith(("moothall/", f"{about}/"))):
+        raise SystemExit(f"{wheel.name} contains {foreign[:5]}, which is not part of the package")
 
 
 def write_sbom(out: Path, version: str) -> Path:

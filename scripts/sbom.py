@@ -129,7 +129,7 @@ def sbom(path: Path) -> str:
 
 
 def python_sbom(name: str, version: str, pins: Mapping[str, str]) -> str:
-    """Return the document of a Python package with its pinned dependencies."""
+    """Return the CycloneDX document of a Python package and its pinned dependencies."""
     needed = [component(PackageURL("pypi", None, *pin)) for pin in sorted(pins.items())]
     bom = Bom(components=needed)
     bom.metadata.component = component(PackageURL("pypi", None, name, version))

@@ -202,7 +202,7 @@ async def test_a_cancelled_prompt_stops_its_deliberation(tmp_path: Path) -> None
             )
             async with asyncio.timeout(60):
                 await received.wait()
-            with pytest.raises(acp.RequestError, match="is under way"):
+            with pytest.raises(acp.RequestError, match="is running"):
                 await agent.prompt(session_id=session_id, prompt=[text_block("And this?")])
             await agent.cancel(session_id=session_id)
             async with asyncio.timeout(30):

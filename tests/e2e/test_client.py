@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from command import QUICK, Command, git, scripted, turn
 from moothall import AsyncClient, Client
-from moothall.client import DeliberationStatus, EvaluationOptions, EventType, EvidenceLevel
+from moothall.client import ConfigurationOptions, DeliberationStatus, EventType, EvidenceLevel
 from moothall.errors import (
     AlreadyExists,
     ConfigurationError,
@@ -294,7 +294,7 @@ async def test_an_evaluation_measures_configurations_on_a_history(
     ):
         other = tmp_path / "wrong.toml"
         other.write_text(f'[llm]\nbase_url = "{wrong.base_url}"\n', encoding="utf-8")
-        one: EvaluationOptions = {"agents": 1, "protocol": "single"}
+        one: ConfigurationOptions = {"agents": 1, "protocol": "single"}
         async with AsyncClient.local(base_url=right.base_url, data_dir=environment) as client:
             report = await client.evaluate(
                 repo.path,

@@ -1,15 +1,11 @@
-"""The data directory of an older version, with a deliberation under way, is continued by this
-one.
-"""
+"""This version continues the data directory of an older one, with a running deliberation."""
 
 from __future__ import annotations
 
 import asyncio
-import io
 import signal
 import subprocess
 import sys
-import tarfile
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -21,18 +17,17 @@ from served import served
 
 from command import QUICK, SOLVED, Command, scripted, turn
 from moothall.testing.model import ScriptedModel, phase_of, scripted_model, seat_of
+from support.kube.older_images import extract_source
+from support.kube.programs import Missing
 from support.repos import make_sample
 
 pytestmark = [pytest.mark.e2e, pytest.mark.kills, pytest.mark.asyncio(loop_scope="session")]
 
-ROOT = Path(__file__).parents[2]
-BEFORE = "981759e58358"
-"""The previous release; while there is none, the commit from which scripts/test-k8s upgrades."""
 TASK = "task-upgraded"
 
 
 class Seats:
-    """Answers one seat, and the others only when `open`."""
+    """Scripted seats. One is answered at once, the others once `open` is set."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -55,15 +50,12 @@ async def seats() -> AsyncIterator[tuple[Seats, ScriptedModel]]:
         seats.open.set()
 
 
-def source_of(commit: str, folder: Path) -> Path:
-    """Return the folder of packages of a commit, with its generated code."""
-    tree = subprocess.run(
-        ("git", "-C", str(ROOT), "archive", commit), check=False, capture_output=True
-    )
-    if tree.returncode:
-        pytest.skip(f"{commit} is not in this clone; `git fetch --unshallow` brings it")
-    with tarfile.open(fileobj=io.BytesIO(tree.stdout)) as files:
-        files.extractall(folder, filter="data")
+def older_source(folder: Path) -> Path:
+    """Return the source folder of the older version, with its generated code."""
+    try:
+        extract_source(folder)
+    except Missing as missing:
+        pytest.skip(str(missing))
     subprocess.run((sys.executable, "scripts/protoc.py"), cwd=folder, check=True)
     return folder / "src"
 
@@ -72,7 +64,7 @@ async def test_a_deliberation_of_an_older_version_is_finished(
     seats: tuple[Seats, ScriptedModel], tmp_path: Path
 ) -> None:
     script, model = seats
-    source = source_of(BEFORE, tmp_path / "before")
+    source = older_source(tmp_path / "before")
     sample = make_sample(tmp_path / "sample").path
     now = Command(tmp_path / "data", model.base_url, {**QUICK, "MOOTHALL_RAY__MODE": "process"})
     before = Command(tmp_path / "data", model.base_url, QUICK | {"PYTHONPATH": str(source)})
@@ -91,7 +83,7 @@ async def test_a_deliberation_of_an_older_version_is_finished(
         while not script.answered:
             await asyncio.sleep(0.1)
             assert process.returncode is None, (await process.communicate())[1].decode()
-        # Its reply and its proposal are recorded meanwhile; the other seats wait.
+        # Time to record the reply and the proposal of the first seat, while the others wait.
         await asyncio.sleep(5)
     process.send_signal(signal.SIGKILL)
     await process.communicate()

@@ -45,7 +45,7 @@ async def open_embedded(
 ) -> AsyncIterator[Embedded]:
     """Serve gRPC on loopback until the context ends, with hosts in this process.
 
-    config: a file of settings; the default one by default.
+    config: a TOML file of settings; the one of the command line by default.
     If another process serves the data directory with the same settings, yield its address. Raises
     `ConfigurationError`, also if it has other settings or no gRPC.
     """

@@ -192,8 +192,8 @@ class FileVersions:
 async def file_versions(
     settings: Settings, top: Path, base: str, commit: str
 ) -> Sequence[FileVersions]:
-    """Return the text files that differ between two commits of the repository at `top`, without
-    those that are not UTF-8 or too large to show. Raises `RepositoryError`.
+    """Return the text files that differ between two commits of the repository at `top`, except
+    files that are not UTF-8 or too large to show. Raises `RepositoryError`.
     """
     git = _git(settings)
     local = await sources.find_local(git, top)

@@ -1,4 +1,4 @@
-"""`moothall acp`: an agent of the Agent Client Protocol for editors."""
+"""`moothall acp`: an agent for editors that speak the Agent Client Protocol."""
 
 from __future__ import annotations
 

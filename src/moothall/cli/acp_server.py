@@ -1,4 +1,4 @@
-"""The agent of `moothall acp`: sessions of an editor, whose prompts are deliberations."""
+"""The agent of `moothall acp`. Each prompt of an editor's session starts a deliberation."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def serve(settings: Settings, config: Path | None) -> None:
     """Serve on stdin and stdout until the editor disconnects. `config`: the settings file."""
     async with AsyncExitStack() as stack:
         agent = CouncilAgent(settings, config, stack)
-        # The methods of `acp.Agent` that an agent need not have are missing.
+        # Optional methods of `acp.Agent` are missing.
         await acp.run_agent(cast("acp.Agent", agent))
 
 
@@ -103,13 +103,13 @@ def _report_errors(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T
 class _Session:
     """A conversation about one repository.
 
-    repository: as it is registered.
-    top: its files.
-    work: the prompt under way.
-    follows: the task before the next prompt.
-    head: the commit that was checked out when the conversation began on it.
-    changes: the diffs of the conversation that are in the files and not committed.
-    notices: what the user should know, shown with the next prompt.
+    repository: its registered reference.
+    top: the root of its files.
+    work: the running prompt.
+    follows: the id of the previous task.
+    head: the checked-out commit on which the conversation is based.
+    changes: the applied diffs of the conversation, which are not committed.
+    notices: messages to the user, shown with the next prompt.
     """
 
     repository: RepositoryRef
@@ -152,8 +152,8 @@ class CouncilAgent:
     async def new_session(
         self, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> NewSessionResponse:
-        """Begin a session about the repository around a folder. Raises errors of the protocol if
-        there is none, or if the server or its model does not start.
+        """Begin a session about the repository that contains a folder. Raises errors of the
+        protocol if there is none, or if the server or its model does not start.
         """
         top = await files_here(self._settings, cwd) if Path(cwd).is_absolute() else None
         if top is None:
@@ -180,14 +180,14 @@ class CouncilAgent:
     async def set_session_mode(
         self, mode_id: str, session_id: str, **_: Any
     ) -> SetSessionModeResponse:
-        """Let a council, or one agent, work on the next prompts."""
+        """Select whether a council or one agent works on the next prompts."""
         if mode_id not in {mode.id for mode in _MODES}:
             raise InvalidRequest(f"unknown mode {mode_id[:80]!r}: council or ask")
         self._find(session_id).mode = mode_id
         return SetSessionModeResponse()
 
     async def cancel(self, session_id: str, **_: Any) -> None:
-        """Cancel the prompt under way, with its deliberation."""
+        """Cancel the running prompt and its deliberation."""
         session = self._sessions.get(session_id)
         if session is not None and session.work is not None:
             session.work.cancel()
@@ -199,7 +199,7 @@ class CouncilAgent:
         """Run a deliberation on a prompt, and apply its winner if the user allows it."""
         session = self._find(session_id)
         if session.work is not None:
-            raise InvalidRequest("a prompt of this session is under way; cancel it first")
+            raise InvalidRequest("a prompt of this session is running; cancel it first")
         task = read_prompt(prompt)
         session.work = asyncio.ensure_future(self._deliberate(session, session_id, task))
         try:
@@ -223,10 +223,10 @@ class CouncilAgent:
         return session
 
     async def _open(self) -> AsyncClient:
-        """Return the client, with a server in this process unless another one serves."""
+        """Return the client. It starts a server in this process unless another process serves."""
         async with self._opening:
             if self._client is None:
-                # A server tolerates an unreachable model server; here the user is told at once.
+                # The server would start without its model server; the user learns of it now.
                 request = DeliberationRequest("?", "dev", about_text=True)
                 await check_early(self._settings, request, NamedRepository(text=True), say)
                 client = AsyncClient.local(config=self._config)
@@ -234,7 +234,7 @@ class CouncilAgent:
             return self._client
 
     async def _close_unused(self) -> None:
-        """Close a client that failed, unless a prompt is under way. The next prompt opens one:
+        """Close a failed client unless a prompt is running. The next prompt opens a new one, since
         the process that served the data directory may have ended.
         """
         async with self._opening:
@@ -245,14 +245,14 @@ class CouncilAgent:
     async def _send(self, session_id: str, *updates: SessionUpdate) -> None:
         editor = self._editor
         assert editor is not None  # noqa: S101 - for mypy: requests arrive on a connection
-        with suppress(ConnectionError):  # it has disconnected: its prompts are being cancelled
+        with suppress(ConnectionError):  # it has disconnected, and its prompts are being cancelled
             for update in updates:
                 await editor.session_update(session_id, update)
 
     async def _deliberate(self, session: _Session, session_id: str, task: str) -> PromptResponse:
         client = await self._open()
         head = await head_commit(self._settings, session.top)
-        if not session.changes or head != session.head:  # begin on the last commit
+        if not session.changes or head != session.head:  # start from the last commit
             session.changes.clear()
             session.head = head
             if notice := await unseen(self._settings, session.repository):

@@ -47,7 +47,7 @@ _KINDS: Mapping[str, ToolKind] = {
     "tests": "execute",
     "web": "fetch",
 }
-"""The protocol's kind of a tool, by its name or the first part of it."""
+"""The protocol's kind of a tool, by its full name or by the part before the first dot."""
 
 _NARRATED = {
     EventType.AGENT_PROGRESS,
@@ -57,7 +57,7 @@ _NARRATED = {
     EventType.SEAT_FAILED,
     EventType.EVIDENCE_REPORTED,
 }
-"""The events whose sentence is shown."""
+"""The events whose description (`Update.step`) is shown."""
 
 _LEVELS: Mapping[EvidenceLevel, str] = {
     EvidenceLevel.PROVEN: "a test of the repository failed before and passes now",
@@ -71,7 +71,7 @@ def read_prompt(blocks: Sequence[ContentBlock]) -> str:
     """Return the text of a prompt. Links to files become their paths, and embedded files their
     text.
 
-    Raises `InvalidRequest` for pictures, sound and other binary data.
+    Raises `InvalidRequest` for images, audio and other binary data.
     """
     parts = []
     for block in blocks:
@@ -107,7 +107,7 @@ class TaskReport:
         """The commit that the task works on, once it is known."""
 
     def read_update(self, update: Update) -> list[SessionUpdate]:
-        """Return what the editor is sent about an event."""
+        """Return the updates that an event causes in the editor."""
         updates: list[SessionUpdate] = []
         if self._advance(update):
             updates.append(self._plan())
@@ -193,13 +193,13 @@ def _kind_of(tool: str) -> ToolKind:
 
 
 def _literal(foreign_text: str) -> str:
-    """Return foreign text as one line of Markdown that is shown as it is."""
+    """Return foreign text as one line of Markdown that renders literally."""
     return _MARKUP.sub(r"\\\g<0>", " ".join(plain(foreign_text).split()))
 
 
 def describe_outcome(outcome: Outcome) -> str:
     """Return the outcome as Markdown: the winner, its level of evidence and the reasons. Text of
-    models is escaped, except for an answer in words.
+    models is escaped, except for a textual answer.
     """
     if not outcome.winner_id or not outcome.results:
         failed = [

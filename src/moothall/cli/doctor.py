@@ -342,8 +342,7 @@ async def _model(data_dir: Path, llm: LlmSettings, part: str) -> AsyncIterator[F
             description = await model.describe()
             detail = (
                 f"{description.model} at {model.url}; {describe_reply(description.reply)}; "
-                f"{window_text(llm, description)}; "
-                f"{price_text(llm.model_copy(update={'model': description.model}))}"
+                f"{window_text(llm, description)}; {price_text(llm)}"
             )
             yield await _add_metrics(model, part, detail)
             yield Finding(f"{part} server", ok=True, detail="; ".join(notes))

@@ -19,8 +19,9 @@ from moothall.cli.runtime import print_json, say, with_settings
 from moothall.cli.text import plain
 from moothall.config import Settings
 from moothall.errors import InvalidRequest
+from moothall.evaluate import DEFAULT_COMMITS, DEFAULT_TASKS
 
-_DEFAULT_TASKS, _DEFAULT_COMMITS, _FILE_WIDTH = 10, 200, 1000
+_FILE_WIDTH = 1000
 _COUNT = click.IntRange(1, 100_000)
 _COUNT_TOKENS = click.IntRange(1, 2**53 - 1)
 
@@ -44,14 +45,14 @@ _COUNT_TOKENS = click.IntRange(1, 2**53 - 1)
 @click.option(
     "--tasks",
     type=_COUNT,
-    default=_DEFAULT_TASKS,
+    default=DEFAULT_TASKS,
     show_default=True,
     help="Tasks to mine and to run.",
 )
 @click.option(
     "--commits",
     type=_COUNT,
-    default=_DEFAULT_COMMITS,
+    default=DEFAULT_COMMITS,
     show_default=True,
     help="The newest commits to look at.",
 )
@@ -228,7 +229,7 @@ def _report_tasks(out: TextIO, evaluation_folder: Path, *, as_json: bool) -> Non
 
 def _report_results(out: TextIO, evaluation_folder: Path, *, as_json: bool) -> None:
     """Write the HTML page and the JSON document, and print the tables. Raises `InvalidRequest` if
-    results are required and there are none.
+    there are no results.
     """
     from rich.console import Console
 

@@ -17,14 +17,14 @@ _MAX_PORT = 65_535
     "--http",
     default="",
     metavar="HOST:PORT",
-    help="Serve streamable HTTP there, at /mcp, until it is stopped; port 0 is any free one.",
+    help="Serve streamable HTTP at http://HOST:PORT/mcp until stopped; port 0: any free port.",
 )
 @with_settings()
 async def mcp(settings: Settings, *, http: str) -> None:
-    """Offer councils to an editor or assistant that speaks MCP, on stdin and stdout, until it
-    disconnects, or with --http to several of them.
+    """Offer councils to an editor or assistant that speaks MCP, on stdin and stdout until it
+    disconnects, or to several of them over HTTP (--http).
 
-    Callers over HTTP send a token. Anything but loopback needs TLS and a configured token.
+    Callers over HTTP send a token. Non-loopback addresses require TLS and a configured token.
 
     Works in the process that serves this data directory, if there is one, otherwise in this one.
     Tools: deliberate, ask, result, why, context.

@@ -21,6 +21,7 @@ from moothall.app.server import open_app
 from moothall.cli.council import run_deliberation
 from moothall.cli.documents import outcome_document
 from moothall.cli.runtime import say
+from moothall.cli.serve import tokens_are
 from moothall.collector.progress import Progress, apply_event
 from moothall.config import Settings, secret_values
 from moothall.deliberation.prompts.briefing import Briefings
@@ -55,8 +56,8 @@ async def serve_stdio(settings: Settings) -> None:
 async def serve_http(settings: Settings, host: str, port: int) -> None:
     """Serve streamable HTTP at `/mcp` until cancelled, to callers with a token of the operator.
 
-    Raises `ConfigurationError` if the port is taken, or for anything but loopback without TLS
-    (web.tls_cert, web.tls_key) and a configured token.
+    Raises `ConfigurationError` if the port is taken, or if a non-loopback address has no TLS
+    (web.tls_cert, web.tls_key) or no configured token.
     """
     web = settings.web.model_copy(update={"host": host, "port": port})
     grpc = settings.grpc.model_copy(update={"host": host})
@@ -74,10 +75,9 @@ async def serve_http(settings: Settings, host: str, port: int) -> None:
         serve_app(app, "MCP", web, BearerTokens(tokens), context) as bound,
     ):
         scheme, shown = "https" if context else "http", f"[{host}]" if ":" in host else host
-        where = "yours" if configured else f"in {settings.data_dir / 'token'}"
         say(
             f"serving MCP on {scheme}://{shown}:{bound}/mcp; callers send "
-            f"'Authorization: Bearer TOKEN', and the token is {where}"
+            f"'Authorization: Bearer TOKEN'; {tokens_are(settings)}"
         )
         await asyncio.Event().wait()
 

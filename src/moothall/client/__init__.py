@@ -7,6 +7,7 @@
 from moothall.client.asynchronous import AsyncClient
 from moothall.client.blocking import Client
 from moothall.client.types import (
+    ConfigurationOptions,
     EvaluationOptions,
     Story,
     StoryMove,
@@ -22,6 +23,7 @@ from moothall.evaluate.report import Report as EvaluationReport
 __all__ = [
     "AsyncClient",
     "Client",
+    "ConfigurationOptions",
     "DeliberationStatus",
     "EvaluationOptions",
     "EvaluationReport",

@@ -225,7 +225,7 @@ class AsyncClient:
                         yield update
             except Temporary as error:
                 failures += 1
-                if failures > self._retries or isinstance(error, QuotaExceeded):
+                if failures > self._retries:
                     raise
                 await asyncio.sleep(_pause(error, failures))
             else:
@@ -310,44 +310,20 @@ class AsyncClient:
     async def evaluate(
         self,
         repository: str | Path,
-        *,
-        configurations: Mapping[str, EvaluationOptions] | None = None,
-        ref: str = "",
-        tasks: int = 10,
-        commits: int = 200,
-        parallel: int = 1,
-        folder: Path | None = None,
-        on_progress: Callable[[str], None] | None = None,
+        **options: Unpack[EvaluationOptions],
     ) -> Report:
         """Measure councils on bugs that were fixed in a repository's history, as `moothall
-        evaluate` does. Only a client of `AsyncClient.local` evaluates.
+        evaluate` does.
 
-        configurations: what is compared, by name; by default the client's settings.
-        ref: the commit whose history is mined; the repository's HEAD by default.
-        tasks: how many bug fixes to mine, from the newest `commits`.
-        parallel: deliberations at a time.
-        folder: where tasks and results are kept; one in the data directory by default. The same
-        call continues an interrupted evaluation there.
-        on_progress: receives lines for people.
-
-        Raises `NotFound` if no commit becomes a task.
+        Raises `InvalidRequest` unless the client is one of `AsyncClient.local`, and `NotFound` if
+        no commit becomes a task.
         """
         if self._embedded is None:
             raise InvalidRequest("an evaluation runs in this process: use AsyncClient.local(…)")
         self._embedded.check()
-        from moothall.client.evaluation import EvaluationRequest, run_evaluation
+        from moothall.client.evaluation import run_evaluation
 
-        request = EvaluationRequest(
-            str(repository),
-            configurations or {},
-            ref,
-            tasks,
-            commits,
-            parallel,
-            folder,
-            on_progress,
-        )
-        return await run_evaluation(self._embedded.address.settings, request)
+        return await run_evaluation(self._embedded.address.settings, str(repository), options)
 
     # ---- connection
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -195,30 +195,12 @@ class Client:
     def evaluate(
         self,
         repository: str | Path,
-        *,
-        configurations: Mapping[str, EvaluationOptions] | None = None,
-        ref: str = "",
-        tasks: int = 10,
-        commits: int = 200,
-        parallel: int = 1,
-        folder: Path | None = None,
-        on_progress: Callable[[str], None] | None = None,
+        **options: Unpack[EvaluationOptions],
     ) -> Report:
         """Measure councils on bugs that were fixed in a repository's history, as
         `AsyncClient.evaluate` does.
         """
-        return self._run(
-            self._client.evaluate(
-                repository,
-                configurations=configurations,
-                ref=ref,
-                tasks=tasks,
-                commits=commits,
-                parallel=parallel,
-                folder=folder,
-                on_progress=on_progress,
-            )
-        )
+        return self._run(self._client.evaluate(repository, **options))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the client's thread. If the caller is interrupted, it is cancelled,

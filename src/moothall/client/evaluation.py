@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from moothall.client.types import EvaluationOptions
+from moothall.client.types import ConfigurationOptions, EvaluationOptions
 from moothall.config import Settings
 from moothall.errors import NotFound
+from moothall.evaluate import DEFAULT_COMMITS, DEFAULT_TASKS
 from moothall.evaluate.evaluation import Evaluation, Plan, find_folder, find_origin, write_report
 from moothall.evaluate.report import Report
 from moothall.evaluate.runner import Configuration, Options, check_name, own_settings
@@ -17,35 +17,22 @@ from moothall.settings import load_settings
 _MAX_REASONS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationRequest:
-    """The arguments of `AsyncClient.evaluate`."""
-
-    repository: str
-    configurations: Mapping[str, EvaluationOptions]
-    ref: str
-    tasks: int
-    commits: int
-    parallel: int
-    folder: Path | None
-    on_progress: Callable[[str], None] | None
-
-
-async def run_evaluation(settings: Settings, request: EvaluationRequest) -> Report:
+async def run_evaluation(settings: Settings, repository: str, options: EvaluationOptions) -> Report:
     """Measure configurations on a repository and return the report. Raises `NotFound` if no commit
     becomes a task.
     """
-    origin = await find_origin(settings, request.repository)
-    folder = await find_folder(settings, request.folder, origin, None)
+    origin = await find_origin(settings, repository)
+    folder = await find_folder(settings, options.get("folder"), origin, None)
     plan = Plan(
         origin,
-        request.ref,
-        tasks=request.tasks,
-        commits=request.commits,
-        at_once=request.parallel,
+        options.get("ref", ""),
+        tasks=options.get("tasks", DEFAULT_TASKS),
+        commits=options.get("commits", DEFAULT_COMMITS),
+        at_once=options.get("parallel", 1),
     )
-    evaluation = Evaluation(settings, plan, folder, request.on_progress or (lambda _line: None))
-    if not await evaluation.run(_configurations(settings, request.configurations, folder)):
+    evaluation = Evaluation(settings, plan, folder, options.get("on_progress", lambda _line: None))
+    named = options.get("configurations") or {"default": ConfigurationOptions()}
+    if not await evaluation.run(_configurations(settings, named, folder)):
         commits, reasons = evaluation.dropped()
         why = "; ".join(f"{reason} ({count})" for reason, count in reasons[:_MAX_REASONS])
         raise NotFound(
@@ -55,11 +42,10 @@ async def run_evaluation(settings: Settings, request: EvaluationRequest) -> Repo
 
 
 def _configurations(
-    settings: Settings, named: Mapping[str, EvaluationOptions], folder: Path
+    settings: Settings, named: Mapping[str, ConfigurationOptions], folder: Path
 ) -> Sequence[Configuration]:
-    """Return the configurations by name; without any, the client's settings as `default`."""
     configurations = []
-    for name, given in (named or {"default": EvaluationOptions()}).items():
+    for name, given in named.items():
         check_name(name)
         file = given.get("settings")
         options = Options(

@@ -1,8 +1,8 @@
-"""Types of the client: the options of a task, events of a deliberation, and stories."""
+"""Types of the client: options of tasks and evaluations, events of a deliberation, and stories."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -47,8 +47,8 @@ class TaskOptions(TypedDict, total=False):
     task_id: str
 
 
-class EvaluationOptions(TypedDict, total=False):
-    """How one configuration of `evaluate` works. An absent option means the default.
+class ConfigurationOptions(TypedDict, total=False):
+    """One configuration of an evaluation. An absent option means the default.
 
     settings: a TOML file of settings; by default those of the client.
     agents: the number of seats.
@@ -65,6 +65,27 @@ class EvaluationOptions(TypedDict, total=False):
     seconds: int
     budget_tokens: int
     seed: int
+
+
+class EvaluationOptions(TypedDict, total=False):
+    """The options of `evaluate`. An absent option means the default.
+
+    configurations: the configurations to compare, by name; by default the client's settings.
+    ref: the commit whose history is mined; the repository's HEAD by default.
+    tasks: the number of bug fixes to mine (10), from the newest `commits` (200).
+    parallel: concurrent deliberations (1).
+    folder: where tasks and results are kept; one in the data directory by default. The same
+    call continues an interrupted evaluation there.
+    on_progress: receives lines of text about the progress.
+    """
+
+    configurations: Mapping[str, ConfigurationOptions]
+    ref: str
+    tasks: int
+    commits: int
+    parallel: int
+    folder: Path
+    on_progress: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""The table of known models: windows and prices of hosted models, for what the settings and the
-server leave open. `known_models.toml` has the date and the sources.
+"""The table of known models: windows and prices of hosted models, used where neither the settings
+nor the server provide them. `known_models.toml` contains the date and the sources.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib.resources import files
+from typing import Any
 from urllib.parse import urlsplit
 
 _FILE = "known_models.toml"
@@ -19,8 +20,8 @@ SOURCE = "the table of known models"
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A hosted model. Prices are US dollars per million tokens; window: the tokens of a prompt at
-    these prices.
+    """A hosted model. Prices are US dollars per million tokens, for prompts of up to `window`
+    tokens.
     """
 
     window: int
@@ -28,18 +29,10 @@ class KnownModel:
     price_cached: float
     price_out: float
 
-    @property
-    def price_text(self) -> str:
-        """The prices in words."""
-        return (
-            f"${self.price_in:g} for a million prompt tokens (${self.price_cached:g} from the "
-            f"cache), ${self.price_out:g} for a million completion tokens"
-        )
-
 
 def find_model(base_url: str | None, model: str) -> KnownModel | None:
-    """Return a model of a server by its name, with or without a date at its end; None if it is
-    unknown.
+    """Return a model of a server by its name, which may end with a date. Return None if the model
+    is unknown.
     """
     host = urlsplit(base_url or "").hostname
     models = _table().get(host or "", {})
@@ -51,16 +44,14 @@ def checked_on() -> str:
     return str(_document()["checked"])
 
 
-@lru_cache(maxsize=1)
-def _document() -> Mapping[str, object]:
+@cache
+def _document() -> Mapping[str, Any]:
     return tomllib.loads(files(__package__).joinpath(_FILE).read_text(encoding="utf-8"))
 
 
-@lru_cache(maxsize=1)
+@cache
 def _table() -> Mapping[str, Mapping[str, KnownModel]]:
-    servers = _document()["servers"]
-    assert isinstance(servers, dict)  # noqa: S101 - for mypy: the file is ours, and a test reads it
     return {
         host: {name: KnownModel(**fields) for name, fields in server["models"].items()}
-        for host, server in servers.items()
+        for host, server in _document()["servers"].items()
     }

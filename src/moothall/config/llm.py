@@ -211,8 +211,8 @@ class LlmSettings(Section):
         return value
 
     def with_known_prices(self) -> Self:
-        """Return the settings with the prices of the table of known models, unless they have their
-        own or the model is unknown.
+        """Return the settings with the prices of the table of known models. Return them unchanged
+        if they contain a price or the model is unknown.
         """
         known = None if self.price_in or self.price_out else find_model(self.base_url, self.model)
         if known is None:

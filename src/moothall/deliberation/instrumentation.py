@@ -9,12 +9,12 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 from moothall import telemetry
 from moothall.domain.budget import Usage
-from moothall.domain.chat import ChatReply, ChatRequest, FunctionCall, Message
+from moothall.domain.chat import ChatReply, ChatRequest, Message
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.errors import MoothallError
 from moothall.telemetry.genai import provider_name, server_attributes
@@ -96,7 +96,7 @@ def _request_attributes(
         "gen_ai.request.max_tokens": request.max_tokens,
         "gen_ai.request.temperature": request.temperature,
         "gen_ai.request.seed": request.seed,
-        "gen_ai.request.stop_sequences": request.stop or ("",),
+        "gen_ai.request.stop_sequences": request.stop,
         "gen_ai.output.type": "json" if request.schema else "text",
         "moothall.call_id": request.call_id,
         "moothall.seat": seat,
@@ -110,7 +110,7 @@ def _reply_attributes(
     return {
         "gen_ai.response.model": model,
         "gen_ai.request.model": requested,
-        "gen_ai.response.finish_reasons": (reply.finish_reason,),
+        "gen_ai.response.finish_reasons": (reply.finish_reason,) if reply.finish_reason else (),
         "gen_ai.usage.input_tokens": reply.usage.prompt_tokens,
         "gen_ai.usage.output_tokens": reply.usage.completion_tokens,
         "gen_ai.usage.cache_read.input_tokens": reply.usage.cached_tokens,
@@ -150,7 +150,7 @@ def watch_check(check: str, workspace: str) -> Iterator[Callable[[CheckRun], Che
 
 
 def _as_json(messages: Sequence[Message]) -> str:
-    """Return the messages in the form of the conventions."""
+    """Return messages as `gen_ai.input.messages`."""
     documents = [{"role": message.role, "parts": _parts(message)} for message in messages]
     return json.dumps(documents, ensure_ascii=False)
 
@@ -158,24 +158,17 @@ def _as_json(messages: Sequence[Message]) -> str:
 def _parts(message: Message) -> list[dict[str, str]]:
     if message.role == "tool":
         return [{"type": "tool_call_response", "id": message.call_id, "response": message.content}]
-    return [*_text_parts(message.content), *map(_call_part, message.calls)]
-
-
-def _text_parts(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "content": text}] if text else []
-
-
-def _call_part(call: FunctionCall) -> dict[str, str]:
-    return {
-        "type": "tool_call",
-        "id": call.call_id,
-        "name": call.name,
-        "arguments": call.arguments,
-    }
+    text = [{"type": "text", "content": message.content}] if message.content else []
+    calls = [
+        {"type": "tool_call", "id": call.call_id, "name": call.name, "arguments": call.arguments}
+        for call in message.calls
+    ]
+    return text + calls
 
 
 def _output_json(reply: ChatReply, clean: Callable[[str], str]) -> str:
-    """Return the reply in the form of the conventions, without secrets."""
-    parts = [*_text_parts(clean(reply.text)), *map(_call_part, reply.calls)]
+    """Return a reply as `gen_ai.output.messages`, without secrets."""
+    calls = tuple(replace(call, arguments=clean(call.arguments)) for call in reply.calls)
+    parts = _parts(Message("assistant", clean(reply.text), calls))
     document = {"role": "assistant", "parts": parts, "finish_reason": reply.finish_reason}
-    return clean(json.dumps([document], ensure_ascii=False))
+    return json.dumps([document], ensure_ascii=False)

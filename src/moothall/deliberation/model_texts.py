@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moothall.config import LlmSettings
-from moothall.config.known_models import SOURCE, checked_on, find_model
+from moothall.config.known_models import SOURCE, checked_on
 from moothall.domain.chat import ModelDescription, ReplyMode
 
 
@@ -31,12 +31,16 @@ def window_text(llm: LlmSettings, about: ModelDescription) -> str:
 
 def price_text(llm: LlmSettings) -> str:
     """Describe the prices of a model and their source. `llm` names the model."""
-    if llm.price_in or llm.price_out:
-        return (
-            f"${llm.price_in:g} for a million prompt tokens, ${llm.price_out:g} for a million "
-            "completion tokens (llm.price_in, llm.price_out)"
-        )
-    known = find_model(llm.base_url, llm.model)
-    if known is not None:
-        return f"{known.price_text} ({SOURCE}, {checked_on()}; llm.price_in and price_out override)"
-    return "no known price, so costs are 0 unless llm.price_in and llm.price_out are set"
+    priced = llm.with_known_prices()
+    if not (priced.price_in or priced.price_out):
+        return "no known price, so costs are 0 unless llm.price_in and llm.price_out are set"
+    source = (
+        "llm.price_in, llm.price_out"
+        if priced is llm
+        else f"{SOURCE}, {checked_on()}; llm.price_in and price_out override"
+    )
+    cached = "" if priced.price_cached is None else f" (${priced.price_cached:g} from the cache)"
+    return (
+        f"${priced.price_in:g} for a million prompt tokens{cached}, ${priced.price_out:g} for a "
+        f"million completion tokens ({source})"
+    )

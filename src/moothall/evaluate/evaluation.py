@@ -1,4 +1,4 @@
-"""One evaluation from its options to its report: for the command line and for programs."""
+"""An evaluation, from its options to its report, for the command line and the Python client."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from moothall.domain.ids import is_id
 from moothall.domain.protocol import PROTOCOLS
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import InvalidRequest, MoothallError, NotFound
+from moothall.evaluate import DEFAULT_COMMITS, DEFAULT_TASKS
 from moothall.evaluate.harbor import Harbor
 from moothall.evaluate.judging import Judge
 from moothall.evaluate.miner import COMMITS, Miner, ReportProgress, repository_name
@@ -41,8 +42,6 @@ from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.profile import Commands
 from moothall.repositories.service import RepositoryService
 
-DEFAULT_TASKS, DEFAULT_COMMITS = 10, 200
-
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -57,9 +56,12 @@ class Origin:
 class Plan:
     """The options of an evaluation.
 
-    tasks: how many to mine and to run. commits: the newest ones that are looked at. at_once:
-    deliberations at a time. only_mines: nothing is run. from_harbor: the tasks of a folder in
-    Harbor's format are run, and nothing is mined.
+    tasks: the number of tasks to mine and to run.
+    commits: the number of newest commits to examine.
+    at_once: concurrent deliberations.
+    mine_only: run no deliberation.
+    to_harbor: the folder to write the tasks to, in Harbor's format.
+    from_harbor: a folder of tasks in Harbor's format, which are run instead of mined ones.
     """
 
     origin: Origin
@@ -69,7 +71,7 @@ class Plan:
     commits: int = DEFAULT_COMMITS
     paraphrase: bool = False
     at_once: int = 1
-    only_mines: bool = False
+    mine_only: bool = False
     to_harbor: Path | None = None
     from_harbor: Path | None = None
 
@@ -107,7 +109,7 @@ async def find_folder(
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """An evaluation in its folder. `report_progress` receives lines for people."""
+    """An evaluation in its folder. `report_progress` receives lines of text."""
 
     settings: Settings
     plan: Plan
@@ -117,19 +119,19 @@ class Evaluation:
     async def run(self, configurations: Sequence[Configuration]) -> list[Task]:
         """Mine tasks, run those without a result under each configuration, and return them.
 
-        Raises `InvalidRequest`, also if another process works on the folder, and errors that the
-        next task would meet, too.
+        Raises `InvalidRequest`, also if another process works on the folder, and errors that would
+        also fail the next task.
         """
         with _lock_folder(self.folder):
             results = Lines(self.folder / RESULTS)
-            if not self.plan.only_mines:
+            if not self.plan.mine_only:
                 check_configurations(configurations, results)
             return await self._run(configurations, results)
 
     async def _run(self, configurations: Sequence[Configuration], results: Lines) -> list[Task]:
         settings, plan = own_settings(self.settings, self.folder), self.plan
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not plan.only_mines:
+        if not plan.mine_only:
             await _check(configurations, self.report_progress)
         git = GitRunner(settings.data_dir / "repos", settings.workspace.setup_seconds)
         tasks: list[Task] = []
@@ -144,7 +146,7 @@ class Evaluation:
             for task in tasks if plan.to_harbor else ():
                 harbor = Harbor(plan.to_harbor or self.folder, git)
                 self.report_progress(f"written: {await runner.export(task, harbor)}")
-            for configuration in () if plan.only_mines else configurations:
+            for configuration in () if plan.mine_only else configurations:
                 await runner.run(configuration, tasks, plan.at_once)
         return tasks
 
@@ -171,16 +173,14 @@ class Evaluation:
             return await miner.mine(ref, plan.tasks, plan.commits)
 
     def dropped(self) -> tuple[int, Sequence[tuple[str, int]]]:
-        """Return how many commits were looked at, and why they were dropped, with the number of
-        them.
-        """
+        """Return the number of examined commits, and the reasons for dropping them with counts."""
         rows = Lines(self.folder / COMMITS).rows
         return len(rows), tuple(count_reasons(rows))
 
 
 def write_report(folder: Path) -> Report:
     """Write the report of an evaluation as JSON and as a page, and return it. Raises
-    `InvalidRequest` without results, and for a file that is damaged.
+    `InvalidRequest` if there are no results or a file is damaged.
     """
     results, tasks = Lines(folder / RESULTS), read_tasks(folder)
     if not results.rows:

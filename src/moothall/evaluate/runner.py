@@ -340,7 +340,7 @@ async def open_judge(settings: Settings) -> AsyncIterator[tuple[RepositoryServic
 
 
 def check_name(name: str) -> None:
-    """Raise `InvalidRequest` for a name that no configuration can have: it is also a folder's."""
+    """Raise `InvalidRequest` for an invalid name of a configuration, which also names a folder."""
     if (
         not 0 < len(name) <= _MAX_NAME_CHARS
         or not all(letter.isalnum() or letter in "-_." for letter in name)

@@ -16,8 +16,8 @@ from moothall.llm.server_errors import read_count, window_of
 Fetch = Callable[[str, URL, dict[str, Any] | None], Awaitable[Any]]
 FETCH_SECONDS = 5.0
 _MAX_KNOWN_WINDOW = 200_000
-"""Longer prompts would use up the tokens of a deliberation within a few turns.
-`llm.context_tokens` sets more.
+"""The limit for windows from the table, because longer prompts use up the tokens of a deliberation
+within a few turns. `llm.context_tokens` overrides it.
 """
 _OLLAMA_DEFAULT_WINDOW = 4096
 """The window that Ollama uses by default; longer prompts lose their beginning without an error."""
@@ -26,7 +26,7 @@ _NUM_CTX = re.compile(r"^num_ctx\s+(\d+)", re.MULTILINE)
 
 async def find_window(fetch: Fetch, url: URL, model: str) -> tuple[int, str]:
     """Return the window and its source; (0, "") if no path contains it. Hosted servers (https) have
-    none of these paths, so theirs is in the table of known models or unknown.
+    none of these paths; their windows come from the table of known models.
     """
     if url.scheme == "https":
         known = find_model(str(url), model)

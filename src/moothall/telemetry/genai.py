@@ -22,9 +22,9 @@ _PROVIDERS = (
     (".services.ai.azure.com", "azure.ai.inference"),
     (".x.ai", "x_ai"),
 )
-"""The end of a host name, and the convention's name of its provider."""
+"""Suffixes of host names, and the conventions' names of their providers."""
 _API = "openai"
-"""The name for all other servers, such as vLLM: they speak OpenAI's API."""
+"""The name for all other servers, such as vLLM, because they speak OpenAI's API."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -35,7 +35,7 @@ def provider_name(base_url: str) -> str:
 
 
 def server_attributes(base_url: str) -> dict[str, str | int]:
-    """Return the attributes of a server. Without a URL, it is the local model of this machine."""
+    """Return the attributes of a server. An empty URL means the local model."""
     address = urlsplit(base_url)
     attributes: dict[str, str | int] = {"gen_ai.provider.name": provider_name(base_url)}
     if address.hostname:

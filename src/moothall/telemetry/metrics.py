@@ -17,7 +17,7 @@ _GENAI_LABELS = (
     "gen_ai_request_model",
     "gen_ai_response_model",
 )
-"""Attributes of OpenTelemetry's conventions, as its exporters name them for Prometheus."""
+"""Attributes of OpenTelemetry's conventions, named as its exporters do for Prometheus."""
 
 # deliberations
 DELIBERATIONS_REQUESTED = _counter(

@@ -151,7 +151,7 @@ class OtelRecorder:
         return {
             name: self._clean_value(value)
             for name, value in attributes.items()
-            if value not in {"", ("",)}
+            if value not in {"", ()}
         }
 
     def _clean_value(self, value: Value) -> Value:

@@ -131,12 +131,12 @@ def debian(packages: str, suite: str = _SUITE) -> bytes:
     command += ["--dpkgopt=force-unsafe-io", suite, "-"]
     # Otherwise Java's packages cannot be set up.
     command.append('--essential-hook=mkdir -p "$1/usr/share/man/man1"')
-    own = _suite_of_this_machine()
+    machine_suite = platform.freedesktop_os_release()["VERSION_CODENAME"]
     with tempfile.TemporaryDirectory() as folder:
-        of_suite = Path(folder) / source_list.name
+        suite_list = Path(folder) / source_list.name
         text = source_list.read_text(encoding="utf-8")
-        of_suite.write_text(re.sub(rf"\b{own}\b", suite, text), encoding="utf-8")
-        command.insert(-1, str(of_suite))
+        suite_list.write_text(re.sub(rf"\b{machine_suite}\b", suite, text), encoding="utf-8")
+        command.insert(-1, str(suite_list))
         completed = subprocess.run(command, capture_output=True, check=False)
     if completed.returncode:
         raise Missing(
@@ -144,10 +144,6 @@ def debian(packages: str, suite: str = _SUITE) -> bytes:
             f"{completed.stderr.decode(errors='replace')[-1200:]}"
         )
     return completed.stdout
-
-
-def _suite_of_this_machine() -> str:
-    return platform.freedesktop_os_release()["VERSION_CODENAME"]
 
 
 def layer(files: Mapping[str, bytes]) -> bytes:

@@ -35,7 +35,8 @@ def give(home: Home, say: Say) -> None:
         node.give_images(say, folder=folder)
 
 
-def _build(home: Home, folder: Path) -> None:
+def extract_source(folder: Path) -> None:
+    """Extract the files of the older commit into a folder. Raises `Missing`."""
     tree = subprocess.run(
         ("git", "-C", str(_ROOT), "archive", COMMIT), capture_output=True, check=False
     )
@@ -44,9 +45,13 @@ def _build(home: Home, folder: Path) -> None:
             f"{COMMIT} is not in this clone: {tree.stderr.decode().strip()}; `git fetch "
             "--unshallow` brings it"
         )
+    with tarfile.open(fileobj=io.BytesIO(tree.stdout)) as files:
+        files.extractall(folder, filter="data")
+
+
+def _build(home: Home, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
-        with tarfile.open(fileobj=io.BytesIO(tree.stdout)) as files:
-            files.extractall(place, filter="data")
+        extract_source(Path(place))
         _run("buildah", "pull", "-q", f"oci-archive:{home.images}/debian-trixie.tar")
         _run(f"{place}/scripts/images", "--base", BASE, "--tag", TAG)
     for name in NAMES:

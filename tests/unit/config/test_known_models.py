@@ -105,3 +105,4 @@ def test_a_price_is_shown_with_its_source() -> None:
     )
     assert price_text(llm.model_copy(update={"price_in": 2.5})).startswith("$2.5 for a million")
     assert "no known price" in price_text(llm.model_copy(update={"model": "x"}))
+    assert "($0.3 from the cache)" in price_text(llm.model_copy(update={"price_cached": 0.3}))

@@ -132,8 +132,8 @@ def detect(
 
 
 def _with_devcontainer(detected: Detected, root: Project) -> Detected:
-    """Return the detected project with the set-up commands of its devcontainer.json, if nothing
-    else says how it is set up.
+    """Return the detected project with the set-up commands of its devcontainer.json, unless it has
+    other set-up steps.
     """
     steps = () if detected.steps else devcontainer_steps(root)
     if not steps:

@@ -11,29 +11,25 @@ from moothall.domain.repository import SetupStep
 from moothall.repositories.detect.project import Project, strings
 
 DEVCONTAINERS = (".devcontainer/devcontainer.json", ".devcontainer.json")
-"""Its paths, in the order in which tools look for it."""
+"""The paths of the file, in the order of precedence."""
 _COMMANDS = ("onCreateCommand", "updateContentCommand", "postCreateCommand")
-"""The commands that run once, in their order."""
+"""The commands that run once, in their order of execution."""
 _WORKSPACE = ("${containerWorkspaceFolder}", "${containerWorkspaceFolder:-}")
 _VARIABLE = re.compile(r"\$\{(?:localEnv|containerEnv|localWorkspaceFolder|devcontainerId)\b")
-# Possessive, and to the end of an unterminated string or comment, so that no text takes long.
+# Possessive, and matching unterminated strings and comments to the end: linear time for any text.
 _STRING_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\])*+"?|//[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
 _TRAILING_COMMA = re.compile(r'("(?:\\.|[^"\\])*+"?)|,(?=\s*[}\]])', re.DOTALL)
 _WORD = re.compile(r"[^\s'\";&|<>()]+")
 
 
-def find_devcontainer(project: Project) -> str:
-    """Return the path of the project's devcontainer.json; '' if there is none."""
-    return next((path for path in DEVCONTAINERS if path in project.files), "")
-
-
 def devcontainer_steps(project: Project) -> tuple[SetupStep, ...]:
     """Return the set-up commands of the project's devcontainer.json.
 
-    They may fail: much of what a container may do, the set-up of a repository may not. A file that
-    is not valid has none, and commands with values of another machine are left out.
+    They are optional steps, because a container may do more than the set-up of a repository. An
+    invalid file has no commands. Commands with variables of the developer's machine are left out.
     """
-    document = _read(project.texts.get(find_devcontainer(project), ""))
+    path = next((path for path in DEVCONTAINERS if path in project.files), "")
+    document = _read(project.texts.get(path, ""))
     return tuple(
         SetupStep(argv, optional=True)
         for name in _COMMANDS
@@ -43,8 +39,8 @@ def devcontainer_steps(project: Project) -> tuple[SetupStep, ...]:
 
 
 def devcontainer_files(project: Project, steps: Iterable[SetupStep]) -> tuple[str, ...]:
-    """Return the files that the commands may read: the folder of the devcontainer.json, and files
-    of the project that a command names.
+    """Return the files that the commands may read: those in the folder of the devcontainer.json,
+    and those that a command names.
     """
     named = {
         word.removeprefix("./")
@@ -60,7 +56,7 @@ def devcontainer_files(project: Project, steps: Iterable[SetupStep]) -> tuple[st
 
 
 def _read(text: str) -> dict[str, Any]:
-    """Parse JSON with comments and trailing commas; empty if it is none."""
+    """Parse a JSON object with comments and trailing commas. Return {} for any other text."""
     plain = _STRING_OR_COMMENT.sub(
         lambda match: match[0] if match[0].startswith('"') else " ", text
     )
@@ -72,8 +68,8 @@ def _read(text: str) -> dict[str, Any]:
 
 
 def _commands(value: Any) -> Iterator[tuple[str, ...]]:
-    """Yield the commands of a text, which a shell runs, of a list of words, or of an object whose
-    values are either.
+    """Yield the argument lists of a command: a string for a shell, a list of arguments, or an
+    object whose values are either.
     """
     if isinstance(value, dict):
         for named in value.values():
@@ -86,7 +82,7 @@ def _commands(value: Any) -> Iterator[tuple[str, ...]]:
 
 
 def _in_folder(text: str) -> str:
-    """Replace the name of the workspace: commands run in it."""
+    """Replace the variable of the workspace by `.`, since commands run in it."""
     for name in _WORKSPACE:
         text = text.replace(name, ".")
     return text
