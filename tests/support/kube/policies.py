@@ -150,6 +150,8 @@ def enforced(api: client.ApiClient, home: Home, *spaces: str) -> Iterator[None]:
     thread.start()
     try:
         first.wait()
+        if failed:
+            raise failed[0]
         yield
     finally:
         over.set()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typing import Any, Self, cast
 
 from kubernetes import client, config, watch
 from urllib3.exceptions import HTTPError
+from urllib3.util.ssl_ import create_urllib3_context
 
 from moothall.config import JobSettings
 from moothall.errors import ConfigurationError, SandboxUnavailable
@@ -330,16 +332,33 @@ def connect(jobs: JobSettings) -> client.ApiClient:
     try:
         if jobs.context or jobs.kubeconfig:
             file = str(jobs.kubeconfig) if jobs.kubeconfig else None
-            return cast(
+            api = cast(
                 "client.ApiClient",
                 config.new_client_from_config(config_file=file, context=jobs.context or None),
             )
-        return _default_client()
+        else:
+            api = _default_client()
     except config.ConfigException as error:
         raise ConfigurationError(
             f"workspace.kind is kubernetes, but no cluster is configured: {error}; set "
             "jobs.kubeconfig, or run in a pod with a service account"
         ) from error
+    _accept_minimal_certificates(api)
+    return api
+
+
+def _accept_minimal_certificates(api: client.ApiClient) -> None:
+    """Accept certificates of an API server without key identifiers.
+
+    Python 3.13 refuses them by default (`VERIFY_X509_STRICT`), but the authorities of many clusters
+    do not set them, among them older ones of EKS. The chain, the dates and the host name are still
+    verified.
+    """
+    if not api.configuration.verify_ssl:
+        return
+    context = create_urllib3_context()
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    api.rest_client.pool_manager.connection_pool_kw["ssl_context"] = context
 
 
 def _default_client() -> client.ApiClient:
