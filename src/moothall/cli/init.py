@@ -53,7 +53,7 @@ class _Trial:
 @click.command(
     epilog=example(
         "moothall init",
-        "moothall init --provider openai --model gpt-5.6",
+        "moothall init --provider openai --model gpt-6.1-sol",
         "moothall init --url http://127.0.0.1:8000/v1",
     )
 )

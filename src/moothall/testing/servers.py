@@ -465,7 +465,7 @@ SERVERS: Mapping[str, ServerKind] = {
         ServerKind(
             "openai",
             "tools",
-            model="gpt-5.6",
+            model="gpt-6.1-sol",
             owner="system",
             refuse=_openai,
             responses=True,
