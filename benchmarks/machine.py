@@ -28,7 +28,7 @@ _SERVING = ("serve", "host", "bus", "ray")
 """Parts whose processes live as long as the system. The rest of its group's CPU is `sandbox`."""
 _MARKS = (
     ("bus", ("nats-server",)),
-    ("host", ("HostActor", "HostMain")),
+    ("host", ("HostActor", "HostMain", "moothall.workers.subprocesses")),
     ("ray", ("gcs_server", "raylet", "ray::", "/ray/", "default_worker.py")),
     ("sandbox", ("bwrap", "moothall.sandbox", "moothall.workspace", "pytest", "git")),
 )

@@ -33,8 +33,8 @@ and LangGraph with each checkpoint, and a power loss takes nothing that was acke
 Restate have callers in other processes."""
 _RUN = re.compile(r"`python -m benchmarks[^`]*` \(\d{4}-\d\d-\d\d\)")
 _PARTS = {"sandbox": "sandboxes, git and what ended"}
-_COUNTED = """CPU is counted by a control group, over *all* its processes: serve, host, bus, Ray's
-own, sandboxes and tests, with those that ended or were killed."""
+_COUNTED = """CPU is counted by a control group, over *all* its processes: serve, host, bus,
+sandboxes and tests, with those that ended or were killed."""
 _NAMES = {
     "moothall": "**Moothall**",
     SYNCED: "**Moothall**, each write synced",
@@ -191,7 +191,7 @@ Run it again on yours; ratios travel better than figures.{quick}
 
 The work: **one deliberation = three seats propose, each reviews another's proposal, all revise: nine model calls**, three of them
 one behind the other. The model is a stub in a process of its own that answers after 0, 50 or 500 ms and is never the bottleneck.
-Moothall runs as its users run it: `moothall serve` with the embedded bus, hosts placed by Ray, one
+Moothall runs as its users run it: `moothall serve` with the embedded bus, one host in a child process, one
 unary gRPC call a deliberation from another process. {counted}"""
 
 
@@ -287,9 +287,7 @@ def _idle(shares: Mapping[str, float]) -> str:
     """Say what share of a core Moothall used while the others ran, if that was measured."""
     if math.isnan(total := sum(shares.values())):
         return ""
-    ray = shares.get("ray", 0.0)
-    used = f"{total * 100:.1f} % of a core, {ray * 100:.1f} of them Ray's own"
-    return f"While the others ran, the idle Moothall used {used}."
+    return f"While the others ran, the idle Moothall used {total * 100:.1f} % of a core."
 
 
 def _left_out(text: Mapping[str, Any]) -> str:

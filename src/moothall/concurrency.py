@@ -316,3 +316,12 @@ class Broadcast(Generic[T]):
                 for ear in ears:
                     ear.error, ear.over = error, True
                     ear.there.set()
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return what makes the event loop of a process."""
+    try:
+        import uvloop
+    except ImportError:  # it is in the extras `server`, `ray` and `local`
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop

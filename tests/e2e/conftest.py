@@ -1,4 +1,4 @@
-"""One shared server for most end-to-end tests: starting Ray costs more than the tests
+"""One shared server for most end-to-end tests: starting one costs more than the tests
 themselves.
 """
 

@@ -34,7 +34,7 @@ async def read_until(stream: asyncio.StreamReader, word: str, seconds: float = 1
     return output
 
 
-@pytest.fixture(params=["process", "ray"])
+@pytest.fixture(params=["process", "ray", "subprocess"])
 def host_settings(request: pytest.FixtureRequest) -> dict[str, str]:
     """Return settings that put the command's hosts where the parameter says."""
     return {"MOOTHALL_RAY__MODE": request.param}
@@ -49,7 +49,7 @@ async def test_ctrl_c_leaves_nothing_behind(
     await read_until(process.stderr, "agent-dev-003")
     await asyncio.sleep(0.5)
     below = descendants(process.pid)
-    assert len(below) > 5  # bus and sandboxes; with Ray also Ray's processes
+    assert len(below) > 5  # bus and sandboxes; Ray's processes or the host's
     os.kill(process.pid, signal.SIGINT)
     _, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 130, err.decode()
@@ -141,11 +141,19 @@ def _answer_normally(body: dict[str, Any], headers: Mapping[str, str]) -> str | 
     return by_task(json.loads(json.dumps(body).replace("HANG", "")), headers)
 
 
-@pytest.mark.parametrize("victim", ["nats-server", "ray::Host"])
+@pytest.mark.parametrize(
+    ("victim", "mode"),
+    [
+        ("nats-server", "ray"),
+        ("ray::Host", "ray"),
+        ("nats-server", "subprocess"),
+        ("moothall.workers.subprocesses", "subprocess"),
+    ],
+)
 async def test_a_part_killed_in_the_middle_changes_nothing(
-    victim: str, slow_model: ScriptedModel, repo: Path, tmp_path: Path
+    victim: str, mode: str, slow_model: ScriptedModel, repo: Path, tmp_path: Path
 ) -> None:
-    command = Command(tmp_path / "data", slow_model.base_url, {"MOOTHALL_RAY__MODE": "ray"})
+    command = Command(tmp_path / "data", slow_model.base_url, {"MOOTHALL_RAY__MODE": mode})
     process = await command.start("deliberate", "--repo", str(repo), "--json", TASK)
     async with asyncio.timeout(120):
         while not any("/propose/" in request.call_id for request in slow_model.requests):

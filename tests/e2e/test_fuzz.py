@@ -108,13 +108,11 @@ async def test_ten_thousand_messages_that_nobody_meant(
 
 
 def _processes(pid: int) -> set[int]:
-    """Return the server's own processes: the server, its bus, and the Ray processes of its
-    hosts.
-    """
+    """Return the server's own processes: the server, its bus and its hosts."""
     pids = {pid}
     for child in descendants(pid):
         line = command_line(child)
-        if "nats-server" in line or line.startswith("ray::") or "raylet" in line:
+        if "nats-server" in line or "moothall.workers.subprocesses" in line:
             pids.add(child.pid)
     return pids
 

@@ -1,5 +1,5 @@
-"""Spans and metrics over real processes: serve, a host in a Ray actor, and a span collector on
-loopback.
+"""Spans and metrics over real processes: serve, a host in a process of its own, and a span
+collector on loopback.
 """
 
 from __future__ import annotations

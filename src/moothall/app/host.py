@@ -28,7 +28,7 @@ from moothall.authorization.keys import keys_of
 from moothall.authorization.quotas import Quotas
 from moothall.authorization.story_budgets import BUCKET, StoryBudgets
 from moothall.concurrency import leaves
-from moothall.config import MetricsSettings, Settings, secret_values
+from moothall.config import FleetMode, MetricsSettings, Settings, secret_values
 from moothall.config.models import DEFAULT
 from moothall.deliberation.prompts.repo_map import RepoMapper
 from moothall.deliberation.protocols import Dependencies
@@ -40,7 +40,7 @@ from moothall.llm.replicas import open_models
 from moothall.ports import ChatModel
 from moothall.sandbox.probe import check_layers
 from moothall.telemetry import aggregation, configure_logs, log_apart, metrics, record
-from moothall.workers import in_process
+from moothall.workers import in_process, subprocesses
 from moothall.workers.host import Host
 from moothall.workers.in_process import Alive
 from moothall.workers.owner import Process, registered, this_process
@@ -181,6 +181,12 @@ async def _host(
         await host.run()
 
 
+def _main_elsewhere(settings: Settings, instance: str, **arguments: Any) -> Callable[..., Any]:
+    """Return `host_main` for other processes, which end with this one."""
+    main = functools.partial(host_main, app=this_process(), settings=settings, **arguments)
+    return functools.partial(_with_instance, instance, main)
+
+
 async def _with_instance(
     instance: str, main: Any, name: str, ready: Callable[[], None], **more: Any
 ) -> None:
@@ -195,7 +201,7 @@ Hosting = Callable[[Bus, str, str], AbstractAsyncContextManager[Alive]]
 async def open_fleet(
     settings: Settings,
     *,
-    on_ray: bool,
+    mode: FleetMode,
     instance: str = "",
     fall_back: Callable[[str], None] | None = None,
 ) -> AsyncIterator[Hosting]:
@@ -206,18 +212,24 @@ async def open_fleet(
     a sentence and run the hosts in this process; without `fall_back` raise `FleetUnavailable`.
     Raises `ConfigurationError` if the Ray at `ray.address` cannot be used.
     """
+    count = max(1, settings.ray.hosts)
 
     def host_here(bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
         main = functools.partial(
             host_beside, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url
         )
-        return in_process.hosting(
-            max(1, settings.ray.hosts), functools.partial(_with_instance, instance, main)
+        return in_process.hosting(count, functools.partial(_with_instance, instance, main))
+
+    def host_in_children(
+        _bus: Bus, bus_url: str, model_url: str
+    ) -> AbstractAsyncContextManager[Alive]:
+        return subprocesses.hosting(
+            count, _main_elsewhere(settings, instance, bus_url=bus_url, model_url=model_url)
         )
 
-    hosting: Hosting = host_here
+    hosting: Hosting = host_in_children if mode == "subprocess" else host_here
     async with AsyncExitStack() as stack:
-        if on_ray:
+        if mode == "ray":
             try:
                 host_on_ray = await stack.enter_async_context(_open_ray(settings, instance))
             except FleetUnavailable as error:
@@ -277,16 +289,14 @@ async def _open_ray(settings: Settings, instance: str) -> AsyncIterator[Hosting]
         raise ConfigurationError(missing) from error
 
     def host_on_ray(_bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
-        arguments: dict[str, Any] = {
-            "settings": for_hosts(settings),
-            "bus_url": bus_url,
-            "model_url": model_url,
-            "home": home_of(settings),
-        }
-        main = functools.partial(host_main, app=this_process(), **arguments)
-        hosts: AbstractAsyncContextManager[Alive] = ray_fleet.hosting(
-            settings.ray, functools.partial(_with_instance, instance, main)
+        main = _main_elsewhere(
+            for_hosts(settings),
+            instance,
+            bus_url=bus_url,
+            model_url=model_url,
+            home=home_of(settings),
         )
+        hosts: AbstractAsyncContextManager[Alive] = ray_fleet.hosting(settings.ray, main)
         return hosts
 
     async with ray_fleet.cluster(settings.ray):

@@ -49,7 +49,14 @@ from moothall.authorization.story_budgets import BUCKET
 from moothall.collector import Collector
 from moothall.collector.observer import Observer
 from moothall.concurrency import beside, enter_beside, say_if_slow, start_beside
-from moothall.config import LlmSettings, RaySettings, Settings, environment, secret_values
+from moothall.config import (
+    FleetMode,
+    LlmSettings,
+    RaySettings,
+    Settings,
+    environment,
+    secret_values,
+)
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
@@ -235,7 +242,8 @@ class _ServerBuilder:
         self._serves, self._serving = serves, serves is not None
         self._roles = ALL if serves is None else serves
         self._has_hosts = "hosts" in self._roles
-        self._on_ray = self._has_hosts and _on_ray(settings.ray, serving=self._serving)
+        self._fleet_mode = _choose_mode(settings.ray, serving=self._serving)
+        self._on_ray = self._has_hosts and self._fleet_mode == "ray"
 
     async def build(self, *, own: bool, model_checked: bool) -> tuple[App, Collector | Observer]:
         """Open all parts that the roles need. `own`: commands on this data directory can attach to
@@ -319,7 +327,7 @@ class _ServerBuilder:
         may_fall_back = not (self._serving or self._settings.ray.address)
         fleet = open_fleet(
             self._settings,
-            on_ray=self._on_ray,
+            mode=self._fleet_mode if self._has_hosts else "process",
             instance=instance_name,
             fall_back=self._report_progress if may_fall_back else None,
         )
@@ -456,11 +464,16 @@ def page_at(link: str) -> str:
     return link.partition("/sign-in")[0]
 
 
-def _on_ray(ray: RaySettings, *, serving: bool) -> bool:
-    if ray.mode == "auto":
-        is_installed = importlib.util.find_spec("ray") is not None
-        return (serving and is_installed) or ray.address is not None
-    return ray.mode == "ray"
+def _choose_mode(ray: RaySettings, *, serving: bool) -> FleetMode:
+    """Return where the hosts of a server or of a single command run."""
+    if ray.mode != "auto":
+        return ray.mode
+    if ray.address is not None:
+        return "ray"
+    if not serving:
+        return "process"
+    is_installed = importlib.util.find_spec("ray") is not None
+    return "ray" if ray.hosts != 1 and is_installed else "subprocess"
 
 
 async def _leave(

@@ -20,7 +20,7 @@ import click
 from moothall.cli.exit_codes import EXIT_INTERRUPTED, EXIT_WRONG
 from moothall.cli.options import check_ranges
 from moothall.cli.text import plain
-from moothall.concurrency import leaves
+from moothall.concurrency import leaves, loop_factory
 from moothall.config import Settings, find_default_file, secret_values
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry import configure_logs
@@ -199,7 +199,7 @@ def result_of(main: Coroutine[Any, Any, T], waits: str = "", after: float = 2.0)
         if notice_timer:
             notice_timer.daemon = True
             notice_timer.start()
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(watch())
     except (asyncio.CancelledError, KeyboardInterrupt):
         if not interrupted:
@@ -211,9 +211,3 @@ def result_of(main: Coroutine[Any, Any, T], waits: str = "", after: float = 2.0)
     finally:
         if notice_timer:
             notice_timer.cancel()
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    import uvloop
-
-    return uvloop.new_event_loop

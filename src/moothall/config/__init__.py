@@ -18,7 +18,7 @@ from moothall.config.models import Models
 from moothall.config.packages import Indexes, read_indexes
 from moothall.config.section import Section
 from moothall.config.servers import GrpcSettings, OidcSettings, WebSettings
-from moothall.config.services import BusSettings, GraphSettings, RaySettings
+from moothall.config.services import BusSettings, FleetMode, GraphSettings, RaySettings
 from moothall.config.settings import Settings, read_settings, secret_values
 from moothall.config.telemetry import LogSettings, MetricsSettings, TraceSettings
 from moothall.config.workspace import (
@@ -34,6 +34,7 @@ __all__ = [
     "BusSettings",
     "CodeSettings",
     "EvidenceSettings",
+    "FleetMode",
     "ForgeSettings",
     "GraphSettings",
     "GrpcSettings",

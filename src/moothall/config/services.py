@@ -72,13 +72,17 @@ class BusSettings(Section):
     )
 
 
+FleetMode = Literal["process", "ray", "subprocess"]
+
+
 class RaySettings(Section):
     """The hosts. Without an address, Ray runs on this machine as long as the process."""
 
-    mode: Literal["auto", "process", "ray"] = Field(
+    mode: FleetMode | Literal["auto"] = Field(
         "auto",
-        description="where hosts run; process: in the started process; ray: on Ray; auto: on Ray "
-        "for serve and demo if it is installed, or if address is set",
+        description="where hosts run; process: in the started process; subprocess: in child "
+        "processes; ray: on Ray; auto: on Ray for demo, and if address is set or hosts is not 1; "
+        "otherwise subprocess for serve and process for single commands",
     )
     address: str | None = Field(
         None, description="address of a Ray cluster, e.g. 10.0.0.1:6379; empty: Ray on this machine"
@@ -115,9 +119,10 @@ class RaySettings(Section):
 
     @model_validator(mode="after")
     def _check_mode(self) -> Self:
-        if self.mode == "process" and self.address is not None:
+        if self.mode in {"process", "subprocess"} and self.address is not None:
             raise ValueError(
-                "mode 'process' runs no hosts on the Ray cluster at address: leave one of them out"
+                f"mode {self.mode!r} runs no hosts on the Ray cluster at address: leave one of "
+                "them out"
             )
         return self
 

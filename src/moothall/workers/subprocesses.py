@@ -1,0 +1,158 @@
+"""Hosts in child processes of a server, on one machine and without Ray.
+
+A child gets its `HostMain` pickled on stdin and writes lines to stdout: that it is ready, or the
+error with which it ended. This module is also the program of the child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import os
+import pickle
+import sys
+import threading
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import BinaryIO
+
+from moothall.concurrency import loop_factory
+from moothall.errors import FleetUnavailable
+from moothall.processes import start_process
+from moothall.telemetry import get_logger
+from moothall.workers.in_process import Alive, HostMain
+
+log = get_logger(__name__)
+
+_STOP_SECONDS, _PAUSE_SECONDS = 10.0, 0.5
+_READY, _FAILED = b"ready", b"failed "
+_LINE_BYTES = 1_000_000
+
+
+@asynccontextmanager
+async def hosting(hosts: int, main: HostMain, ready_seconds: float = 120.0) -> AsyncIterator[Alive]:
+    """Start the hosts, wait until all pull work, and yield a function that counts them. They end
+    with the context. `main` has to be picklable.
+
+    A host that was killed is started again. A host that ends with an error has a bug: its error
+    ends the body, and is raised in a group. Raises `FleetUnavailable` if they are late.
+    """
+    children = [_Child(f"host-{number}", main) for number in range(1, hosts + 1)]
+
+    async def count_alive() -> tuple[int, int]:
+        return sum(child.ready.is_set() for child in children), len(children)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(child.keep_running(), name=child.name) for child in children]
+        try:
+            async with asyncio.timeout(ready_seconds):
+                for child in children:
+                    await child.ready.wait()
+        except TimeoutError as error:
+            raise FleetUnavailable(
+                f"the hosts were not ready within {ready_seconds:g} s"
+            ) from error
+        try:
+            yield count_alive
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+class _Child:
+    """A host and the process in which it runs."""
+
+    def __init__(self, name: str, main: HostMain) -> None:
+        self.name = name
+        self.ready = asyncio.Event()
+        self._program = pickle.dumps((name, main))
+
+    async def keep_running(self) -> None:
+        """Run the host until cancelled. Raises the error with which it ended."""
+        while True:
+            code = await self._run()
+            log.warning("a host was killed and is started again", host=self.name, code=code)
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _run(self) -> int | None:
+        # -P: the working folder may be a repository with modules of our names.
+        process = await start_process(
+            *(sys.executable, "-P", "-m", __name__),
+            stdin=PIPE,
+            stdout=PIPE,
+            start_new_session=True,  # Ctrl-C is for the server: its hosts end after it has said so
+            limit=_LINE_BYTES,
+        )
+        if process.stdin is None or process.stdout is None:
+            raise AssertionError  # both are pipes
+        try:
+            with suppress(ConnectionError):
+                process.stdin.write(self._program)
+                await process.stdin.drain()
+            async for line in process.stdout:
+                if line.strip() == _READY:
+                    self.ready.set()
+                elif line.startswith(_FAILED):
+                    raise pickle.loads(base64.b64decode(line.removeprefix(_FAILED)))  # noqa: S301 - written by `_run_host`
+            return await process.wait()
+        finally:
+            self.ready.clear()
+            await asyncio.shield(_stop(process))
+
+
+async def _stop(process: Process) -> None:
+    """Close the process's stdin, which ends it; kill it if it does not end."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        async with asyncio.timeout(_STOP_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def _run_host(name: str, main: HostMain, lines: BinaryIO) -> None:
+    """Run a host until stdin is closed, and write its lines to `lines`."""
+
+    def send(line: bytes) -> None:
+        with suppress(BrokenPipeError):  # the server has ended, and this process soon will
+            lines.write(line + b"\n")
+            lines.flush()
+
+    host = asyncio.ensure_future(main(name, lambda: send(_READY)))
+    stop = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, host.cancel)
+    threading.Thread(target=_call_at_end, args=(sys.stdin.buffer, stop), daemon=True).start()
+    try:
+        await host
+    except asyncio.CancelledError:
+        return
+    except BaseException as error:  # noqa: BLE001 - raised again by the server
+        send(_FAILED + base64.b64encode(_dump(error)))
+
+
+def _call_at_end(stream: BinaryIO, function: Callable[[], object]) -> None:
+    stream.read()
+    with suppress(RuntimeError):  # the loop is closed: the host has ended by itself
+        function()
+
+
+def _dump(error: BaseException) -> bytes:
+    """Pickle an error, or its text if it cannot be restored."""
+    with suppress(Exception):
+        dumped = pickle.dumps(error)
+        pickle.loads(dumped)  # noqa: S301 - written one line above
+        return dumped
+    return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+if __name__ == "__main__":
+    # Whatever else writes to stdout must not look like a line of this host.
+    with os.fdopen(os.dup(1), "wb") as own_lines:
+        os.dup2(2, 1)
+        host_name, host_main = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by `_Child`
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_run_host(host_name, host_main, own_lines))
