@@ -214,6 +214,8 @@ def result_of(main: Coroutine[Any, Any, T], waits: str = "", after: float = 2.0)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    import uvloop
-
+    try:
+        import uvloop
+    except ImportError:  # it is in the extras `server`, `ray` and `local`
+        return asyncio.new_event_loop
     return uvloop.new_event_loop
