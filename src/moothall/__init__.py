@@ -5,7 +5,7 @@ if TYPE_CHECKING:
     from moothall.client import AsyncClient, Client
 
 __all__ = ["AsyncClient", "Client", "__version__"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> object:

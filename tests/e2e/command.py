@@ -110,6 +110,8 @@ class Command:
     server_pid: int = 0
     pass_fds: tuple[int, ...] = ()
     """Descriptors that its process inherits."""
+    python: str = sys.executable
+    """The interpreter of the environment in which it is installed."""
 
     def environment(self) -> dict[str, str]:
         """The environment of the process."""
@@ -131,7 +133,7 @@ class Command:
     ) -> asyncio.subprocess.Process:
         """Start the command and return the process. `stdout` receives its output."""
         return await asyncio.create_subprocess_exec(
-            sys.executable,
+            self.python,
             "-m",
             "moothall",
             *args,

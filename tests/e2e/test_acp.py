@@ -26,6 +26,7 @@ from acp.schema import (
     ToolCallProgress,
     ToolCallStart,
     ToolCallUpdate,
+    UserMessageChunk,
 )
 
 from command import QUICK, Command, by_task, git, scripted, task_of, turn
@@ -263,3 +264,71 @@ async def test_an_agent_goes_on_after_the_one_whose_server_it_used(tmp_path: Pat
             await agent.prompt(session_id=session_id, prompt=[text_block("A HAIKU, please")])
         await agent.prompt(session_id=session_id, prompt=[text_block("A HAIKU, please")])
     assert editor.text().startswith("An old silent pond")
+
+
+async def test_a_session_goes_on_in_a_new_process(tmp_path: Path) -> None:
+    repo, other = tmp_path / "repo", tmp_path / "other"
+    await make_sample_repository(repo)
+    await make_sample_repository(other)
+    editor = Editor()
+    async with quick_command(tmp_path / "data", _converse) as command:
+        async with connected(Editor(), command) as agent:
+            session_id = (await agent.new_session(cwd=str(repo), mcp_servers=[])).session_id
+            await agent.set_session_mode(mode_id="ask", session_id=session_id)
+            await agent.prompt(session_id=session_id, prompt=[text_block(TASK)])
+        async with connected(editor, command) as agent:
+            with pytest.raises(acp.RequestError, match="session/load, or begin one"):
+                await agent.prompt(session_id=session_id, prompt=[text_block("Now add bye()")])
+            with pytest.raises(acp.RequestError, match=f"is about {repo}, not about {other}"):
+                await agent.load_session(cwd=str(other), session_id=session_id, mcp_servers=[])
+            for wrong in ("task-unknown", "../../token"):
+                with pytest.raises(acp.RequestError, match=r"no session .* is stored in"):
+                    await agent.load_session(cwd=str(repo), session_id=wrong, mcp_servers=[])
+            assert editor.updates == []
+            loaded = await agent.load_session(cwd=str(repo), session_id=session_id, mcp_servers=[])
+            assert loaded.modes is not None
+            assert loaded.modes.current_mode_id == "ask"
+            prompt, answer = editor.updates
+            assert isinstance(prompt, UserMessageChunk)
+            assert prompt.content.text == TASK
+            assert isinstance(answer, AgentMessageChunk)
+            assert "agent-dev-001" in answer.content.text
+            # The applied answer, which is not committed, is a part of the conversation.
+            await agent.prompt(session_id=session_id, prompt=[text_block("Now add bye() there")])
+            change = edit_of(editor.asked[-1])
+            assert "hello_world" in str(change.old_text)
+            assert "bye" in (repo / "src/utils.py").read_text(encoding="utf-8")
+
+
+async def test_a_prompt_without_an_answer_is_shown_as_one(tmp_path: Path) -> None:
+    """The process of the agent is killed while a council works."""
+    repo = tmp_path / "repo"
+    await make_sample_repository(repo)
+    received = asyncio.Event()
+
+    async def slowly(_body: dict[str, Any], _headers: Mapping[str, str]) -> str | Fault:
+        received.set()
+        return Fault("silent", delay=120)
+
+    editor = Editor()
+    async with quick_command(tmp_path / "data", slowly) as command:
+        async with acp.spawn_agent_process(
+            cast("acp.Client", Editor()),
+            sys.executable,
+            *("-m", "moothall", "acp"),
+            env=command.environment(),
+            transport_kwargs={"limit": 1 << 24, "shutdown_timeout": 30},
+        ) as (agent, process):
+            await agent.initialize(protocol_version=acp.PROTOCOL_VERSION)
+            session_id = (await agent.new_session(cwd=str(repo), mcp_servers=[])).session_id
+            pending = asyncio.ensure_future(
+                agent.prompt(session_id=session_id, prompt=[text_block(TASK)])
+            )
+            async with asyncio.timeout(60):
+                await received.wait()
+            process.kill()
+            with pytest.raises(ConnectionError):
+                await pending
+        async with connected(editor, command) as agent:
+            await agent.load_session(cwd=str(repo), session_id=session_id, mcp_servers=[])
+    assert editor.text().startswith("This prompt has no answer")

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from command import git
+from moothall import __version__
 
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
-VERSION = "0.1.0"
+VERSION = __version__
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def store_wire(clone: Path) -> None:
     buf = Path(sys.executable).parent / "buf"
     command = (str(buf), "build", "--exclude-source-info", "-o", "protos/released.binpb")
     subprocess.run(command, cwd=clone, check=True)
-    git(clone, "commit", "--quiet", "--all", "--message", "wire")
+    git(clone, "commit", "--quiet", "--all", "--allow-empty", "--message", "wire")
 
 
 def test_a_dry_run_does_all_but_the_tag_and_a_release_tags(clone: Path) -> None:
@@ -79,7 +80,7 @@ def test_a_dry_run_does_all_but_the_tag_and_a_release_tags(clone: Path) -> None:
     assert any(part["name"] == "pydantic" for part in document["components"])
     assert git(clone, "tag", "--list") == ""
     assert "not signed" in completed.stdout
-    assert "before the release: section 0.1.0 of CHANGELOG.md" in completed.stdout
+    assert f"before the release: section {VERSION} of CHANGELOG.md" in completed.stdout
 
     again = release(clone, "--dry-run")
     assert (again.returncode, "is not empty" in again.stderr) == (1, True)

@@ -1,4 +1,4 @@
-"""This version continues the data directory of an older one, with a running deliberation."""
+"""This version continues the data of an older version's wheel, with a running deliberation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from support.repos import make_sample
 
 pytestmark = [pytest.mark.e2e, pytest.mark.kills, pytest.mark.asyncio(loop_scope="session")]
 
+ROOT = Path(__file__).parents[2]
 TASK = "task-upgraded"
 
 
@@ -50,32 +52,55 @@ async def seats() -> AsyncIterator[tuple[Seats, ScriptedModel]]:
         seats.open.set()
 
 
-def older_source(folder: Path) -> Path:
-    """Return the source folder of the older version, with its generated code."""
+def run(*command: str | Path, cwd: Path = ROOT) -> str:
+    completed = subprocess.run(
+        tuple(map(str, command)), cwd=cwd, check=False, capture_output=True, text=True
+    )
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout.strip()
+
+
+def install_older(folder: Path) -> Path:
+    """Build the wheel of the older version, and install it into an environment of its own, which
+    shares the dependencies of this one. Return its interpreter. Only in a clone without the whole
+    history may the older version be missing.
+    """
     try:
-        extract_source(folder)
+        extract_source(folder / "source")
     except Missing as missing:
-        pytest.skip(str(missing))
-    subprocess.run((sys.executable, "scripts/protoc.py"), cwd=folder, check=True)
-    return folder / "src"
+        if run("git", "rev-parse", "--is-shallow-repository") == "true":
+            pytest.skip(str(missing))
+        raise
+    build = ("hatchling", "build", "--target", "wheel", "-d", folder / "wheels")
+    run(sys.executable, "-m", *build, cwd=folder / "source")
+    (wheel,) = (folder / "wheels").iterdir()
+    run(sys.executable, "-m", "venv", folder / "env")
+    python = folder / "env/bin/python"
+    run(python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", wheel)
+    packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
+    shared = "\n".join({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+    (packages / "shared.pth").write_text(f"{shared}\n", encoding="utf-8")
+    return python
 
 
 async def test_a_deliberation_of_an_older_version_is_finished(
     seats: tuple[Seats, ScriptedModel], tmp_path: Path
 ) -> None:
     script, model = seats
-    source = older_source(tmp_path / "before")
+    python = install_older(tmp_path / "before")
     sample = make_sample(tmp_path / "sample").path
     now = Command(tmp_path / "data", model.base_url, {**QUICK, "MOOTHALL_RAY__MODE": "process"})
-    before = Command(tmp_path / "data", model.base_url, QUICK | {"PYTHONPATH": str(source)})
+    before = Command(
+        tmp_path / "data", model.base_url, QUICK | {"PYTHONPATH": ""}, python=str(python)
+    )
     where = subprocess.run(
-        (sys.executable, "-c", "import moothall; print(moothall.__file__)"),
+        (python, "-c", "import moothall; print(moothall.__file__)"),
         env=before.environment(),
         check=True,
         capture_output=True,
         text=True,
     )
-    assert where.stdout.startswith(str(source)), "the older version runs"
+    assert where.stdout.startswith(str(tmp_path / "before/env")), "the older wheel runs"
     process = await before.start(
         "deliberate", "--task-id", TASK, "Add hello_world() function to src/utils.py", cwd=sample
     )

@@ -11,6 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from moothall import __version__
 from moothall.cli.deliberate import deliberate
 from moothall.events.nats.accounts import create_account_files
 from moothall.settings import load_settings
@@ -290,3 +291,19 @@ def test_alerts_use_existing_figures_and_labels_and_each_has_a_runbook() -> None
         assert selectors
         for name, label in selectors:
             assert label in {"", *REGISTRY.figures[name].labels}, (name, label)
+
+
+def test_the_chart_and_the_images_have_the_version_of_the_package() -> None:
+    chart = yaml.safe_load((DEPLOY.parent / "helm/moothall/Chart.yaml").read_text(encoding="utf-8"))
+    assert {str(chart["version"]), str(chart["appVersion"])} == {__version__}
+    files = [*DEPLOY.parent.rglob("*.yaml"), DEPLOY.parents[1] / "docs/operating.md"]
+    tags = {
+        (file.name, tag)
+        for file in files
+        for tag in re.findall(
+            r"registry\.example/moothall(?:-workspace)?(?::|, newTag: )([\d.]+)",
+            file.read_text(encoding="utf-8"),
+        )
+    }
+    assert len(tags) == 4
+    assert {tag for _, tag in tags} == {__version__}

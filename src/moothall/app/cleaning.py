@@ -124,6 +124,7 @@ class PruneReport:
     blobs: int
     patches: int
     preparations: int | None
+    audit: int
 
 
 async def prune(
@@ -131,7 +132,8 @@ async def prune(
 ) -> PruneReport:
     """Keep the last `keep` events. Remove documents, large values and patches that the remaining
     events do not mention, and checkouts and environments that were not used for
-    `workspace.keep_days`.
+    `workspace.keep_days`. Remove messages of the AUDIT stream that are older than
+    `guard.audit_days`.
     """
     async with open_answers(settings):
         pass  # the graph must read the events before they are removed
@@ -154,7 +156,8 @@ async def prune(
         documents = await pruning.prune_documents(bus)
         blobs = await pruning.prune_blobs(bus)
         commits = await pruning.named_commits(bus)
+        audit = await pruning.prune_audit(bus, settings.guard.audit_days)
     patches = 0
     for clone in sorted((settings.data_dir / "repos").glob("*.git")):
         patches += await TrustedClone(clone, settings.workspace).prune(commits)
-    return PruneReport(events, documents, blobs, patches, preparations)
+    return PruneReport(events, documents, blobs, patches, preparations, audit)

@@ -36,7 +36,10 @@ _DRAIN_SECONDS = 10.0
 """The time in which the graph may catch up when a command ends."""
 
 _POLL_SECONDS, _HOLD_SECONDS = 0.1, 30.0
-_NO_GRAPH = "no context graph: pip install 'moothall[local]', or set graph.url to a Neo4j 5 server"
+_NO_GRAPH = (
+    "no context graph: pip install 'moothall[local]', or pip install 'moothall[neo4j]' and set "
+    "graph.url to a Neo4j 5 server"
+)
 
 
 @asynccontextmanager
@@ -48,7 +51,13 @@ async def open_graph(
     background.
     """
     if graph.url:
-        from moothall.graph.neo4j import neo4j_store
+        try:
+            from moothall.graph.neo4j import neo4j_store
+        except ImportError as error:
+            raise ConfigurationError(
+                "graph.url is set, and Neo4j's driver is not installed: pip install "
+                "'moothall[neo4j]'"
+            ) from error
 
         async with neo4j_store(graph, must_answer=at_once) as server:
             yield CypherGraph(server, text_chars=graph.text_chars)

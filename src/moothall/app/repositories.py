@@ -28,7 +28,7 @@ from moothall.repositories.service import Prepare, Remote, RepositoryService
 from moothall.toolkits.web.family import WebFamily
 from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.prepare import Preparer
-from moothall.workspace.runner import LocalRunner
+from moothall.workspace.runner import LocalRunner, can_run_blocks
 
 if TYPE_CHECKING:  # needed only with several machines
     from moothall.repositories.bundle_transfer import BundleServer
@@ -58,7 +58,9 @@ def _create_service(settings: Settings, prepare: Prepare, kind: type[_Kind]) -> 
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceServices:
-    """The repositories, workspaces and code runner of a host."""
+    """The repositories and workspaces of a host, and its code runner: None if `runner.enabled` is
+    off or Monty is not installed.
+    """
 
     repositories: RepositoryService
     workspaces: LocalWorkspaces
@@ -103,7 +105,7 @@ async def open_workspace_services(
         yield WorkspaceServices(
             repositories,
             workspaces,
-            LocalRunner(settings, workspaces.pool).run if settings.runner.enabled else None,
+            LocalRunner(settings, workspaces.pool).run if can_run_blocks(settings.runner) else None,
         )
 
 

@@ -98,7 +98,7 @@ def agent_service(
 
 
 def execution_service(settings: RunnerSettings, sessions: ToolSessions) -> Executions | None:
-    """Return the service that runs callers' code; None if `runner.enabled` is off."""
+    """Return the service that runs callers' code; None without a code runner."""
     return (
         Executions(sessions, sessions.run_code, settings) if sessions.run_code is not None else None
     )

@@ -16,11 +16,12 @@ from __future__ import annotations
 import asyncio
 import hmac
 import os
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -41,6 +42,7 @@ from moothall.authorization.audit_chain import (
     verify,
     verify_all,
 )
+from moothall.authorization.audit_retention import prune_chain
 from moothall.authorization.audit_stream import AuditPublisher, WrittenRecord
 from moothall.concurrency import beside
 from moothall.domain.event import Event
@@ -53,6 +55,9 @@ from moothall.telemetry import get_logger
 __all__ = ["AuditEntry", "AuditLog", "AuditReport", "Problem", "verify", "verify_all"]
 
 log = get_logger(__name__)
+
+_DAY_SECONDS = 86400.0
+_LOCK_SECONDS, _LOCK_PAUSE_SECONDS = 1.0, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,9 @@ _NAMES = tuple(field.name for field in fields(AuditEntry))
 class AuditLog:
     """Writer of the chains of one process. No two processes may share a writer name. Use as async
     context manager.
+
+    keep_days: older records of all chains on this disk are removed at the start and once a day.
+    export: called with the writer's name and each written record, in the writing thread.
     """
 
     def __init__(
@@ -91,7 +99,10 @@ class AuditLog:
         sync_records: int = 64,
         key: bytes = b"",
         publish: Callable[[Event], Awaitable[object]] | None = None,
+        keep_days: int | None = None,
+        export: Callable[[str, Mapping[str, Any]], None] | None = None,
     ) -> None:
+        self._keep_days, self._export = keep_days, export
         self._root = data_dir / "audit"
         self._writer = check_id(writer, "audit writer")
         self._sync_records = sync_records
@@ -104,6 +115,10 @@ class AuditLog:
     async def __aenter__(self) -> Self:
         if self._publisher:
             await self._background_tasks.enter_async_context(beside(self._publisher.run(), "audit"))
+        if self._keep_days is not None:
+            await self._background_tasks.enter_async_context(
+                beside(self._prune_daily(self._keep_days), "audit retention")
+            )
         return self
 
     async def __aexit__(
@@ -151,6 +166,8 @@ class AuditLog:
             raise AuditUnavailable(f"the audit cannot be written: {error.strerror}") from error
         if self._publisher:
             self._publisher.put(WrittenRecord(entry.tenant, *written))
+        if self._export:
+            self._export(self._writer, written[0])
         return f"{self._writer}:{written[0]['seq']}"
 
     def _open(self, tenant: str) -> _Chain:
@@ -160,6 +177,29 @@ class AuditLog:
             folder / f"{self._writer}.jsonl", self._sync_records, self._key
         )
         return chain
+
+    async def _prune_daily(self, keep_days: int) -> None:
+        while True:
+            with suppress(RuntimeError):  # the audit is being closed
+                await asyncio.wrap_future(self._thread.submit(self._prune, keep_days))
+            await asyncio.sleep(_DAY_SECONDS)
+
+    def _prune(self, keep_days: int) -> None:
+        """Prune all chains. This runs in the writing thread, so own chains are opened again by
+        their next record.
+        """
+        before = datetime.now(UTC) - timedelta(days=keep_days)
+        try:
+            while self._chains:
+                self._chains.popitem()[1].close()
+            pruned = sum(
+                prune_chain(path, self._key, before) for path in self._root.glob("*/*.jsonl")
+            )
+        except OSError as error:
+            log.warning("old audit records cannot be removed", error=str(error))
+            return
+        if pruned:
+            log.info("old audit records were removed", records=pruned, days=keep_days)
 
     def _close(self) -> None:
         self._thread.shutdown(wait=True)
@@ -176,11 +216,7 @@ class _Chain:
         self._sync_records = sync_records
         self._unsynced = 0
         with ExitStack() as opened:
-            self._file = _open_for(opened, path, os.O_APPEND)
-            if not try_lock(self._file):
-                raise AuditUnavailable(
-                    f"another process writes {path}; give this one a writer name of its own"
-                )
+            self._file = _open_locked(opened, path)
             self._head = _open_for(opened, head_path(path), 0)
             self._resume(path)
             self._files = opened.pop_all()
@@ -214,8 +250,8 @@ class _Chain:
         """Write one record. Return it and its signature as a head. After an `OSError` the chain is
         unusable.
         """
-        time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        record = {"seq": self._last.seq + 1, "time": time, **fields, "prev": self._last.hash}
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        record = {"seq": self._last.seq + 1, "time": now, **fields, "prev": self._last.hash}
         record["hash"] = record_hash(record)
         _write_all(self._file, self._before + render_record(record) + b"\n")
         self._before = b""
@@ -242,6 +278,23 @@ class _Chain:
     def abandon(self) -> None:
         """Close without a sync."""
         self._files.close()
+
+
+def _open_locked(opened: ExitStack, path: Path) -> int:
+    """Open and lock a chain for appending. Pruning locks it for a moment and replaces the file."""
+    until = time.monotonic() + _LOCK_SECONDS
+    while True:
+        with ExitStack() as attempt:
+            file = _open_for(attempt, path, os.O_APPEND)
+            locked = try_lock(file)
+            if locked and path.exists() and os.path.samestat(os.fstat(file), path.stat()):
+                opened.push(attempt.pop_all())
+                return file
+        if not locked and time.monotonic() > until:
+            raise AuditUnavailable(
+                f"another process writes {path}; give this one a writer name of its own"
+            )
+        time.sleep(_LOCK_PAUSE_SECONDS)
 
 
 def _open_for(opened: ExitStack, path: Path, flags: int) -> int:

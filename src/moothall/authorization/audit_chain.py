@@ -1,5 +1,8 @@
 """The format of audit chains on disk, and their verification.
 
+The first line of a pruned chain is an anchor: seq and hash of the last record that was pruned,
+signed with the key of heads. The remaining records follow from it.
+
 Verification detects changed, removed, inserted, reordered and cut-off records. It cannot detect a
 change by somebody who knows the key that signs heads, or who restores an older head of the same
 chain and also removes the newer ones from the AUDIT stream.
@@ -11,7 +14,7 @@ import hashlib
 import hmac
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +33,14 @@ class Head:
 
     seq: int
     hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """The end of a pruned part: its last record, and the signature."""
+
+    last: Head
+    mac: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +94,8 @@ class Approved:
 @dataclass(frozen=True, slots=True)
 class AuditReport:
     """The result for all chains under a data directory and those of remote hosts. `unfinished`
-    counts calls with a start and no end: running ones, and those that a crash ended.
+    counts calls with a start and no end: running ones, and those that a crash ended. `pruned`
+    counts older records that retention removed.
     """
 
     chains: int
@@ -91,6 +103,7 @@ class AuditReport:
     problems: tuple[Problem, ...]
     unfinished: int
     approved: tuple[Approved, ...]
+    pruned: int = 0
 
     @property
     def ok(self) -> bool:
@@ -130,6 +143,27 @@ def head_mac(key: bytes, path: Path, head: Head) -> str:
     """
     text = f"moothall audit head\0{path.parent.name}/{path.stem}\0{head.seq}\0{head.hash}"
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def render_anchor(key: bytes, path: Path, last: Head) -> bytes:
+    """Return the first line of a pruned chain, without the newline. `last` was pruned."""
+    mac = {"mac": anchor_mac(key, path, last)} if key else {}
+    return json.dumps({"pruned": last.seq, "hash": last.hash, **mac}).encode("ascii")
+
+
+def anchor_mac(key: bytes, path: Path, last: Head) -> str:
+    """Return the signature of an anchor. It depends on writer, tenant and seq."""
+    text = f"moothall audit pruned\0{path.parent.name}/{path.stem}\0{last.seq}\0{last.hash}"
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def read_anchor(line: bytes) -> Anchor | None:
+    """Return the anchor in a line, or None if it is none."""
+    try:
+        data = json.loads(line)
+        return Anchor(Head(int(data["pruned"]), str(data["hash"])), str(data.get("mac", "")))
+    except (ValueError, OverflowError, RecursionError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def read_mac(path: Path) -> str:
@@ -231,6 +265,7 @@ def verify_all(
                 key=lambda call: call.time,
             )
         ),
+        pruned=sum(reading.pruned for reading in readings),
     )
 
 
@@ -247,7 +282,7 @@ class _ChainReader:
         self.path = path
         self._key, self._hosts = key, hosts
         self._stream_hashes = stream_hashes
-        self.records = 0
+        self.records = self.pruned = 0
         self.open: Counter[tuple[str, ...]] = Counter()
         self.approved: list[Approved] = []
         self._last = Head(0, GENESIS)
@@ -259,6 +294,9 @@ class _ChainReader:
         broken: bytes | None = None
         for line in self._read_lines():
             self._line += 1
+            if self._line == 1 and (anchor := read_anchor(line)):
+                yield from self._check_anchor(anchor)
+                continue
             record = read_record(line)
             if broken is not None:
                 yield self._torn_problem(broken, record)
@@ -281,6 +319,20 @@ class _ChainReader:
             for line in file:
                 yield line.removesuffix(b"\n")
 
+    def _check_anchor(self, anchor: Anchor) -> Iterator[Problem]:
+        self._last, self.pruned = anchor.last, anchor.last.seq
+        if self._key and not self._is_signed(
+            anchor.mac, lambda key: anchor_mac(key, self.path, anchor.last)
+        ):
+            yield self._problem(
+                f"the anchor of the {self.pruned} pruned records is not signed with this key: "
+                "records may have been removed or made up"
+            )
+        if self._stream_hashes.get(anchor.last.seq, anchor.last.hash) != anchor.last.hash:
+            yield self._problem(
+                f"pruned record {anchor.last.seq} is not the one that the AUDIT stream tells of"
+            )
+
     def _check_record(self, record: dict[str, Any]) -> Iterator[Problem]:
         if record["seq"] != self._last.seq + 1:
             yield self._problem(
@@ -298,7 +350,7 @@ class _ChainReader:
         if record.get("phase") in {"start", "finish"}:
             call = tuple(str(record.get(name)) for name in ("task_id", "seat", "request_id"))
             self.open[call] += 1 if record["phase"] == "start" else -1
-            if not self.open[call]:
+            if self.open[call] <= 0:  # below 0 if the start was pruned
                 del self.open[call]
         elif record.get("phase") == "unsigned":
             how = "signed with another key" if record.get("forged") else "not signed"
@@ -362,14 +414,14 @@ class _ChainReader:
         if not mac:
             what = "the head is not signed, as before heads were: records may be cut off"
             yield Problem(self.path, self._line, what, serious=False)
-        elif not any(
-            hmac.compare_digest(mac, head_mac(key, self.path, head))
-            for key in (self._key, self._hosts)
-            if key
-        ):
+        elif not self._is_signed(mac, lambda key: head_mac(key, self.path, head)):
             yield self._problem(
                 "the head is not signed with this key: records may be cut off or made up"
             )
+
+    def _is_signed(self, mac: str, sign: Callable[[bytes], str]) -> bool:
+        keys = (key for key in (self._key, self._hosts) if key)
+        return any(hmac.compare_digest(mac.encode(), sign(key).encode()) for key in keys)
 
     def _problem(self, what: str) -> Problem:
         return Problem(self.path, self._line, what)
@@ -389,7 +441,7 @@ class _RemoteChainReader(_ChainReader):
             if record["seq"] > self._last.seq + 1:
                 what = (
                     f"the stream was not told of records {self._last.seq + 1} to "
-                    f"{record['seq'] - 1}: they are with the host that wrote them"
+                    f"{record['seq'] - 1}: they are with the host that wrote them, or were pruned"
                 )
                 yield Problem(self.path, self._line, what, serious=False)
                 self._last = Head(record["seq"] - 1, record["prev"])

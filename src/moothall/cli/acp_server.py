@@ -26,6 +26,7 @@ from acp.schema import (
     FileEditToolCallContent,
     Implementation,
     InitializeResponse,
+    LoadSessionResponse,
     NewSessionResponse,
     PermissionOption,
     PromptCapabilities,
@@ -47,6 +48,7 @@ from moothall.app.repository import (
     take_over,
     unseen,
 )
+from moothall.cli.acp_sessions import SessionState, SessionStore, Turn
 from moothall.cli.acp_updates import TaskReport, describe_outcome, read_prompt
 from moothall.cli.runtime import say
 from moothall.client import AsyncClient, DeliberationStatus, Outcome, TaskOptions, Update
@@ -105,20 +107,15 @@ class _Session:
 
     repository: its registered reference.
     top: the root of its files.
+    state: what is stored.
     work: the running prompt.
-    follows: the id of the previous task.
-    head: the checked-out commit on which the conversation is based.
-    changes: the applied diffs of the conversation, which are not committed.
     notices: messages to the user, shown with the next prompt.
     """
 
     repository: RepositoryRef
     top: Path
-    mode: str = _COUNCIL
+    state: SessionState
     work: asyncio.Task[PromptResponse] | None = None
-    follows: str = ""
-    head: str = ""
-    changes: list[Diff] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
 
@@ -128,6 +125,7 @@ class CouncilAgent:
     def __init__(self, settings: Settings, config: Path | None, stack: AsyncExitStack) -> None:
         self._settings, self._config, self._stack = settings, config, stack
         self._sessions: dict[str, _Session] = {}
+        self._store = SessionStore(settings.data_dir)
         self._opening = asyncio.Lock()
         self._client: AsyncClient | None = None
         self._editor: acp.Client | None = None
@@ -141,7 +139,7 @@ class CouncilAgent:
         return InitializeResponse(
             protocol_version=acp.PROTOCOL_VERSION,
             agent_capabilities=AgentCapabilities(
-                prompt_capabilities=PromptCapabilities(embedded_context=True)
+                load_session=True, prompt_capabilities=PromptCapabilities(embedded_context=True)
             ),
             agent_info=Implementation(
                 name="moothall", title="Moothall", version=moothall.__version__
@@ -155,13 +153,51 @@ class CouncilAgent:
         """Begin a session about the repository that contains a folder. Raises errors of the
         protocol if there is none, or if the server or its model does not start.
         """
+        top = await self._find_files(cwd)
+        session_id = new_task_id()
+        session = await self._begin(top, SessionState(str(top), _COUNCIL), mcp_servers)
+        self._sessions[session_id] = session
+        await asyncio.to_thread(self._store.remove_old)
+        await self._save(session_id)
+        return NewSessionResponse(session_id=session_id, modes=_modes(session))
+
+    @_report_errors
+    async def load_session(
+        self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
+    ) -> LoadSessionResponse:
+        """Continue a session of this or an earlier process, and show its conversation. Raises
+        errors of the protocol as `new_session`, and if the session is not stored, is about another
+        repository or is working.
+        """
+        known = self._sessions.get(session_id)
+        if known is not None and known.work is not None:
+            raise InvalidRequest("a prompt of this session is running; cancel it first")
+        state = await asyncio.to_thread(self._store.load, session_id)
+        top = await self._find_files(cwd)
+        if str(top) != state.top:
+            raise InvalidRequest(
+                f"session {session_id} is about {state.top}, not about {top}; load it there, or "
+                "begin one with session/new"
+            )
+        session = await self._begin(top, state, mcp_servers)
+        self._sessions[session_id] = session
+        await self._send(session_id, *state.history())
+        return LoadSessionResponse(modes=_modes(session))
+
+    async def _find_files(self, cwd: str) -> Path:
+        """Return the root of the files of the repository that contains a folder."""
         top = await files_here(self._settings, cwd) if Path(cwd).is_absolute() else None
         if top is None:
             raise InvalidRequest(
                 f"{cwd[:200]!r} is in no git repository; run `git init` and commit something there "
                 "first"
             )
-        session = _Session(await register(self._settings, str(top), ""), top)
+        return top
+
+    async def _begin(
+        self, top: Path, state: SessionState, mcp_servers: Sequence[Any] | None
+    ) -> _Session:
+        session = _Session(await register(self._settings, str(top), ""), top, state)
         if mcp_servers:
             names = ", ".join(str(server.name)[:80] for server in mcp_servers)
             session.notices.append(
@@ -169,12 +205,10 @@ class CouncilAgent:
                 "settings."
             )
         await self._open()
-        session_id = new_task_id()
-        self._sessions[session_id] = session
-        return NewSessionResponse(
-            session_id=session_id,
-            modes=SessionModeState(current_mode_id=_COUNCIL, available_modes=list(_MODES)),
-        )
+        return session
+
+    async def _save(self, session_id: str) -> None:
+        await asyncio.to_thread(self._store.save, session_id, self._sessions[session_id].state)
 
     @_report_errors
     async def set_session_mode(
@@ -183,7 +217,8 @@ class CouncilAgent:
         """Select whether a council or one agent works on the next prompts."""
         if mode_id not in {mode.id for mode in _MODES}:
             raise InvalidRequest(f"unknown mode {mode_id[:80]!r}: council or ask")
-        self._find(session_id).mode = mode_id
+        self._find(session_id).state.mode = mode_id
+        await self._save(session_id)
         return SetSessionModeResponse()
 
     async def cancel(self, session_id: str, **_: Any) -> None:
@@ -201,6 +236,7 @@ class CouncilAgent:
         if session.work is not None:
             raise InvalidRequest("a prompt of this session is running; cancel it first")
         task = read_prompt(prompt)
+        session.state.turns.append(Turn(task))
         session.work = asyncio.ensure_future(self._deliberate(session, session_id, task))
         try:
             return await session.work
@@ -219,7 +255,10 @@ class CouncilAgent:
     def _find(self, session_id: str) -> _Session:
         session = self._sessions.get(session_id)
         if session is None:
-            raise NotFound(f"no session {session_id[:80]!r}; begin one with session/new")
+            raise NotFound(
+                f"no session {session_id[:80]!r}; load it with session/load, or begin one with "
+                "session/new"
+            )
         return session
 
     async def _open(self) -> AsyncClient:
@@ -252,11 +291,12 @@ class CouncilAgent:
     async def _deliberate(self, session: _Session, session_id: str, task: str) -> PromptResponse:
         client = await self._open()
         head = await head_commit(self._settings, session.top)
-        if not session.changes or head != session.head:  # start from the last commit
-            session.changes.clear()
-            session.head = head
+        if not session.state.changes or head != session.state.head:  # start from the last commit
+            session.state.changes.clear()
+            session.state.head = head
             if notice := await unseen(self._settings, session.repository):
                 session.notices.append(f"{notice}.")
+        await self._save(session_id)
         await self._send(session_id, *map(_notice, session.notices))
         session.notices.clear()
         report = TaskReport()
@@ -266,12 +306,12 @@ class CouncilAgent:
 
         outcome = await client.deliberate(
             task,
-            repository="" if session.changes else session.top,
+            repository="" if session.state.changes else session.top,
             on_update=show,
             **_options(session),
         )
-        session.follows = outcome.task_id
-        await self._send(session_id, update_agent_message_text(describe_outcome(outcome)))
+        session.state.follows = outcome.task_id
+        await self._answer(session_id, describe_outcome(outcome))
         if outcome.status is DeliberationStatus.CANCELLED:
             return PromptResponse(stop_reason="cancelled")
         if outcome.diff:
@@ -280,7 +320,7 @@ class CouncilAgent:
 
     async def _offer(self, session: _Session, session_id: str, outcome: Outcome, base: str) -> None:
         """Show the winner's diff, and apply it to the files if the user allows it."""
-        earlier, session.changes = session.changes, []
+        earlier, session.state.changes = session.state.changes, []
         call_id = f"apply-{outcome.task_id}"
         title = f"Apply the answer of {outcome.winner_id} ({outcome.level.words})"
         content = await self._show_changes(session.top, base, outcome.commit_sha)
@@ -300,7 +340,8 @@ class CouncilAgent:
                 session_id, call_id, f"Not applied: {error.message}. {_merge_hint(outcome)}"
             )
             return
-        session.changes = [*earlier, change]
+        session.state.changes = [*earlier, change]
+        await self._save(session_id)
         await self._send(session_id, update_tool_call(call_id, status="completed"))
 
     async def _show_changes(
@@ -323,16 +364,23 @@ class CouncilAgent:
 
     async def _end_offer(self, session_id: str, call_id: str, text: str) -> None:
         """Report that the winner was not applied."""
-        await self._send(
-            session_id,
-            update_tool_call(call_id, status="failed"),
-            update_agent_message_text(f"\n\n{text}"),
-        )
+        await self._send(session_id, update_tool_call(call_id, status="failed"))
+        await self._answer(session_id, f"\n\n{text}")
+
+    async def _answer(self, session_id: str, text: str) -> None:
+        """Show a part of the answer, and store it for `session/load`."""
+        self._sessions[session_id].state.turns[-1].answer += text
+        await self._save(session_id)
+        await self._send(session_id, update_agent_message_text(text))
+
+
+def _modes(session: _Session) -> SessionModeState:
+    return SessionModeState(current_mode_id=session.state.mode, available_modes=list(_MODES))
 
 
 def _options(session: _Session) -> TaskOptions:
-    options = TaskOptions(follows=session.follows) if session.follows else TaskOptions()
-    if session.mode == _ASK:
+    options = TaskOptions(follows=session.state.follows) if session.state.follows else TaskOptions()
+    if session.state.mode == _ASK:
         options["protocol"], options["agents"] = "ask", 1
     return options
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +18,11 @@ from moothall.cli.text import plain
 from moothall.config import Settings
 from moothall.domain.topic import Channel
 from moothall.errors import MoothallError
+
+if TYPE_CHECKING:
+    from moothall.authorization.audit_chain import StreamChains
+
+_FLUSH_RECORDS = 2000  # fewer than the exporter's queue holds
 
 
 @click.group()
@@ -31,26 +41,12 @@ async def verify(settings: Settings, *, approvals: bool) -> int:
     """Check that no record was changed, removed, reordered or cut off, by the files and by the
     AUDIT stream, which is the only source for hosts on other machines. Exit code 1 if one was.
     """
-    from moothall.app.bus import open_log
-    from moothall.authorization.audit_chain import StreamChains, verify_all
-    from moothall.authorization.audit_stream import read_stream_chains
+    from moothall.authorization.audit_chain import verify_all
     from moothall.authorization.keys import keys_of
 
     keys = keys_of(settings.guard, settings.data_dir)
-    key, hosts, stream = keys.audit, keys.of_hosts().audit, StreamChains()
-    try:
-        async with (
-            open_log(settings, lambda _: None) as bus,
-            aclosing(bus.replay((Channel.AUDIT.all,))) as events,
-        ):
-            stream = await read_stream_chains(events, key, hosts)
-    except MoothallError as error:
-        say(
-            plain(
-                "the files alone are checked, since the AUDIT stream cannot be read: "
-                f"{error.message}"
-            )
-        )
+    key, hosts = keys.audit, keys.of_hosts().audit
+    stream = await _read_stream(settings, key, hosts)
     report = verify_all(settings.data_dir, key, stream, hosts)
     for problem in report.problems:
         click.echo(
@@ -66,12 +62,97 @@ async def verify(settings: Settings, *, approvals: bool) -> int:
     unfinished = (
         f", {report.unfinished} calls whose end is not recorded" if report.unfinished else ""
     )
+    pruned = f", {report.pruned} older ones were pruned" if report.pruned else ""
     approved = f", {len(report.approved)} calls approved by operators" if report.approved else ""
     click.echo(
-        f"{report.records} records in {report.chains} chains{unfinished}{approved}: "
+        f"{report.records} records in {report.chains} chains{pruned}{unfinished}{approved}: "
         + ("whole" if report.ok else "NOT whole")
     )
     return 0 if report.ok else EXIT_NONE
+
+
+async def _read_stream(settings: Settings, key: bytes, hosts: bytes) -> StreamChains:
+    """Return the chains in the AUDIT stream; none, with a line that says so, if it cannot be
+    read.
+    """
+    from moothall.app.bus import open_log
+    from moothall.authorization.audit_chain import StreamChains
+    from moothall.authorization.audit_stream import read_stream_chains
+
+    try:
+        async with (
+            open_log(settings, lambda _: None) as bus,
+            aclosing(bus.replay((Channel.AUDIT.all,))) as events,
+        ):
+            return await read_stream_chains(events, key, hosts)
+    except MoothallError as error:
+        say(plain(f"only the files are read. The AUDIT stream is unavailable: {error.message}"))
+        return StreamChains()
+
+
+def _time(_context: click.Context, _parameter: click.Parameter, value: str) -> datetime:
+    """Parse an ISO 8601 date or time, UTC by default."""
+    try:
+        time = datetime.fromisoformat(value)
+    except ValueError:
+        raise click.BadParameter(
+            f"{value!r} is no ISO 8601 time, such as 2026-11-01 or 2026-11-01T12:00+01:00."
+        ) from None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
+
+
+@audit.command(
+    epilog=example(
+        "moothall audit export --since 2026-11-01 > audit.jsonl",
+        "moothall audit export --since 2026-11-01T12:00+01:00 --format otlp",
+    )
+)
+@click.option(
+    "--since",
+    callback=_time,
+    required=True,
+    metavar="TIME",
+    help="Records from this ISO 8601 date or time on; UTC if no offset is given.",
+)
+@click.option("--tenant", help="Only the records of this tenant; all by default.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["jsonl", "otlp"]),
+    default="jsonl",
+    show_default=True,
+    help="jsonl: a JSON object per line on stdout; otlp: log records, to trace.endpoint.",
+)
+@with_settings()
+async def export(settings: Settings, *, since: datetime, tenant: str | None, kind: str) -> int:
+    """Write audit records for other systems, by time, from the files and from the AUDIT stream.
+    Exit code 1 if the collector did not accept all.
+    """
+    from moothall.authorization.audit_export import read_records
+    from moothall.authorization.keys import keys_of
+
+    keys = keys_of(settings.guard, settings.data_dir)
+    stream = await _read_stream(settings, keys.audit, keys.of_hosts().audit)
+    records = read_records(settings.data_dir, stream, since, tenant)
+    if kind == "otlp":
+        return await _send(settings, records)
+    for record in records:
+        click.echo(json.dumps(record, separators=(",", ":")))
+    return 0
+
+
+async def _send(settings: Settings, records: Iterator[Mapping[str, Any]]) -> int:
+    from moothall.telemetry.log_export import exporting
+
+    count = 0
+    async with exporting(settings.trace, "audit export") as exporter:
+        for count, record in enumerate(records, start=1):
+            exporter.emit(record)
+            if count % _FLUSH_RECORDS == 0:
+                await asyncio.to_thread(exporter.flush)
+        await asyncio.to_thread(exporter.flush)
+    say(f"{count - exporter.lost} of {count} records sent to {settings.trace.endpoint}")
+    return EXIT_NONE if exporter.lost else 0
 
 
 @audit.command(epilog=example("moothall audit alerts --json"))

@@ -30,7 +30,7 @@ from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.toolkits.families import FAMILIES
 from moothall.workspace.executor_client import ExecutorSetup
 from moothall.workspace.pool import CreateExecutor, ExecutorPool
-from moothall.workspace.runner import LocalRunner
+from moothall.workspace.runner import LocalRunner, can_run_blocks
 
 if TYPE_CHECKING:
     from moothall.llm.client import OpenAIModel
@@ -111,6 +111,7 @@ async def _examine(settings: Settings) -> AsyncIterator[Finding]:
         ("xllamacpp", "local", local_model),
     ):
         yield _package(package, extra, is_needed=is_needed)
+    yield _event_loop()
     async for finding in (
         _jobs(settings) if settings.workspace.kind == "kubernetes" else _this_machine(settings)
     ):
@@ -154,6 +155,14 @@ def _package(name: str, extra: str, *, is_needed: bool) -> Finding:
             return Finding(name, ok=True, detail="not installed, and not needed")
         mend = f"pip install {requirement}, or scripts/demo, which brings all"
         return Finding(name, ok=False, detail="not installed", mend=mend)
+
+
+def _event_loop() -> Finding:
+    try:
+        detail = f"uvloop {version('uvloop')}"
+    except PackageNotFoundError:
+        detail = "asyncio's; pip install 'moothall[server]' adds a faster one for servers"
+    return Finding("event loop", ok=True, detail=detail)
 
 
 async def _this_machine(settings: Settings) -> AsyncIterator[Finding]:
@@ -231,6 +240,13 @@ async def _python(settings: Settings, make: CreateExecutor | None = None) -> Fin
     """Run a code block, as a seat would."""
     if not settings.runner.enabled:
         return Finding("python blocks", ok=True, detail="off (runner.enabled)")
+    if not can_run_blocks(settings.runner):
+        return Finding(
+            "python blocks",
+            ok=True,
+            detail="off: prompts offer no Python, and runner.v1 is not served; pip install "
+            "'moothall[tools]' adds them",
+        )
     try:
         detail = await _try_block(settings, make)
     except (MoothallError, OSError) as error:  # its folder may be unusable

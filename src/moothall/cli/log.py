@@ -94,7 +94,7 @@ async def check(settings: Settings) -> int:
 @with_settings(narrated=False)
 async def prune(settings: Settings, *, keep: int) -> None:
     """Delete the oldest events, and data that nothing refers to any more: documents, large values,
-    patches, old checkouts.
+    patches, old checkouts, and audit messages older than guard.audit_days.
     """
     from moothall.app.cleaning import prune as prune_all
 
@@ -104,6 +104,10 @@ async def prune(settings: Settings, *, keep: int) -> None:
         f"with them {gone.documents} status documents, {gone.blobs} large values, {gone.patches} "
         f"patches, {gone.preparations or 0} checkouts and environments"
     )
+    if settings.guard.audit_days is not None:
+        click.echo(
+            f"{gone.audit} messages of the AUDIT stream older than {settings.guard.audit_days} days"
+        )
 
 
 @log.command(epilog=example("moothall log dead", "moothall log dead --replay 42"))

@@ -240,6 +240,17 @@ class GuardSettings(Section):
         gt=0,
         description="how long the circuit breaker stays open; doubles while the tool keeps failing",
     )
+    audit_days: int | None = Field(
+        None,
+        ge=1,
+        description="how long audit records are kept; empty: forever. Older ones are removed from "
+        "the files daily, and from the AUDIT stream by `moothall log prune`",
+    )
+    audit_exporter: Literal["off", "otlp"] = Field(
+        "off",
+        description="otlp: each audit record is sent as an OpenTelemetry log record to "
+        "trace.endpoint",
+    )
     alert_denials: int = Field(
         20,
         ge=1,

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import Token
 from types import TracebackType
-from typing import IO, Self, cast
+from typing import IO, Any, Protocol, Self, cast
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -226,18 +226,24 @@ async def recording(
             max_export_batch_size=min(512, settings.queue_spans),
         )
     )
-    with _RedirectedLogs():
+    with RedirectedLogs():
         recorder = OtelRecorder(provider.get_tracer("moothall", __version__), settings, secrets)
         spans.record_with(recorder.span, content=settings.content)
         try:
             yield
         finally:
             spans.record_with(None)
-            await _close(provider, chosen, settings.timeout_seconds)
+            await close_provider(provider, chosen, settings.timeout_seconds)
 
 
-async def _close(provider: TracerProvider, exporter: SpanExporter, seconds: float) -> None:
-    """Send the remaining spans, in a daemon thread: a collector that hangs delays no process."""
+class _Closable(Protocol):
+    def shutdown(self) -> object: ...
+
+
+async def close_provider(
+    provider: _Closable, exporter: _Closable, seconds: float, what: str = "spans"
+) -> None:
+    """Send what remains, in a daemon thread: a collector that hangs delays no process."""
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -246,13 +252,15 @@ async def _close(provider: TracerProvider, exporter: SpanExporter, seconds: floa
         if not loop.is_closed():
             loop.call_soon_threadsafe(done.set)
 
-    threading.Thread(target=close, name="spans: last export", daemon=True).start()
+    threading.Thread(target=close, name=f"{what}: last export", daemon=True).start()
     try:
         async with asyncio.timeout(seconds):
             await done.wait()
     except TimeoutError:
         log.warning(
-            "the collector did not accept the last spans in time; they are lost", seconds=seconds
+            "the collector did not accept the last of them in time; they are lost",
+            what=what,
+            seconds=seconds,
         )
         await asyncio.to_thread(exporter.shutdown)  # ends the thread's wait
 
@@ -268,12 +276,17 @@ def _exporter(settings: TraceSettings) -> SpanExporter:
         raise ConfigurationError(
             "trace.exporter is otlp, and its package is not installed: pip install 'moothall[otlp]'"
         ) from error
-    return OTLPSpanExporter(
-        endpoint=settings.endpoint,
-        insecure=settings.endpoint.startswith("http://"),
-        headers=_headers(settings),
-        timeout=settings.timeout_seconds,
-    )
+    return OTLPSpanExporter(**otlp_options(settings))
+
+
+def otlp_options(settings: TraceSettings) -> dict[str, Any]:
+    """Return the arguments of an OTLP exporter. Raises `ConfigurationError`."""
+    return {
+        "endpoint": settings.endpoint,
+        "insecure": settings.endpoint.startswith("http://"),
+        "headers": _headers(settings),
+        "timeout": settings.timeout_seconds,
+    }
 
 
 def _headers(settings: TraceSettings) -> dict[str, str]:
@@ -302,11 +315,12 @@ class _WarningHandler(logging.Handler):
         if now - self._last_warning >= _WARNING_INTERVAL_SECONDS:
             self._last_warning = now
             log.warning(
-                "spans cannot be sent; the work continues", reason=scrub(record.getMessage())[:300]
+                "telemetry cannot be sent; the work continues",
+                reason=scrub(record.getMessage())[:300],
             )
 
 
-class _RedirectedLogs:
+class RedirectedLogs:
     """Redirects OpenTelemetry's own log to ours."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from moothall.concurrency import seconds_until
-from moothall.config import WorkspaceSections
+from moothall.config import RunnerSettings, WorkspaceSections
 from moothall.domain.code import AGENTS_RUN, Ask, BlockRun, CodeBlock
 from moothall.domain.ids import digest
 from moothall.domain.tool import ToolResult, ToolStatus
@@ -45,6 +45,11 @@ _MAX_RECURSION = 400
 _MAX_PROCESSES, _MAX_OPEN_FILES = 32, 128
 
 
+def can_run_blocks(settings: RunnerSettings) -> bool:
+    """Whether blocks are enabled and Monty is installed (extras `tools` and `local`)."""
+    return settings.enabled and find_spec("pydantic_monty") is not None
+
+
 def monty_binds() -> tuple[tuple[Path, str], ...]:
     """Return the binds of Monty. Raises `ConfigurationError` if it is not installed."""
     package, extensions = find_spec("pydantic_monty"), find_spec("typing_extensions")
@@ -57,8 +62,8 @@ def monty_binds() -> tuple[tuple[Path, str], ...]:
         or binary is None
     ):
         raise ConfigurationError(
-            "Python blocks need pydantic-monty with its runtime: install it, or set runner.enabled "
-            "to false"
+            "blocks of Python need pydantic-monty with its runtime: pip install 'moothall[tools]', "
+            "or set runner.enabled to false"
         )
     return (
         (Path(package.origin).resolve().parent, f"{MONTY}/pydantic_monty"),

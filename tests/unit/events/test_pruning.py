@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,13 @@ from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.topic import Channel
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.events.nats.layout import BLOBS_STREAM
-from moothall.events.nats.pruning import named_commits, prune, prune_blobs, prune_documents
+from moothall.events.nats.pruning import (
+    named_commits,
+    prune,
+    prune_audit,
+    prune_blobs,
+    prune_documents,
+)
 from moothall.events.nats.server import embedded_server
 
 OLD = timedelta(seconds=-60)  # of any age
@@ -36,6 +43,24 @@ def proposed(task: str, number: int = 1, **data: Any) -> Event:
         {"task_id": task, "seat": "agent-dev-001", **data},
         ordinal=str(number),
     )
+
+
+async def test_audit_messages_go_after_the_days_of_retention(bus: JetStreamBus) -> None:
+    now = datetime.now(UTC)
+    for number, days in enumerate((40, 31, 29, 0)):
+        event = new_event(
+            EventType.AUDIT_RECORDED,
+            "local",
+            {"tenant": "local", "writer": "host-1", "record": {}, "mac": "", "records": []},
+            ordinal=str(number),
+        )
+        await bus.publish(replace(event, time=(now - timedelta(days=days)).isoformat()))
+    await bus.publish(proposed("task-1"))
+    assert await prune_audit(bus, None) == 0
+    assert await prune_audit(bus, 30) == 2
+    assert await prune_audit(bus, 30) == 0
+    assert len([1 async for _ in bus.replay((Channel.AUDIT.all,))]) == 2
+    assert len([1 async for _ in bus.replay()]) == 1, "the log stays"
 
 
 async def contents(bus: JetStreamBus) -> list[str]:

@@ -17,12 +17,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import nkeys
-
 from moothall.domain.topic import Channel
 from moothall.errors import ConfigurationError
 from moothall.events import registry
 from moothall.events.nats.permissions import USERS, claims
+
+try:
+    import nkeys
+except ImportError as error:
+    raise ConfigurationError(
+        "keys of the bus need nkeys, which is not installed: pip install 'moothall[server]'"
+    ) from error
 
 _FREE = {"subs": -1, "data": -1, "payload": -1}
 _ACCOUNT = {

@@ -10,6 +10,7 @@ from base64 import urlsafe_b64decode
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 import nats.errors
@@ -116,9 +117,14 @@ async def connection(
     """Connect. A lost connection is restored automatically, however long it takes; `on_lost` is
     called first.
 
-    Raises `BusUnavailable` if no server answers and `ConfigurationError` if the server refuses the
-    credentials.
+    Raises `BusUnavailable` if no server answers, and `ConfigurationError` if the server refuses the
+    credentials or the package for them is not installed.
     """
+    credentials = settings.credentials.get_secret_value() if settings.credentials else None
+    if credentials and find_spec("nkeys") is None:
+        raise ConfigurationError(
+            "bus.credentials is set, and nkeys is not installed: pip install 'moothall[server]'"
+        )
     servers = await _find_servers(url)
     closing = False
 
@@ -127,7 +133,6 @@ async def connection(
         if not closing:
             log.warning("bus connection lost; reconnecting")
 
-    credentials = settings.credentials.get_secret_value() if settings.credentials else None
     client = FastClient()
     try:
         async with asyncio.timeout(2 * PROBE_SECONDS):

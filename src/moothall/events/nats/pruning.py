@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
+from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 
+from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest
 from moothall.events.blobs import references
 from moothall.events.buckets import BUCKETS, DOCUMENTS
@@ -20,7 +22,7 @@ from moothall.events.nats.layout import (
     bucket_stream,
 )
 from moothall.events.raw_store import RawStore
-from moothall.events.registry import DEAD, EVENTS, WORK
+from moothall.events.registry import AUDIT, DEAD, EVENTS, WORK
 
 MIN_AGE = timedelta(hours=1)
 """A value is stored before the event that refers to it, so a newer value may still be waiting for
@@ -46,6 +48,22 @@ async def prune(store: RawStore, keep: int) -> int:
     async for raw in store.raw(EVENTS.name):
         kept.append(raw.seq)
     return await store.purge(EVENTS.name, kept[0]) if kept else 0
+
+
+async def prune_audit(bus: JetStreamBus, keep_days: int | None) -> int:
+    """Delete the messages of the AUDIT stream that are older than `keep_days`, which None keeps
+    forever. Returns their number.
+    """
+    if keep_days is None:
+        return 0
+    limit = datetime.now(UTC) - timedelta(days=keep_days)
+    newest_old_seq = 0
+    async with aclosing(bus.replay((Channel.AUDIT.all,))) as events:
+        async for recorded in events:
+            if datetime.fromisoformat(recorded.event.time) >= limit:
+                break
+            newest_old_seq = recorded.seq
+    return await bus.purge(AUDIT.name, newest_old_seq + 1)
 
 
 async def prune_documents(bus: JetStreamBus) -> int:
