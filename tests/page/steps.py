@@ -30,6 +30,7 @@ SHOWN = frozenset(
         "edit-story-wide-light",
         "graph-wide-light",
         "health-wide-light",
+        "insights-wide-light",
         "origin-wide-light",
         "plan-wide-light",
         "remark-wide-light",

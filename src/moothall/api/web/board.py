@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from moothall.domain.identity import Principal
 from moothall.errors import Permanent
 from moothall.stories.lifecycle import Blocked, decide, lifecycle
@@ -13,6 +15,12 @@ def needs_user(card: StoryState, who: Principal) -> bool:
     return status_of(card, who)[0] in {"needs", "lost"} and any(
         not reason for _, _, reason in moves(card, who)
     )
+
+
+def count_needed(cards: Iterable[StoryState], who: Principal) -> int:
+    """Return how many stories on the board cannot go on without this user."""
+    columns = lifecycle().columns
+    return sum(card.position.state in columns and needs_user(card, who) for card in cards)
 
 
 def status_of(card: StoryState, who: Principal) -> tuple[str, str]:

@@ -19,8 +19,16 @@ from starlette.routing import Route
 
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import ServerSentEvents
-from moothall.api.web.board import is_working, moves, needs_user, next_step, status_of
-from moothall.api.web.changes import follow_board, last_seen, read_seq
+from moothall.api.web.board import (
+    count_needed,
+    is_working,
+    moves,
+    needs_user,
+    next_step,
+    status_of,
+)
+from moothall.api.web.changes import BoardChanges, last_seen, read_seq
+from moothall.api.web.first_steps import first_steps
 from moothall.api.web.forms import contains_words, read_query, require_session
 from moothall.api.web.rendering import fragment, page, part
 from moothall.api.web.sessions import Session, Sessions
@@ -102,12 +110,22 @@ class _Cut:
         return cards
 
 
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    """The cards of a tenant, the number of the last event, and the cards at work."""
+
+    cards: Cards
+    seq: int
+    at_work: Cards
+
+
 class _Boards:
     """Rendered boards and fragments."""
 
     def __init__(self, dependencies: ApiDependencies) -> None:
         self._dependencies = dependencies
         self._rendered: LRUCache[Hashable, tuple[Markup, int, bool]] = LRUCache(_MAX_CACHED)
+        self._summaries: LRUCache[str, _Summary] = LRUCache(_MAX_CACHED)
 
     async def render(
         self, shown: _Filter, cut: _Cut, who: Principal, *, is_fragment: bool
@@ -116,8 +134,13 @@ class _Boards:
         work.
         """
         cards = await self._dependencies.board.cards(who)
-        seq = max((card.seq for card in cards), default=0)
-        progress = await self._progress(cards, who)
+        summary = self._summaries.get(who.tenant)
+        if summary is None or summary.cards is not cards:
+            seq = max((card.seq for card in cards), default=0)
+            summary = _Summary(cards, seq, [card for card in cards if is_working(card)])
+            self._summaries[who.tenant] = summary
+        seq = summary.seq
+        progress = await self._progress(summary.at_work, who)
         key = (who.tenant, who.all_roles, shown, cut, is_fragment, seq, *progress.items())
         if (found := self._rendered.get(key)) is None:
             context = {"progress": progress, "seq": seq, "is_fragment": is_fragment}
@@ -132,8 +155,6 @@ class _Boards:
         """
         progress: dict[str, int | None] = {}
         for card in cards:
-            if not is_working(card):
-                continue
             tasks = task_ids([card.plan]) if card.plan and card.position.state == "build" else ()
             progress[card.story.id] = await self._mean_progress(tasks, who) if tasks else None
         return progress
@@ -143,7 +164,9 @@ class _Boards:
         return sum(view.progress for view in views.values()) // len(tasks)
 
 
-def board_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+def board_routes(
+    dependencies: ApiDependencies, sessions: Sessions, board_changes: BoardChanges
+) -> Sequence[Route]:
     """Return the routes of the board, its fragments and its changes."""
     boards = _Boards(dependencies)
 
@@ -168,7 +191,7 @@ def board_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[
 
     async def changes(request: Request, session: Session) -> Response:
         """Notify of changes on the board, as server-sent events."""
-        return ServerSentEvents(follow_board(dependencies, session.who, last_seen(request)))
+        return ServerSentEvents(board_changes.follow(session.who, last_seen(request)))
 
     return [
         Route("/", require_session(board, sessions)),
@@ -197,9 +220,10 @@ def _render(
         changed=[card.story.id for card in cards if after is not None and card.seq > after],
         cut=cut,
         shown=shown,
-        needed=sum(1 for card in on_board if needs_user(card, who)),
+        needed=count_needed(on_board, who),
         total=len(on_board),
         archived=len(cards) - len(on_board),
+        first_steps=first_steps(cards),
         repositories=sorted({card.story.repository_name for card in on_board} - {""}),
         who=who,
         next_step=next_step,

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import ServerSentEvents
 from moothall.api.web.ask import earlier_tasks
-from moothall.api.web.changes import NOTIFY_SECONDS, follow_board, last_seen, reload_delay
+from moothall.api.web.changes import NOTIFY_SECONDS, BoardChanges, last_seen, reload_delay
 from moothall.api.web.council_actions import find_line, line_comments
 from moothall.api.web.forms import require_session
 from moothall.api.web.rendering import make_visible, page
@@ -41,7 +41,9 @@ _TITLE_CHARS = 120
 _METRICS = ("turns", "tool_calls", "checks", "checks_passed", "cpu_ms", "max_rss_bytes")
 
 
-def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+def council_routes(
+    dependencies: ApiDependencies, sessions: Sessions, board_changes: BoardChanges
+) -> Sequence[Route]:
     """Return the routes of a deliberation's page."""
 
     async def council(request: Request, session: Session) -> Response:
@@ -94,7 +96,7 @@ def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
 
     return [
         Route("/councils/{id}", require_session(council, sessions)),
-        _changes(dependencies, sessions),
+        _changes(dependencies, sessions, board_changes),
         _text(dependencies, sessions),
     ]
 
@@ -107,7 +109,9 @@ def _open_file(request: Request, outcome: Outcome) -> tuple[str, str]:
     return parameters.get("rank", ""), parameters.get("file", "")
 
 
-def _changes(dependencies: ApiDependencies, sessions: Sessions) -> Route:
+def _changes(
+    dependencies: ApiDependencies, sessions: Sessions, board_changes: BoardChanges
+) -> Route:
     shared: WeakValueDictionary[str, Broadcast[int]] = (
         WeakValueDictionary()
     )  # the events are read once for all readers
@@ -141,7 +145,7 @@ def _changes(dependencies: ApiDependencies, sessions: Sessions) -> Route:
                     await asyncio.sleep(reload_delay(broadcast.listening))
                     yield f"id: {seqs[-1]}\ndata:\n"
                     await asyncio.sleep(NOTIFY_SECONDS)
-            async with aclosing(follow_board(dependencies, who, seen_seq)) as lines:
+            async with aclosing(board_changes.follow(who, seen_seq)) as lines:
                 async for line in lines:
                     yield line
 

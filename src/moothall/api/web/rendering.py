@@ -43,6 +43,9 @@ ASSET_TYPES = {
     "page.css": "text/css",
     "page.js": "text/javascript",
     "board.js": "text/javascript",
+    "navigation.css": "text/css",
+    "navigation.js": "text/javascript",
+    "icons.svg": "image/svg+xml",
     "icon.svg": "image/svg+xml",
 }
 
@@ -117,12 +120,18 @@ def page(template: str, status: int = 200, **context: Any) -> Response:
         "growing": "",
         "seq": "",
         "story_id": "",
+        "first_steps": (),
         "onward": "",
         "failed": status >= HTTPStatus.BAD_REQUEST,
     } | context
     return Response(
         _TEMPLATES.get_template(template).render(variables), status, _HEADERS, "text/html"
     )
+
+
+def json_document(value: Any) -> Response:
+    """Return a document for the script. Invisible characters in its texts are made visible."""
+    return Response(make_visible(_json(value)), 200, _HEADERS, "application/json")
 
 
 def fragment(content: Markup) -> Response:
@@ -162,7 +171,15 @@ def _asset_text(name: str) -> str:
     return _TEMPLATES.get_template(name).render()
 
 
-_TEMPLATES.globals |= {"asset_url": asset_url, "max_lines": _MAX_DIFF_LINES}
+def _icon(name: str) -> Markup:
+    """Return a picture of the sprite, which says nothing that the text beside it does not."""
+    url = asset_url("icons.svg")
+    return Markup('<svg class="icon" aria-hidden="true"><use href="{}#{}"/></svg>').format(
+        url, name
+    )
+
+
+_TEMPLATES.globals |= {"asset_url": asset_url, "icon": _icon, "max_lines": _MAX_DIFF_LINES}
 
 
 def redirect(path: str) -> Response:

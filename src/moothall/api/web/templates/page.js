@@ -273,6 +273,7 @@ function openChangeStream(isAgain = false) {
     const isOther = main.dataset.story && !data.split(" ").includes(main.dataset.story);
     if (!isShown && !isOther) scheduleRenewal();
   };
+  changeStream.addEventListener("needed", ({ data }) => showNeeded(data));
   changeStream.onerror = () => {
     setConnected(false);
     if (changeStream.readyState !== EventSource.CLOSED) return; // it reconnects by itself
@@ -291,6 +292,18 @@ function showPartialReply({ seat, text }) {
     part.lastElementChild.textContent = text;
     part.lastElementChild.scrollTop = part.lastElementChild.scrollHeight;
   }
+}
+
+// How many stories need the user is part of the title. It is kept for the next page, whose stream may come later.
+const pageTitle = document.title;
+const neededCount = `moothall:needed:${main.dataset.signedIn}`;
+function showNeeded(count) {
+  sessionStorage.setItem(neededCount, count);
+  document.title = Number(count) ? `(${count}) ${pageTitle}` : pageTitle;
+  const badge = document.getElementById("needed");
+  badge.hidden = !Number(count);
+  badge.textContent = count;
+  badge.title = `${count} need you`;
 }
 
 function openTextStream() {
@@ -328,4 +341,5 @@ setInterval(() => {
   if (!isConnected) refresh().then(() => setConnected(true), () => {});
   else if (Number(main.dataset.every) && Date.now() - renewedAt > 1000 * main.dataset.every - 500) renew().catch(() => setConnected(false));
 }, 1000);
+if (isSignedIn) showNeeded(sessionStorage.getItem(neededCount) ?? "0");
 if (isFollowing()) { openChangeStream(); openTextStream(); }
