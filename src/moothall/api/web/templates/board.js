@@ -28,10 +28,9 @@ function placeCard(fresh, list) {
 }
 
 refresh = async () => {
-  if (draggedCard) return; // the end of the drag renews the board
   const fresh = await fetchPage(fragmentUrl("after", main.dataset.seq));
   const head = fresh?.getElementById("board-head");
-  if (!head) return;
+  if (!head || draggedCard) return; // the end of a drag renews the board
   for (const id of head.dataset.changed.split(" ")) if (id && !fresh.getElementById(`card-${id}`)) document.getElementById(`card-${id}`)?.remove();
   for (const column of fresh.querySelectorAll("[data-state]")) {
     const current = document.getElementById(column.id);
