@@ -19,7 +19,6 @@ SHOWN = frozenset(
     {
         "answer-wide-light",
         "audit-wide-light",
-        "budgets-wide-light",
         "council-narrow-light",
         "council-running-wide-light",
         "council-wide-dark",

@@ -38,6 +38,7 @@ async def test_cards_are_moved_by_hand_and_by_keyboard_and_stay_where_they_may_n
             user.page.get_by_role("heading", name="Three steps to your first result")
         ).to_be_visible()
         await check_appearance(user, "board-blank")
+        await user.page.set_viewport_size({"width": 1440, "height": 900})
         await user.page.get_by_role("link", name="Write a story").click()
         await write_story(user, "Greet the world", "Greet.", ())
         await other.take_session(user)

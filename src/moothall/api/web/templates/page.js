@@ -217,12 +217,12 @@ function setBusy(is) {
   document.body.classList.toggle("busy", is);
 }
 
-// Sends a form like its button, and returns the resulting page.
+// Sends a form like its button, and returns the resulting page. A redirect is a success, and is not followed.
 async function send(form, name, value, to = form.getAttribute("action")) {
   const fields = new URLSearchParams(new FormData(form));
   fields.set(name, value);
-  const answer = await fetch(to, { method: "POST", body: fields });
-  return { ok: answer.ok, page: new DOMParser().parseFromString(await answer.text(), "text/html") };
+  const answer = await fetch(to, { method: "POST", body: fields, redirect: "manual" });
+  return { ok: answer.ok || answer.type === "opaqueredirect", page: new DOMParser().parseFromString(await answer.text(), "text/html") };
 }
 
 // A form is sent only once, and only while the server answers, so that no input is lost.
