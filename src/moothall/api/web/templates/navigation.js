@@ -42,7 +42,7 @@ class CommandPalette extends HTMLElement {
 
   views() {
     const query = this.input.value.trim().toLowerCase();
-    const links = [...document.querySelectorAll(".views a, .actions > a")].map((link) => ({ title: link.querySelector("span").textContent, detail: "Go to", url: link.getAttribute("href") }));
+    const links = [...document.querySelectorAll(".views a, .controls > a")].map((link) => ({ title: link.querySelector("span").textContent, detail: "Go to", url: link.getAttribute("href") }));
     return links.filter((view) => view.title.toLowerCase().includes(query));
   }
 
