@@ -144,7 +144,7 @@ async def _readers(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _pages(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    stories, count = (30, 100) if args.quick else (300, 1000)
+    stories, count = (30, 100) if args.quick else (1000, 1000)
     _announce(f"{count} browsers that have a board of {stories} stories open")
     async with running_stub() as stub:
         return await pages(folder, stub, stories, count)

@@ -1,14 +1,16 @@
-"""What it costs that many have the board open: each browser loads it anew when something happened
-on it, as the page's script does.
+"""What it costs that many have a large board open: each browser fetches the cards that changed, as
+the page's script does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import re
 import socket
 import time
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +21,19 @@ from benchmarks.readers import Board, listening, sign_in
 from benchmarks.served import served
 from benchmarks.stub import Stub
 
-_LOADS, _CHANGES = 50, 5
+_LOADS, _FRESH_LOADS, _CHANGES = 50, 20, 5
 _AT_ONCE = 16
 _SPREAD, _REST = 0.3, 3.0
-"""Seconds, as in page.js: within which a page is loaded anew, and that it rests after a refusal, up
-to twice as long.
+"""Seconds, as in page.js: within which a change is fetched, and that a page rests after a refusal,
+up to twice as long.
 """
 _REFUSED = (429, 503)
 
 
 async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str, Any]:
-    """Milliseconds of one load of a board of `stories`; then, with `count` browsers that have it
-    open, from a change to each one's new board, and what that costs `serve`.
+    """Milliseconds and compressed bytes of one load of a board of `stories`, also of the first load
+    after a change; then, with `count` browsers that have it open, the time from a change to each
+    one's new card, its bytes, and what that costs `serve`.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -50,22 +53,27 @@ async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str,
         board = Board(http, f"http://127.0.0.1:{port}", app.token)
         await _fill(board, stories)
         cookie = await sign_in(board)
-        loads = Times(tuple([await _load(board) for _ in range(_LOADS + 5)][5:]))
+        loads = Times(tuple([(await _load(board))[0] for _ in range(_LOADS + 5)][5:]))
+        fresh_loads = []
+        for number in range(_FRESH_LOADS):
+            await _change(board, f"Seen {number} times.")
+            fresh_loads.append((await _load(board))[0])
+        _, load_bytes, _ = await _load(board)
         changed: list[asyncio.Event] = [asyncio.Event() for _ in range(count)]
         waits: list[float] = []
-        cpu, refused = [], 0
+        cpu, refused, sizes = [], 0, []
         async with listening(board, cookie, count, changed):
             for number in range(_CHANGES + 1):
                 for event in changed:
                     event.clear()
+                _, _, seq = await _load(board)
                 before, board.began = app.system.used(), time.perf_counter()
-                await board.post(
-                    f"/api/v1/stories/{board.story}/comments", {"comment": f"comment {number}"}
-                )
-                story_id = await asyncio.gather(*(_renew(board, event) for event in changed))
+                await _change(board, f"comment {number}")
+                renewed = await asyncio.gather(*(_renew(board, seq, event) for event in changed))
                 if number:  # the first opens the connections
-                    waits += [seconds for seconds, _ in story_id]
-                    refused += sum(times for _, times in story_id)
+                    waits += [one.seconds for one in renewed]
+                    refused += sum(one.refused for one in renewed)
+                    sizes += [one.size for one in renewed]
                     cpu.append(app.system.used().since(before).cpu["serve"] * 1000 / count)
     waits.sort()
     return {
@@ -73,6 +81,9 @@ async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str,
         "pages": count,
         "load_p50": loads.p50,
         "load_p95": loads.p95,
+        "fresh_p50": Times(tuple(fresh_loads)).p50,
+        "load_bytes": load_bytes,
+        "change_bytes": max(sizes),
         "renewed_p50": waits[len(waits) // 2],
         "renewed_max": waits[-1],
         "refused": refused / _CHANGES,
@@ -97,25 +108,47 @@ async def _fill(board: Board, stories: int) -> None:
     await asyncio.gather(*(one(number) for number in range(stories)))
 
 
-async def _load(board: Board) -> float:
+async def _change(board: Board, comment: str) -> None:
+    await board.post(f"/api/v1/stories/{board.story}/comments", {"comment": comment})
+
+
+async def _load(board: Board) -> tuple[float, int, str]:
+    """Load the board; return the seconds, the bytes of the body as sent, and the number of the last
+    event that it shows.
+    """
     began = time.perf_counter()
     async with board.http.get(f"{board.url}/") as answer:
-        if answer.status != 200 or "data-card" not in await answer.text():  # noqa: PLR2004 - HTTP's OK
-            raise AssertionError(f"that is no board: {answer.status}")
-    return time.perf_counter() - began
+        text = await answer.text()
+    seconds = time.perf_counter() - began
+    shown = re.search(r'id="board-head" data-seq="(\d+)"', text)
+    if shown is None:
+        raise AssertionError(f"that is no board: {answer.status}")
+    return seconds, int(answer.headers["Content-Length"]), shown[1]
 
 
-async def _renew(board: Board, changed: asyncio.Event) -> tuple[float, int]:
-    """Load the board anew once it is heard that it changed; return the seconds since the change,
-    and how often that was refused.
+@dataclass(frozen=True, slots=True)
+class _Renewed:
+    """Seconds from a change to the new card in a browser, how often that was refused, and the bytes
+    of the answer's body as sent.
     """
+
+    seconds: float
+    refused: int
+    size: int
+
+
+async def _renew(board: Board, seq: str, changed: asyncio.Event) -> _Renewed:
+    """Fetch what changed after the event `seq`, once it is heard that something did."""
     refused = 0
     await changed.wait()
     await asyncio.sleep(random.random() * _SPREAD)  # noqa: S311 - no secret
     while True:
-        async with board.http.get(f"{board.url}/") as answer:
-            await answer.read()
+        async with board.http.get(f"{board.url}/cards?after={seq}") as answer:
+            text = await answer.text()
             if answer.status not in _REFUSED:
-                return time.perf_counter() - board.began, refused
+                if f"card-{board.story}" not in text:
+                    raise AssertionError("the changed card is missing")
+                seconds = time.perf_counter() - board.began
+                return _Renewed(seconds, refused, int(answer.headers["Content-Length"]))
         refused += 1
         await asyncio.sleep(_REST * (1 + random.random()))  # noqa: S311 - no secret

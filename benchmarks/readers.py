@@ -75,7 +75,7 @@ class Board:
             while line := await reader.readline():
                 if line.startswith(b": the board"):
                     ready.set()
-                elif line.startswith(b"data: "):
+                elif line.startswith(b"id: "):
                     self.heard.setdefault(number, time.perf_counter())
                     changed.set()
             raise RuntimeError(f"the stream of reader {number} ended")

@@ -34,9 +34,12 @@ async def test_cards_are_moved_by_hand_and_by_keyboard_and_stay_where_they_may_n
         reader(chromium, "narrow") as other,
     ):
         await user.sign_in(app.link)
-        await expect(user.page.get_by_role("heading", name="The board is empty")).to_be_visible()
+        await expect(
+            user.page.get_by_role("heading", name="Three steps to your first result")
+        ).to_be_visible()
         await check_appearance(user, "board-blank")
-        await user.page.get_by_role("link", name="Write the first story").click()
+        await user.page.set_viewport_size({"width": 1440, "height": 900})
+        await user.page.get_by_role("link", name="Write a story").click()
         await write_story(user, "Greet the world", "Greet.", ())
         await other.take_session(user)
         await other.page.goto(user.web)
@@ -173,10 +176,10 @@ async def test_a_provider_on_another_site_signs_a_browser_in(
             await check_appearance(user, "sign-in-provider")
             await user.page.get_by_role("link", name="Sign in at localhost").click()
             await expect(user.page.get_by_role("heading", name="Board", exact=True)).to_be_visible()
-            await expect(user.page.get_by_role("button", name="Sign out ann")).to_be_visible()
+            await expect(user.page.get_by_label("Account ann")).to_be_visible()
             await user.page.reload()
-            await expect(user.page.get_by_role("button", name="Sign out ann")).to_be_visible()
-            await user.press("Sign out")
+            await expect(user.page.get_by_label("Account ann")).to_be_visible()
+            await user.sign_out()
             await check_appearance(user, "signed-out")
             await user.page.get_by_role("link", name="Also sign out at localhost").click()
             await expect(user.page.get_by_text("You are signed out.")).to_be_visible()

@@ -135,6 +135,11 @@ class Reader:
         ).first.click()
         await self.page.wait_for_load_state()
 
+    async def sign_out(self) -> None:
+        """Sign out with the menu of the account."""
+        await self.page.locator(".menu summary").click()
+        await self.press("Sign out")
+
     async def text(self) -> str:
         """Return the visible text."""
         return await self.page.inner_text("body")

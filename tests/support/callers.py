@@ -20,10 +20,12 @@ from moothall.api.dependencies import ApiDependencies
 from moothall.api.grpc_server import Server, grpc_server
 from moothall.api.health import HealthCheck
 from moothall.api.identity import BearerTokens
+from moothall.authorization.quotas import Quotas
 from moothall.authorization.recent_decisions import Decisions
 from moothall.authorization.story_budgets import BUCKET, StoryBudgets
 from moothall.collector.overview import Overview
 from moothall.collector.statistics import Statistics
+from moothall.config.quotas import QuotaSettings
 from moothall.deliberation.prompts.briefing import Briefings
 from moothall.domain.identity import LOCAL, Principal
 from moothall.orchestrator.council_registry import CouncilRegistry
@@ -112,6 +114,7 @@ def api_dependencies(
         plans=Planner(bus, limits, deliberations.check),
         board=Board(bus),
         story_budgets=StoryBudgets(bus.bucket(BUCKET), limits),
+        quotas=Quotas(bus.bucket(BUCKET), QuotaSettings()),
         author=StoryWriter(deliberations, 1, model=False),
         statistics=Statistics(bus, council_registry, deliberations.under_way),
         decisions=Decisions(bus),

@@ -9,6 +9,7 @@ from moothall.agents.service import AgentTasks
 from moothall.api.bundles import Bundles
 from moothall.api.health import HealthCheck
 from moothall.authorization.approval_queue import ApprovalQueue
+from moothall.authorization.quotas import Quotas
 from moothall.authorization.recent_decisions import Decisions
 from moothall.authorization.story_budgets import StoryBudgets
 from moothall.collector.overview import Overview
@@ -42,6 +43,7 @@ class ApiDependencies:
     author: StoryWriter
     board: Board
     story_budgets: StoryBudgets
+    quotas: Quotas
     statistics: Statistics
     tasks: Overview
     decisions: Decisions

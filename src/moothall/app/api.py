@@ -31,6 +31,7 @@ from moothall.app.tool_sessions import (
     tool_service,
     workflow_service,
 )
+from moothall.authorization.quotas import Quotas
 from moothall.authorization.recent_decisions import Decisions
 from moothall.authorization.rules import Rules
 from moothall.authorization.story_budgets import BUCKET, StoryBudgets
@@ -238,6 +239,7 @@ def _api_dependencies(
         plans=planner,
         board=Board(bus),
         story_budgets=StoryBudgets(bus.bucket(BUCKET), settings.limits),
+        quotas=Quotas(bus.bucket(BUCKET), settings.quotas),
         author=StoryWriter(
             deliberations,
             _COACH_SECONDS,

@@ -29,7 +29,7 @@ _MIN_TOKENS, _MIN_COST_USD = 1, 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class _Use:
+class QuotaUse:
     """The use of one quota. `used` includes reservations."""
 
     what: str
@@ -39,6 +39,7 @@ class _Use:
     resets: datetime
 
     def sentence(self, tenant: str) -> str:
+        """Return the error message of a quota that is used up."""
         form = ",.2f" if self.what == "US dollars" else ",d"
         return (
             f"the quota of tenant {tenant} is used up: {format(self.used, form)} of "
@@ -75,6 +76,12 @@ class Quotas:
                     raise QuotaExceeded(use.sentence(tenant), max(seconds, 1.0))
         if quota.deliberations:
             await self._admit_concurrent(tenant, task_key, quota.deliberations, is_open)
+
+    async def list_uses(self, tenant: str) -> Sequence[QuotaUse]:
+        """Return the current use of each quota of a tenant that limits spending."""
+        quota, now = self._settings.of(tenant), self._clock()
+        day, earlier = await self._read_uses(tenant, now, quota)
+        return _list_uses(quota, day, earlier, now)
 
     async def _admit_concurrent(
         self, tenant: str, task_key: TaskKey, limit: int, is_open: IsOpen
@@ -194,17 +201,17 @@ def _limits_spending(quota: Quota) -> bool:
     )
 
 
-def _list_uses(quota: Quota, day: Amount, earlier: Amount, moment: datetime) -> list[_Use]:
+def _list_uses(quota: Quota, day: Amount, earlier: Amount, moment: datetime) -> list[QuotaUse]:
     """Return the use of each quota that is set."""
     month = day + earlier
     midnight = moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     tomorrow = midnight + timedelta(days=1)
     next_month = (midnight.replace(day=1) + timedelta(days=32)).replace(day=1)
     uses = (
-        _Use("tokens", "day", quota.tokens_per_day, day.tokens, tomorrow),
-        _Use("tokens", "month", quota.tokens_per_month, month.tokens, next_month),
-        _Use("US dollars", "day", quota.cost_usd_per_day, day.cost_usd, tomorrow),
-        _Use("US dollars", "month", quota.cost_usd_per_month, month.cost_usd, next_month),
+        QuotaUse("tokens", "day", quota.tokens_per_day, day.tokens, tomorrow),
+        QuotaUse("tokens", "month", quota.tokens_per_month, month.tokens, next_month),
+        QuotaUse("US dollars", "day", quota.cost_usd_per_day, day.cost_usd, tomorrow),
+        QuotaUse("US dollars", "month", quota.cost_usd_per_month, month.cost_usd, next_month),
     )
     return [use for use in uses if use.limit]
 

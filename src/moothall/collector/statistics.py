@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from cachetools import FIFOCache
+from cachetools import FIFOCache, LRUCache
 
+from moothall.domain.budget import Usage
 from moothall.domain.council import Council
 from moothall.domain.event import Event, EventType
+from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.identity import Principal
 from moothall.domain.ids import TaskKey
 from moothall.domain.outcome import DeliberationStatus
@@ -30,16 +32,20 @@ from moothall.ports import Log
 TOPICS = (Channel.RESPONSES.all,)
 ORCHESTRATE = "orchestrate"
 _MAX_DECISIONS = 100_000
+_MAX_REQUESTS = 10_000
+_TEXT_CHARS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class _Decision:
+class EndedRun:
     """A decision, reduced to what the figures need.
 
     ended_at_ms: since the epoch.
     seat_ms: the durations of its seats.
+    seat_usage: what each seat used. `usage` also has what the council itself used.
     """
 
+    task_key: TaskKey
     ended_at_ms: float
     role: str
     orchestrated: bool
@@ -47,6 +53,10 @@ class _Decision:
     cancelled: bool
     duration_ms: int
     seat_ms: tuple[int, ...]
+    story_id: str
+    level: str
+    usage: Usage
+    seat_usage: Mapping[str, Usage]
 
 
 class Statistics:
@@ -68,7 +78,8 @@ class Statistics:
         self._councils = councils
         self._active_deliberations = active_deliberations
         self._clock = clock
-        self._decisions: FIFOCache[tuple[str, TaskKey], _Decision] = FIFOCache(_MAX_DECISIONS)
+        self._decisions: FIFOCache[tuple[str, TaskKey], EndedRun] = FIFOCache(_MAX_DECISIONS)
+        self._requests: LRUCache[TaskKey, tuple[str, Mapping[str, str]]] = LRUCache(_MAX_REQUESTS)
         self._seq = 0
         self._reading = asyncio.Lock()
 
@@ -125,6 +136,39 @@ class Statistics:
             },
         )
 
+    async def list_runs(self, principal: Principal, since: datetime) -> Sequence[EndedRun]:
+        """Return the runs of a tenant that have ended since a point in time, oldest first."""
+        decisions, _ = await self._read_decisions(principal)
+        since_ms = since.timestamp() * 1000
+        recent = [decision for decision in decisions if decision.ended_at_ms >= since_ms]
+        return sorted(recent, key=lambda decision: decision.ended_at_ms)
+
+    async def usage_by_model(self, run: EndedRun) -> Mapping[str, Usage]:
+        """Return what a run used, by the name of the model in the settings; '' is the default
+        model, which is also assumed if the request was pruned from the log.
+        """
+        if (names := self._requests.get(run.task_key)) is None:
+            names = self._requests[run.task_key] = await self._read_models(run.task_key)
+        model, seat_models = names
+        usage: dict[str, Usage] = {}
+        for seat, used in run.seat_usage.items():
+            name = seat_models.get(seat, model)
+            usage[name] = usage.get(name, Usage()) + used
+        council = _difference(run.usage, sum(run.seat_usage.values(), start=Usage()))
+        return usage | {model: usage.get(model, Usage()) + council}
+
+    async def _read_models(self, task_key: TaskKey) -> tuple[str, Mapping[str, str]]:
+        """Return the model of a council, and those of seats with another one."""
+        recorded = await self._log.first(Channel.RESULTS.of(task_key))
+        data = recorded.event.data if recorded else {}
+        seat_models = data.get("seat_models")
+        return (
+            str(data.get("model") or "")[:_TEXT_CHARS],
+            {str(seat): str(name) for seat, name in seat_models.items()}
+            if isinstance(seat_models, Mapping)
+            else {},
+        )
+
     def find_busy_agents(self, principal: Principal) -> Mapping[str, frozenset[str]]:
         """Return by role the agents that have a seat now."""
         agents_by_role: dict[str, frozenset[str]] = {}
@@ -137,7 +181,7 @@ class Statistics:
 
     async def _read_decisions(
         self, principal: Principal
-    ) -> tuple[list[_Decision], list[Deliberation]]:
+    ) -> tuple[list[EndedRun], list[Deliberation]]:
         async with self._reading:  # concurrent readers would read the same events twice
             async for recorded in self._log.replay(TOPICS, self._seq):
                 self._seq = recorded.seq
@@ -158,20 +202,19 @@ class Statistics:
             return
         key = (event.tenant, TaskKey(str(event.data.get("task_id"))))
         if key not in self._decisions:
-            self._decisions[key] = _parse_decision(event, recorded_at)
+            self._decisions[key] = _parse_decision(key[1], event, recorded_at)
 
 
-def _parse_decision(event: Event, recorded_at: str) -> _Decision:
+def _parse_decision(task_key: TaskKey, event: Event, recorded_at: str) -> EndedRun:
     """Return a decision. Malformed fields count as zero or empty, but the decision counts."""
     data = event.data
     seats = data.get("seats")
-    durations = (
-        [_positive_int(seat.get("duration_ms")) for seat in seats if isinstance(seat, Mapping)]
-        if isinstance(seats, list)
-        else []
-    )
+    seats = [seat for seat in seats if isinstance(seat, Mapping)] if isinstance(seats, list) else []
+    durations = [_positive_int(seat.get("duration_ms")) for seat in seats]
     status = data.get("status")
-    return _Decision(
+    level = data.get("evidence_level")
+    return EndedRun(
+        task_key=task_key,
         ended_at_ms=_epoch_ms(event.time or recorded_at),
         role=str(data.get("role") or "")[:20],
         orchestrated=data.get("origin") == ORCHESTRATE,
@@ -179,6 +222,35 @@ def _parse_decision(event: Event, recorded_at: str) -> _Decision:
         cancelled=status == DeliberationStatus.CANCELLED.value,
         duration_ms=_positive_int(data.get("duration_ms")),
         seat_ms=tuple(duration for duration in durations if duration),
+        story_id=str(data.get("story_id") or "")[:_TEXT_CHARS],
+        level=EvidenceLevel.PROVEN.value if data.get("proven") else str(level or "")[:_TEXT_CHARS],
+        usage=_parse_usage(data.get("usage")),
+        seat_usage={
+            str(seat.get("seat") or "")[:_TEXT_CHARS]: _parse_usage(seat.get("usage"))
+            for seat in seats
+        },
+    )
+
+
+def _parse_usage(data: Any) -> Usage:
+    if not isinstance(data, Mapping):
+        return Usage()
+    cost = data.get("cost_usd")
+    return Usage(
+        prompt_tokens=_positive_int(data.get("prompt_tokens")),
+        completion_tokens=_positive_int(data.get("completion_tokens")),
+        calls=_positive_int(data.get("calls")),
+        cost_usd=float(cost) if isinstance(cost, int | float) and 0 < cost < math.inf else 0.0,
+    )
+
+
+def _difference(whole: Usage, share: Usage) -> Usage:
+    """Return what is left of the whole, at least zero."""
+    return Usage(
+        prompt_tokens=max(0, whole.prompt_tokens - share.prompt_tokens),
+        completion_tokens=max(0, whole.completion_tokens - share.completion_tokens),
+        calls=max(0, whole.calls - share.calls),
+        cost_usd=max(0.0, whole.cost_usd - share.cost_usd),
     )
 
 
@@ -202,7 +274,7 @@ def _health(agents: int, busy: int, won: Sequence[bool]) -> CouncilHealth:
     return CouncilHealth(status, max(0, agents - busy), busy, sum(won) / len(won) if won else 0.0)
 
 
-def _latencies(decisions: Sequence[_Decision]) -> Latencies:
+def _latencies(decisions: Sequence[EndedRun]) -> Latencies:
     durations = sorted(decision.duration_ms for decision in decisions)
     return Latencies(
         deliberation_ms=_mean(durations),

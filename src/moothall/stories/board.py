@@ -5,7 +5,7 @@ moves, one wins.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -51,6 +51,8 @@ class Board:
         self._bus = bus
         self._board_events = Broadcast(self._watch_events)
         self._cards: dict[tuple[str, str], StoryState] = {}
+        self._listed: dict[str, list[StoryState]] = {}
+        """The stories of a tenant, by id, until there are new events."""
         self._last_seq, self._first_id = 0, ""
         self._read_lock, self._reads_begun, self._reads_ended = asyncio.Lock(), 0, 0
 
@@ -159,9 +161,9 @@ class Board:
             return None
         return card if card.created else None
 
-    async def cards(self, who: Principal) -> list[StoryState]:
+    async def cards(self, who: Principal) -> Sequence[StoryState]:
         """Return the stories of a tenant, by id. The log is cached: only new events are read, once
-        for all concurrent callers.
+        for all concurrent callers. Without new events, the result is the same object.
         """
         begun = self._reads_begun
         async with self._read_lock:
@@ -169,12 +171,14 @@ class Board:
                 self._reads_begun += 1
                 await self._read_new_events()
                 self._reads_ended = self._reads_begun
-        visible = {
-            story_id: card
-            for (tenant, story_id), card in self._cards.items()
-            if tenant == who.tenant and card.created
-        }
-        return [card for _, card in sorted(visible.items())]
+        if who.tenant not in self._listed:
+            visible = {
+                story_id: card
+                for (tenant, story_id), card in self._cards.items()
+                if tenant == who.tenant and card.created
+            }
+            self._listed[who.tenant] = [card for _, card in sorted(visible.items())]
+        return self._listed[who.tenant]
 
     async def _read_new_events(self) -> None:
         """Read new events. Start anew if the first event of the log is another than before: the log
@@ -183,8 +187,10 @@ class Board:
         first = await self._bus.first(Channel.STORIES.all)
         if (first_id := first.event.id if first else "") != self._first_id:
             self._cards, self._last_seq, self._first_id = {}, 0, first_id
+            self._listed.clear()
         async for recorded in self._bus.replay((Channel.STORIES.all,), self._last_seq):
             _apply(self._cards, recorded)
+            self._listed.pop(recorded.event.tenant, None)
             self._last_seq = recorded.seq
 
     async def history(self, story_id: str, who: Principal) -> list[Event]:

@@ -27,7 +27,8 @@ class StoryState:
     """A story on the board.
 
     `seq` is that of its last event, 0 if the story is unknown. `created` is false if there are
-    events about it but nobody put it on the board. `entered` is the event that moved it last.
+    events about it but nobody put it on the board; `created_time` says when somebody did. `entered`
+    is the event that moved it last.
     `plan` is the event with its tasks, `plans` the number of plans so far, `ended` how those tasks
     ended since then; `ended_before` is true if they ended before. `commits` are the results since
     the story was designed, newest first. `check` is the last check of them as a whole, `checks` the
@@ -39,6 +40,7 @@ class StoryState:
     position: StoryPosition = field(default_factory=lambda: StoryPosition(lifecycle().start))
     seq: int = 0
     created: bool = False
+    created_time: str = ""
     entered: Event | None = None
     plan: Event | None = None
     plans: int = 0
@@ -82,7 +84,12 @@ def fold(card: StoryState, recorded: Recorded, tenant: str) -> StoryState:
         event.type is EventType.STORY_CREATED
         and str(event.data.get("rigor_level")) in lifecycle().ready
     )
-    card = replace(card, position=position, created=card.created or created)
+    card = replace(
+        card,
+        position=position,
+        created=card.created or created,
+        created_time=card.created_time or (event.time if created else ""),
+    )
     if event.type is EventType.PLAN_DERIVED:
         return replace(
             card, plan=event, plans=card.plans + 1, ended=None, ended_before=False, remarks=()

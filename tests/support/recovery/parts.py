@@ -30,6 +30,7 @@ async def serve() -> None:
     from moothall.api.health import HealthCheck
     from moothall.api.identity import BearerTokens, read_tokens
     from moothall.app.repositories import trusted_repositories
+    from moothall.authorization.quotas import Quotas
     from moothall.authorization.recent_decisions import Decisions
     from moothall.authorization.story_budgets import BUCKET, StoryBudgets
     from moothall.collector.overview import Overview
@@ -59,6 +60,7 @@ async def serve() -> None:
             plans=Planner(bus, settings.limits),
             board=Board(bus),
             story_budgets=StoryBudgets(bus.bucket(BUCKET), settings.limits),
+            quotas=Quotas(bus.bucket(BUCKET), settings.quotas),
             author=StoryWriter(deliberations, 1, model=False),
             statistics=Statistics(bus, council_registry, tuple),
             decisions=Decisions(bus),

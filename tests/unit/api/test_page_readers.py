@@ -13,7 +13,7 @@ import pytest
 from moothall import config
 from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens
-from moothall.api.web.councils import reload_delay
+from moothall.api.web.changes import reload_delay
 from moothall.domain.event import Recorded
 from moothall.domain.topic import Topic
 from moothall.stories.board import Board
@@ -73,11 +73,14 @@ async def listen(browser: Browser, stack: AsyncExitStack) -> aiohttp.ClientRespo
     return stream
 
 
-async def received(stream: aiohttp.ClientResponse) -> bytes:
+async def received(stream: aiohttp.ClientResponse) -> tuple[int, list[str]]:
+    """Return the number of the next change and the stories that changed."""
     async with asyncio.timeout(10):
-        while not (line := await stream.content.readline()).startswith(b"data: "):
+        while not (line := (await stream.content.readline()).decode()).startswith("id: "):
             assert line
-    return line
+        data = (await stream.content.readline()).decode()
+    assert data.startswith("data: ")
+    return int(line[4:]), data[6:].split()
 
 
 async def test_many_readers_cost_no_calls_and_the_log_is_read_once(
@@ -103,7 +106,7 @@ async def test_many_readers_cost_no_calls_and_the_log_is_read_once(
             True,
         )
         await browser.dependencies.board.create(DRAFT, TOKENS[TOKEN], key="after")
-        assert len({await received(stream) for stream in streams}) == 1
+        assert len({(await received(stream))[0] for stream in streams}) == 1
         streams[0].close()
         async with asyncio.timeout(10):
             while (await browser.get("/system/tools")).status != 200:
@@ -128,9 +131,27 @@ async def test_what_happens_at_once_is_told_once(browser: Browser) -> None:
             for number in range(20)
         ]
         heard = [await received(stream)]
-        while heard[-1] != f"data: {cards[-1].seq}\n".encode():
+        while heard[-1][0] != cards[-1].seq:
             heard.append(await received(stream))
         assert len(heard) < len(cards) / 2
+        assert [name for _, names in heard for name in names] == [card.story.id for card in cards]
+
+
+async def test_who_connects_again_is_told_what_changed_since(browser: Browser) -> None:
+    await browser.sign_in()
+    board, who = browser.dependencies.board, TOKENS[TOKEN]
+    cards = [await board.create(DRAFT, who, key=str(number)) for number in range(3)]
+    missed = (cards[-1].seq, [card.story.id for card in cards[1:]])
+    url = f"{browser.url}/changes?after="
+    async with browser.http.get(f"{url}{cards[0].seq}") as stream:
+        assert sorted((await received(stream))[1]) == sorted(missed[1])
+    header = {"Last-Event-ID": str(cards[1].seq)}
+    async with browser.http.get(f"{url}{cards[0].seq}", headers=header) as stream:
+        assert await received(stream) == (cards[-1].seq, [cards[-1].story.id])
+    async with browser.http.get(f"{url}{cards[-1].seq}") as stream:
+        latest = await board.create(DRAFT, who, key="latest")
+        assert await received(stream) == (latest.seq, [latest.story.id])
+    assert (await browser.get("/changes?after=-1")).status == 400
 
 
 def test_the_more_listen_the_longer_is_the_time_over_which_they_are_told() -> None:
@@ -146,7 +167,7 @@ async def test_readers_of_one_tenant_hear_nothing_of_another(browser: Browser) -
         stream = await listen(browser, stack)
         await browser.dependencies.board.create(DRAFT, TOKENS[TOKEN], key="theirs")
         own = await browser.dependencies.board.create(DRAFT, TOKENS[OTHER], key="own")
-        assert await received(stream) == f"data: {own.seq}\n".encode()
+        assert await received(stream) == (own.seq, [own.story.id])
 
 
 async def test_who_was_away_hears_what_it_missed_and_then_what_comes_each_once(

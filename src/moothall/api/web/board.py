@@ -1,104 +1,13 @@
-"""The board: columns of cards, what needs the user, and filters in the URL."""
+"""What the page says about a story: its status for a user, the possible moves and the next step."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
-from cachetools import LRUCache
-from markupsafe import Markup
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-
-from moothall.api.dependencies import ApiDependencies
-from moothall.api.http.documents import ServerSentEvents
-from moothall.api.web.councils import follow_board
-from moothall.api.web.forms import contains_words, read_query, require_session
-from moothall.api.web.rendering import page, part
-from moothall.api.web.sessions import Session, Sessions
 from moothall.domain.identity import Principal
 from moothall.errors import Permanent
 from moothall.stories.lifecycle import Blocked, decide, lifecycle
-from moothall.stories.story_state import COMPLETED, FAILED, PASSED, StoryState, group_by_state
-
-_MAX_SHOWN_CARDS = 30
-"""Cards of a column that are visible, the most recently changed; the others need a click."""
-_MAX_CACHED_BOARDS = 16
-"""Rendered boards in the cache: a tenant's board is rendered once for all users with the same
-roles and filter.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class _Filter:
-    """What the URL narrows the board to. `show` is needs-you, archived, or empty for all."""
-
-    show: str = ""
-    query: str = ""
-    repository: str = ""
-
-    @classmethod
-    def of(cls, request: Request) -> _Filter:
-        """Read the filter of a URL."""
-        return cls(*(read_query(request, name) for name in ("show", "q", "repository")))
-
-    def matches(self, card: StoryState, who: Principal) -> bool:
-        """Return whether to show a card."""
-        story = card.story
-        is_archived = card.position.state in lifecycle().off_board
-        if is_archived != (self.show == "archived"):
-            return False
-        if self.show == "needs-you" and not needs_user(card, who):
-            return False
-        if self.repository and story.repository_name != self.repository:
-            return False
-        return contains_words(f"{story.title} {story.brief} {story.id}", self.query)
-
-
-def board_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
-    """Return the routes of the board and its changes."""
-    rendered_boards: LRUCache[Hashable, Markup] = LRUCache(_MAX_CACHED_BOARDS)
-
-    async def board(request: Request, session: Session) -> Response:
-        cards, shown = await dependencies.board.cards(session.who), _Filter.of(request)
-        key = session.who.all_roles, shown, tuple((card.story.id, card.seq) for card in cards)
-        if (
-            rendered := rendered_boards.get(key)
-        ) is None:  # rendered once, however many reload after a change
-            rendered = rendered_boards[key] = _render(cards, shown, session.who)
-        return page("board.html", session=session, board=rendered, shown=shown)
-
-    async def changes(_request: Request, session: Session) -> Response:
-        """Notify of changes on the board, as server-sent events."""
-        return ServerSentEvents(follow_board(dependencies, session.who))
-
-    return [
-        Route("/", require_session(board, sessions)),
-        Route("/changes", require_session(changes, sessions)),
-    ]
-
-
-def _render(cards: Sequence[StoryState], shown: _Filter, who: Principal) -> Markup:
-    matching = [card for card in cards if shown.matches(card, who)]
-    columns = group_by_state(sorted(matching, key=lambda card: -card.seq))
-    table = lifecycle()
-    states = table.off_board if shown.show == "archived" else table.columns
-    on_board = [card for card in cards if card.position.state in table.columns]
-    return part(
-        "cards.html",
-        columns=[(state, columns[state]) for state in states],
-        shown=shown,
-        needed=sum(1 for card in on_board if needs_user(card, who)),
-        total=len(on_board),
-        archived=len(cards) - len(on_board),
-        repositories=sorted({card.story.repository_name for card in on_board} - {""}),
-        who=who,
-        next_step=next_step,
-        moves=moves,
-        status_of=status_of,
-        max_cards=_MAX_SHOWN_CARDS,
-    )
+from moothall.stories.story_state import COMPLETED, FAILED, PASSED, StoryState
 
 
 def needs_user(card: StoryState, who: Principal) -> bool:
@@ -106,6 +15,12 @@ def needs_user(card: StoryState, who: Principal) -> bool:
     return status_of(card, who)[0] in {"needs", "lost"} and any(
         not reason for _, _, reason in moves(card, who)
     )
+
+
+def count_needed(cards: Iterable[StoryState], who: Principal) -> int:
+    """Return how many stories on the board cannot go on without this user."""
+    columns = lifecycle().columns
+    return sum(card.position.state in columns and needs_user(card, who) for card in cards)
 
 
 def status_of(card: StoryState, who: Principal) -> tuple[str, str]:

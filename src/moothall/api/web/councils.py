@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from starlette.routing import Route
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import ServerSentEvents
 from moothall.api.web.ask import earlier_tasks
+from moothall.api.web.changes import NOTIFY_SECONDS, BoardChanges, last_seen, reload_delay
 from moothall.api.web.council_actions import find_line, line_comments
 from moothall.api.web.forms import require_session
 from moothall.api.web.rendering import make_visible, page
@@ -30,7 +30,6 @@ from moothall.concurrency import Broadcast
 from moothall.domain.budget import Usage
 from moothall.domain.chat import Writing
 from moothall.domain.event import parse_time
-from moothall.domain.identity import Principal
 from moothall.domain.ids import check_task_id, key_of, new_task_id, own_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Deliberation
@@ -39,14 +38,12 @@ from moothall.stories.comments import may_act
 
 REFRESH_SECONDS = 3
 _TITLE_CHARS = 120
-_NOTIFY_SECONDS = 0.25
-"""The minimum time between two notifications; the second covers everything in between."""
-_RELOAD_SECONDS = 0.003
-"""Time for each listener to reload its page, with as much again for the rest of the server."""
 _METRICS = ("turns", "tool_calls", "checks", "checks_passed", "cpu_ms", "max_rss_bytes")
 
 
-def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+def council_routes(
+    dependencies: ApiDependencies, sessions: Sessions, board_changes: BoardChanges
+) -> Sequence[Route]:
     """Return the routes of a deliberation's page."""
 
     async def council(request: Request, session: Session) -> Response:
@@ -90,6 +87,7 @@ def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
             "agent": _agent_name(progress),
             "paused": bool(progress.state and progress.state.pauses.is_paused),
             "refresh": 0 if outcome.status.ended else REFRESH_SECONDS,
+            "seq": progress.seq,
         }
         context["changes"] = f"/councils/{task_id}/changes"
         context["growing"] = "" if outcome.status.ended else f"/councils/{task_id}/text"
@@ -98,7 +96,7 @@ def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
 
     return [
         Route("/councils/{id}", require_session(council, sessions)),
-        _changes(dependencies, sessions),
+        _changes(dependencies, sessions, board_changes),
         _text(dependencies, sessions),
     ]
 
@@ -111,7 +109,9 @@ def _open_file(request: Request, outcome: Outcome) -> tuple[str, str]:
     return parameters.get("rank", ""), parameters.get("file", "")
 
 
-def _changes(dependencies: ApiDependencies, sessions: Sessions) -> Route:
+def _changes(
+    dependencies: ApiDependencies, sessions: Sessions, board_changes: BoardChanges
+) -> Route:
     shared: WeakValueDictionary[str, Broadcast[int]] = (
         WeakValueDictionary()
     )  # the events are read once for all readers
@@ -120,7 +120,11 @@ def _changes(dependencies: ApiDependencies, sessions: Sessions) -> Route:
         """Notify of events in the council, and of events on the board after its end, as server-sent
         events.
         """
-        task_id, who = check_task_id(request.path_params["id"]), session.who
+        task_id, who, seen_seq = (
+            check_task_id(request.path_params["id"]),
+            session.who,
+            last_seen(request),
+        )
         last_seq = (await dependencies.tasks.get_progress(task_id, who)).seq
 
         async def follow_events() -> AsyncGenerator[int, None]:
@@ -134,12 +138,14 @@ def _changes(dependencies: ApiDependencies, sessions: Sessions) -> Route:
 
         async def stream() -> AsyncGenerator[str, None]:
             yield ": the council\n"
+            if seen_seq is not None and seen_seq < last_seq:
+                yield f"id: {last_seq}\ndata:\n"
             async with aclosing(broadcast.listen()) as batches:
                 async for seqs in batches:
                     await asyncio.sleep(reload_delay(broadcast.listening))
-                    yield f"data: {seqs[-1]}\n"
-                    await asyncio.sleep(_NOTIFY_SECONDS)
-            async with aclosing(follow_board(dependencies, who)) as lines:
+                    yield f"id: {seqs[-1]}\ndata:\n"
+                    await asyncio.sleep(NOTIFY_SECONDS)
+            async with aclosing(board_changes.follow(who, seen_seq)) as lines:
                 async for line in lines:
                     yield line
 
@@ -175,26 +181,6 @@ def _text(dependencies: ApiDependencies, sessions: Sessions) -> Route:
         return ServerSentEvents(stream())
 
     return Route("/councils/{id}/text", require_session(text, sessions))
-
-
-async def follow_board(dependencies: ApiDependencies, who: Principal) -> AsyncGenerator[str, None]:
-    """Yield a line for each change of a tenant's board from now on; simultaneous changes are one
-    line.
-    """
-    async with aclosing(dependencies.board.watch(None, who)) as batches:
-        async for batch in batches:
-            if batch:
-                await asyncio.sleep(reload_delay(dependencies.board.watching))
-            yield f"data: {batch[-1].seq}\n" if batch else ": the board\n"
-            if batch:
-                await asyncio.sleep(_NOTIFY_SECONDS)
-
-
-def reload_delay(listening: int) -> float:
-    """Return a random delay in seconds for one of so many listeners, because each of them reloads
-    its page after a change.
-    """
-    return random.random() * listening * _RELOAD_SECONDS  # noqa: S311 - no secret
 
 
 def _seat_view(progress: Progress, outcome: Outcome, lane: SeatProgress) -> Mapping[str, Any]:

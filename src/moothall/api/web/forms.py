@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -43,8 +44,8 @@ _NEXT_STEPS = {
     ),
 }
 
-_STREAMS = ("/changes", "/text")
-"""Endings of the paths of streams, which are no page to return to after sign-in."""
+_STREAMS = ("/changes", "/text", "/cards")
+"""Endings of the paths of streams and fragments, which are no page to return to after sign-in."""
 
 log = telemetry.get_logger(__name__)
 
@@ -144,9 +145,25 @@ def require_session(answer: Answer, sessions: Sessions) -> Callable[[Request], A
         response = await with_error_page(lambda request: answer(request, session), session)(request)
         if isinstance(response, ServerSentEvents):
             response.lines = _while_signed_in(response.lines, session, sessions)
-        return response
+        return _unless_unchanged(request, response)
 
     return check_session
+
+
+def _unless_unchanged(request: Request, response: Response) -> Response:
+    """Add an ETag to a page. Return 304 instead if the browser has that page already."""
+    if request.method != "GET" or response.status_code != HTTPStatus.OK or not response.body:
+        return response
+    # Weak, because the same page is sent with and without compression.
+    etag = f'W/"{hashlib.blake2b(response.body, digest_size=12).hexdigest()}"'
+    response.headers["ETag"] = etag
+    response.headers["Cache-Control"] = "private, no-cache"  # kept, but never shown unasked
+    if etag not in re.split(r",\s*", request.headers.get("if-none-match", "")):
+        return response
+    headers = {
+        name: value for name, value in response.headers.items() if not name.startswith("content-")
+    }
+    return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
 
 
 def target_after_sign_in(request: Request) -> str:

@@ -39,9 +39,13 @@ of words and emoji between characters that are not ASCII.
 """
 _MAX_DIFF_LINES = 2_000
 """Lines of a diff that a page shows at once; the other files are shown on demand."""
-_ASSET_TYPES = {
+ASSET_TYPES = {
     "page.css": "text/css",
     "page.js": "text/javascript",
+    "board.js": "text/javascript",
+    "navigation.css": "text/css",
+    "navigation.js": "text/javascript",
+    "icons.svg": "image/svg+xml",
     "icon.svg": "image/svg+xml",
 }
 
@@ -106,18 +110,33 @@ _TEMPLATES.filters |= {
 
 
 def page(template: str, status: int = 200, **context: Any) -> Response:
-    """Render a page."""
+    """Render a page. `seq` is that of the last event that the page shows, `story_id` the only story
+    whose events change it.
+    """
     variables = {
         "session": None,
         "refresh": 0,
         "changes": "/changes",
         "growing": "",
+        "seq": "",
+        "story_id": "",
+        "first_steps": (),
         "onward": "",
         "failed": status >= HTTPStatus.BAD_REQUEST,
     } | context
     return Response(
         _TEMPLATES.get_template(template).render(variables), status, _HEADERS, "text/html"
     )
+
+
+def json_document(value: Any) -> Response:
+    """Return a document for the script. Invisible characters in its texts are made visible."""
+    return Response(make_visible(_json(value)), 200, _HEADERS, "application/json")
+
+
+def fragment(content: Markup) -> Response:
+    """Return a part of a page, for the script to put into the page."""
+    return Response(content, 200, _HEADERS, "text/html")
 
 
 def report(title: str, outcome: Outcome, chart: Chart | None) -> str:
@@ -139,7 +158,7 @@ def part(template: str, **context: Any) -> Markup:
 def asset(name: str) -> Response:
     """Return the stylesheet, the script or the icon. Browsers keep it: its URL has its hash."""
     headers = {**_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
-    return Response(_asset_text(name), 200, headers, _ASSET_TYPES[name])
+    return Response(_asset_text(name), 200, headers, ASSET_TYPES[name])
 
 
 def asset_url(name: str) -> str:
@@ -152,7 +171,15 @@ def _asset_text(name: str) -> str:
     return _TEMPLATES.get_template(name).render()
 
 
-_TEMPLATES.globals |= {"asset_url": asset_url, "max_lines": _MAX_DIFF_LINES}
+def _icon(name: str) -> Markup:
+    """Return a picture of the sprite, which says nothing that the text beside it does not."""
+    url = asset_url("icons.svg")
+    return Markup('<svg class="icon" aria-hidden="true"><use href="{}#{}"/></svg>').format(
+        url, name
+    )
+
+
+_TEMPLATES.globals |= {"asset_url": asset_url, "icon": _icon, "max_lines": _MAX_DIFF_LINES}
 
 
 def redirect(path: str) -> Response:

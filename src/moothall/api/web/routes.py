@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -19,15 +20,20 @@ from moothall.api.identity import BearerTokens
 from moothall.api.status import http_status_of
 from moothall.api.web.admin import parked_routes, server_routes
 from moothall.api.web.ask import ask_routes
-from moothall.api.web.board import board_routes, is_working, moves, next_step
+from moothall.api.web.board import is_working, moves, next_step
+from moothall.api.web.board_page import board_routes
+from moothall.api.web.changes import BoardChanges
 from moothall.api.web.charts import draw
 from moothall.api.web.council_actions import council_action_routes
 from moothall.api.web.councils import REFRESH_SECONDS, council_routes
+from moothall.api.web.first_steps import first_steps
 from moothall.api.web.forms import read_session_form, require_session
+from moothall.api.web.insights import insights_routes
 from moothall.api.web.oidc import Provider
 from moothall.api.web.provenance import provenance_routes
 from moothall.api.web.rendering import page, redirect
 from moothall.api.web.runs import runs_routes
+from moothall.api.web.search import search_routes
 from moothall.api.web.sessions import Session, Sessions
 from moothall.api.web.sign_in import sign_in_routes
 from moothall.api.web.story_form import may_edit, story_form_routes
@@ -41,6 +47,8 @@ from moothall.stories.story_state import StoryState
 from moothall.stories.task_history import rounds, task_ids
 
 _MAX_FORM_FIELDS = 1_000
+_COMPRESSION_LEVEL = 5
+"""Higher levels take more time and save little."""
 _EMPTY_SECTION = {"role": "dev", "description": "", "criteria": "", "after": ""}
 Sections = Sequence[Mapping[str, Any]]
 
@@ -164,20 +172,27 @@ def page_routes(
     provider: Provider | None = None,
 ) -> Sequence[Route]:
     """Return all routes of the web page. All but sign-in and the static files need a session."""
-    return [
+    board_changes = BoardChanges(dependencies.board)
+    routes = [
         *sign_in_routes(bearers, sessions, provider),
-        *board_routes(dependencies, sessions),
+        *board_routes(dependencies, sessions, board_changes),
         *story_form_routes(dependencies, sessions),
         *_story_routes(dependencies, sessions),
         *plan_routes(dependencies, sessions),
         *ask_routes(dependencies, sessions),
-        *council_routes(dependencies, sessions),
+        *council_routes(dependencies, sessions, board_changes),
         *council_action_routes(dependencies, sessions),
         *runs_routes(dependencies, sessions),
+        *search_routes(dependencies, sessions),
+        *insights_routes(dependencies, sessions),
         *server_routes(dependencies, sessions),
         *parked_routes(dependencies, sessions),
         *provenance_routes(dependencies, sessions),
     ]
+    for route in routes:
+        # Not the APIs, whose streams compression would hold back.
+        route.app = GZipMiddleware(route.app, compresslevel=_COMPRESSION_LEVEL)
+    return routes
 
 
 def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
@@ -207,6 +222,9 @@ def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
             "delivery": card.delivery.data if card.delivery else {},
             "comments": [event for event in events if event.type is EventType.STORY_COMMENTED],
             "key": new_task_id(),
+            "seq": card.seq,
+            "story_id": card.story.id,
+            "first_steps": first_steps(await dependencies.board.cards(session.who)),
         }
         refresh = REFRESH_SECONDS if is_working(card) else 0
         return page(

@@ -35,7 +35,7 @@ def runs_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
         # One more than are shown tells whether there is a next page.
         limit = _MAX_PAGE * _PAGE_SIZE if query else number * _PAGE_SIZE + 1
         views = await dependencies.tasks.list_tasks(session.who, state, limit)
-        found = [view for view in views if _matches(view, query)]
+        found = [view for view in views if matches(view, query)]
         first = (number - 1) * _PAGE_SIZE
         shown = found[first : first + _PAGE_SIZE]
         return page(
@@ -45,6 +45,7 @@ def runs_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
             states=_STATES,
             state=state,
             query=query,
+            title_of=title_of,
             number=number,
             has_next=len(found) > first + _PAGE_SIZE and number < _MAX_PAGE,
             refresh=REFRESH_SECONDS if any(not view.status.ended for view in shown) else 0,
@@ -64,6 +65,12 @@ def _page_number(request: Request) -> int:
     return number
 
 
-def _matches(view: TaskView, query: str) -> bool:
+def title_of(view: TaskView) -> str:
+    """Return the first line of a run's task, or its id."""
+    return view.description.split("\n")[0] or view.task_id
+
+
+def matches(view: TaskView, query: str) -> bool:
+    """Return whether a run contains every word of a query."""
     fields = (view.task_id, view.description, view.repository, view.principal, view.agent)
     return contains_words("\n".join(fields), query)

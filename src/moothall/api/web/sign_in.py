@@ -25,7 +25,7 @@ from moothall.api.web.forms import (
     with_error_page,
 )
 from moothall.api.web.oidc import Flow, Provider
-from moothall.api.web.rendering import asset, page, redirect
+from moothall.api.web.rendering import ASSET_TYPES, asset, page, redirect
 from moothall.api.web.sessions import Session, Sessions
 from moothall.api.web.user_accounts import Attempts
 from moothall.errors import MoothallError, Refused, Unauthenticated
@@ -50,6 +50,7 @@ def sign_in_routes(
             else redirect("/sign-in")
         )
         response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        response.headers["Clear-Site-Data"] = '"cache"'  # Back shows no page of the ended session
         return response
 
     return [
@@ -57,7 +58,7 @@ def sign_in_routes(
         Route("/sign-in", with_error_page(sign_in.submit_form), methods=["POST"]),
         Route("/sign-out", require_session(sign_out, sessions), methods=["POST"]),
         *(oidc_routes(provider, sessions) if provider else ()),
-        *(Route(f"/{name}", _asset) for name in ("page.css", "page.js", "icon.svg")),
+        *(Route(f"/{name}", _asset) for name in ASSET_TYPES),
     ]
 
 

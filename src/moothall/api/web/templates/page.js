@@ -1,6 +1,6 @@
 "use strict";
 // Keeps the page up to date: after a change on the board or in a council, and regularly while a council runs, it fetches the page again and
-// replaces the parts marked data-live. It also lets users drag cards, scores drafts while they are written, and keeps input while offline.
+// replaces the parts marked data-live; board.js does so for cards. It also scores drafts while they are written, and keeps input while offline.
 // It also keeps a draft of what is typed, so that a restart or the end of a session loses nothing.
 // The page works without this script: it then stays as loaded, and cards are moved by their buttons.
 const main = document.querySelector("main");
@@ -9,12 +9,12 @@ const focusable = "a, button, summary, input, textarea, select, [tabindex]";
 const partialReplyMilliseconds = 10000;
 const spreadMilliseconds = 300; // clients notified at the same moment do not all reload at the same moment
 let renewalTimer = 0;
+let renewedAt = Date.now();
 let changeStream = null;
 let textStream = null;
 let renewing = false;
 let renewAgain = false;
 let isConnected = true;
-let draggedCard = null;
 const shownParts = new WeakMap(); // the HTML of live parts as the server sent it, before the script changed times in it
 for (const part of document.querySelectorAll("[data-live]")) shownParts.set(part, part.innerHTML);
 
@@ -155,17 +155,25 @@ function replacePart(next, part) {
   if (at >= 0) next.querySelectorAll(focusable)[at]?.focus({ preventScroll: true });
 }
 
-async function refresh() {
-  const answer = await fetch(location.href, { redirect: "manual" });
+// Returns a page or a fragment of one, or null if there is none now.
+async function fetchPage(url) {
+  const answer = await fetch(url, { redirect: "manual" });
   if (answer.type === "opaqueredirect") location.reload(); // the session has ended
   if (answer.status === 429 || answer.status === 503) setTimeout(() => renew().catch(() => setConnected(false)), pollMilliseconds * (1 + Math.random()));
-  if (!answer.ok) return;
-  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-  main.dataset.every = fresh.querySelector("main").dataset.every;
+  return answer.ok ? new DOMParser().parseFromString(await answer.text(), "text/html") : null;
+}
+
+// A page may replace this by what fetches less.
+let refresh = refreshPage;
+
+async function refreshPage() {
+  const fresh = await fetchPage(location.href);
+  if (!fresh) return;
+  for (const name of ["every", "seq"]) main.dataset[name] = fresh.querySelector("main").dataset[name];
   if (!(main.dataset.growing = fresh.querySelector("main").dataset.growing)) closeTextStream();
   for (const part of document.querySelectorAll("[data-live]")) {
     const next = fresh.querySelector(`[data-live="${part.dataset.live}"]`);
-    if (next && next.innerHTML !== (shownParts.get(part) ?? part.innerHTML) && !isBeingEdited(part) && !part.contains(draggedCard)) {
+    if (next && next.innerHTML !== (shownParts.get(part) ?? part.innerHTML) && !isBeingEdited(part)) {
       const copy = document.importNode(next, true);
       shownParts.set(copy, next.innerHTML);
       replacePart(copy, part);
@@ -180,6 +188,7 @@ async function renew() {
   try {
     while (renewAgain) {
       renewAgain = false;
+      renewedAt = Date.now();
       await refresh();
     }
   } finally {
@@ -208,72 +217,13 @@ function setBusy(is) {
   document.body.classList.toggle("busy", is);
 }
 
-// Sends a form like its button, and returns the resulting page.
+// Sends a form like its button, and returns the resulting page. A redirect is a success, and is not followed.
 async function send(form, name, value, to = form.getAttribute("action")) {
   const fields = new URLSearchParams(new FormData(form));
   fields.set(name, value);
-  const answer = await fetch(to, { method: "POST", body: fields });
-  return { ok: answer.ok, page: new DOMParser().parseFromString(await answer.text(), "text/html") };
+  const answer = await fetch(to, { method: "POST", body: fields, redirect: "manual" });
+  return { ok: answer.ok || answer.type === "opaqueredirect", page: new DOMParser().parseFromString(await answer.text(), "text/html") };
 }
-
-function moveButton(column) {
-  return draggedCard && column && draggedCard.querySelector(`[data-to="${column.dataset.state}"]`);
-}
-
-// The buttons from the server define where a card may go; the server checks the move again.
-async function move(button) {
-  showMessage("");
-  setBusy(true);
-  try {
-    const { ok, page } = await send(button.form, "event", button.value, button.getAttribute("formaction"));
-    if (!ok) showMessage(page.querySelector("main [role=alert]")?.textContent ?? "The story was not moved.");
-    await renew();
-  } catch {
-    setConnected(false);
-  } finally {
-    setBusy(false);
-  }
-}
-
-function endDrag() {
-  draggedCard?.classList.remove("lifted");
-  draggedCard = null;
-  for (const column of document.querySelectorAll("[data-state]")) column.classList.remove("way", "shut", "over");
-}
-
-document.addEventListener("dragstart", (event) => {
-  draggedCard = event.target.closest?.("[data-card]") ?? null;
-  if (!draggedCard) return;
-  event.dataTransfer.effectAllowed = "move";
-  event.dataTransfer.setData("text/plain", draggedCard.dataset.card);
-  draggedCard.classList.add("lifted");
-  for (const column of document.querySelectorAll("[data-state]")) {
-    const button = moveButton(column);
-    if (button) column.classList.add(button.disabled ? "shut" : "way");
-  }
-});
-document.addEventListener("dragover", (event) => {
-  const column = event.target.closest?.("[data-state]");
-  for (const other of document.querySelectorAll(".over")) if (other !== column) other.classList.remove("over");
-  if (!draggedCard || !column) return;
-  event.preventDefault();
-  if (moveButton(column)) column.classList.add("over");
-});
-document.addEventListener("drop", (event) => {
-  const column = event.target.closest?.("[data-state]");
-  if (!draggedCard || !column) return;
-  event.preventDefault();
-  const button = moveButton(column);
-  const from = draggedCard.closest("[data-state]").dataset.state;
-  endDrag();
-  if (!button) {
-    if (from !== column.dataset.state) showMessage(`You cannot move a story from ${from} to ${column.dataset.state}.`);
-    return;
-  }
-  if (button.disabled) showMessage(`The story cannot be moved: ${button.dataset.why}`);
-  else move(button);
-});
-document.addEventListener("dragend", () => { endDrag(); renew().catch(() => setConnected(false)); });
 
 // A form is sent only once, and only while the server answers, so that no input is lost.
 document.addEventListener("submit", (event) => {
@@ -310,14 +260,24 @@ for (const form of document.querySelectorAll("[data-scores]")) {
   });
 }
 
-function openChangeStream() {
-  changeStream = new EventSource(main.dataset.changes);
-  changeStream.onopen = () => { setConnected(true); scheduleRenewal(); };
-  changeStream.onmessage = scheduleRenewal;
+// The server sends what changed after the last event that the page shows. Pages without such an event are fetched again if the stream broke off.
+function openChangeStream(isAgain = false) {
+  changeStream = new EventSource(main.dataset.seq ? `${main.dataset.changes}?after=${main.dataset.seq}` : main.dataset.changes);
+  changeStream.onopen = () => {
+    setConnected(true);
+    if (isAgain && !main.dataset.seq) scheduleRenewal();
+    isAgain = true;
+  };
+  changeStream.onmessage = ({ lastEventId, data }) => {
+    const isShown = main.dataset.seq && Number(lastEventId) <= Number(main.dataset.seq);
+    const isOther = main.dataset.story && !data.split(" ").includes(main.dataset.story);
+    if (!isShown && !isOther) scheduleRenewal();
+  };
+  changeStream.addEventListener("needed", ({ data }) => showNeeded(data));
   changeStream.onerror = () => {
     setConnected(false);
     if (changeStream.readyState !== EventSource.CLOSED) return; // it reconnects by itself
-    setTimeout(openChangeStream, 2000);
+    setTimeout(() => openChangeStream(true), 2000);
     renew().catch(() => {});
   };
 }
@@ -332,6 +292,18 @@ function showPartialReply({ seat, text }) {
     part.lastElementChild.textContent = text;
     part.lastElementChild.scrollTop = part.lastElementChild.scrollHeight;
   }
+}
+
+// How many stories need the user is part of the title. It is kept for the next page, whose stream may come later.
+const pageTitle = document.title;
+const neededCount = `moothall:needed:${main.dataset.signedIn}`;
+function showNeeded(count) {
+  sessionStorage.setItem(neededCount, count);
+  document.title = Number(count) ? `(${count}) ${pageTitle}` : pageTitle;
+  const badge = document.getElementById("needed");
+  badge.hidden = !Number(count);
+  badge.textContent = count;
+  badge.title = `${count} need you`;
 }
 
 function openTextStream() {
@@ -361,12 +333,13 @@ function isFollowing() {
 document.addEventListener("visibilitychange", () => {
   if (changeStream) changeStream.close();
   closeTextStream();
-  if (isFollowing()) { openChangeStream(); openTextStream(); }
+  if (isFollowing()) { openChangeStream(true); openTextStream(); }
 });
 // After a failed request, the next successful one shows that the server is back.
 setInterval(() => {
   if (!isFollowing()) return;
   if (!isConnected) refresh().then(() => setConnected(true), () => {});
-  else if (Number(main.dataset.every)) renew().catch(() => setConnected(false));
-}, pollMilliseconds);
+  else if (Number(main.dataset.every) && Date.now() - renewedAt > 1000 * main.dataset.every - 500) renew().catch(() => setConnected(false));
+}, 1000);
+if (isSignedIn) showNeeded(sessionStorage.getItem(neededCount) ?? "0");
 if (isFollowing()) { openChangeStream(); openTextStream(); }

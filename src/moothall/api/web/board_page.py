@@ -1,0 +1,234 @@
+"""The board: columns of cards, what needs the user, and filters in the URL.
+
+A page shows the first cards of each column. The script fetches the others, and the cards that
+changed, as fragments of the page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cachetools import LRUCache
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from moothall.api.dependencies import ApiDependencies
+from moothall.api.http.documents import ServerSentEvents
+from moothall.api.web.board import (
+    count_needed,
+    is_working,
+    moves,
+    needs_user,
+    next_step,
+    status_of,
+)
+from moothall.api.web.changes import BoardChanges, last_seen, read_seq
+from moothall.api.web.first_steps import first_steps
+from moothall.api.web.forms import contains_words, read_query, require_session
+from moothall.api.web.rendering import fragment, page, part
+from moothall.api.web.sessions import Session, Sessions
+from moothall.domain.identity import Principal
+from moothall.domain.ids import TaskId
+from moothall.errors import InvalidRequest
+from moothall.stories.lifecycle import lifecycle
+from moothall.stories.story_state import StoryState, group_by_state
+from moothall.stories.task_history import task_ids
+
+_MAX_SHOWN_CARDS = 30
+"""Cards of a column that are sent at once, the most recently changed first."""
+_MAX_CACHED = 64
+"""Rendered boards and fragments in the cache: each is rendered once for all users of a tenant with
+the same roles.
+"""
+_REFRESH_SECONDS = 10
+"""The interval in which the page fetches the progress of running stories."""
+Cards = Sequence[StoryState]
+
+
+@dataclass(frozen=True, slots=True)
+class _Filter:
+    """What the URL narrows the board to. `show` is needs-you, archived, or empty for all."""
+
+    show: str = ""
+    query: str = ""
+    repository: str = ""
+
+    @classmethod
+    def of(cls, request: Request) -> _Filter:
+        """Read the filter of a URL."""
+        return cls(*(read_query(request, name) for name in ("show", "q", "repository")))
+
+    def matches(self, card: StoryState, who: Principal) -> bool:
+        """Return whether to show a card."""
+        story = card.story
+        is_archived = card.position.state in lifecycle().off_board
+        if is_archived != (self.show == "archived"):
+            return False
+        if self.show == "needs-you" and not needs_user(card, who):
+            return False
+        if self.repository and story.repository_name != self.repository:
+            return False
+        return contains_words(f"{story.title} {story.brief} {story.id}", self.query)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The cards to render: those of `column` whose last event is before `before`, or those that
+    changed after the event `after`. By default the first cards of each column.
+    """
+
+    column: str = ""
+    before: int = 0
+    after: int | None = None
+
+    @classmethod
+    def of(cls, request: Request) -> _Cut:
+        """Read the cut of a URL. Raises `InvalidRequest`."""
+        column = request.query_params.get("column", "")
+        if column not in {"", *lifecycle().columns, *lifecycle().off_board}:
+            raise InvalidRequest(
+                f"column is {column[:40]!r}; allowed are {', '.join(lifecycle().columns)}"
+            )
+        after = request.query_params.get("after")
+        return cls(
+            column,
+            read_seq("before", request.query_params.get("before", "0")),
+            None if after is None else read_seq("after", after),
+        )
+
+    def cards(self, state: str, cards: Cards) -> Cards:
+        """Return the cards of a column that are in the cut, without a limit on their number."""
+        if self.after is not None:
+            return [card for card in cards if card.seq > self.after or is_working(card)]
+        if state == self.column and self.before:
+            return [card for card in cards if card.seq < self.before]
+        return cards
+
+
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    """The cards of a tenant, the number of the last event, and the cards at work."""
+
+    cards: Cards
+    seq: int
+    at_work: Cards
+
+
+class _Boards:
+    """Rendered boards and fragments."""
+
+    def __init__(self, dependencies: ApiDependencies) -> None:
+        self._dependencies = dependencies
+        self._rendered: LRUCache[Hashable, tuple[Markup, int, bool]] = LRUCache(_MAX_CACHED)
+        self._summaries: LRUCache[str, _Summary] = LRUCache(_MAX_CACHED)
+
+    async def render(
+        self, shown: _Filter, cut: _Cut, who: Principal, *, is_fragment: bool
+    ) -> tuple[Markup, int, bool]:
+        """Return the HTML, the number of the last event on the board, and whether a card is at
+        work.
+        """
+        cards = await self._dependencies.board.cards(who)
+        summary = self._summaries.get(who.tenant)
+        if summary is None or summary.cards is not cards:
+            seq = max((card.seq for card in cards), default=0)
+            summary = _Summary(cards, seq, [card for card in cards if is_working(card)])
+            self._summaries[who.tenant] = summary
+        seq = summary.seq
+        progress = await self._progress(summary.at_work, who)
+        key = (who.tenant, who.all_roles, shown, cut, is_fragment, seq, *progress.items())
+        if (found := self._rendered.get(key)) is None:
+            context = {"progress": progress, "seq": seq, "is_fragment": is_fragment}
+            # In a thread, because a board may be large.
+            content = await asyncio.to_thread(_render, cards, shown, cut, who, context)
+            found = self._rendered[key] = content, seq, bool(progress)
+        return found
+
+    async def _progress(self, cards: Cards, who: Principal) -> Mapping[str, int | None]:
+        """Return the progress in percent of each story that the server works on, None where it is
+        unknown.
+        """
+        progress: dict[str, int | None] = {}
+        for card in cards:
+            tasks = task_ids([card.plan]) if card.plan and card.position.state == "build" else ()
+            progress[card.story.id] = await self._mean_progress(tasks, who) if tasks else None
+        return progress
+
+    async def _mean_progress(self, tasks: Sequence[TaskId], who: Principal) -> int:
+        views = await self._dependencies.tasks.find_tasks(tasks, who)
+        return sum(view.progress for view in views.values()) // len(tasks)
+
+
+def board_routes(
+    dependencies: ApiDependencies, sessions: Sessions, board_changes: BoardChanges
+) -> Sequence[Route]:
+    """Return the routes of the board, its fragments and its changes."""
+    boards = _Boards(dependencies)
+
+    async def board(request: Request, session: Session) -> Response:
+        shown, cut = _Filter.of(request), _Cut.of(request)
+        content, seq, is_any_at_work = await boards.render(
+            shown, cut, session.who, is_fragment=False
+        )
+        return page(
+            "board.html",
+            session=session,
+            board=content,
+            shown=shown,
+            seq=seq,
+            refresh=_REFRESH_SECONDS if is_any_at_work else 0,
+        )
+
+    async def cards(request: Request, session: Session) -> Response:
+        shown, cut = _Filter.of(request), _Cut.of(request)
+        content, _, _ = await boards.render(shown, cut, session.who, is_fragment=True)
+        return fragment(content)
+
+    async def changes(request: Request, session: Session) -> Response:
+        """Notify of changes on the board, as server-sent events."""
+        return ServerSentEvents(board_changes.follow(session.who, last_seen(request)))
+
+    return [
+        Route("/", require_session(board, sessions)),
+        Route("/cards", require_session(cards, sessions)),
+        Route("/changes", require_session(changes, sessions)),
+    ]
+
+
+def _render(
+    cards: Cards, shown: _Filter, cut: _Cut, who: Principal, context: Mapping[str, Any]
+) -> Markup:
+    matching = [card for card in cards if shown.matches(card, who)]
+    columns = group_by_state(sorted(matching, key=lambda card: -card.seq))
+    table = lifecycle()
+    states = table.off_board if shown.show == "archived" else table.columns
+    if context["is_fragment"] and cut.column:
+        states = (cut.column,)
+    on_board = [card for card in cards if card.position.state in table.columns]
+    after = cut.after
+    return part(
+        "cards.html",
+        columns=[
+            (state, len(columns[state]), cut.cards(state, columns[state])) for state in states
+        ],
+        is_change=after is not None,
+        changed=[card.story.id for card in cards if after is not None and card.seq > after],
+        cut=cut,
+        shown=shown,
+        needed=count_needed(on_board, who),
+        total=len(on_board),
+        archived=len(cards) - len(on_board),
+        first_steps=first_steps(cards),
+        repositories=sorted({card.story.repository_name for card in on_board} - {""}),
+        who=who,
+        next_step=next_step,
+        moves=moves,
+        status_of=status_of,
+        max_cards=_MAX_SHOWN_CARDS,
+        **context,
+    )

@@ -1,0 +1,203 @@
+"""Insights: what the runs of some days used and achieved, and what is left of budgets.
+
+All figures come from the log and the budgets; days are those of UTC.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from statistics import median, quantiles
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from moothall.api.dependencies import ApiDependencies
+from moothall.api.web.bar_chart import Series, draw_bars, short_number
+from moothall.api.web.forms import require_session
+from moothall.api.web.rendering import page
+from moothall.api.web.sessions import Session, Sessions
+from moothall.collector.statistics import EndedRun
+from moothall.domain.budget import Usage
+from moothall.domain.event import parse_time
+from moothall.domain.evidence import EvidenceLevel
+from moothall.domain.identity import Principal
+from moothall.errors import InvalidRequest
+from moothall.stories.lifecycle import lifecycle
+from moothall.stories.story_state import StoryState
+
+_RANGES = (7, 14, 30, 90)
+_DEFAULT_DAYS = 14
+_MAX_MODELS = 5
+"""Models with their own colour; the others are summed up."""
+_MAX_STORIES = 10
+_PROVEN = EvidenceLevel.PROVEN.value
+
+
+@dataclass(frozen=True, slots=True)
+class DoneStory:
+    """A story that was done, and the time from its creation until then."""
+
+    card: StoryState
+    done: datetime
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetUse:
+    """A limit, 0 for none, and how much is used or reserved. `link` is a page about it."""
+
+    name: str
+    used: float
+    limit: float
+    unit: str
+    link: str = ""
+
+    @property
+    def text(self) -> str:
+        """The use in words."""
+        of = f" of {short_number(self.limit)}" if self.limit else ""
+        return f"{short_number(self.used)}{of} {self.unit}"
+
+
+def insights_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+    """Return the route of the page."""
+
+    async def insights(request: Request, session: Session) -> Response:
+        count, who = _read_range(request), session.who
+        today = datetime.now(UTC).date()
+        days = [today - timedelta(days=back) for back in range(count)][::-1]
+        since = datetime(days[0].year, days[0].month, days[0].day, tzinfo=UTC)
+        runs = await dependencies.statistics.list_runs(who, since)
+        done = _done_stories(await dependencies.board.cards(who), since)
+        models = await _usage_by_model(dependencies, runs)
+        counted = [run for run in runs if not run.cancelled]
+        won = [run for run in counted if run.won]
+        seconds = sorted(story.seconds for story in done)
+        return page(
+            "insights.html",
+            session=session,
+            ranges=_RANGES,
+            count=count,
+            runs=runs,
+            usage=sum((run.usage for run in runs), start=Usage()),
+            models=models,
+            tokens_chart=draw_bars(days, _model_series(models)),
+            runs_chart=draw_bars(days, _run_series(counted)),
+            done_chart=draw_bars(days, [_done_series(done)]),
+            done=done[:_MAX_STORIES],
+            done_count=len(done),
+            lead=(median(seconds), quantiles(seconds, n=10)[-1] if len(seconds) > 1 else seconds[0])
+            if seconds
+            else None,
+            win_rate=len(won) / len(counted) if counted else None,
+            proven_rate=sum(run.level == _PROVEN for run in won) / len(won) if won else None,
+            budgets=await _budget_uses(dependencies, runs, who),
+            short=short_number,
+            zero=Usage(),
+        )
+
+    return [Route("/insights", require_session(insights, sessions))]
+
+
+def _read_range(request: Request) -> int:
+    text = request.query_params.get("days", str(_DEFAULT_DAYS))
+    if text not in map(str, _RANGES):
+        raise InvalidRequest(f"days is {text[:40]!r}; allowed are {', '.join(map(str, _RANGES))}")
+    return int(text)
+
+
+def _day(run: EndedRun) -> date:
+    return datetime.fromtimestamp(run.ended_at_ms / 1000, UTC).date()
+
+
+async def _usage_by_model(
+    dependencies: ApiDependencies, runs: Sequence[EndedRun]
+) -> list[tuple[str, Mapping[date, Usage]]]:
+    """Return the usage by day of each model, the most used model first."""
+    usage: dict[str, dict[date, Usage]] = defaultdict(lambda: defaultdict(Usage))
+    default = dependencies.models.default.model or "default"
+    for run in runs:
+        for name, used in (await dependencies.statistics.usage_by_model(run)).items():
+            by_day = usage[name or default]
+            by_day[_day(run)] += used
+    totals = {name: sum(used.tokens for used in by_day.values()) for name, by_day in usage.items()}
+    return [
+        (name, usage[name])
+        for name in sorted(usage, key=lambda name: -totals[name])
+        if totals[name]
+    ]
+
+
+def _model_series(models: Sequence[tuple[str, Mapping[date, Usage]]]) -> list[Series]:
+    series = [
+        Series(name, f"tone-{number}", {day: used.tokens for day, used in usage.items()})
+        for number, (name, usage) in enumerate(models[:_MAX_MODELS])
+    ]
+    others: dict[date, float] = defaultdict(float)
+    for _, usage in models[_MAX_MODELS:]:
+        for day, used in usage.items():
+            others[day] += used.tokens
+    return [*series, Series("other models", "tone-rest", others)]
+
+
+def _run_series(runs: Sequence[EndedRun]) -> list[Series]:
+    counts: dict[str, dict[date, float]] = defaultdict(lambda: defaultdict(float))
+    for run in runs:
+        kind = "no winner" if not run.won else "proven" if run.level == _PROVEN else "won"
+        counts[kind][_day(run)] += 1
+    return [
+        Series("winner, proven", "tone-good", counts["proven"]),
+        Series("winner, not proven", "tone-fair", counts["won"]),
+        Series("no winner", "tone-bad", counts["no winner"]),
+    ]
+
+
+def _done_stories(cards: Sequence[StoryState], since: datetime) -> list[DoneStory]:
+    """Return the stories that were done since a point in time, the latest first."""
+    stories = []
+    for card in cards:
+        if card.position.state not in lifecycle().end or card.entered is None:
+            continue
+        created, done = parse_time(card.created_time), parse_time(card.entered.time)
+        if created and done and done >= since:
+            stories.append(DoneStory(card, done, (done - created).total_seconds()))
+    return sorted(stories, key=lambda story: story.done, reverse=True)
+
+
+def _done_series(done: Sequence[DoneStory]) -> Series:
+    counts: dict[date, float] = defaultdict(float)
+    for story in done:
+        counts[story.done.astimezone(UTC).date()] += 1
+    return Series("stories done", "tone-good", counts)
+
+
+async def _budget_uses(
+    dependencies: ApiDependencies, runs: Sequence[EndedRun], who: Principal
+) -> dict[str, list[BudgetUse]]:
+    """Return the quotas of the tenant, and the budgets of the stories that used the most."""
+    tokens: dict[str, int] = defaultdict(int)
+    for run in runs:
+        tokens[run.story_id] += run.usage.tokens
+    cards = {card.story.id: card.story for card in await dependencies.board.cards(who)}
+    most_used = sorted(tokens.keys() & cards.keys(), key=lambda story_id: -tokens[story_id])
+    stories = []
+    for story_id in most_used[:_MAX_STORIES]:
+        story = cards[story_id]
+        account = await dependencies.story_budgets.of(story_id, who.tenant, story.budget)
+        used = account.spent + account.reserved
+        stories.append(
+            BudgetUse(
+                story.title, used.tokens, account.limit.tokens, "tokens", f"/stories/{story_id}"
+            )
+        )
+    return {
+        "quotas": [
+            BudgetUse(f"{use.what} per {use.period}", use.used, use.limit, use.what)
+            for use in await dependencies.quotas.list_uses(who.tenant)
+        ],
+        "stories": stories,
+    }
