@@ -1,0 +1,96 @@
+"""The review of a story in a real Chromium: candidates are compared, and what shows the criteria is
+named. The candidates of the scripted model differ by seat.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, expect
+from served import served
+from steps import check_appearance, wait_for_state, write_story
+
+from command import QUICK, Command, scripted, task_of, turn
+from moothall.repositories.sample import make_sample_repository
+from moothall.testing.model import scripted_model, seat_of
+from world import BIDI, HELLO, HOSTILE, Reader, make_command, reader
+
+pytest_plugins = ["page_fixtures"]
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+TEST = (
+    "from src.utils import hello_world\n\n\ndef test_greets():\n"
+    '    assert hello_world() == "Hello, World!"\n'
+)
+
+
+def propose(body: dict[str, Any], headers: Mapping[str, str]) -> str:
+    """Reply by seat: the first adds the function, the second a test too, the third is wrong."""
+    if "Divide this story" in task_of(body):
+        task = {"id": "hello", "role": "dev", "description": "Add hello_world", "criteria": [1, 2]}
+        return json.dumps({"thought": "", "finish": json.dumps({"tasks": [task]})})
+    answer = {"path": "src/utils.py", "content": HELLO}
+    if seat_of(headers).endswith("2"):
+        test = {"path": "tests/test_greeting.py", "content": TEST}
+        notes = {"path": "docs/notes.md", "content": f"# Notes\n\n{HOSTILE}\n"}
+        actions = [
+            {"tool": "files.append", "args": answer},
+            {"tool": "files.write", "args": test},
+            {"tool": "files.write", "args": notes},
+        ]
+        return json.dumps({"thought": "", "actions": actions})
+    if seat_of(headers).endswith("3"):
+        answer["content"] = HELLO.replace("Hello, World!", "Goodbye")
+    return turn("files.append", **answer)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def project(tmp_path: Path) -> AsyncIterator[Command]:
+    async with scripted_model(scripted(propose)) as server:
+        await make_sample_repository(tmp_path / "project")
+        command = make_command(tmp_path, server.base_url)
+        command.extra |= QUICK
+        added = await command("repo", "add", str(tmp_path / "project"), "--id", "project")
+        assert added.code == 0, added.err
+        yield command
+
+
+async def build_story(user: Reader) -> str:
+    """Build a story until it waits for the acceptance of its test; return its URL."""
+    await write_story(user, "Greet the world")
+    await user.press("Refine")
+    await user.press("Submit")
+    story = user.page.url
+    await wait_for_state(user, "design", "Accept design")
+    await user.press("Accept design")
+    await wait_for_state(user, "test", "Accept test")
+    return story
+
+
+async def test_a_reviewer_compares_the_candidates(chromium: Browser, project: Command) -> None:
+    async with served(project) as app, reader(chromium) as user:
+        await user.sign_in(app.link)
+        await build_story(user)
+        await user.page.get_by_role("link", name="evidence of").first.click()
+        rows = user.page.locator(".candidates tbody tr")
+        await expect(rows).to_have_count(3)
+        await expect(rows.first).to_contain_text(
+            re.compile("agent-dev-002.*winner.*proven", re.DOTALL)
+        )
+        await expect(rows.first).to_contain_text("in 3 files")
+        await expect(rows.last).to_contain_text(
+            re.compile("agent-dev-003.*not passed.*unproven", re.DOTALL)
+        )
+        await expect(user.page.get_by_text("The 2 accepted candidates:")).to_be_visible()
+        shared = await user.page.locator(".shared li").first.inner_text()
+        assert (await user.text()).count(shared) == 1, "a shared reason is said once"
+        await check_appearance(user, "candidates")
+        await rows.last.get_by_role("link").click()
+        await expect(user.page.get_by_role("heading", name="3. agent-dev-003")).to_be_in_viewport()
+        assert BIDI not in await user.text()
+        assert user.wrong == []
