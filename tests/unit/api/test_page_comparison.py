@@ -38,7 +38,7 @@ def test_a_row_has_the_numbers_of_its_candidate() -> None:
     assert won.seconds > 0
     assert (lost.result.seat, lost.failed_checks, lost.tests) == (SECOND, ("tests",), Share(0, 1))
     assert comparison.has_cost
-    assert comparison.decisive.startswith(f"Above {SECOND}: failed acceptance checks")
+    assert comparison.decisive.startswith(f"{FIRST} above {SECOND}: failed acceptance checks")
 
 
 def test_what_accepted_candidates_share_is_said_once() -> None:

@@ -103,8 +103,15 @@ def compare(outcome: Outcome, progress: Progress) -> Comparison:
         )
         for result in outcome.results
     )
-    reasons = outcome.results[0].reasons if outcome.results else ()
-    decisive = next((reason for reason in reasons if reason.startswith(_ABOVE)), "")
+    decisive = next(
+        (
+            f"{result.answer} {reason[0].lower()}{reason[1:]}"
+            for result in outcome.results[:1]
+            for reason in result.reasons
+            if reason.startswith(_ABOVE)
+        ),
+        "",
+    )
     return Comparison(rows, common, len(sharing), decisive)
 
 
