@@ -36,6 +36,7 @@ def propose(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         return json.dumps({"thought": "", "finish": json.dumps({"tasks": [task]})})
     answer = {"path": "src/utils.py", "content": HELLO}
     if seat_of(headers).endswith("2"):
+        answer["content"] += f"\n\n# {HOSTILE}\n"
         test = {"path": "tests/test_greeting.py", "content": TEST}
         notes = {"path": "docs/notes.md", "content": f"# Notes\n\n{HOSTILE}\n"}
         actions = [
@@ -72,10 +73,21 @@ async def build_story(user: Reader) -> str:
     return story
 
 
-async def test_a_reviewer_compares_the_candidates(chromium: Browser, project: Command) -> None:
+async def focus(user: Reader, selector: str) -> None:
+    """Reach an element with the Tab key alone."""
+    for _ in range(80):
+        await user.page.keyboard.press("Tab")
+        if await user.page.evaluate(f"document.activeElement.matches({selector!r})"):
+            return
+    raise AssertionError(f"{selector} is not reached by Tab")
+
+
+async def test_a_story_is_reviewed_from_its_result_to_sending_it_back(
+    chromium: Browser, project: Command
+) -> None:
     async with served(project) as app, reader(chromium) as user:
         await user.sign_in(app.link)
-        await build_story(user)
+        story = await build_story(user)
         result = user.page.get_by_role("region", name="Result", exact=True)
         await expect(result).to_contain_text(re.compile("proven.*3 of 3.*Lines", re.DOTALL))
         criteria = user.page.get_by_role("region", name="Criteria and evidence")
@@ -101,5 +113,46 @@ async def test_a_reviewer_compares_the_candidates(chromium: Browser, project: Co
         await check_appearance(user, "candidates")
         await rows.last.get_by_role("link").click()
         await expect(user.page.get_by_role("heading", name="3. agent-dev-003")).to_be_in_viewport()
-        assert BIDI not in await user.text()
+        await user.page.goto(story)
+        await user.page.get_by_role("link", name="Review the changes").click()
+        await _check_diff(user)
+        await _review_by_keyboard(user)
+        await expect(user.page.locator("strong.state")).to_have_text("Build")
+        assert user.page.url == story
         assert user.wrong == []
+
+
+async def _check_diff(user: Reader) -> None:
+    """Check the diff's colours, its words in place of git's headers, and that its text is inert."""
+    await expect(user.page.locator(".added .hk", has_text="def").first).to_be_visible()
+    await expect(user.page.locator(".added .hc", has_text="<script>").first).to_be_visible()
+    assert await user.page.locator("main b, main img, main script").count() == 0
+    text = await user.text()
+    assert BIDI not in text
+    assert "+def hello_world" in text
+    assert "@@" not in text
+    assert "new file mode" not in text
+    await check_appearance(user, "review")
+    await user.page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
+    for width in (390, 1440):
+        await user.page.set_viewport_size({"width": width, "height": 844})
+        await expect(user.page.get_by_role("button", name="Accept")).to_be_in_viewport()
+
+
+async def _review_by_keyboard(user: Reader) -> None:
+    """Mark a file as viewed and send the story back, with the keyboard alone."""
+    files = user.page.locator(".file > details")
+    await expect(user.page.get_by_text("0 of 3 files viewed")).to_be_visible()
+    await user.page.reload()
+    await focus(user, ".viewed input")
+    await user.page.keyboard.press("Space")
+    await expect(user.page.get_by_text("1 of 3 files viewed")).to_be_visible()
+    await expect(files.first).not_to_have_attribute("open", "")
+    await user.page.reload()
+    await expect(user.page.get_by_text("1 of 3 files viewed")).to_be_visible()
+    await expect(files.first).not_to_have_attribute("open", "")
+    await expect(files.last).to_have_attribute("open", "")
+    await focus(user, ".review-bar .bad")
+    await expect(user.page.locator(":focus")).to_have_text("Send back (0 comments)")
+    await user.page.keyboard.press("Enter")
+    await user.page.wait_for_url("**/stories/*")

@@ -19,7 +19,7 @@ from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import ServerSentEvents
 from moothall.api.web.ask import earlier_tasks
 from moothall.api.web.comparison import compare
-from moothall.api.web.council_actions import find_line, line_comments
+from moothall.api.web.council_actions import find_line, line_comments, story_decision
 from moothall.api.web.forms import require_session
 from moothall.api.web.rendering import make_visible, page
 from moothall.api.web.sessions import Session, Sessions
@@ -83,6 +83,7 @@ def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
             "remarks": await line_comments(dependencies, outcome, session.who),
             "on": request.query_params.get("on", ""),
             "may_act": may_act(session.who),
+            "decision": await story_decision(dependencies, outcome, session.who),
             "key": new_task_id(),
             "metrics": {name: progress.metrics.get(name, 0) for name in _METRICS}
             if progress.metrics

@@ -16,7 +16,9 @@ from markupsafe import Markup, escape
 from starlette.responses import Response
 
 from moothall.api.web.charts import brief
+from moothall.api.web.highlighting import highlight
 from moothall.api.web.timeline import Chart
+from moothall.domain.ids import digest
 from moothall.domain.outcome import Outcome
 from moothall.stories.diffs import read_files
 
@@ -98,6 +100,8 @@ _TEMPLATES = Environment(
 )
 _TEMPLATES.filters |= {
     "read_files": read_files,
+    "highlight": highlight,
+    "fingerprint": lambda file: digest(file.path, *(line.text for _, line in file.lines))[:16],
     "shown": _json,
     "span": span,
     "moment": moment,

@@ -370,3 +370,4 @@ setInterval(() => {
   else if (Number(main.dataset.every)) renew().catch(() => setConnected(false));
 }, pollMilliseconds);
 if (isFollowing()) { openChangeStream(); openTextStream(); }
+{% include "review.js" %}
