@@ -14,11 +14,11 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 from served import served
-from steps import check_appearance, wait_for_state, write_story
+from steps import AC, BRIEF, check_appearance, wait_for_state, write_story
 
 from command import QUICK, Command, scripted, task_of, turn
 from moothall.repositories.sample import make_sample_repository
-from moothall.testing.model import scripted_model, seat_of
+from moothall.testing.model import phase_of, scripted_model, seat_of
 from world import BIDI, HELLO, HOSTILE, Reader, make_command, reader
 
 pytest_plugins = ["page_fixtures"]
@@ -30,7 +30,16 @@ TEST = (
 
 
 def propose(body: dict[str, Any], headers: Mapping[str, str]) -> str:
-    """Reply by seat: the first adds the function, the second a test too, the third is wrong."""
+    """Reply by seat: the first adds the function, the second a test too, the third is wrong. As a
+    coach, write a better story.
+    """
+    if phase_of(headers) == "coach":
+        story = {
+            "title": f"Greet the world {HOSTILE}",
+            "description": BRIEF,
+            "criteria": [AC[0], f"{AC[1]} within 2 seconds"],
+        }
+        return json.dumps({"thought": "", "finish": json.dumps(story)})
     if "Divide this story" in task_of(body):
         task = {"id": "hello", "role": "dev", "description": "Add hello_world", "criteria": [1, 2]}
         return json.dumps({"thought": "", "finish": json.dumps({"tasks": [task]})})
@@ -156,3 +165,28 @@ async def _review_by_keyboard(user: Reader) -> None:
     await expect(user.page.locator(":focus")).to_have_text("Send back (0 comments)")
     await user.page.keyboard.press("Enter")
     await user.page.wait_for_url("**/stories/*")
+
+
+async def test_the_coach_rewrites_a_story_to_take_or_leave(
+    chromium: Browser, project: Command
+) -> None:
+    async with served(project) as app, reader(chromium) as user:
+        await user.sign_in(app.link)
+        await write_story(user, "Greet the world", "Greet.", AC[:1])
+        story = user.page.url
+        await user.press("Suggest a rewrite")
+        await expect(user.page.locator("ins", has_text="within 2 seconds")).to_be_visible()
+        await expect(user.page.locator("del", has_text="Greet")).to_be_visible()
+        await expect(user.page.locator("ins", has_text="<script>")).to_be_visible()
+        assert await user.page.title() != "owned"
+        await check_appearance(user, "rewrite")
+        await user.page.get_by_role("link", name="Leave it").click()
+        await expect(user.page.get_by_text("Greet.", exact=True)).to_be_visible()
+        await user.press("Suggest a rewrite")
+        await user.page.get_by_role("button", name="Take it").focus()
+        await user.page.keyboard.press("Enter")
+        await user.page.wait_for_url(story)
+        await expect(user.page.get_by_text(BRIEF)).to_be_visible()
+        await expect(user.page.get_by_text(f"{AC[1]} within 2 seconds")).to_be_visible()
+        assert BIDI not in await user.text()
+        assert user.wrong == []

@@ -5,7 +5,7 @@ templates escape each piece.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import PurePosixPath
 
 from pygments.lexers import get_lexer_by_name
@@ -98,5 +98,6 @@ def _colour(lexer_name: str, side: Sequence[tuple[int, DiffLine]]) -> Iterator[S
         yield line_pieces if len(text) <= _MAX_LINE_CHARS else [("", text)]
 
 
+@cache
 def _class_of(token: _TokenType) -> str:
     return next((name for parent, name in _CLASSES if is_token_subtype(token, parent)), "")

@@ -26,6 +26,7 @@ from moothall.api.web.forms import read_session_form, require_session
 from moothall.api.web.oidc import Provider
 from moothall.api.web.provenance import provenance_routes
 from moothall.api.web.rendering import page, redirect
+from moothall.api.web.rewrite import rewrite_routes
 from moothall.api.web.runs import runs_routes
 from moothall.api.web.sessions import Session, Sessions
 from moothall.api.web.sign_in import sign_in_routes
@@ -166,6 +167,7 @@ def page_routes(
         *board_routes(dependencies, sessions),
         *story_form_routes(dependencies, sessions),
         *_story_routes(dependencies, sessions),
+        *rewrite_routes(dependencies, sessions),
         *plan_routes(dependencies, sessions),
         *ask_routes(dependencies, sessions),
         *council_routes(dependencies, sessions),
