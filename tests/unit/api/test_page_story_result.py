@@ -85,6 +85,11 @@ def test_a_criterion_is_shown_by_the_tests_of_its_tasks_and_others_by_none() -> 
     assert (quiet.tests, quiet.tasks) == ((), ())
     assert not result.shares_tests
     assert [item.task.number for item, _ in result.candidates] == [1, 2]
+    (reason,) = result.level_reasons.items()
+    assert reason == (
+        "task-2",
+        "only its author's own tests fail on the base and pass with it: test_polite.",
+    )
 
 
 def test_tests_of_a_task_with_several_criteria_are_said_to_be_shared() -> None:

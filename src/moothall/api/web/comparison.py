@@ -20,7 +20,7 @@ from moothall.ranking.order import NO_CHECKS
 from moothall.stories.diffs import read_files
 
 _ABOVE = "Above "
-_LEVEL_MEANINGS = {
+LEVEL_MEANINGS = {
     EvidenceLevel.PROVEN: "a test of the repository failed before and passes now",
     EvidenceLevel.REPRODUCED: "a test by another author failed before and passes now",
     EvidenceLevel.SELF_TESTED: "only a test by its own author failed before and passes now",
@@ -144,7 +144,7 @@ def level_reason(result: Result) -> str:
     prefix = f"{result.level.words.capitalize()}: "
     return next(
         (reason.removeprefix(prefix) for reason in result.reasons if reason.startswith(prefix)),
-        f"{_LEVEL_MEANINGS[result.level]}.",
+        f"{LEVEL_MEANINGS[result.level]}.",
     )
 
 

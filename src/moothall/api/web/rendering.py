@@ -16,11 +16,13 @@ from markupsafe import Markup, escape
 from starlette.responses import Response
 
 from moothall.api.web.charts import brief
+from moothall.api.web.comparison import LEVEL_MEANINGS
 from moothall.api.web.highlighting import highlight
 from moothall.api.web.timeline import Chart
 from moothall.domain.ids import digest
 from moothall.domain.outcome import Outcome
 from moothall.stories.diffs import read_files
+from moothall.stories.lifecycle import lifecycle
 
 _HEADERS = {
     "Content-Security-Policy": (
@@ -156,7 +158,12 @@ def _asset_text(name: str) -> str:
     return _TEMPLATES.get_template(name).render()
 
 
-_TEMPLATES.globals |= {"asset_url": asset_url, "max_lines": _MAX_DIFF_LINES}
+_TEMPLATES.globals |= {
+    "asset_url": asset_url,
+    "max_lines": _MAX_DIFF_LINES,
+    "lifecycle": lifecycle,
+    "level_meanings": LEVEL_MEANINGS,
+}
 
 
 def redirect(path: str) -> Response:

@@ -81,6 +81,16 @@ class StoryResult:
     seconds: float
 
     @property
+    def level_reasons(self) -> Mapping[str, str]:
+        """Why the winners of tasks that no independent test supports have their level, by task."""
+        return {
+            council.task.task_id: winner.level_reason
+            for council, comparison in self.candidates
+            for winner in comparison.rows[:1]
+            if not winner.result.level.independent
+        }
+
+    @property
     def shares_tests(self) -> bool:
         """Whether a task with tests covers more than one criterion, so that it is unknown which
         test shows which one.
