@@ -173,7 +173,7 @@ async def test_a_council_is_watched_told_something_and_cancelled(
         assert "400" in user.wrong.pop()  # the browser's message about the refusal
         await user.page.get_by_label("Builds on tasks").nth(1).fill("1")
         await user.press("Save")
-        await expect(user.page.get_by_text("Changed by local")).to_be_visible()
+        await expect(user.page.get_by_text("Changed by you")).to_be_visible()
         await expect(user.page.get_by_text("Test it twice", exact=True)).to_be_visible()
         await user.press("Accept design")
         await wait_for_state(user, "build")

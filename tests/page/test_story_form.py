@@ -88,7 +88,7 @@ async def test_a_restart_and_an_ended_session_lose_nothing_that_was_typed(
             await user.page.get_by_role("button", name="Sign in").click()
             await expect(comment).to_have_value("Not sent yet")
             await user.page.get_by_role("button", name="Comment", exact=True).click()
-            await expect(user.page.get_by_text("local: Not sent yet")).to_be_visible()
+            await expect(user.page.get_by_text("you: Not sent yet")).to_be_visible()
             await expect(comment).to_have_value("")
             await user.page.reload()
             await expect(comment).to_have_value("")

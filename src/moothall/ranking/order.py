@@ -38,7 +38,7 @@ from moothall.domain.proposal import Candidate, RankedCandidate
 from moothall.ranking.gates import format_cases, format_counts, list_failed_checks, sanitize_line
 from moothall.ranking.review_scores import ReviewScore, score_answers
 
-_NO_CHECKS = frozenset(
+NO_CHECKS = frozenset(
     {
         "applies",
         "cross",
@@ -548,7 +548,7 @@ def _explain_evidence(standing: _Standing) -> Iterable[str]:
         evidence.check
         for evidence in assessment.evidence
         if evidence.verdict is Verdict.FAILED
-        and evidence.check not in {*assessment.required, *_NO_CHECKS}
+        and evidence.check not in {*assessment.required, *NO_CHECKS}
     ]
     if failed_advisory:
         yield f"Fails {format_cases(failed_advisory)}, which is advisory and decides nothing."

@@ -13,7 +13,18 @@ from typing import Literal
 
 _FILE = re.compile(r'diff --git .* "?b/(.*?)"?$')
 _HEADERS = ("index ", "--- ", "+++ ")
-_HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
+_HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@ ?(.*)")
+_NOTES = (
+    (re.compile(r"new file mode 120000"), "new symbolic link"),
+    (re.compile(r"new file mode "), "new"),
+    (re.compile(r"deleted file mode "), "deleted"),
+    (re.compile(r"rename from (.*)"), "renamed from {}"),
+    (re.compile(r"copy from (.*)"), "copied from {}"),
+    (re.compile(r"new mode 100(\d{3})"), "mode {}"),
+    (re.compile(r"(?:Binary files .* differ|GIT binary patch)$"), "binary"),
+    (re.compile(r"(?:old mode|(?:dis)?similarity index|rename to|copy to) "), ""),
+)
+"""Headers of git about a file, and what they say to people."""
 Kind = Literal["added", "removed", "same", "place"]
 
 
@@ -31,6 +42,16 @@ class DiffLine:
     path: str = ""
     number: int = 0
     old_number: int = 0
+
+    @property
+    def caption(self) -> str:
+        """The text of a `place` for people."""
+        if hunk := _HUNK.match(self.text):
+            section = f" · {hunk[5]}" if hunk[5] else ""
+            return f"Line {hunk[3] if hunk[3] != '0' else hunk[1]}{section}"
+        if self.text.startswith("\\"):
+            return "No newline at the end of the file"
+        return self.text
 
 
 def read_diff(diff: str) -> Sequence[DiffLine]:
@@ -80,13 +101,14 @@ def _unquote(path: str) -> str:
 @dataclass(frozen=True, slots=True)
 class DiffFile:
     """The lines of one file of a diff, each with its number in the whole diff, from 1. They include
-    the places of hunks and notes such as a changed mode, and no other headers.
+    the places of hunks, and no headers. `notes` say what the headers say: "new", "binary".
     """
 
     path: str
     lines: tuple[tuple[int, DiffLine], ...]
     added: int
     removed: int
+    notes: tuple[str, ...] = ()
 
     @property
     def runs(self) -> Sequence[tuple[str, Sequence[tuple[int, DiffLine]]]]:
@@ -101,17 +123,20 @@ class DiffFile:
 @lru_cache(maxsize=8)
 def read_files(diff: str) -> tuple[DiffFile, ...]:
     """Return the files of a diff, in order."""
-    files: list[tuple[str, list[tuple[int, DiffLine]]]] = []
+    files: list[tuple[str, list[tuple[int, DiffLine]], list[str]]] = []
     for number, line in enumerate(read_diff(diff), 1):
         if (header := _FILE.match(line.text)) and line.kind == "place":
-            files.append((_unquote(f'"{header[1]}"'), []))
+            files.append((_unquote(f'"{header[1]}"'), [], []))
             continue
         if not files:
-            files.append((line.path, []))
-        path, lines = files[-1]
+            files.append((line.path, [], []))
+        path, lines, notes = files[-1]
         if line.kind == "place" and line.text.startswith(_HEADERS):
             if line.path and line.path != path and line.text.startswith("+++ "):
-                files[-1] = (line.path, lines)
+                files[-1] = (line.path, lines, notes)
+            continue
+        if line.kind == "place" and not lines and (note := _note(line.text)) is not None:
+            notes += [note] if note else []
             continue
         lines.append((number, line))
     return tuple(
@@ -120,6 +145,17 @@ def read_files(diff: str) -> tuple[DiffFile, ...]:
             tuple(lines),
             sum(line.kind == "added" for _, line in lines),
             sum(line.kind == "removed" for _, line in lines),
+            tuple(notes),
         )
-        for path, lines in files
+        for path, lines, notes in files
     )
+
+
+def _note(header: str) -> str | None:
+    """Return what a header says about a file, '' if that is nothing for people, None for any other
+    line.
+    """
+    for pattern, note in _NOTES:
+        if match := pattern.match(header):
+            return note.format(_unquote(f"{match[1]}\t") if match.groups() else "")
+    return None

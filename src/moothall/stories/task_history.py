@@ -45,7 +45,8 @@ class RoundTask:
     `number` is its place from 1, `after` are the numbers of the tasks that it builds on. `status`
     is waits, queued or at work, and at the end won, no winner, failed, out of time, cancelled or
     skipped. `why` gives details, `next` the possible next action. `begun` is true once a council
-    has started it.
+    has started it. `criteria` are the criteria of the story that it covers, as text. `level` is the
+    winner's level of evidence in words.
     """
 
     number: int
@@ -57,6 +58,8 @@ class RoundTask:
     why: str = ""
     next: str = ""
     begun: bool = False
+    criteria: tuple[str, ...] = ()
+    level: str = ""
 
     @property
     def lost(self) -> bool:
@@ -128,6 +131,7 @@ def _round(derived: Event, end: Mapping[str, Any], views: Mapping[TaskId, TaskVi
             after=tuple(numbers[name] for name in after if name in numbers)
             if isinstance(after, list | tuple)
             else (),
+            criteria=_requirements(task),
         )
         steps.append(
             _with_status(step, str(statuses.get(task_id, "")), str(errors.get(task_id, "")), view)
@@ -146,6 +150,13 @@ def _round(derived: Event, end: Mapping[str, Any], views: Mapping[TaskId, TaskVi
         steps=tuple(steps),
         actor=str(derived.data.get("actor") or "") if by == _PEOPLE else "",
     )
+
+
+def _requirements(task: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the criteria that a task of an event covers."""
+    constraints = task.get("constraints")
+    requirements = constraints.get("requirements") if isinstance(constraints, Mapping) else None
+    return tuple(map(str, requirements)) if isinstance(requirements, list | tuple) else ()
 
 
 def _with_status(step: RoundTask, end_status: str, error: str, view: TaskView | None) -> RoundTask:
@@ -179,7 +190,8 @@ def _with_status(step: RoundTask, end_status: str, error: str, view: TaskView | 
         why = f"{view.winner_id}, {view.level}"
     elif not view.status.ended:
         why = f"{view.progress} %"
-    return replace(step, status=label, why=why, begun=True)
+    level = view.level if label == WON else ""
+    return replace(step, status=label, why=why, begun=True, level=level)
 
 
 def _with_next_actions(last: Round, state: str) -> Round:

@@ -172,7 +172,7 @@ async def test_a_story_is_moved_and_its_history_told(browser: Browser) -> None:
     got = await browser.send(f"{path}/move", event="refine", comment=HOSTILE, form=form)
     assert (got.status, got.headers["Location"]) == (303, path)
     shown = (await browser.get(path)).text
-    assert "refine → draft" in shown
+    assert "Refine → draft" in shown
     assert SHOWN in shown
     assert (await browser.send(f"{path}/move", event="accept", form=form)).status == 400
 

@@ -99,7 +99,7 @@ async def test_tasks_are_described_anew_added_and_tied_together(story: Story) ->
     assert 'name="criteria-2" value="1, 2"' in shown
     assert 'name="after-2" value="1"' in shown
     story_page = (await story.browser.get(f"/stories/{story.id}")).text
-    assert "Changed by local, originally divided by" in story_page
+    assert "Changed by you, originally divided by" in story_page
     assert story_page.count("<rect") == 2
     removed = await story.send(
         form, plan_id=await story.plan(), **one, **two | {"after_2": ""}, **{"remove-1": "yes"}

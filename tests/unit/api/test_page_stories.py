@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -70,6 +71,16 @@ async def test_a_story_is_edited_on_the_page(browser: Browser) -> None:
     story = (await browser.dependencies.board.card(card.story.id, OWNER)).story
     assert (story.title, story.ac, story.repository) == ("Export a month", ("A", "B"), None)
     assert (story.budget.tokens, story.budget.cost_usd) == (5000, 1.5)
+
+
+async def test_each_term_that_has_a_button_is_explained(browser: Browser) -> None:
+    await browser.sign_in()
+    card = await create(browser, "Export", rigor="L2")
+    text = (await browser.get(f"/stories/{card.story.id}")).text
+    terms = set(re.findall(r'popovertarget="([\w-]+)"', text))
+    assert "term-rigor" in terms
+    assert terms <= set(re.findall(r'popover id="([\w-]+)"', text))
+    assert "from 85 points, built by dev, qa" in text
 
 
 async def test_a_late_edit_keeps_what_was_typed(browser: Browser) -> None:

@@ -47,13 +47,41 @@ def test_a_diff_is_read_file_by_file_with_the_numbers_of_its_lines() -> None:
         ("same", [9]),
     ]
     assert [(kind, [number for number, _ in run]) for kind, run in second.runs] == [
-        ("place", [11, 14]),
+        ("place", [14]),
         ("change", [15]),
         ("place", [16]),
     ]
     assert read_files("") == ()
     (loose,) = read_files("no diff at all\n")
     assert [line.text for _, line in loose.lines] == ["no diff at all"]
+
+
+def test_headers_of_git_are_said_in_words() -> None:
+    diff = (
+        "diff --git a/old.py b/new.py\nold mode 100644\nnew mode 100755\n"
+        "similarity index 90%\nrename from old.py\nrename to new.py\n"
+        "--- a/old.py\n+++ b/new.py\n@@ -9,1 +9,2 @@ def f():\n same\n+new file mode 100644\n"
+        "diff --git a/a.png b/a.png\nnew file mode 100644\n"
+        "Binary files /dev/null and b/a.png differ\n"
+        "diff --git a/c.py b/c.py\ndeleted file mode 100644\n--- a/c.py\n+++ /dev/null\n"
+        "@@ -4 +0,0 @@\n-gone\n\\ No newline at end of file\n"
+        "diff --git a/l b/l\nnew file mode 120000\n"
+    )
+    moved, image, gone, link = read_files(diff)
+    assert moved.notes == ("mode 755", "renamed from old.py")
+    assert [line.caption for _, line in moved.lines if line.kind == "place"] == [
+        "Line 9 · def f():"
+    ]
+    assert [line.text for _, line in moved.lines if line.kind == "added"] == [
+        "+new file mode 100644"
+    ], "inside a hunk it is a line"
+    assert (image.notes, image.lines) == (("new", "binary"), ())
+    assert gone.notes == ("deleted",)
+    assert [line.caption for _, line in gone.lines if line.kind == "place"] == [
+        "Line 4",
+        "No newline at the end of the file",
+    ]
+    assert link.notes == ("new symbolic link",)
 
 
 def test_what_is_no_diff_has_no_lines_to_speak_of() -> None:

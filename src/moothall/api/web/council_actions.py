@@ -21,7 +21,10 @@ from moothall.domain.plan import LineComment
 from moothall.errors import InvalidRequest
 from moothall.stories import comments
 from moothall.stories.diffs import DiffLine, read_files
+from moothall.stories.lifecycle import Blocked, decide, lifecycle
 from moothall.stories.story_state import remark as remark_of
+
+_REVIEWED_STATES = ("test", "docs")
 
 
 def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
@@ -97,6 +100,40 @@ async def line_comments(
             if comment is not None and comment.task_id == outcome.task_id:
                 remarks.setdefault((comment.path, comment.line, comment.quoted), []).append(comment)
     return remarks
+
+
+@dataclass(frozen=True, slots=True)
+class StoryDecision:
+    """The decision that a story waits for. `moves` are those that the user may make: the event,
+    whether it accepts the result, and why it is blocked (empty if it is not). `comment_count`: the
+    comments on lines that go with a story that is sent back.
+    """
+
+    moves: tuple[tuple[str, bool, str], ...]
+    comment_count: int
+
+
+async def story_decision(
+    dependencies: ApiDependencies, outcome: Outcome, who: Principal
+) -> StoryDecision | None:
+    """Return the decision that the story of a council waits for. Return None if its result is not
+    reviewed now, or not by this user.
+    """
+    card = await dependencies.board.find(outcome.story_id, who) if outcome.story_id else None
+    if card is None or card.position.state not in _REVIEWED_STATES:
+        return None
+    possible: list[tuple[str, bool, str]] = []
+    for is_accept in (True, False):
+        transition = lifecycle().next_transition(card.position.state, back=not is_accept)
+        if transition is None or not set(transition.by) & who.all_roles:
+            continue
+        try:
+            decide(card.position, transition.event, who.all_roles)
+        except Blocked as blocked:
+            possible.append((transition.event, is_accept, blocked.message))
+        else:
+            possible.append((transition.event, is_accept, ""))
+    return StoryDecision(tuple(possible), len(card.remarks)) if possible else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import ServerSentEvents
 from moothall.api.web.ask import earlier_tasks
 from moothall.api.web.changes import NOTIFY_SECONDS, BoardChanges, last_seen, reload_delay
-from moothall.api.web.council_actions import find_line, line_comments
+from moothall.api.web.comparison import compare
+from moothall.api.web.council_actions import find_line, line_comments, story_decision
 from moothall.api.web.forms import require_session
 from moothall.api.web.rendering import make_visible, page
 from moothall.api.web.sessions import Session, Sessions
@@ -78,8 +79,8 @@ def council_routes(
             "undecided": undecided_answers(outcome),
             "remarks": await line_comments(dependencies, outcome, session.who),
             "on": request.query_params.get("on", ""),
-            "open_file": _open_file(request, outcome),
             "may_act": may_act(session.who),
+            "decision": await story_decision(dependencies, outcome, session.who),
             "key": new_task_id(),
             "metrics": {name: progress.metrics.get(name, 0) for name in _METRICS}
             if progress.metrics
@@ -91,8 +92,13 @@ def council_routes(
         }
         context["changes"] = f"/councils/{task_id}/changes"
         context["growing"] = "" if outcome.status.ended else f"/councils/{task_id}/text"
-        # In a thread, because a diff may be large.
-        return await asyncio.to_thread(page, "deliberation.html", session=session, **context)
+
+        def render() -> Response:
+            context["compared"] = compare(outcome, progress)
+            context["open_file"] = _open_file(request, outcome)
+            return page("deliberation.html", session=session, **context)
+
+        return await asyncio.to_thread(render)  # a diff may be large
 
     return [
         Route("/councils/{id}", require_session(council, sessions)),

@@ -16,9 +16,13 @@ from markupsafe import Markup, escape
 from starlette.responses import Response
 
 from moothall.api.web.charts import brief
+from moothall.api.web.comparison import LEVEL_MEANINGS
+from moothall.api.web.highlighting import highlight
 from moothall.api.web.timeline import Chart
+from moothall.domain.ids import digest
 from moothall.domain.outcome import Outcome
 from moothall.stories.diffs import read_files
+from moothall.stories.lifecycle import lifecycle
 
 _HEADERS = {
     "Content-Security-Policy": (
@@ -102,6 +106,8 @@ _TEMPLATES = Environment(
 )
 _TEMPLATES.filters |= {
     "read_files": read_files,
+    "highlight": highlight,
+    "fingerprint": lambda file: digest(file.path, *(line.text for _, line in file.lines))[:16],
     "shown": _json,
     "span": span,
     "moment": moment,
@@ -179,7 +185,13 @@ def _icon(name: str) -> Markup:
     )
 
 
-_TEMPLATES.globals |= {"asset_url": asset_url, "icon": _icon, "max_lines": _MAX_DIFF_LINES}
+_TEMPLATES.globals |= {
+    "asset_url": asset_url,
+    "icon": _icon,
+    "max_lines": _MAX_DIFF_LINES,
+    "lifecycle": lifecycle,
+    "level_meanings": LEVEL_MEANINGS,
+}
 
 
 def redirect(path: str) -> Response:

@@ -20,31 +20,27 @@ from moothall.api.identity import BearerTokens
 from moothall.api.status import http_status_of
 from moothall.api.web.admin import parked_routes, server_routes
 from moothall.api.web.ask import ask_routes
-from moothall.api.web.board import is_working, moves, next_step
 from moothall.api.web.board_page import board_routes
 from moothall.api.web.changes import BoardChanges
-from moothall.api.web.charts import draw
 from moothall.api.web.council_actions import council_action_routes
-from moothall.api.web.councils import REFRESH_SECONDS, council_routes
-from moothall.api.web.first_steps import first_steps
+from moothall.api.web.councils import council_routes
 from moothall.api.web.forms import read_session_form, require_session
 from moothall.api.web.insights import insights_routes
 from moothall.api.web.oidc import Provider
 from moothall.api.web.provenance import provenance_routes
 from moothall.api.web.rendering import page, redirect
+from moothall.api.web.rewrite import rewrite_routes
 from moothall.api.web.runs import runs_routes
 from moothall.api.web.search import search_routes
 from moothall.api.web.sessions import Session, Sessions
 from moothall.api.web.sign_in import sign_in_routes
-from moothall.api.web.story_form import may_edit, story_form_routes
-from moothall.domain.event import EventType
-from moothall.domain.ids import ROLES, new_task_id
+from moothall.api.web.story_form import story_form_routes
+from moothall.api.web.story_page import story_page
+from moothall.domain.ids import ROLES
 from moothall.errors import ConcurrentUpdate, InvalidRequest, MoothallError
-from moothall.stories.coach import score
 from moothall.stories.plan_document import Outline, read_outline, to_outlines
-from moothall.stories.planner import changeable, may_change, may_retry
+from moothall.stories.planner import changeable, may_change
 from moothall.stories.story_state import StoryState
-from moothall.stories.task_history import rounds, task_ids
 
 _MAX_FORM_FIELDS = 1_000
 _COMPRESSION_LEVEL = 5
@@ -178,6 +174,7 @@ def page_routes(
         *board_routes(dependencies, sessions, board_changes),
         *story_form_routes(dependencies, sessions),
         *_story_routes(dependencies, sessions),
+        *rewrite_routes(dependencies, sessions),
         *plan_routes(dependencies, sessions),
         *ask_routes(dependencies, sessions),
         *council_routes(dependencies, sessions, board_changes),
@@ -197,39 +194,7 @@ def page_routes(
 
 def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     async def story(request: Request, session: Session) -> Response:
-        card = await dependencies.board.card(request.path_params["id"], session.who)
-        story_moves = await dependencies.board.moves(card.story.id, session.who)
-        events = await dependencies.board.history(card.story.id, session.who)
-        story_rounds = rounds(
-            events,
-            await dependencies.tasks.find_tasks(task_ids(events), session.who),
-            card.position.state,
-        )
-        account = await dependencies.story_budgets.of(
-            card.story.id, session.who.tenant, card.story.budget
-        )
-        context: dict[str, Any] = {
-            "card": card,
-            "history": story_moves,
-            "rounds": story_rounds[::-1],
-            "chart": draw(story_rounds[-1].steps) if story_rounds else None,
-            "budget": account.lines(),
-            "moves": moves(card, session.who),
-            "next_step": next_step(card, session.who),
-            "may_change": may_change(card, session.who),
-            "may_edit": may_edit(card, session),
-            "can_retry": may_retry(card, session.who),
-            "delivery": card.delivery.data if card.delivery else {},
-            "comments": [event for event in events if event.type is EventType.STORY_COMMENTED],
-            "key": new_task_id(),
-            "seq": card.seq,
-            "story_id": card.story.id,
-            "first_steps": first_steps(await dependencies.board.cards(session.who)),
-        }
-        refresh = REFRESH_SECONDS if is_working(card) else 0
-        return page(
-            "story.html", session=session, score=score(card.draft), refresh=refresh, **context
-        )
+        return await story_page(dependencies, request.path_params["id"], session)
 
     async def comment(request: Request, session: Session) -> Response:
         fields, story_id = await read_session_form(request, session), request.path_params["id"]

@@ -80,7 +80,7 @@ class _StoryForms:
         """Edit a story."""
         card = await self._dependencies.board.card(request.path_params["id"], session.who)
         if request.method == "GET":
-            return self._page(session, _fields(card), card)
+            return self._page(session, fields_of(card), card)
         fields = await read_session_form(request, session)
         try:
             draft = check(_draft(fields))
@@ -146,7 +146,8 @@ def _score(fields: Fields) -> object:
         return None
 
 
-def _fields(card: StoryState) -> Fields:
+def fields_of(card: StoryState) -> Fields:
+    """Return the values of the form for a story."""
     story = card.story
     return {
         "title": story.title,

@@ -343,3 +343,4 @@ setInterval(() => {
 }, 1000);
 if (isSignedIn) showNeeded(sessionStorage.getItem(neededCount) ?? "0");
 if (isFollowing()) { openChangeStream(); openTextStream(); }
+{% include "review.js" %}

@@ -1,0 +1,202 @@
+"""The result of a story: what its merged answer changes, which tests show each criterion, and how
+the candidates of its tasks compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from moothall.api.dependencies import ApiDependencies
+from moothall.api.web.comparison import ComparedResult, Comparison, candidates_by_key, compare
+from moothall.collector.progress import Progress
+from moothall.domain.event import Event, parse_time
+from moothall.domain.evidence import OWN_TESTS
+from moothall.domain.identity import Principal
+from moothall.domain.ids import TaskId
+from moothall.domain.outcome import Outcome
+from moothall.domain.proposal import Candidate
+from moothall.errors import MoothallError
+from moothall.stories.story_state import StoryState
+from moothall.stories.task_history import WON, Round, RoundTask
+
+_RESULT_STATES = frozenset({"build", "test", "docs", "done"})
+_CONTINUING = frozenset({"repair", "retry"})
+"""Plans that continue the work of the plan before; others begin a new design."""
+REPOSITORY = "the repository"
+OWN = "the author of the answer"
+
+
+@dataclass(frozen=True, slots=True)
+class ShownBy:
+    """A test that failed before and passes with an answer, and who wrote it."""
+
+    case: str
+    author: str
+
+
+@dataclass(frozen=True, slots=True)
+class CriterionEvidence:
+    """A criterion, the numbers of the won tasks that cover it, the tests that support these tasks,
+    and the reviewers of their winners by whether they found it met.
+    """
+
+    number: int
+    text: str
+    tasks: tuple[int, ...]
+    tests: tuple[ShownBy, ...]
+    met: tuple[str, ...]
+    unmet: tuple[str, ...]
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether a test by another author than that of the answer supports it."""
+        return any(test.author != OWN for test in self.tests)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCouncil:
+    """A task of a story with the outcome and the progress of its council."""
+
+    task: RoundTask
+    outcome: Outcome
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class StoryResult:
+    """The result of a story.
+
+    whole: the check of the merged answer, None before it.
+    task_id: the task of that check.
+    criteria: the story's criteria, in order.
+    candidates: the tasks of the current round that have candidates, with their comparison.
+    seconds: from the submission to the check; 0 before it.
+    """
+
+    whole: ComparedResult | None
+    task_id: str
+    criteria: tuple[CriterionEvidence, ...]
+    candidates: tuple[tuple[TaskCouncil, Comparison], ...]
+    seconds: float
+
+    @property
+    def level_reasons(self) -> Mapping[str, str]:
+        """Why the winners of tasks that no independent test supports have their level, by task."""
+        return {
+            council.task.task_id: winner.level_reason
+            for council, comparison in self.candidates
+            for winner in comparison.rows[:1]
+            if not winner.result.level.independent
+        }
+
+    @property
+    def shares_tests(self) -> bool:
+        """Whether a task with tests covers more than one criterion, so that it is unknown which
+        test shows which one.
+        """
+        tasks = [task for item in self.criteria if item.tests for task in item.tasks]
+        return len(tasks) > len(set(tasks))
+
+
+@dataclass(frozen=True, slots=True)
+class Councils:
+    """The councils of a story: those of the tasks since its design, and that of its check."""
+
+    tasks: tuple[TaskCouncil, ...]
+    check: tuple[Outcome, Progress] | None
+
+
+async def read_councils(
+    dependencies: ApiDependencies, card: StoryState, rounds: Sequence[Round], who: Principal
+) -> Councils:
+    """Read the councils of a story; those whose records are gone are omitted."""
+    if card.position.state not in _RESULT_STATES:
+        return Councils((), None)
+
+    async def read(task_id: str) -> tuple[Outcome, Progress] | None:
+        try:
+            outcome = await dependencies.deliberations.result(TaskId(task_id), who)
+            return outcome, await dependencies.tasks.get_progress(TaskId(task_id), who)
+        except MoothallError:
+            return None
+
+    councils = [
+        TaskCouncil(task, *found)
+        for task in _tasks_since_design(rounds)
+        if task.begun and (found := await read(task.task_id)) is not None
+    ]
+    check_id = str(card.check.data.get("task_id") or "") if card.check else ""
+    return Councils(tuple(councils), await read(check_id) if check_id else None)
+
+
+def _tasks_since_design(rounds: Sequence[Round]) -> list[RoundTask]:
+    """Return the tasks of the last design and of the plans that continued it."""
+    tasks: list[RoundTask] = []
+    for plan in rounds:
+        tasks = [*(tasks if plan.by in _CONTINUING else ()), *plan.steps]
+    return tasks
+
+
+def story_result(
+    card: StoryState, councils: Councils, rounds: Sequence[Round], moves: Sequence[Event]
+) -> StoryResult:
+    """Return the result of a story from its councils."""
+    current = {task.task_id for task in rounds[-1].steps} if rounds else set()
+    compared = tuple(
+        (council, compare(council.outcome, council.progress))
+        for council in councils.tasks
+        if council.task.task_id in current and council.outcome.results
+    )
+    rows = compare(*councils.check).rows if councils.check else ()
+    return StoryResult(
+        whole=rows[0] if rows else None,
+        task_id=councils.check[0].task_id if councils.check else "",
+        criteria=tuple(
+            _criterion(number, text, councils.tasks) for number, text in enumerate(card.story.ac, 1)
+        ),
+        candidates=compared,
+        seconds=_seconds(card, moves),
+    )
+
+
+def _criterion(number: int, text: str, councils: Iterable[TaskCouncil]) -> CriterionEvidence:
+    tasks: list[int] = []
+    tests: dict[str, ShownBy] = {}
+    opinions: Mapping[bool, dict[str, None]] = {True: {}, False: {}}
+    for council in councils:
+        if council.task.status != WON or text not in council.task.criteria:
+            continue
+        tasks.append(council.task.number)
+        winner = council.outcome.results[0] if council.outcome.results else None
+        if winner is None:
+            continue
+        for review in winner.reviews:
+            opinions[True] |= {review.reviewer: None} if text in review.met else {}
+            opinions[False] |= {review.reviewer: None} if text in review.unmet else {}
+        candidate = candidates_by_key(council.progress.state).get((winner.seat, winner.revision))
+        for test in _tests_of(candidate) if candidate else ():
+            tests.setdefault(test.case, test)
+    return CriterionEvidence(
+        number, text, tuple(tasks), tuple(tests.values()), *map(tuple, opinions.values())
+    )
+
+
+def _tests_of(candidate: Candidate) -> Iterable[ShownBy]:
+    """Return the tests that failed before and pass with a candidate, best evidence first."""
+    for case in candidate.assessment.fixed:
+        yield ShownBy(case, REPOSITORY)
+    for run in candidate.reproducing:
+        for case in run.cases:
+            yield ShownBy(case, run.author)
+    if candidate.brings_tests:
+        for item in candidate.assessment.evidence:
+            for case in item.shown if item.check == OWN_TESTS else ():
+                yield ShownBy(case, OWN)
+
+
+def _seconds(card: StoryState, moves: Sequence[Event]) -> float:
+    submitted = [event for event in moves if event.data.get("to_state") == "design"]
+    start = parse_time(submitted[-1].time) if submitted else None
+    end = parse_time(card.check.time) if card.check else None
+    return (end - start).total_seconds() if start and end else 0.0

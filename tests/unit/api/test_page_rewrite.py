@@ -1,0 +1,115 @@
+"""The coach's rewrite of a story: its difference, and how it is taken or left."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from moothall import config
+from moothall.api.http.server import http_server
+from moothall.api.identity import BearerTokens
+from moothall.api.web.rewrite import compare_drafts, compare_words
+from moothall.stories.coach import StoryDraft
+from support.browsing import HOSTILE, SHOWN, Browser
+from support.callers import OTHER, TOKEN, TOKENS, api_dependencies
+from support.deliberation_service import MemoryDeliberations
+
+OWNER = TOKENS[TOKEN]
+WEAK = StoryDraft(f"Export {HOSTILE}", "", ("404 when there is none", "Given a, when b, then c"))
+BETTER = "Given nothing else is changed, when there is none, then 404"
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    dependencies = api_dependencies(MemoryDeliberations())
+    async with (
+        http_server(
+            config.WebSettings(port=0, grace_seconds=0.2),
+            dependencies,
+            BearerTokens(TOKENS),
+            configured=True,
+        ) as served,
+        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
+    ):
+        yield Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
+
+
+def test_words_are_compared_and_nothing_is_lost() -> None:
+    before, after = "It returns a list.", "It always returns a short list"
+    pieces = compare_words(before, after)
+    assert "".join(text for kind, text in pieces if kind != "added") == before
+    assert "".join(text for kind, text in pieces if kind != "removed") == after
+    assert ("same", "returns") in [(kind, text.strip()) for kind, text in pieces] or (
+        "same",
+        "returns a",
+    ) in [(kind, text.strip()) for kind, text in pieces]
+    assert compare_words("", "") == ()
+    long = "word " * 2_000
+    assert compare_words(long, f"{long}x") == (("removed", long), ("added", f"{long}x"))
+
+
+def test_criteria_are_compared_one_by_one() -> None:
+    before, after = StoryDraft("T", "B", ("one", "two")), StoryDraft("T", "B", ("one", "2", "3"))
+    changed = {part.label: part.pieces for part in compare_drafts(before, after)}
+    assert changed["Title"] == (("same", "T"),)
+    assert changed["Criterion 1"] == (("same", "one"),)
+    assert changed["Criterion 2"] == (("removed", "two"), ("added", "2"))
+    assert changed["Criterion 3"] == (("added", "3"),)
+
+
+async def test_a_rewrite_is_shown_and_taken(browser: Browser) -> None:
+    form = await browser.sign_in()
+    board = browser.dependencies.board
+    card = await board.create(WEAK, OWNER, key="1", repository="repo", rigor="L2")
+    story = f"/stories/{card.story.id}"
+    assert f'action="{story}/rewrite"' in (await browser.get(story)).text
+    nothing_yet = await browser.get(f"{story}/rewrite")
+    assert (nothing_yet.status, nothing_yet.headers["Location"]) == (303, story)
+    asked = await browser.send(f"{story}/rewrite", form=form)
+    assert (asked.status, asked.headers["Location"]) == (303, f"{story}/rewrite")
+    shown = await browser.get(f"{story}/rewrite")
+    assert shown.status == 200
+    assert "<ins>" in shown.text
+    assert SHOWN in shown.text
+    assert shown.text.count("<script") == 1
+    assert (await board.card(card.story.id, OWNER)).story == card.story, "nothing is stored yet"
+    fields = {
+        name: html.unescape(value)
+        for name, value in re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', shown.text)
+    }
+    assert BETTER in fields["criteria"].splitlines()
+    taken = await browser.send(f"{story}/edit", **fields, do="save")
+    assert (taken.status, taken.headers["Location"]) == (303, story)
+    changed = await board.card(card.story.id, OWNER)
+    assert changed.story.ac[0] == BETTER
+    assert (changed.story.repository_name, changed.position.rigor) == ("repo", "L2")
+    late = await browser.send(f"{story}/edit", **fields, do="save")
+    assert late.status == 409, "the story was changed since the rewrite"
+
+
+async def test_a_good_story_is_left_as_it_is(browser: Browser) -> None:
+    form = await browser.sign_in()
+    draft = StoryDraft(
+        "Export", "As a clerk, I want it, so that I sleep.", (BETTER, BETTER[:-3] + "405")
+    )
+    card = await browser.dependencies.board.create(draft, OWNER, key="1")
+    await browser.send(f"/stories/{card.story.id}/rewrite", form=form)
+    shown = await browser.get(f"/stories/{card.story.id}/rewrite")
+    assert "has nothing to change" in shown.text
+
+
+async def test_only_its_owner_can_have_a_story_rewritten_and_only_before_the_design(
+    browser: Browser,
+) -> None:
+    form = await browser.sign_in()
+    card = await browser.dependencies.board.create(WEAK, OWNER, key="1")
+    path = f"/stories/{card.story.id}/rewrite"
+    assert (await browser.send(path, form="other")).status == 403
+    await browser.dependencies.board.move(card.story.id, "archive", OWNER)
+    assert (await browser.send(path, form=form)).status == 403
+    other = await browser.sign_in(OTHER)
+    assert (await browser.send(path, form=other)).status == 404
