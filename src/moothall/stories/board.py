@@ -51,8 +51,9 @@ class Board:
         self._bus = bus
         self._board_events = Broadcast(self._watch_events)
         self._cards: dict[tuple[str, str], StoryState] = {}
-        self._listed: dict[str, list[StoryState]] = {}
-        """The stories of a tenant, by id, until there are new events."""
+        self._listed: dict[str, tuple[list[StoryState], int]] = {}
+        """The stories of a tenant, by id, and the seq of the last event, until there are new ones.
+        """
         self._last_seq, self._first_id = 0, ""
         self._read_lock, self._reads_begun, self._reads_ended = asyncio.Lock(), 0, 0
 
@@ -161,10 +162,15 @@ class Board:
             return None
         return card if card.created else None
 
-    async def cards(self, who: Principal) -> Sequence[StoryState]:
+    async def cards(self, who: Principal, after: int | None = None) -> Sequence[StoryState]:
         """Return the stories of a tenant, by id. The log is cached: only new events are read, once
-        for all concurrent callers. Without new events, the result is the same object.
+        for all concurrent callers. Without new events, the result is the same object. With `after`,
+        nothing is read if the cached stories have an event after that one.
         """
+        if after is not None and who.tenant in self._listed:
+            cards, seq = self._listed[who.tenant]
+            if seq > after:
+                return cards
         begun = self._reads_begun
         async with self._read_lock:
             if self._reads_ended <= begun:  # no read that began since has succeeded
@@ -177,8 +183,9 @@ class Board:
                 for (tenant, story_id), card in self._cards.items()
                 if tenant == who.tenant and card.created
             }
-            self._listed[who.tenant] = [card for _, card in sorted(visible.items())]
-        return self._listed[who.tenant]
+            cards = [card for _, card in sorted(visible.items())]
+            self._listed[who.tenant] = cards, max((card.seq for card in cards), default=0)
+        return self._listed[who.tenant][0]
 
     async def _read_new_events(self) -> None:
         """Read new events. Start anew if the first event of the log is another than before: the log

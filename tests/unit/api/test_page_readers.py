@@ -137,6 +137,22 @@ async def test_what_happens_at_once_is_told_once(browser: Browser) -> None:
         assert [name for _, names in heard for name in names] == [card.story.id for card in cards]
 
 
+async def test_all_who_fetch_a_change_read_the_log_once(browser: Browser, bus: CountingBus) -> None:
+    await browser.sign_in()
+    board, who = browser.dependencies.board, TOKENS[TOKEN]
+    cards = [await board.create(DRAFT, who, key=str(number)) for number in range(2)]
+    await browser.get("/")
+    before = bus.reads
+    for _ in range(5):
+        assert cards[1].story.id in (await browser.get(f"/cards?after={cards[0].seq}")).text
+    assert bus.reads == before
+    latest = await board.create(DRAFT, who, key="latest")
+    before = bus.reads
+    for _ in range(5):
+        assert latest.story.id in (await browser.get(f"/cards?after={cards[1].seq}")).text
+    assert bus.reads == before + 2  # the first event of the log, and the new ones
+
+
 async def test_who_connects_again_is_told_what_changed_since(browser: Browser) -> None:
     await browser.sign_in()
     board, who = browser.dependencies.board, TOKENS[TOKEN]

@@ -133,7 +133,8 @@ class _Boards:
         """Return the HTML, the number of the last event on the board, and whether a card is at
         work.
         """
-        cards = await self._dependencies.board.cards(who)
+        # A later event that is not read yet will be announced to the page.
+        cards = await self._dependencies.board.cards(who, cut.after)
         summary = self._summaries.get(who.tenant)
         if summary is None or summary.cards is not cards:
             seq = max((card.seq for card in cards), default=0)
