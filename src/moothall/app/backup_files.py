@@ -15,7 +15,7 @@ from moothall.errors import ConfigurationError
 
 _SECRETS = ("guard.key", "token")
 _DATABASES = ("accounts.db", "tokens.db")
-_FOLDERS = ("repositories", "evaluations", "mcp", "wasm")
+_FOLDERS = ("acp", "repositories", "evaluations", "mcp", "wasm")
 _ALLOWED_IN_EMPTY = frozenset({"lock", "logs"})
 _CHUNK_BYTES = 128 * 1024
 _LINE_BYTES = 1 << 20
