@@ -371,3 +371,4 @@ setInterval(() => {
 }, pollMilliseconds);
 if (isFollowing()) { openChangeStream(); openTextStream(); }
 {% include "review.js" %}
+{% include "expand.js" %}
