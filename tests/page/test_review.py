@@ -151,7 +151,7 @@ async def _check_diff(user: Reader) -> None:
     await user.page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
     for width in (390, 1440):
         await user.page.set_viewport_size({"width": width, "height": 844})
-        await expect(user.page.get_by_role("button", name="Accept")).to_be_in_viewport()
+        await expect(user.page.get_by_role("button", name="Accept", exact=True)).to_be_in_viewport()
 
 
 async def _review_by_keyboard(user: Reader) -> None:
