@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 from served import served
-from steps import AC, BRIEF, check_appearance, wait_for_state, write_story
+from steps import AC, BRIEF, check_appearance, until, wait_for_state, write_story
 
 from command import QUICK, Command, scripted, task_of, turn
 from moothall.repositories.sample import make_sample_repository
@@ -151,7 +151,7 @@ async def _check_diff(user: Reader) -> None:
     await user.page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
     for width in (390, 1440):
         await user.page.set_viewport_size({"width": width, "height": 844})
-        await expect(user.page.get_by_role("button", name="Accept")).to_be_in_viewport()
+        await expect(user.page.get_by_role("button", name="Accept", exact=True)).to_be_in_viewport()
 
 
 async def _review_by_keyboard(user: Reader) -> None:
@@ -194,5 +194,31 @@ async def test_the_coach_rewrites_a_story_to_take_or_leave(
         await user.page.wait_for_url(story)
         await expect(user.page.get_by_text(BRIEF)).to_be_visible()
         await expect(user.page.get_by_text(f"{AC[1]} within 2 seconds")).to_be_visible()
+        await user.press("Refine")
+        await user.press("Submit")
         assert BIDI not in await user.text()
         assert user.wrong == []
+        await _open_in_the_graph(user)
+
+
+async def _open_in_the_graph(user: Reader) -> None:
+    """Open a neighbour in place, with the keyboard alone, and show one kind of neighbours."""
+    graph = str(await user.page.get_by_role("link", name="Show in the graph").get_attribute("href"))
+
+    async def is_drawn() -> bool:
+        await user.open(graph)
+        return "Task Divide this story" in await user.text()  # a title, not an id
+
+    await until(is_drawn)
+    user.wrong.clear()  # the graph may have been late
+    node = user.page.locator(".neighbours > li", has_text="Transition refine").first
+    await node.locator("summary").focus()
+    await user.page.keyboard.press("Enter")
+    await expect(node.get_by_role("link", name="Story Greet the world")).to_be_visible()
+    await check_appearance(user, "graph-opened")
+    await user.page.get_by_role("link", name=re.compile("^Transition \\(")).click()
+    await expect(user.page.get_by_role("link", name=re.compile("^All \\("))).to_be_visible()
+    kinds = await user.page.locator(".neighbours > li > a").all_inner_texts()
+    assert kinds
+    assert all(kind.startswith("Transition") for kind in kinds)
+    assert user.wrong == []

@@ -463,6 +463,60 @@ async def test_a_story_says_what_became_of_its_tasks_and_draws_them(app: App) ->
     assert SHOWN in shown
 
 
+async def _build_story(app: App, board: Board) -> str:
+    """Bring a story to its test, checked by the council of TASK."""
+    story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
+    await board.move(story_id, "refine", LOCAL)
+    await board.move(story_id, "submit", LOCAL)
+    constraints = {"requirements": list(CRITERIA)}
+    tasks = [{"task_id": TASK, "role": "dev", "description": "x", "constraints": constraints}]
+    plan = {"story_id": story_id, "plan_id": "plan-1", "tasks": tasks, "by": "architects"}
+    derived = write(EventType.PLAN_DERIVED, story_id, plan)
+    await app.bus.publish(derived)
+    await board.move(story_id, "accept_design", LOCAL)
+    end = {"story_id": story_id, "derivation_id": derived.id, "status": "completed"}
+    await app.bus.publish(write(EventType.PLAN_FINISHED, story_id, end))
+    moved = {"story_id": story_id, "event": "build", "to_state": "test", "roles": ["system"]}
+    await app.bus.publish(write(EventType.STORY_TRANSITIONED, story_id, moved))
+    card = await board.card(story_id, LOCAL)
+    check = {"story_id": story_id, "moved": card.moved, "task_id": TASK, "status": "passed"}
+    await app.bus.publish(write(EventType.STORY_CHECKED, story_id, check))
+    tests = Evidence("tests", Verdict.PASSED, passed=3)
+    result = Result(
+        1, SEAT, "dev", 0.5, (), passed_gates=True, proven=False, evidence=(tests,), diff=DIFF
+    )
+    outcome = Outcome(
+        TASK, DeliberationStatus.COMPLETED, story_id=story_id, winner_id=SEAT, results=(result,)
+    )
+    await app.bus.put(TASK, dump(outcome))
+    return story_id
+
+
+async def test_a_result_is_reviewed_until_it_is_sent_back(app: App) -> None:
+    board = Board(app.bus)
+    story_id = await _build_story(app, board)
+    path = f"/stories/{story_id}"
+    shown = (await app.browser.get(path)).text
+    for words in (
+        "<dt>Tests passed</dt><dd>3 of 3</dd>",
+        "Unproven:",
+        "no test that failed before",
+    ):
+        assert words in shown, words
+    review = await app.shown()
+    assert 'name="event" value="accept_test">Accept</button>' in review
+    assert "Send back (0 comments)" in review
+    form = form_of(review)
+    await app.browser.send(
+        f"/councils/{TASK}/remark", form=form, key="k", on="1.5", comment="In French."
+    )
+    assert "Send back (1 comment)" in await app.shown()
+    sent = await app.browser.send(f"{path}/move", form=form, event="reject_test")
+    assert (sent.status, sent.headers["Location"]) == (303, path)
+    assert "Tests passed</dt>" not in (await app.browser.get(path)).text, "it is built anew"
+    assert "Send back" not in await app.shown()
+
+
 def test_tasks_are_drawn_below_what_they_build_on() -> None:
     drawn = draw(
         [

@@ -17,14 +17,19 @@ from moothall import config
 from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens
 from moothall.api.web.charts import Neighbour, draw_around
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
+from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.errors import GraphUnavailable
 from moothall.repositories.service import RepositoryService
+from moothall.telemetry.events import write
 from support.browsing import DRAFT, HOSTILE, SHOWN, Browser
 from support.callers import OTHER, TOKENS, api_dependencies
 from support.deliberation_service import MemoryDeliberations
 from support.graph import MemoryGraph
 from support.repos import make_repo
+from support.story import full
 
 ROW: dict[str, Any] = {
     "story": {"story_id": "story-1", "headline": HOSTILE, "state": "done"},
@@ -206,10 +211,38 @@ async def test_the_graph_is_walked_from_a_story_to_what_is_around_it(app: App) -
     assert ">Comment <tspan>said of →</tspan></text>" in shown
     assert "AWAY" not in shown.upper(), "it is of others"
     assert shown.count("<rect") == 3
-    assert shown.count("/graph?label=Task&amp;id=t/1") == 2, "drawn, and in words"
+    assert shown.count("/graph?label=Task&amp;id=t/1") == 3, "drawn, in words, and to open"
     assert "It is part of" not in shown, "a description's first words are enough"
     assert "style=" not in shown
     assert SHOWN in shown
+    for kind, tasks, comments in (("Task", 2, 0), ("Comment", 0, 2)):
+        only = await app.shown("/graph", label="Story", id="s", kind=kind)
+        neighbours = only.partition("<h2>Neighbours</h2>")[2]
+        assert neighbours.count("label=Task&amp;id=t/1") == tasks, "its link, and its neighbours"
+        assert neighbours.count("label=Comment&amp;id=c") == comments
+        assert "All (2)" in only
+    assert "no such neighbours" in await app.shown("/graph", label="Story", id="s", kind="Plan")
+
+
+async def test_a_council_without_a_text_has_the_title_of_its_task(app: App) -> None:
+    here = {"label": "Story", "id": "s"}
+    task = {"label": "Task", "id": "task-1"}
+    app.graph.announce(
+        "neighbours",
+        {
+            "node": {**here, "properties": {}},
+            "neighbours": [{**task, "properties": {}}],
+            "relationships": [{"type": "HAS_TASK", "from": here, "to": task}],
+        },
+    )
+    assert ">Task task-1</a>" in await app.shown("/graph", label="Story", id="s")
+    story = full("task-1")
+    outcome = Outcome("task-1", DeliberationStatus.COMPLETED)
+    bus = app.browser.dependencies.board._bus
+    for event in (*story.events, write(EventType.DELIBERATION_DECIDED, "task-1", dump(outcome))):
+        await bus.publish(event)
+    title = "Add hello_world() function to src/utils.py"
+    assert f">Task {title}</a>" in await app.shown("/graph", label="Story", id="s")
 
 
 async def test_forms_offer_the_repositories_of_the_tenant(app: App) -> None:

@@ -4,7 +4,10 @@ caller's own tenant.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -13,11 +16,11 @@ from starlette.routing import Route
 
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.web.charts import Neighbour, draw_around
-from moothall.api.web.forms import require_session
+from moothall.api.web.forms import read_query, require_session
 from moothall.api.web.rendering import page
 from moothall.api.web.sessions import Session, Sessions
 from moothall.domain.identity import Principal
-from moothall.domain.ids import own_id
+from moothall.domain.ids import TaskId, own_id
 from moothall.errors import GraphUnavailable, InvalidRequest, NotFound
 from moothall.repositories.service import RepositoryService
 
@@ -41,6 +44,8 @@ _TEXT_PROPERTIES = (
     "role",
 )
 """The properties that describe a node, the best one first."""
+_COUNCIL_LABELS = frozenset({"Task", "Deliberation"})
+"""The kinds of nodes whose ids are those of a council."""
 
 
 def provenance_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
@@ -105,12 +110,17 @@ def _graph_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
             raise NotFound(
                 f"the graph has no {label[:40]} {name[:200]!r}; recent events appear after a moment"
             )
-        neighbours = _neighbours(rows[0])
+        neighbours = await _with_titles(dependencies, _neighbours(rows[0]), session.who)
+        kind = read_query(request, "kind")
+        shown = [item for item in neighbours if kind in {"", item.label}]
         context = {
             "node": rows[0]["node"],
-            "neighbours": neighbours,
-            "chart": draw_around(neighbours),
+            "neighbours": shown,
+            "kind": kind,
+            "kinds": sorted(Counter(item.label for item in neighbours).items()),
+            "chart": draw_around(shown),
             "node_text": _node_text(rows[0]["node"]),
+            "is_cut": len(neighbours) >= _MAX_NEIGHBOURS,
             "limit": _MAX_NEIGHBOURS,
         }
         council = own_id(name, session.who.tenant) if label == "Deliberation" else ""
@@ -204,8 +214,28 @@ def _neighbours(row: Row) -> list[Neighbour]:
     return sorted(neighbours, key=lambda item: (not item.leads, item.relation, item.label, item.id))
 
 
+async def _with_titles(
+    dependencies: ApiDependencies, neighbours: Sequence[Neighbour], who: Principal
+) -> list[Neighbour]:
+    """Return neighbours with titles: a council that the graph knows by its id alone has the first
+    line of its task.
+    """
+    titles: dict[str, str] = {}
+    for item in neighbours:
+        if item.label in _COUNCIL_LABELS and not item.text:
+            with suppress(NotFound):
+                task_id = TaskId(own_id(item.id, who.tenant))
+                task = await dependencies.tasks.get_task(task_id, who)
+                titles[item.id] = _first_line(task.description)
+    return [replace(item, text=item.text or titles.get(item.id, "")) for item in neighbours]
+
+
 def _node_text(node: Row) -> str:
     text = next(
         (str(value) for name in _TEXT_PROPERTIES if (value := node["properties"].get(name))), ""
     )
+    return _first_line(text)
+
+
+def _first_line(text: str) -> str:
     return " ".join(text.strip().partition("\n\n")[0].split())[:_TEXT_CHARS]

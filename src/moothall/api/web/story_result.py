@@ -126,8 +126,19 @@ async def read_councils(
         for task in _tasks_since_design(rounds)
         if task.begun and (found := await read(task.task_id)) is not None
     ]
-    check_id = str(card.check.data.get("task_id") or "") if card.check else ""
+    check_id = _current_check(card)
     return Councils(tuple(councils), await read(check_id) if check_id else None)
+
+
+def _current_check(card: StoryState) -> str:
+    """Return the task of the check of the merged answer, '' if there is none, or the story was sent
+    back since.
+    """
+    if card.check is None or card.position.state == "build":
+        return ""
+    if card.position.state == "test" and card.check.data.get("moved") != card.moved:
+        return ""
+    return str(card.check.data.get("task_id") or "")
 
 
 def _tasks_since_design(rounds: Sequence[Round]) -> list[RoundTask]:

@@ -344,3 +344,4 @@ setInterval(() => {
 if (isSignedIn) showNeeded(sessionStorage.getItem(neededCount) ?? "0");
 if (isFollowing()) { openChangeStream(); openTextStream(); }
 {% include "review.js" %}
+{% include "expand.js" %}
