@@ -5,6 +5,7 @@ the page's script does.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 import socket
@@ -88,6 +89,7 @@ async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str,
         "renewed_max": waits[-1],
         "refused": refused / _CHANGES,
         "cpu": sorted(cpu)[len(cpu) // 2],
+        "load": os.getloadavg()[0],
     }
 
 

@@ -460,7 +460,7 @@ def _pages(found: Mapping[str, Any]) -> str:
 A board of {found["stories"]:,} stories is loaded in {figure(found["load_p50"])} ms (p95 {figure(found["load_p95"])}), and in {figure(found["fresh_p50"])} ms the first time after a change. It is {figure(found["load_bytes"] / 1024)} KB, compressed.
 {found["pages"]:,} browsers have it open, and something happens on it: each hears of it, 3 ms for each that listens at the latest, and fetches the changed card within 300 ms, as the page's script does: {found["change_bytes"]:,} bytes.
 From the request that changes the board to the new card in a browser: {figure(found["renewed_p50"])} s in the middle, {figure(found["renewed_max"])} s for the last; {figure(found["refused"])} requests are refused and come again.
-Each costs `serve` {figure(found["cpu"])} ms of CPU. The browsers are a process of their own on the same cores."""
+Each costs `serve` {figure(found["cpu"])} ms of CPU. The browsers are a process of their own on the same cores, whose load average was {figure(found["load"])}."""
 
 
 def _cluster(found: Mapping[str, Any]) -> str:
