@@ -131,9 +131,9 @@ class _LazyGroup(click.Group):
     "--config",
     "config_file",
     type=click.Path(path_type=Path),
-    help="A TOML file of settings, instead of the default one.",
+    help="Settings file (TOML) to use instead of the default one.",
 )
-@click.option("--no-color", is_flag=True, help="No colours, as with NO_COLOR in the environment.")
+@click.option("--no-color", is_flag=True, help="Print without colours, as with NO_COLOR.")
 @click.pass_context
 def main(context: click.Context, config_file: Path | None, *, no_color: bool) -> None:
     """Councils of agents for software work, whose answer is selected by evidence."""

@@ -80,17 +80,17 @@ async def list_(settings: Settings, *, paths: Sequence[Path]) -> None:
 )
 @_paths
 @repository_options
-@click.option("--only", multiple=True, help="This agent, and what it needs; repeatable.")
+@click.option("--only", multiple=True, help="Run this agent and those that it needs; repeatable.")
 @click.option(
     "--at-once",
     type=field_range(AgentSettings, "at_once"),
-    help="Agents side by side; agents.at_once by default.",
+    help="Number of agents that run at once; agents.at_once by default.",
 )
 @click.option(
     "--run",
     "name",
     default="",
-    help="A name of your own: a run that was killed goes on under its name.",
+    help="Name of the run. A killed run continues under the same name.",
 )
 @json_option
 @with_settings()

@@ -64,8 +64,8 @@ class _Answer:
     default=None,
     metavar="[TASK]",
     shell_complete=complete.tasks,
-    help="Go on from TASK, or from what was asked last about this repository: what was said is "
-    "known, and the files are as it left them.",
+    help="Continue TASK, or the last question about this repository, with its "
+    "conversation and its files.",
 )
 @repository_options
 @text_option
@@ -74,38 +74,37 @@ class _Answer:
     default="DEV",
     show_default=True,
     shell_complete=complete.roles,
-    help="Whose eyes: dev, qa, architect, devops, data, po.",
+    help="Role of the agent: dev, qa, architect, devops, data, po.",
 )
 @click.option(
     "--server",
     default="",
-    help="HOST:PORT of a `moothall serve` to ask, by its kernel; --repo is then a name or path of "
-    "its.",
+    help="HOST:PORT of a `moothall serve`. --repo is then a name or path on that server.",
 )
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
-    help="File with the token for --server; this machine's own by default.",
+    help="File with the token for --server; by default the token of this machine.",
 )
 @click.option("--yes", is_flag=True, help="Apply the diff to your files without asking.")
 @click.option(
     "--timeout",
     type=SettingRange(1, "limits.deliberation_seconds"),
-    help="Seconds for all of it; limits.deliberation_seconds by default.",
+    help="Time limit in seconds; limits.deliberation_seconds by default.",
 )
 @click.option(
     "--turns",
     type=SettingRange(1, "limits.turns"),
-    help="Turns that the agent may take; limits.turns by default.",
+    help="Maximum number of turns; limits.turns by default.",
 )
 @click.option(
     "--model",
     default="",
-    help="Of the settings: a name in [models], default, or small, medium, large.",
+    help="Model from the settings: a name in [models], default, small, medium or large.",
 )
 @click.option("--seed", type=SEED, help="Base of the sampling seeds.")
 @click.option(
-    "--task-id", default="", help="An id of your own; the same id and prompt are the same task."
+    "--task-id", default="", help="Id of the task. The same id and prompt continue the same task."
 )
 @json_option
 @verbose_option

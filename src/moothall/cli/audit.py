@@ -34,7 +34,7 @@ def audit() -> None:
 @click.option(
     "--approvals",
     is_flag=True,
-    help="Name the calls that ran because an operator had allowed them, and who it was.",
+    help="List the calls that an operator approved, with the approver.",
 )
 @with_settings()
 async def verify(settings: Settings, *, approvals: bool) -> int:

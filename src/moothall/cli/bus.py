@@ -26,7 +26,7 @@ def bus() -> None:
     "--renew",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="ACCOUNTS.CONF",
-    help="Of the keys whose place these take: what is stored stays, and the old keys are refused.",
+    help="accounts.conf whose keys are replaced. Stored data stays; the old keys are revoked.",
 )
 @report_errors
 def keys(folder: Path, renew: Path | None) -> None:

@@ -45,12 +45,12 @@ _MESSAGE_CHARS, _FILE_WIDTH = 20_000, 10_000
 @click.option(
     "--profile",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A file like .moothall.toml that stands for the repository's own, this time.",
+    help="File like .moothall.toml to use instead of the repository's own.",
 )
 @click.option(
-    "--write", is_flag=True, help="Write what was found as .moothall.toml into the work tree."
+    "--write", is_flag=True, help="Write the detected commands to .moothall.toml in the work tree."
 )
-@click.option("--force", is_flag=True, help="With --write: overwrite the one that is there.")
+@click.option("--force", is_flag=True, help="With --write: overwrite an existing file.")
 @json_option
 @with_settings()
 async def check(

@@ -25,12 +25,17 @@ if TYPE_CHECKING:  # imported by the command that runs
     )
 )
 @click.option(
-    "--older-than", type=FiniteRange(), help="Days without use; workspace.keep_days by default."
+    "--older-than",
+    type=FiniteRange(),
+    help="Minimum days without use; workspace.keep_days by default.",
 )
 @click.option(
-    "--all", "everything", is_flag=True, help="Everything, clones of registered repositories too."
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Remove everything, including clones of registered repositories.",
 )
-@click.option("--dry-run", is_flag=True, help="Only show what there is and what would go.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @json_option
 @with_settings("looking at what lies in the data directory and removing what should go")
 async def clean(

@@ -138,17 +138,17 @@ def _decode(path: Path, content: bytes) -> str:
     default="DEV",
     show_default=True,
     shell_complete=complete.roles,
-    help="Which council: dev, qa, architect, devops, data, po.",
+    help="Role of the council: dev, qa, architect, devops, data, po.",
 )
 @click.option(
     "--agents",
     type=SettingRange(1, "limits.agents"),
-    help="Seats, at most limits.agents; as many as the council has, or 3, by default.",
+    help="Number of seats, at most limits.agents; by default that of the council, or 3.",
 )
 @click.option(
     "--rounds",
     type=SettingRange(0, "limits.rounds"),
-    help="Rounds of review and revision; the protocol's by default.",
+    help="Rounds of review and revision; by default those of the protocol.",
 )
 @click.option(
     "--protocol",
@@ -158,10 +158,12 @@ def _decode(path: Path, content: bytes) -> str:
     "whose answer may be no change.",
 )
 @click.option(
-    "--adaptive", is_flag=True, help="Start with two seats, add more while evidence disagrees."
+    "--adaptive",
+    is_flag=True,
+    help="Start with two seats and add more while the evidence disagrees.",
 )
-@click.option("--peer-review", is_flag=True, help="Ask every seat for reviews, in any protocol.")
-@click.option("--rubric", default="", help="What reviewers judge by.")
+@click.option("--peer-review", is_flag=True, help="Ask every seat for reviews, with any protocol.")
+@click.option("--rubric", default="", help="Criteria for reviewers, as text.")
 @click.option(
     "--require",
     "requirements",
@@ -172,7 +174,7 @@ def _decode(path: Path, content: bytes) -> str:
     "--check",
     "checks",
     multiple=True,
-    help="A command that must pass, beside the repository's own checks; repeatable.",
+    help="Command that must pass in addition to the repository's checks; repeatable.",
 )
 @click.option(
     "--hidden-tests",
@@ -186,40 +188,40 @@ def _decode(path: Path, content: bytes) -> str:
     "--timeout",
     "seconds",
     type=SettingRange(1, "limits.deliberation_seconds"),
-    help="Seconds for the whole deliberation; limits.deliberation_seconds by default.",
+    help="Time limit of the deliberation in seconds; limits.deliberation_seconds by default.",
 )
 @click.option(
     "--turns",
     type=SettingRange(1, "limits.turns"),
-    help="Turns that a seat may take; limits.turns by default.",
+    help="Maximum number of turns of a seat; limits.turns by default.",
 )
 @click.option(
     "--model",
     default="",
-    help="Of the settings: a name in [models], default, or small, medium, large. Several with "
-    "commas go round the seats.",
+    help="Model from the settings: a name in [models], default, small, medium or large. "
+    "Several, separated by commas, are assigned to the seats in turn.",
 )
 @click.option("--seed", type=SEED, help="Base of the sampling seeds.")
 @click.option(
     "--task-id",
     default="",
-    help="An id of your own; the same id and request are the same deliberation.",
+    help="Id of the deliberation. The same id and request continue the same deliberation.",
 )
 @click.option(
     "--server",
     default="",
-    help="HOST:PORT of a `moothall serve` to ask; --repo is then a URL, or an id that `repo list` "
-    "says there.",
+    help="HOST:PORT of a `moothall serve`. --repo is then a URL, or the id of a "
+    "repository that is registered there.",
 )
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
-    help="File with the token for --server; grpc.token or this machine's own by default.",
+    help="File with the token for --server; by default grpc.token or the token of this machine.",
 )
 @click.option(
     "--summary",
     type=click.Path(path_type=Path),
-    help="Add the ranking to this file, as Markdown, for a pipeline's page.",
+    help="Append the ranking to this file as Markdown, for example for the summary of a pipeline.",
 )
 @json_option
 @verbose_option

@@ -37,14 +37,18 @@ _MAX_TURNS = 4
 
 @click.command(epilog=example("moothall demo --seed 7"))
 @click.option(
-    "--agents", type=SettingRange(1, "limits.agents"), default=3, show_default=True, help="Seats."
+    "--agents",
+    type=SettingRange(1, "limits.agents"),
+    default=3,
+    show_default=True,
+    help="Number of seats.",
 )
 @click.option("--seed", type=SEED, help="Base of the sampling seeds.")
 @click.option(
     "--page",
     "on_page",
     is_flag=True,
-    help="As a story on the board: its page opens, and the server serves until Ctrl-C.",
+    help="Run it as a story on the board: open the page, and serve until Ctrl-C.",
 )
 @json_option
 @with_settings()

@@ -40,26 +40,26 @@ _COUNT_TOKENS = click.IntRange(1, 2**53 - 1)
 @click.option(
     "--profile",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A file like .moothall.toml that replaces the repository's own in all its commits.",
+    help="File like .moothall.toml to use instead of the repository's own in all its commits.",
 )
 @click.option(
     "--tasks",
     type=_COUNT,
     default=DEFAULT_TASKS,
     show_default=True,
-    help="Tasks to mine and to run.",
+    help="Number of tasks to mine and run.",
 )
 @click.option(
     "--commits",
     type=_COUNT,
     default=DEFAULT_COMMITS,
     show_default=True,
-    help="The newest commits to look at.",
+    help="Number of commits to examine, newest first.",
 )
 @click.option(
     "--paraphrase",
     is_flag=True,
-    help="Let the model of the current settings put each commit message in other words.",
+    help="Let the current model rephrase each commit message.",
 )
 @click.option(
     "--config",
@@ -72,7 +72,7 @@ _COUNT_TOKENS = click.IntRange(1, 2**53 - 1)
 @click.option(
     "--agents",
     type=SettingRange(1, "limits.agents"),
-    help="Seats of each council; the settings' by default.",
+    help="Seats of each council; by default those of the settings.",
 )
 @click.option(
     "--protocol",
@@ -80,11 +80,11 @@ _COUNT_TOKENS = click.IntRange(1, 2**53 - 1)
     shell_complete=complete.protocols,
     help="The protocol of each deliberation.",
 )
-@click.option("--model", default="", help="A model of the settings, as in `moothall deliberate`.")
+@click.option("--model", default="", help="Model from the settings, as in `moothall deliberate`.")
 @click.option(
     "--limit",
     type=SettingRange(1, "limits.deliberation_seconds"),
-    help="Seconds for each deliberation; limits.deliberation_seconds by default.",
+    help="Time limit of each deliberation in seconds; limits.deliberation_seconds by default.",
 )
 @click.option(
     "--budget", type=_COUNT_TOKENS, help="Tokens for each deliberation; limits.tokens by default."
@@ -95,7 +95,7 @@ _COUNT_TOKENS = click.IntRange(1, 2**53 - 1)
     type=click.IntRange(1, 64),
     default=1,
     show_default=True,
-    help="Deliberations at a time.",
+    help="Number of deliberations that run at once.",
 )
 @click.option(
     "--folder",

@@ -23,28 +23,28 @@ from moothall.domain.task import DeliberationRequest, Fork
     "--turn",
     type=click.IntRange(1, 2**31 - 1),
     required=True,
-    help="The last turn that is taken over; `log tail` and -v number them.",
+    help="Last turn to keep; `log tail` and -v show the numbers.",
 )
 @click.option(
     "--seat",
     default="",
-    help="Whose turns: a seat's name or number; the winner's, or the first, by default.",
+    help="Seat whose turns are kept, by name or number; by default the winner or the first.",
 )
 @click.option(
-    "--seed", type=SEED, help="Base of the sampling seeds from there on; another one by default."
+    "--seed", type=SEED, help="Base of the sampling seeds of new turns; a different one by default."
 )
 @click.option(
-    "--task-id", default="", help="An id of your own; TASK-f1, TASK-f2 and so on by default."
+    "--task-id", default="", help="Id of the fork; TASK-f1, TASK-f2 and so on by default."
 )
 @click.option(
     "--server",
     default="",
-    help="HOST:PORT of a `moothall serve` that has TASK, whose id is given whole.",
+    help="HOST:PORT of a `moothall serve` that has TASK; give the complete id.",
 )
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
-    help="File with the token for --server; this machine's own by default.",
+    help="File with the token for --server; by default the token of this machine.",
 )
 @json_option
 @verbose_option

@@ -52,8 +52,8 @@ def questions() -> None:
 @click.option(
     "--tenant",
     default="",
-    help="Whose data. By default provenance takes it from the branch or the commit; other "
-    "questions ask about yours.",
+    help="Tenant. By default provenance derives it from the branch or commit, and other "
+    "questions use yours.",
 )
 @json_option
 @with_settings()
@@ -183,7 +183,7 @@ def _print_counts(counts: Mapping[str, int], *, as_json: bool) -> None:
 @click.option(
     "--lossy",
     is_flag=True,
-    help="Even where the log's beginning was pruned, and what the graph knows of it goes.",
+    help="Rebuild even if the beginning of the log was pruned; its data in the graph is lost.",
 )
 @json_option
 @with_settings()

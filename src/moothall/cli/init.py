@@ -60,20 +60,23 @@ class _Trial:
 @click.option(
     "--provider",
     type=click.Choice(list(_PROVIDERS)),
-    help="Whose server: sets the URL, and the variable from which the key is read.",
+    help="Provider: sets the URL and the environment variable of the key.",
 )
-@click.option("--url", default="", help="Root of an OpenAI-compatible API, which ends with /v1.")
-@click.option("--model", default="", help="The model's name; the server's first by default.")
+@click.option("--url", default="", help="Base URL of an OpenAI-compatible API; it ends with /v1.")
+@click.option(
+    "--model", default="", help="Name of the model; by default the first one of the server."
+)
 @click.option(
     "--key-env",
     default="",
     metavar="VARIABLE",
-    help="Environment variable with the API key. The key is copied into a file for you only.",
+    help="Environment variable with the API key. The key is copied to a file that only "
+    "you can read.",
 )
 @click.option(
     "--key-file",
     type=click.Path(path_type=Path),
-    help="File with the API key; the settings will name it.",
+    help="File with the API key, to which the settings will refer.",
 )
 @click.option(
     "--price-in",

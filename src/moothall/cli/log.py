@@ -27,10 +27,16 @@ def log() -> None:
         "moothall log tail --task task-0123456789ab", "moothall log tail --follow --json"
     )
 )
-@click.option("--task", "task_id", default="", help="Only this deliberation's events.")
-@click.option("--after", "after_seq", type=SEQUENCE, default=0, help="Only events after this seq.")
-@click.option("--follow", is_flag=True, help="Go on with what comes.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--task", "task_id", default="", help="Show only events of this deliberation.")
+@click.option(
+    "--after",
+    "after_seq",
+    type=SEQUENCE,
+    default=0,
+    help="Show only events after this sequence number.",
+)
+@click.option("--follow", is_flag=True, help="Keep following new events.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @with_settings(narrated=False)
 async def tail(
     settings: Settings, *, task_id: str, after_seq: int, follow: bool, as_json: bool
@@ -89,7 +95,7 @@ async def check(settings: Settings) -> int:
 
 
 @log.command(epilog=example("moothall log prune --keep 100000"))
-@click.option("--keep", type=SEQUENCE, required=True, help="How many of the last events stay.")
+@click.option("--keep", type=SEQUENCE, required=True, help="Number of newest events to keep.")
 @click.confirmation_option(prompt="Pruned events cannot be brought back. Go on?")
 @with_settings(narrated=False)
 async def prune(settings: Settings, *, keep: int) -> None:
@@ -112,7 +118,10 @@ async def prune(settings: Settings, *, keep: int) -> None:
 
 @log.command(epilog=example("moothall log dead", "moothall log dead --replay 42"))
 @click.option(
-    "--replay", "replay_seq", type=click.IntRange(1, 2**63 - 1), help="Send this one again."
+    "--replay",
+    "replay_seq",
+    type=click.IntRange(1, 2**63 - 1),
+    help="Send the message with this number again.",
 )
 @with_settings(narrated=False)
 async def dead(settings: Settings, *, replay_seq: int | None) -> None:

@@ -25,7 +25,7 @@ _REPOSITORY_OPTIONS = (
         "--repo",
         default="",
         shell_complete=complete.repositories,
-        help="A path, a URL or the id of a registered repository; by default the one you are in.",
+        help="Path, URL or id of a registered repository; by default that of the current folder.",
     ),
     click.option(
         "--ref", default="", help="A branch, tag or commit; the repository's HEAD by default."
@@ -33,16 +33,19 @@ _REPOSITORY_OPTIONS = (
     click.option(
         "--profile",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="A file like .moothall.toml that stands for the repository's own, this time.",
+        help="File like .moothall.toml to use instead of the repository's own.",
     ),
 )
 text_option = click.option(
     "--text",
     is_flag=True,
-    help="About no repository: the answer is words, which nothing can prove.",
+    help="Work without a repository. The answer is text, which no test can prove.",
 )
 verbose_option = click.option(
-    "-v", "--verbose", is_flag=True, help="Every event as it happens: turns, model calls, reviews."
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Show every event as it happens: turns, model calls, reviews.",
 )
 role_option = click.option(
     "--role",
@@ -55,7 +58,7 @@ tenant_option = click.option(
     "--tenant", default=LOCAL.tenant, show_default=True, help="The tenant whose data is visible."
 )
 json_option = click.option(
-    "--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else."
+    "--json", "as_json", is_flag=True, help="Print one JSON document to stdout and nothing else."
 )
 
 

@@ -32,49 +32,49 @@ def repo() -> None:
     "--id",
     "repository_id",
     default="",
-    help="An id of your own; made from the path or URL by default.",
+    help="Its id; by default derived from the path or URL.",
 )
 @click.option(
     "--push",
     type=click.Choice(["local-branch", "push", "none"]),
     default=None,
-    help="What becomes of a winner.",
+    help="Where a winner is delivered.",
 )
 @click.option(
     "--on-approval",
     type=click.Choice(["leave", "push", "merge"]),
     default=None,
-    help="What becomes of an approved story: its branch is left (the default), handed over, or "
+    help="Where an approved story is delivered: left on its branch (the default), pushed, or "
     "merged into --base.",
 )
 @click.option(
     "--base",
     default="",
-    help="The branch that approved stories are merged into; by default the one checked out now.",
+    help="Branch that approved stories are merged into; by default the one that is checked out.",
 )
 @click.option(
     "--credential",
     default="",
-    help="env:NAME or file:PATH of what a push or fetch needs; never the secret itself.",
+    help="env:NAME or file:PATH of the credential for pushes and fetches, never the secret itself.",
 )
 @click.option(
     "--setup",
     multiple=True,
-    help="A command that sets it up, instead of what is found out; repeatable, in order.",
+    help="A set-up command, instead of the detected ones; repeatable, in order.",
 )
 @click.option(
     "--check",
     "checks",
     multiple=True,
-    help="NAME=COMMAND of a check, instead of what is found out; repeatable.",
+    help="NAME=COMMAND of a check, instead of the detected ones; repeatable.",
 )
 @click.option(
     "--profile",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A file like .moothall.toml that is kept with the record.",
+    help="A file like .moothall.toml, stored with the registration.",
 )
 @click.option(
-    "--tenant", default=LOCAL.tenant, help="Whose it is; by default of who works without tenants."
+    "--tenant", default=LOCAL.tenant, help="Its tenant; by default that of local commands."
 )
 @json_option
 @with_settings(narrated=False)
@@ -95,8 +95,8 @@ async def add(
 ) -> None:
     """Register WHERE, a path or a URL, after checking that it can be used.
 
-    --setup, --check and --profile say how a repository is set up and checked to which no
-    .moothall.toml can be committed. What is not given stays as it was.
+    --setup, --check and --profile are for repositories without a .moothall.toml. Options that are
+    not given stay unchanged.
     """
     from moothall.app.repositories import trusted_repositories
     from moothall.app.repository import commands_from_options

@@ -12,7 +12,9 @@ from moothall.cli.text import plain
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 
-_TENANT = click.option("--tenant", default=LOCAL.tenant, show_default=True, help="Whose requests.")
+_TENANT = click.option(
+    "--tenant", default=LOCAL.tenant, show_default=True, help="Tenant of the requests."
+)
 
 
 @click.group()
@@ -51,7 +53,7 @@ async def list_(settings: Settings, *, tenant: str, as_json: bool) -> None:
     epilog=example('moothall tools requeue allow r-0123 --reason "seen with the owner"')
 )
 @click.argument("request")
-@click.option("--reason", default="", help="Why; kept with it.")
+@click.option("--reason", default="", help="Reason, which is recorded.")
 @_TENANT
 @with_settings()
 async def allow(settings: Settings, *, request: str, reason: str, tenant: str) -> None:
@@ -61,7 +63,7 @@ async def allow(settings: Settings, *, request: str, reason: str, tenant: str) -
 
 @requeue.command(epilog=example("moothall tools requeue refuse r-0123"))
 @click.argument("request")
-@click.option("--reason", default="", help="Why; whoever asked is told.")
+@click.option("--reason", default="", help="Reason, which the caller receives.")
 @_TENANT
 @with_settings()
 async def refuse(settings: Settings, *, request: str, reason: str, tenant: str) -> None:

@@ -29,8 +29,8 @@ from moothall.config import GrpcSettings, Settings
     "--only",
     multiple=True,
     metavar="ROLES",
-    help="What this process does: some of api,page,collector,planning,graph,tools,hosts. All by "
-    "default.",
+    help="Roles of this process, from api,page,collector,planning,graph,tools,hosts; all "
+    "by default.",
 )
 @with_settings(narrated=False)
 async def serve(settings: Settings, *, port: int | None, only: tuple[str, ...]) -> None:
@@ -89,7 +89,9 @@ async def serve_until_stopped(
 @click.command("open", epilog=example("moothall open", "moothall open story-1a2b3c4d5e6f7a8b"))
 @click.argument("story_id", metavar="[STORY]", default="")
 @click.option(
-    "--no-browser", is_flag=True, help="Print the link that signs in once, and open nothing."
+    "--no-browser",
+    is_flag=True,
+    help="Print the one-time sign-in link instead of opening a browser.",
 )
 @with_settings(narrated=False)
 async def open_(settings: Settings, *, story_id: str, no_browser: bool) -> None:

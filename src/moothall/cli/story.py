@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # imported by the command that needs it
     from moothall.stories.task_history import RoundTask
 
 _BOARD = "reading the board"
-_COMMENT = click.option("--comment", default="", help="Why, or what is to be different.")
+_COMMENT = click.option("--comment", default="", help="Reason, or the change that you request.")
 _STORY = click.argument("story_id", metavar="STORY")
 _MAX_DIGITS = 9
 _IDLE_NOTE = "nothing works on stories now; `moothall serve` does"
@@ -46,28 +46,28 @@ def story() -> None:
     "--repo",
     "repository",
     default="",
-    help="The id, path or URL of the repository; without one it is about text.",
+    help="Id, path or URL of the repository; without one the story is about text.",
 )
 @click.option(
     "--rigor",
     type=click.Choice(["L0", "L1", "L2", "L3"]),
     default="L1",
     show_default=True,
-    help="How much evidence.",
+    help="Rigor: how much evidence is required.",
 )
 @click.option(
     "--tokens",
     type=click.IntRange(0, 2**63 - 1),
     default=0,
     metavar="N",
-    help="What all its councils together may use; 0: limits.story_tokens.",
+    help="Token budget of all its councils together; 0: limits.story_tokens.",
 )
 @click.option(
     "--calls",
     type=click.IntRange(0, 2**63 - 1),
     default=0,
     metavar="N",
-    help="Model calls of them all; 0: limits.story_calls.",
+    help="Budget of model calls; 0: limits.story_calls.",
 )
 @click.option(
     "--cost",
@@ -75,7 +75,7 @@ def story() -> None:
     type=FiniteRange(),
     default=0.0,
     metavar="USD",
-    help="Their cost; 0: limits.story_cost_usd.",
+    help="Budget in US dollars; 0: limits.story_cost_usd.",
 )
 @with_settings(_BOARD)
 async def new(
@@ -121,7 +121,7 @@ story.add_command(add)
 
 
 @story.command("list", epilog=example("moothall story list"))
-@click.option("--all", "with_archived", is_flag=True, help="Archived stories, too.")
+@click.option("--all", "with_archived", is_flag=True, help="Include archived stories.")
 @json_option
 @with_settings(_BOARD)
 async def list_(settings: Settings, *, with_archived: bool, as_json: bool) -> None:
@@ -250,9 +250,17 @@ def _tasks(tasks: object) -> str:
 @_STORY
 @click.option("--title", help="The new title.")
 @click.option("--brief", help="The new brief; '' removes it.")
-@click.option("--ac", multiple=True, help="A criterion; all criteria are replaced; repeatable.")
-@click.option("--repo", "repository", help="The id, path or URL of the repository; '': none.")
-@click.option("--rigor", type=click.Choice(["L0", "L1", "L2", "L3"]), help="How much evidence.")
+@click.option(
+    "--ac",
+    multiple=True,
+    help="A criterion; repeatable. The given criteria replace all existing ones.",
+)
+@click.option("--repo", "repository", help="Id, path or URL of the repository; '': none.")
+@click.option(
+    "--rigor",
+    type=click.Choice(["L0", "L1", "L2", "L3"]),
+    help="Rigor: how much evidence is required.",
+)
 @with_settings(_BOARD)
 async def edit(
     settings: Settings,
@@ -406,13 +414,11 @@ def _waits(card: StoryState, stories: Stories) -> str:
     "--line",
     default="",
     metavar="FILE:N",
-    help="Of a line in what was built; it goes into the next round.",
+    help="Comment on a line of the diff; it is part of the next round.",
 )
+@click.option("--removed", is_flag=True, help="N is a removed line, numbered as in the old file.")
 @click.option(
-    "--removed", is_flag=True, help="A line that the diff removes: N counts in the file as it was."
-)
-@click.option(
-    "--task", default="", help="Whose diff; without it that of the last check of the whole."
+    "--task", default="", help="Task whose diff is meant; by default that of the last final check."
 )
 @with_settings(_BOARD)
 async def comment(
@@ -457,7 +463,7 @@ async def comment(
 @click.option(
     "--change",
     type=click.File(encoding="utf-8"),
-    help="The document that was printed, changed; - for stdin.",
+    help="File with the changed document; - for stdin.",
 )
 @with_settings(_BOARD)
 async def plan(settings: Settings, *, story_id: str, change: TextIO | None) -> int | None:

@@ -30,14 +30,17 @@ _SEAT = click.argument("seat", default="")
 
 @click.command("list", epilog=example("moothall list", "moothall list --state failed --json"))
 @click.option(
-    "--state", type=click.Choice(["live", "ended", "failed"]), default=None, help="Only these."
+    "--state",
+    type=click.Choice(["live", "ended", "failed"]),
+    default=None,
+    help="Show only deliberations in this state.",
 )
 @click.option(
     "--limit",
     type=click.IntRange(1, 1000),
     default=20,
     show_default=True,
-    help="At most so many, the latest first.",
+    help="Maximum number, latest first.",
 )
 @json_option
 @with_settings(_LOG)
@@ -249,7 +252,9 @@ async def apply(settings: Settings, *, task: str | None, seat: str) -> None:
 
 @click.command(epilog=example("moothall cancel task-0123456789ab"))
 @task_argument(required=True)
-@click.option("--reason", default="cancelled on the command line", help="Why; kept with it.")
+@click.option(
+    "--reason", default="cancelled on the command line", help="Reason, which is recorded."
+)
 @with_settings(_LOG)
 async def cancel(settings: Settings, *, task: str, reason: str) -> None:
     """Stop TASK. A task that has ended is unchanged."""
@@ -283,7 +288,7 @@ async def steer(settings: Settings, *, task: str, message: str) -> None:
 
 @click.command(epilog=example("moothall rm task-0123456789ab"))
 @task_argument(required=True)
-@click.option("--force", is_flag=True, help="Also where its branch is merged nowhere.")
+@click.option("--force", is_flag=True, help="Remove it even if its branch is not merged.")
 @with_settings(_LOG)
 async def rm(settings: Settings, *, task: str, force: bool) -> None:
     """Remove TASK, which has ended: its branch, if that is merged, its events and its status.

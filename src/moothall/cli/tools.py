@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from moothall.app.tool_sessions import WorkflowRequest
 
 _ERROR_CHARS = 300
-_TENANT = click.option("--tenant", default=LOCAL.tenant, show_default=True, help="Whose tools.")
+_TENANT = click.option(
+    "--tenant", default=LOCAL.tenant, show_default=True, help="Tenant whose tools are meant."
+)
 
 
 @click.command("run", epilog=example("moothall tools run steps.yaml --repo ."))
@@ -32,18 +34,18 @@ _TENANT = click.option("--tenant", default=LOCAL.tenant, show_default=True, help
 @click.option(
     "--ref", default="", help="A branch, tag or commit; the repository's HEAD by default."
 )
-@click.option("--role", default="DEV", show_default=True, help="Whose grants it runs under.")
+@click.option("--role", default="DEV", show_default=True, help="Role whose grants apply.")
 @click.option(
     "--id",
     "workflow_id",
     default="",
-    help="An id of your own: run again under it, it goes on where it was.",
+    help="Id of the run. Running it again under the same id continues it.",
 )
 @click.option(
     "--ttl",
     "seconds",
     type=SettingRange(1, "guard.token_seconds"),
-    help="Seconds for all of it; the longest by default.",
+    help="Time limit in seconds; the maximum by default.",
 )
 @json_option
 @with_settings()
@@ -153,23 +155,30 @@ tools.add_command(run_)
     "list",
     epilog=example("moothall tools list --role dev", "moothall tools list --query search --json"),
 )
-@click.option("--query", default="", help="Words that stand in the name, the summary or a tag.")
+@click.option("--query", default="", help="Words to find in the name, summary or tags.")
 @click.option(
     "--category",
     "categories",
     multiple=True,
-    help="The first part of a name, such as files, git, http; may be repeated.",
+    help="First part of a tool's name, such as files, git, http; repeatable.",
 )
-@click.option("--tag", "tags", multiple=True, help="May be repeated; one of them is enough.")
+@click.option(
+    "--tag",
+    "tags",
+    multiple=True,
+    help="Tag of a tool; repeatable, any one is enough.",
+)
 @click.option(
     "--profile",
     "profiles",
     multiple=True,
-    help="core, coding, reading, remote, code, network, data, containers, wasm, mcp; may be "
-    "repeated.",
+    help="Profile: core, coding, reading, remote, code, network, data, containers, wasm, "
+    "mcp; repeatable.",
 )
-@click.option("--role", default="", help="Only what this role's agents are offered.")
-@click.option("--safe", is_flag=True, help="Nothing that runs code or acts beyond the workspace.")
+@click.option("--role", default="", help="Show only tools that agents of this role are offered.")
+@click.option(
+    "--safe", is_flag=True, help="Leave out tools that run code or act outside the workspace."
+)
 @_TENANT
 @json_option
 @with_settings()
@@ -264,7 +273,7 @@ async def enable(settings: Settings, *, name: str, tenant: str) -> None:
 
 @tools.command(epilog=example('moothall tools disable git.log --reason "not needed"'))
 @click.argument("name")
-@click.option("--reason", default="", help="Why; kept with it.")
+@click.option("--reason", default="", help="Reason, which is recorded.")
 @_TENANT
 @with_settings()
 async def disable(settings: Settings, *, name: str, reason: str, tenant: str) -> None:
@@ -289,7 +298,7 @@ async def _switch(
 
 @tools.command(epilog=example("moothall tools revoke ws-0123"))
 @click.argument("token_or_workspace")
-@click.option("--reason", default="", help="Why; kept with it.")
+@click.option("--reason", default="", help="Reason, which is recorded.")
 @with_settings()
 async def revoke(settings: Settings, *, token_or_workspace: str, reason: str) -> None:
     """Revoke a capability token by its id (jti), with all tokens derived from it, or all tokens of
@@ -307,7 +316,7 @@ async def revoke(settings: Settings, *, token_or_workspace: str, reason: str) ->
 
 @tools.command(epilog=example("moothall tools take notes", "moothall tools take notes --look"))
 @click.argument("server")
-@click.option("--look", is_flag=True, help="Show them only.")
+@click.option("--look", is_flag=True, help="Only show them.")
 @with_settings()
 async def take(settings: Settings, *, server: str, look: bool) -> None:
     """Read the tools of an MCP server of the settings, and put them into the catalogue as they are

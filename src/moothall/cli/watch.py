@@ -26,7 +26,7 @@ _VARIABLE = "MOOTHALL_FORGE__TOKEN"
 @click.option(
     "--once",
     is_flag=True,
-    help="Do what there is to do now, and end: exit code 0 where all went well.",
+    help="Do the current work once and exit; exit code 0 if everything succeeded.",
 )
 @with_settings()
 async def watch(settings: Settings, *, once: bool) -> int:
