@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from http.client import BadStatusLine
@@ -23,7 +25,7 @@ from moothall.testing.model import scripted_model
 from moothall.workers.ray_authentication import Access, probe_access
 from ray_nodes import NO_TOKEN, TOKEN, hosts_below, ray_nodes
 from serving import until_serving
-from support.processes import all_gone, descendants
+from support.processes import all_gone, command_line, descendants
 
 pytestmark = pytest.mark.e2e
 
@@ -90,6 +92,22 @@ async def test_a_ray_of_our_own_tells_nothing_without_its_token(tmp_path: Path) 
                 if (await probe_access(f"127.0.0.1:{port}"))[0] is Access.OPEN
             ]
             assert drivers == []
+            check_that_no_other_user_gets_in(server)
+
+
+def check_that_no_other_user_gets_in(server: psutil.Process) -> None:
+    """Check that the folder of Ray is private, and that its token lies in no common file."""
+    (folder,) = Path(tempfile.gettempdir()).glob(f"mh-{server.pid}-*")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (raylet,) = [
+        child
+        for child in descendants(server.pid)
+        if f"--raylet_socket_name={folder}" in command_line(child)
+    ]
+    token = raylet.environ()["RAY_AUTH_TOKEN"]
+    assert len(token) == 64
+    common = Path.home() / ".ray" / "auth_token"
+    assert not common.exists() or common.read_text(encoding="utf-8").strip() != token
 
 
 async def test_a_cluster_that_takes_drivers_without_a_token_gets_nothing_unless_a_setting_says_so(

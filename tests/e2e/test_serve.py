@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import stat
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -138,20 +136,6 @@ async def test_cancel_stops_calls_and_workspaces(
         ):
             await asyncio.sleep(0.05)
     assert git(repo, "branch", "--list", "moothall/*") == ""
-
-
-async def test_no_other_user_gets_at_our_ray(command: Command) -> None:
-    (folder,) = Path(tempfile.gettempdir()).glob(f"mh-{command.server_pid}-*")
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    (raylet,) = [
-        child
-        for child in descendants(command.server_pid)
-        if f"--raylet_socket_name={folder}" in command_line(child)
-    ]
-    token = raylet.environ()["RAY_AUTH_TOKEN"]
-    assert len(token) == 64
-    common = Path.home() / ".ray" / "auth_token"
-    assert not common.exists() or common.read_text(encoding="utf-8").strip() != token
 
 
 async def test_without_the_token_nothing_is_answered(stub: OrchestratorServiceStub) -> None:

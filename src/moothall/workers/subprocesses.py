@@ -36,8 +36,9 @@ async def hosting(hosts: int, main: HostMain, ready_seconds: float = 120.0) -> A
     """Start the hosts, wait until all pull work, and yield a function that counts them. They end
     with the context. `main` has to be picklable.
 
-    A host that was killed is started again. A host that ends with an error has a bug: its error
-    ends the body, and is raised in a group. Raises `FleetUnavailable` if they are late.
+    A host that was killed by a signal is started again. A host that ends with an error has a bug:
+    its error ends the body. Errors are raised in a group, among them `FleetUnavailable` if a host
+    ends by itself or is late.
     """
     children = [_Child(f"host-{number}", main) for number in range(1, hosts + 1)]
 
@@ -70,13 +71,17 @@ class _Child:
         self._program = pickle.dumps((name, main))
 
     async def keep_running(self) -> None:
-        """Run the host until cancelled. Raises the error with which it ended."""
+        """Run the host until cancelled. Raises the error with which it ended, or
+        `FleetUnavailable`.
+        """
         while True:
             code = await self._run()
-            log.warning("a host was killed and is started again", host=self.name, code=code)
+            if code >= 0:
+                raise FleetUnavailable(f"{self.name} ended with exit code {code}")
+            log.warning("a host was killed and is started again", host=self.name, signal=-code)
             await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _run(self) -> int | None:
+    async def _run(self) -> int:
         # -P: the working folder may be a repository with modules of our names.
         process = await start_process(
             *(sys.executable, "-P", "-m", __name__),

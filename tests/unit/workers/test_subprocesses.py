@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the children import the tests' hosts."""
     tests = Path(host_programs.__file__).parents[1]
-    monkeypatch.setenv("PYTHONPATH", f"{tests}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PYTHONPATH", str(tests), prepend=os.pathsep)
 
 
 async def test_hosts_pull_work_until_the_end_and_let_go(tmp_path: Path) -> None:
@@ -63,6 +63,16 @@ async def test_an_error_that_cannot_be_restored_is_told_by_its_text() -> None:
         async with hosting(1, host_programs.fail_oddly):
             pytest.fail("nothing hosts")
     assert caught.group_contains(RuntimeError, match="OddError: an odd bug")
+
+
+async def test_a_host_that_ends_by_itself_is_not_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")  # so that the child cannot import the test's host
+    with pytest.raises(ExceptionGroup) as caught:
+        async with hosting(1, host_programs.never_ready):
+            pytest.fail("nothing hosts")
+    assert caught.group_contains(FleetUnavailable, match="host-1 ended with exit code 1")
 
 
 async def test_hosts_that_are_late_are_an_error() -> None:
