@@ -102,7 +102,7 @@ async def test_a_story_is_reviewed_from_its_result_to_sending_it_back(
         criteria = user.page.get_by_role("region", name="Criteria and evidence")
         await expect(criteria).to_contain_text("test_hello_world by the repository")
         await expect(criteria).to_contain_text("The same tests as criterion 1")
-        await expect(user.page.locator("[aria-current=step]")).to_have_text("Test")
+        await expect(user.page.locator(".steps [aria-current=step]")).to_have_text("Test")
         await expect(user.page.locator(".candidates tbody tr")).to_have_count(3)
         await expect(user.page.get_by_role("row", name="Accept design")).to_contain_text("you")
         await check_appearance(user, "story-review")

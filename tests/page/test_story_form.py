@@ -108,7 +108,7 @@ async def test_a_stopped_story_stops_its_councils(chromium: Browser, command: Co
             "href"
         )
         await user.open("/")
-        await expect(user.page.locator(".status")).to_have_text("running")
+        await expect(user.page.locator(".status")).to_contain_text("running")
         await user.page.goto(story)
         await user.press("Stop")
         await expect(user.page.locator("strong.state")).to_have_text("Draft")

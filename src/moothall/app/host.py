@@ -1,4 +1,4 @@
-"""Hosts: each in a process of its own on any Ray node, or in the process of a command."""
+"""Hosts: on any Ray node, in child processes of a server, or in the process of a command."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def anchor_mac(key: bytes, path: Path, last: Head) -> str:
 
 
 def read_anchor(line: bytes) -> Anchor | None:
-    """Return the anchor in a line, or None if it is none."""
+    """Parse the anchor of a pruned chain. Returns None for any other line."""
     try:
         data = json.loads(line)
         return Anchor(Head(int(data["pruned"]), str(data["hash"])), str(data.get("mac", "")))

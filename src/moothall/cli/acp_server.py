@@ -150,8 +150,8 @@ class CouncilAgent:
     async def new_session(
         self, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> NewSessionResponse:
-        """Begin a session about the repository that contains a folder. Raises errors of the
-        protocol if there is none, or if the server or its model does not start.
+        """Begin a session about the repository that contains a folder. Raises a protocol error if
+        the folder is in no repository, or if the server or its model does not start.
         """
         top = await self._find_files(cwd)
         session_id = new_task_id()

@@ -1,5 +1,5 @@
-"""Hosts in this process, for one command: nothing is started but their tasks. The other adapter is
-`ray_fleet`.
+"""Hosts in this process, for one command: nothing is started but their tasks. Other adapters are
+`subprocesses` and `ray_fleet`.
 """
 
 from __future__ import annotations

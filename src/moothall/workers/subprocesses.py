@@ -87,7 +87,7 @@ class _Child:
             *(sys.executable, "-P", "-m", __name__),
             stdin=PIPE,
             stdout=PIPE,
-            start_new_session=True,  # Ctrl-C is for the server: its hosts end after it has said so
+            start_new_session=True,  # Ctrl-C stops the server, which then stops its hosts
             limit=_LINE_BYTES,
         )
         if process.stdin is None or process.stdout is None:
@@ -100,7 +100,8 @@ class _Child:
                 if line.strip() == _READY:
                     self.ready.set()
                 elif line.startswith(_FAILED):
-                    raise pickle.loads(base64.b64decode(line.removeprefix(_FAILED)))  # noqa: S301 - written by `_run_host`
+                    dumped = base64.b64decode(line.removeprefix(_FAILED))
+                    raise pickle.loads(dumped)  # noqa: S301 - written by `_run_host`
             return await process.wait()
         finally:
             self.ready.clear()
@@ -135,7 +136,7 @@ async def _run_host(name: str, main: HostMain, lines: BinaryIO) -> None:
         await host
     except asyncio.CancelledError:
         return
-    except BaseException as error:  # noqa: BLE001 - raised again by the server
+    except Exception as error:  # noqa: BLE001 - raised again by the server
         send(_FAILED + base64.b64encode(_dump(error)))
 
 
@@ -145,7 +146,7 @@ def _call_at_end(stream: BinaryIO, function: Callable[[], object]) -> None:
         function()
 
 
-def _dump(error: BaseException) -> bytes:
+def _dump(error: Exception) -> bytes:
     """Pickle an error, or its text if it cannot be restored."""
     with suppress(Exception):
         dumped = pickle.dumps(error)

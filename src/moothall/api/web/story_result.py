@@ -131,8 +131,8 @@ async def read_councils(
 
 
 def _current_check(card: StoryState) -> str:
-    """Return the task of the check of the merged answer, '' if there is none, or the story was sent
-    back since.
+    """Return the task that checked the merged answer. '' means that no task did, or that the story
+    has been sent back since.
     """
     if card.check is None or card.position.state == "build":
         return ""
