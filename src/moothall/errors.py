@@ -81,7 +81,7 @@ class AuditUnavailable(Temporary):
 
 
 class FleetUnavailable(Temporary):
-    """Ray did not start on this machine, or not within its time."""
+    """Ray or the hosts did not start in time, or a host ended by itself."""
 
     code = "RAY_UNAVAILABLE"
 

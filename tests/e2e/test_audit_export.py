@@ -1,5 +1,5 @@
-"""The audit in other systems: OTLP log records to a real receiver while calls run, `moothall audit
-export` afterwards, and retention.
+"""Export of the audit: OTLP log records to a real receiver while calls run, `moothall audit export`
+afterwards, and retention.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ async def test_audit_records_reach_a_collector_and_a_file_and_old_ones_are_remov
         other = await command("audit", "export", "--since", "2026-01-01", "--tenant", "acme")
         assert other.out == ""
         wrong = await command("audit", "export", "--since", "yesterday")
-        assert (wrong.code, "'yesterday' is no ISO 8601 time" in wrong.err) == (2, True)
+        assert (wrong.code, "'yesterday' is not an ISO 8601 time" in wrong.err) == (2, True)
 
         away = Command(
             tmp_path / "data",

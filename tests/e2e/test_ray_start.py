@@ -38,5 +38,5 @@ async def test_a_single_command_works_without_it_and_says_so(without_ray: Comman
 async def test_a_server_names_the_setting(without_ray: Command) -> None:
     result = await without_ray("serve", "--port", "0", seconds=400)
     assert result.code == 2
-    assert "Set MOOTHALL_RAY__MODE=process" in result.err
+    assert "Set MOOTHALL_RAY__MODE=subprocess" in result.err
     assert result.err.strip().endswith("[RAY_UNAVAILABLE]")

@@ -61,9 +61,9 @@ def run(*command: str | Path, cwd: Path = ROOT) -> str:
 
 
 def install_older(folder: Path) -> Path:
-    """Build the wheel of the older version, and install it into an environment of its own, which
-    shares the dependencies of this one. Return its interpreter. Only in a clone without the whole
-    history may the older version be missing.
+    """Build the wheel of the older version, and install it into a separate environment, which
+    shares the dependencies of this one. Return its interpreter. Skip the test in a shallow clone
+    without the older version.
     """
     try:
         extract_source(folder / "source")

@@ -24,8 +24,13 @@ async def never_ready(_name: str, _ready: Callable[[], None]) -> None:
     await asyncio.Event().wait()
 
 
+async def end(_name: str, ready: Callable[[], None]) -> None:
+    """Become ready and end."""
+    ready()
+
+
 async def fail(name: str, ready: Callable[[], None]) -> None:
-    """Fail after the host is ready."""
+    """Become ready and fail."""
     ready()
     raise LookupError(f"{name} has a bug")
 

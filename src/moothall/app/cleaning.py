@@ -132,8 +132,7 @@ async def prune(
 ) -> PruneReport:
     """Keep the last `keep` events. Remove documents, large values and patches that the remaining
     events do not mention, and checkouts and environments that were not used for
-    `workspace.keep_days`. Remove messages of the AUDIT stream that are older than
-    `guard.audit_days`.
+    `workspace.keep_days`, and messages of the AUDIT stream that are older than `guard.audit_days`.
     """
     async with open_answers(settings):
         pass  # the graph must read the events before they are removed

@@ -181,8 +181,8 @@ async def _host(
         await host.run()
 
 
-def _main_elsewhere(settings: Settings, instance: str, **arguments: Any) -> Callable[..., Any]:
-    """Return `host_main` for other processes, which end with this one."""
+def _separate_main(settings: Settings, instance: str, **arguments: Any) -> Callable[..., Any]:
+    """Return `host_main` for a separate process, which ends with this one."""
     main = functools.partial(host_main, app=this_process(), settings=settings, **arguments)
     return functools.partial(_with_instance, instance, main)
 
@@ -224,7 +224,7 @@ async def open_fleet(
         _bus: Bus, bus_url: str, model_url: str
     ) -> AbstractAsyncContextManager[Alive]:
         return subprocesses.hosting(
-            count, _main_elsewhere(settings, instance, bus_url=bus_url, model_url=model_url)
+            count, _separate_main(settings, instance, bus_url=bus_url, model_url=model_url)
         )
 
     hosting: Hosting = host_in_children if mode == "subprocess" else host_here
@@ -270,8 +270,8 @@ def _fall_back(error: MoothallError, report_progress: Callable[[str], None] | No
     """
     if report_progress is None:
         raise FleetUnavailable(
-            f"{error.message}. Set MOOTHALL_RAY__MODE=process to run hosts without Ray, or try "
-            "again"
+            f"{error.message}. Set MOOTHALL_RAY__MODE=subprocess to run hosts without Ray, or "
+            "try again"
         ) from error
     report_progress(f"hosts run in this process instead of Ray: {error.message}")
 
@@ -289,7 +289,7 @@ async def _open_ray(settings: Settings, instance: str) -> AsyncIterator[Hosting]
         raise ConfigurationError(missing) from error
 
     def host_on_ray(_bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
-        main = _main_elsewhere(
+        main = _separate_main(
             for_hosts(settings),
             instance,
             bus_url=bus_url,

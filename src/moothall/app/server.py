@@ -465,7 +465,7 @@ def page_at(link: str) -> str:
 
 
 def _choose_mode(ray: RaySettings, *, serving: bool) -> FleetMode:
-    """Return where the hosts of a server or of a single command run."""
+    """Return where the hosts of a server (`serving`) or a single command run."""
     if ray.mode != "auto":
         return ray.mode
     if ray.address is not None:

@@ -185,8 +185,8 @@ class AuditLog:
             await asyncio.sleep(_DAY_SECONDS)
 
     def _prune(self, keep_days: int) -> None:
-        """Prune all chains. This runs in the writing thread, so own chains are opened again by
-        their next record.
+        """Prune all chains. This runs in the writing thread. It closes its own chains, and the next
+        record opens them again.
         """
         before = datetime.now(UTC) - timedelta(days=keep_days)
         try:
@@ -281,7 +281,7 @@ class _Chain:
 
 
 def _open_locked(opened: ExitStack, path: Path) -> int:
-    """Open and lock a chain for appending. Pruning locks it for a moment and replaces the file."""
+    """Open and lock a chain for appending. Retry briefly, because pruning locks and replaces it."""
     until = time.monotonic() + _LOCK_SECONDS
     while True:
         with ExitStack() as attempt:

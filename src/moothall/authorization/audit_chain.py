@@ -37,7 +37,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The end of a pruned part: its last record, and the signature."""
+    """The end of the pruned part: its last record, with a signature or an empty string."""
 
     last: Head
     mac: str
@@ -330,7 +330,7 @@ class _ChainReader:
             )
         if self._stream_hashes.get(anchor.last.seq, anchor.last.hash) != anchor.last.hash:
             yield self._problem(
-                f"pruned record {anchor.last.seq} is not the one that the AUDIT stream tells of"
+                f"pruned record {anchor.last.seq} differs from the one in the AUDIT stream"
             )
 
     def _check_record(self, record: dict[str, Any]) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""Reading audit records for other systems."""
+"""Audit records for export to other systems."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read_records(
     data_dir: Path, stream: StreamChains, since: datetime, tenant: str | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield the records since `since` (UTC), by time, of all chains on this disk and of remote
-    hosts in the AUDIT stream; with `tenant` only its own. Torn and changed lines are left out.
+    hosts in the AUDIT stream, of one `tenant` or of all. Torn and changed lines are left out.
     """
     paths = {(path.parent.name, path.stem): path for path in data_dir.glob("audit/*/*.jsonl")}
     chains: dict[tuple[str, str], Iterable[Mapping[str, Any]]] = {

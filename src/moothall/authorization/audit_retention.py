@@ -25,8 +25,8 @@ log = get_logger(__name__)
 
 def prune_chain(path: Path, key: bytes, before: datetime) -> int:
     """Remove the records of a chain that are older than `before` (UTC), and return their number. An
-    anchor takes their place, and the last record always stays. A chain that a process writes is
-    left as it is, and so is one whose old records are not whole, because they are evidence.
+    anchor replaces them, and the last record always stays. Leave a chain unchanged while a process
+    writes it, or if its old records are broken, because they are evidence.
     """
     with path.open("r+b") as file:
         if not try_lock(file.fileno()):
@@ -47,8 +47,8 @@ def prune_chain(path: Path, key: bytes, before: datetime) -> int:
 
 
 def _find_cut(path: Path, file: BinaryIO, key: bytes, before: datetime) -> tuple[Head, Head, int]:
-    """Return what precedes the file's first record, the last record to remove, and the offset of
-    the record after it. The first two are the same if nothing is to be removed.
+    """Return the head before the file's first record, the head of the last record to remove, and
+    the offset of the record after it. Both heads are the same if there is nothing to remove.
     """
     first = Head(0, GENESIS)
     limit = before.isoformat(timespec="milliseconds")

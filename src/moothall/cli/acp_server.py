@@ -107,7 +107,7 @@ class _Session:
 
     repository: its registered reference.
     top: the root of its files.
-    state: what is stored.
+    state: the stored part.
     work: the running prompt.
     notices: messages to the user, shown with the next prompt.
     """
@@ -165,9 +165,9 @@ class CouncilAgent:
     async def load_session(
         self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> LoadSessionResponse:
-        """Continue a session of this or an earlier process, and show its conversation. Raises
-        errors of the protocol as `new_session`, and if the session is not stored, is about another
-        repository or is working.
+        """Continue a session of this or an earlier process, and show its conversation. Raises the
+        errors of `new_session`, and protocol errors if the session is not stored, belongs to
+        another repository, or has a running prompt.
         """
         known = self._sessions.get(session_id)
         if known is not None and known.work is not None:

@@ -1,7 +1,7 @@
 """The sessions of `moothall acp` on disk, so that they survive its process.
 
-`<data_dir>/acp/<session>.json` has what the next prompt of a session needs, and the prompts and
-answers that an editor shows again.
+`<data_dir>/acp/<session>.json` contains the state for the next prompt of a session, and the
+conversation, which an editor shows again.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SessionStore:
         self._folder = data_dir / "acp"
 
     def save(self, session_id: str, state: SessionState) -> None:
-        """Store a session in place of its earlier state."""
+        """Store the current state of a session."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(self._path(session_id), json.dumps(dump(state)))
 

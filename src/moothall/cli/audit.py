@@ -22,7 +22,7 @@ from moothall.errors import MoothallError
 if TYPE_CHECKING:
     from moothall.authorization.audit_chain import StreamChains
 
-_FLUSH_RECORDS = 2000  # fewer than the exporter's queue holds
+_FLUSH_RECORDS = 2000  # below the size of the exporter's queue
 
 
 @click.group()
@@ -72,9 +72,7 @@ async def verify(settings: Settings, *, approvals: bool) -> int:
 
 
 async def _read_stream(settings: Settings, key: bytes, hosts: bytes) -> StreamChains:
-    """Return the chains in the AUDIT stream; none, with a line that says so, if it cannot be
-    read.
-    """
+    """Return the chains in the AUDIT stream. If it cannot be read, print why, and return none."""
     from moothall.app.bus import open_log
     from moothall.authorization.audit_chain import StreamChains
     from moothall.authorization.audit_stream import read_stream_chains
@@ -96,7 +94,7 @@ def _time(_context: click.Context, _parameter: click.Parameter, value: str) -> d
         time = datetime.fromisoformat(value)
     except ValueError:
         raise click.BadParameter(
-            f"{value!r} is no ISO 8601 time, such as 2026-11-01 or 2026-11-01T12:00+01:00."
+            f"{value!r} is not an ISO 8601 time, such as 2026-11-01 or 2026-11-01T12:00+01:00."
         ) from None
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
 

@@ -76,13 +76,15 @@ FleetMode = Literal["process", "ray", "subprocess"]
 
 
 class RaySettings(Section):
-    """The hosts. Without an address, Ray runs on this machine as long as the process."""
+    """The hosts. Without an address, hosts on Ray use a Ray on this machine that ends with the
+    process.
+    """
 
     mode: FleetMode | Literal["auto"] = Field(
         "auto",
         description="where hosts run; process: in the started process; subprocess: in child "
-        "processes; ray: on Ray; auto: on Ray for demo, and if address is set or hosts is not 1; "
-        "otherwise subprocess for serve and process for single commands",
+        "processes; ray: on Ray; auto: on Ray if address is set, for demo, and for serve if hosts "
+        "is not 1 and Ray is installed; otherwise subprocess for serve and process for commands",
     )
     address: str | None = Field(
         None, description="address of a Ray cluster, e.g. 10.0.0.1:6379; empty: Ray on this machine"
@@ -90,7 +92,7 @@ class RaySettings(Section):
     hosts: int = Field(
         1,
         ge=0,
-        description="host actors; 0: one on each Ray node that offers a CPU, including nodes "
+        description="number of hosts; 0: one on each Ray node that offers a CPU, including nodes "
         "that join later",
     )
     wait_seconds: float = Field(

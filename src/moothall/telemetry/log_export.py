@@ -1,4 +1,4 @@
-"""The export of audit records as OpenTelemetry log records, over OTLP."""
+"""Export of audit records as OpenTelemetry log records, over OTLP."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BATCH_RECORDS = 512
 
 
 class AuditExporter:
-    """Sends audit records to `trace.endpoint`, in batches. `process` names this process in them.
+    """Sends audit records to `trace.endpoint`, in batches. `process` is the id of this instance.
     Raises `ConfigurationError` if the extra `otlp` is not installed.
     """
 
@@ -79,7 +79,7 @@ class AuditExporter:
         self._provider.force_flush(int(self._seconds * 1000))
 
     async def close(self) -> None:
-        """Send the rest for at most `trace.timeout_seconds`, and close."""
+        """Send the queued records for at most `trace.timeout_seconds`, and close."""
         await close_provider(self._provider, self._exporter, self._seconds, "audit records")
 
 
@@ -95,7 +95,7 @@ async def exporting(settings: TraceSettings, process: str) -> AsyncIterator[Audi
 
 
 class _CountingExporter(LogRecordExporter):
-    """Counts the records that are lost, which the batch processor does not report."""
+    """An exporter that counts lost records, which the batch processor does not report."""
 
     def __init__(self, exporter: LogRecordExporter) -> None:
         self._exporter = exporter

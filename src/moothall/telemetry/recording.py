@@ -243,7 +243,7 @@ class _Closable(Protocol):
 async def close_provider(
     provider: _Closable, exporter: _Closable, seconds: float, what: str = "spans"
 ) -> None:
-    """Send what remains, in a daemon thread: a collector that hangs delays no process."""
+    """Send the queue in a daemon thread, so a collector that hangs does not delay the process."""
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -258,7 +258,7 @@ async def close_provider(
             await done.wait()
     except TimeoutError:
         log.warning(
-            "the collector did not accept the last of them in time; they are lost",
+            "the collector did not accept the rest in time; it is lost",
             what=what,
             seconds=seconds,
         )

@@ -1,3 +1,3 @@
-"""Ray places, supervises and restarts the hosts; the work itself travels over the bus. The only
-import of ray.
+"""Hosts, and the three ways to run them: in the process, in child processes, or on Ray. Their work
+travels over the bus. No other package imports ray.
 """

@@ -1,6 +1,6 @@
 """A host: pulls deliberations from the work queue and runs their seats as coroutines.
 
-Knows nothing of Ray, so that it runs the same in a Ray actor, in a test or alone.
+It does not depend on where it runs: in a process, a child process or a Ray actor.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Host:
     still_seconds: float = 10.0
     """After standing still for so long its work is another's: the bus's `ack_wait_seconds`."""
     quotas: Quotas | None = None
-    """The quotas of tenants; without them nothing is limited."""
+    """The quotas of tenants; None: no limits."""
     look_seconds: float = 5.0
     """How often the log is asked whether what is in hand is over: a signal may be lost. Of what was
     taken up unread, once within a

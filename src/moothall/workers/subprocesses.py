@@ -37,8 +37,8 @@ async def hosting(hosts: int, main: HostMain, ready_seconds: float = 120.0) -> A
     with the context. `main` has to be picklable.
 
     A host that was killed by a signal is started again. A host that ends with an error has a bug:
-    its error ends the body. Errors are raised in a group, among them `FleetUnavailable` if a host
-    ends by itself or is late.
+    its error ends the body. Errors are raised in a group. They include `FleetUnavailable` if a host
+    exits without an error of its own or is not ready in time.
     """
     children = [_Child(f"host-{number}", main) for number in range(1, hosts + 1)]
 
@@ -122,7 +122,7 @@ async def _stop(process: Process) -> None:
 
 
 async def _run_host(name: str, main: HostMain, lines: BinaryIO) -> None:
-    """Run a host until stdin is closed, and write its lines to `lines`."""
+    """Run a host until stdin is closed, and report its state to `lines`."""
 
     def send(line: bytes) -> None:
         with suppress(BrokenPipeError):  # the server has ended, and this process soon will
@@ -131,7 +131,7 @@ async def _run_host(name: str, main: HostMain, lines: BinaryIO) -> None:
 
     host = asyncio.ensure_future(main(name, lambda: send(_READY)))
     stop = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, host.cancel)
-    threading.Thread(target=_call_at_end, args=(sys.stdin.buffer, stop), daemon=True).start()
+    threading.Thread(target=_call_at_end, args=(sys.stdin.fileno(), stop), daemon=True).start()
     try:
         await host
     except asyncio.CancelledError:
@@ -140,8 +140,10 @@ async def _run_host(name: str, main: HostMain, lines: BinaryIO) -> None:
         send(_FAILED + base64.b64encode(_dump(error)))
 
 
-def _call_at_end(stream: BinaryIO, function: Callable[[], object]) -> None:
-    stream.read()
+def _call_at_end(stdin: int, function: Callable[[], object]) -> None:
+    # A blocked read of `sys.stdin.buffer` would abort the process when it ends: it holds a lock.
+    while os.read(stdin, 1):
+        pass
     with suppress(RuntimeError):  # the loop is closed: the host has ended by itself
         function()
 
@@ -156,7 +158,7 @@ def _dump(error: Exception) -> bytes:
 
 
 if __name__ == "__main__":
-    # Whatever else writes to stdout must not look like a line of this host.
+    # Other output to stdout goes to stderr, so it is not taken for a line of this host.
     with os.fdopen(os.dup(1), "wb") as own_lines:
         os.dup2(2, 1)
         host_name, host_main = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by `_Child`

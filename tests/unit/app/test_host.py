@@ -93,7 +93,7 @@ async def test_hosts_that_ray_does_not_bring_in_time_run_in_this_process() -> No
 
 
 async def test_in_a_server_it_is_an_error_that_names_the_setting() -> None:
-    with pytest.raises(FleetUnavailable, match="MOOTHALL_RAY__MODE=process") as caught:
+    with pytest.raises(FleetUnavailable, match="MOOTHALL_RAY__MODE=subprocess") as caught:
         async with first_ready(starting(LATE), starting(None), None)(MemoryBus(), "", ""):  # type: ignore[arg-type] # not used
             pass
     assert caught.value.code == "RAY_UNAVAILABLE"

@@ -1,4 +1,4 @@
-"""Old audit records are removed, and what remains is still proven."""
+"""Old audit records are removed, and the remaining ones still verify."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def change(lines: list[bytes], path: Path) -> list[bytes]:
 @pytest.mark.parametrize(
     "touch", [remove_first, remove_anchor_s_follower, forge_anchor, unsign_anchor, change]
 )
-def test_whatever_is_touched_after_pruning_shows_and_is_not_pruned_away(
+def test_a_change_to_a_pruned_chain_is_detected_and_not_pruned(
     tmp_path: Path, touch: Callable[[list[bytes], Path], list[bytes]]
 ) -> None:
     path = write_days(tmp_path, 6)
@@ -146,12 +146,12 @@ def test_whatever_is_touched_after_pruning_shows_and_is_not_pruned_away(
     assert not verify_all(tmp_path, KEY).ok
 
 
-def test_an_anchor_that_the_stream_contradicts_shows(tmp_path: Path) -> None:
+def test_an_anchor_that_differs_from_the_stream_is_detected(tmp_path: Path) -> None:
     path = write_days(tmp_path, 3)
     prune_chain(path, KEY, day(1))
     report = verify_all(tmp_path, KEY, StreamChains({("local", "host-1"): {2: "f" * 64}}))
     assert [problem.what for problem in report.problems] == [
-        "pruned record 2 is not the one that the AUDIT stream tells of"
+        "pruned record 2 differs from the one in the AUDIT stream"
     ]
 
 

@@ -24,7 +24,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tests), prepend=os.pathsep)
 
 
-async def test_hosts_pull_work_until_the_end_and_let_go(tmp_path: Path) -> None:
+async def test_hosts_run_in_child_processes_until_the_end(tmp_path: Path) -> None:
     async with hosting(2, functools.partial(host_programs.write_pid, tmp_path)) as alive:
         assert await alive() == (2, 2)
         pids = {int(file.read_text()) for file in tmp_path.iterdir()}
@@ -58,7 +58,17 @@ async def test_a_host_with_a_bug_ends_the_body() -> None:
     assert caught.group_contains(LookupError, match="host-1 has a bug")
 
 
-async def test_an_error_that_cannot_be_restored_is_told_by_its_text() -> None:
+async def test_a_host_that_returns_ends_the_body() -> None:
+    async def body() -> None:
+        async with hosting(1, host_programs.end), asyncio.timeout(30):
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await body()
+    assert caught.group_contains(FleetUnavailable, match="host-1 ended with exit code 0")
+
+
+async def test_an_error_that_cannot_be_unpickled_is_raised_as_its_text() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         async with hosting(1, host_programs.fail_oddly):
             pytest.fail("nothing hosts")

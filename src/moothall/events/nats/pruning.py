@@ -51,8 +51,8 @@ async def prune(store: RawStore, keep: int) -> int:
 
 
 async def prune_audit(bus: JetStreamBus, keep_days: int | None) -> int:
-    """Delete the messages of the AUDIT stream that are older than `keep_days`, which None keeps
-    forever. Returns their number.
+    """Delete the messages of the AUDIT stream that are older than `keep_days`, and return their
+    number. None keeps all.
     """
     if keep_days is None:
         return 0
