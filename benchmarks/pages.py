@@ -1,5 +1,5 @@
-"""What it costs that many have a large board open: each browser fetches the cards that changed, as
-the page's script does.
+"""The cost of many browsers with a large board open: each fetches the cards that changed, as the
+page's script does.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from benchmarks.stub import Stub
 _LOADS, _FRESH_LOADS, _CHANGES = 50, 20, 5
 _AT_ONCE = 16
 _SPREAD, _REST = 0.3, 3.0
-"""Seconds, as in page.js: within which a change is fetched, and that a page rests after a refusal,
-up to twice as long.
+"""Seconds, as in page.js: the longest delay before a change is fetched, and the shortest delay
+after a refusal, which is up to twice as long.
 """
 _REFUSED = (429, 503)
 
 
 async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str, Any]:
-    """Milliseconds and compressed bytes of one load of a board of `stories`, also of the first load
-    after a change; then, with `count` browsers that have it open, the time from a change to each
-    one's new card, its bytes, and what that costs `serve`.
+    """Measure one load of a board of `stories`, in milliseconds and compressed bytes, and the first
+    load after a change. Then measure, with `count` open browsers, the time from a change to the new
+    card in each of them, its bytes, and the CPU time of `serve`.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -115,8 +115,8 @@ async def _change(board: Board, comment: str) -> None:
 
 
 async def _load(board: Board) -> tuple[float, int, str]:
-    """Load the board; return the seconds, the bytes of the body as sent, and the number of the last
-    event that it shows.
+    """Load the board. Return the seconds, the bytes of the body as sent, and the number of the last
+    event that the board shows.
     """
     began = time.perf_counter()
     async with board.http.get(f"{board.url}/") as answer:
@@ -124,14 +124,14 @@ async def _load(board: Board) -> tuple[float, int, str]:
     seconds = time.perf_counter() - began
     shown = re.search(r'id="board-head" data-seq="(\d+)"', text)
     if shown is None:
-        raise AssertionError(f"that is no board: {answer.status}")
+        raise AssertionError(f"the response is not a board: {answer.status}")
     return seconds, int(answer.headers["Content-Length"]), shown[1]
 
 
 @dataclass(frozen=True, slots=True)
 class _Renewed:
-    """Seconds from a change to the new card in a browser, how often that was refused, and the bytes
-    of the answer's body as sent.
+    """The seconds from a change to the new card in a browser, the number of refused requests, and
+    the bytes of the response body as sent.
     """
 
     seconds: float
@@ -140,7 +140,7 @@ class _Renewed:
 
 
 async def _renew(board: Board, seq: str, changed: asyncio.Event) -> _Renewed:
-    """Fetch what changed after the event `seq`, once it is heard that something did."""
+    """Wait for a notification, then fetch the cards that changed after the event `seq`."""
     refused = 0
     await changed.wait()
     await asyncio.sleep(random.random() * _SPREAD)  # noqa: S311 - no secret

@@ -457,9 +457,9 @@ board until a reader hears of it: {figure(found["heard_p50"] * 1000)} ms in the 
 def _pages(found: Mapping[str, Any]) -> str:
     return f"""## Many who have the board open
 
-A board of {found["stories"]:,} stories is loaded in {figure(found["load_p50"])} ms (p95 {figure(found["load_p95"])}), and in {figure(found["fresh_p50"])} ms the first time after a change. It is {figure(found["load_bytes"] / 1024)} KB, compressed.
-{found["pages"]:,} browsers have it open, and something happens on it: each hears of it, 3 ms for each that listens at the latest, and fetches the changed card within 300 ms, as the page's script does: {found["change_bytes"]:,} bytes.
-From the request that changes the board to the new card in a browser: {figure(found["renewed_p50"])} s in the middle, {figure(found["renewed_max"])} s for the last; {figure(found["refused"])} requests are refused and come again.
+A board of {found["stories"]:,} stories is loaded in {figure(found["load_p50"])} ms (p95 {figure(found["load_p95"])}), and in {figure(found["fresh_p50"])} ms the first time after a change. The compressed page has {figure(found["load_bytes"] / 1024)} KB.
+{found["pages"]:,} browsers have it open, and a story on it changes. The server notifies each of them after a random delay of up to 3 ms times the number of browsers. Each fetches the changed card within 300 ms, as the page's script does: {found["change_bytes"]:,} bytes.
+From the request that changes the board to the new card in a browser: {figure(found["renewed_p50"])} s in the middle, {figure(found["renewed_max"])} s for the last; {figure(found["refused"])} requests are refused and sent again.
 Each costs `serve` {figure(found["cpu"])} ms of CPU. The browsers are a process of their own on the same cores, whose load average was {figure(found["load"])}."""
 
 

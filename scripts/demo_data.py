@@ -1,8 +1,8 @@
 """Fill an empty data directory with a demo project, to look at the page: 40 stories in all states,
-a running council of five, a review of a change of 30 files, and two weeks of runs.
+running councils of five, a review of a change of 30 files, and two weeks of runs.
 
 Use: `scripts/demo-data FOLDER`. The events are those that a server writes, with times of the last
-two weeks; no model is asked. The running council ends at its deadline, two days later.
+two weeks; no model is asked. The running councils end at their deadline, two days later.
 """
 
 from __future__ import annotations
@@ -90,6 +90,8 @@ _TARGETS = {
     "archive": ("backlog", "archived"),
 }
 _PEOPLE = ("ann", "ben", "local")
+_CHECKED_TURNS = (3, 4)
+"""The turns of a seat after which its checks run."""
 _PRICE_IN, _PRICE_OUT = 3e-6, 15e-6
 """US dollars per token of the models in this demo."""
 
@@ -166,7 +168,7 @@ def _task_id(number: int, role: str) -> TaskId:
 
 
 class _Writer:
-    """Writes the events of stories and councils. `clock` is the time of the next event."""
+    """The writer of the events of stories and councils. `clock` is the time of the next event."""
 
     def __init__(self, bus: Bus, shop: _Shop, seed: int) -> None:
         self._bus = bus
@@ -174,6 +176,7 @@ class _Writer:
         self._random = random.Random(seed)  # noqa: S311 - no secret
         self._ordinal = 0
         self._events: list[Event] = []
+        self._outcomes: list[Outcome] = []
         self.clock = datetime.now(UTC)
 
     def _pass(self, low: float, high: float) -> str:
@@ -182,7 +185,7 @@ class _Writer:
         self.clock = min(later, datetime.now(UTC))
         return self.clock.isoformat(timespec="milliseconds")
 
-    async def _story_event(self, kind: EventType, story_id: str, **data: Any) -> Event:
+    def _story_event(self, kind: EventType, story_id: str, **data: Any) -> Event:
         self._ordinal += 1
         event = write(
             kind,
@@ -195,11 +198,13 @@ class _Writer:
         return event
 
     async def publish(self) -> None:
-        """Write the events to the log, in the order of their times."""
+        """Store the outcomes, and write the events to the log in the order of their times."""
+        for outcome in self._outcomes:
+            await self._bus.put(TaskKey(outcome.task_id), dump(outcome))
         for event in sorted(self._events, key=lambda event: event.time):
             await self._bus.publish(event)
 
-    async def story(self, number: int, state: str) -> None:
+    def story(self, number: int, state: str) -> None:
         """Write a story that is in a state, with its councils."""
         area = _AREAS[number % len(_AREAS)]
         title, wish, gain = (
@@ -207,7 +212,7 @@ class _Writer:
         )
         story_id = f"story-{digest('demo', str(number))[:16]}"
         self.clock -= timedelta(hours=self._random.uniform(2, 30))
-        await self._story_event(
+        self._story_event(
             EventType.STORY_CREATED,
             story_id,
             title=title,
@@ -223,9 +228,9 @@ class _Writer:
         plan: Event | None = None
         for name in _PATHS[state]:
             if name == "build" and plan is not None:
-                await self._finish(plan, story_id, number, completed=True)
+                self._finish(plan, story_id, number, completed=True)
             source, target = _TARGETS[name]
-            moved = await self._story_event(
+            moved = self._story_event(
                 EventType.STORY_TRANSITIONED,
                 story_id,
                 from_state=source,
@@ -236,17 +241,17 @@ class _Writer:
                 comment="",
             )
             if target == "design":
-                plan = await self._plan(story_id, number, title, is_waiting=state == "design")
+                plan = self._plan(story_id, number, title, is_waiting=state == "design")
             elif target == "test":
-                await self._check(story_id, number, moved, failed=state == "check failed")
+                self._check(story_id, number, moved, failed=state == "check failed")
             elif target == "done":
-                await self._deliver(story_id, moved, failed=state == "not merged")
+                self._deliver(story_id, moved, failed=state == "not merged")
         if state == "running":
-            await self._council(number, "dev", story_id, title, ends="")
+            self._council(number, "dev", story_id, title, ends="")
         elif state == "failed" and plan is not None:
-            await self._finish(plan, story_id, number, completed=False)
+            self._finish(plan, story_id, number, completed=False)
 
-    async def _plan(self, story_id: str, number: int, title: str, *, is_waiting: bool) -> Event:
+    def _plan(self, story_id: str, number: int, title: str, *, is_waiting: bool) -> Event:
         """Write the tasks of a story. Only those of a waiting story are for the server to run."""
         plan_id = f"plan-{digest(story_id)[:16]}"
         repository = RepositoryRef(id=self._shop.id)
@@ -273,14 +278,14 @@ class _Writer:
         self._events.append(event)
         return event
 
-    async def _finish(self, plan: Event, story_id: str, number: int, *, completed: bool) -> None:
+    def _finish(self, plan: Event, story_id: str, number: int, *, completed: bool) -> None:
         """Write the councils of a story's tasks, and their end."""
         title = str(plan.data["tasks"][0]["description"])
-        await self._council(number, "dev", story_id, title, ends="won" if completed else "lost")
+        self._council(number, "dev", story_id, title, ends="won" if completed else "lost")
         if completed:
-            await self._council(number, "qa", story_id, f"Test: {title}", ends="won")
+            self._council(number, "qa", story_id, f"Test: {title}", ends="won")
         tasks = [str(task["task_id"]) for task in plan.data["tasks"]]
-        await self._story_event(
+        self._story_event(
             EventType.PLAN_FINISHED,
             story_id,
             plan_id=plan.subject,
@@ -293,8 +298,8 @@ class _Writer:
             commits=[self._shop.commit] if completed else [],
         )
 
-    async def _check(self, story_id: str, number: int, moved: Event, *, failed: bool) -> None:
-        await self._story_event(
+    def _check(self, story_id: str, number: int, moved: Event, *, failed: bool) -> None:
+        self._story_event(
             EventType.STORY_CHECKED,
             story_id,
             moved=moved.id,
@@ -305,8 +310,8 @@ class _Writer:
             why="tests failed on the merged result: test_two_lines" if failed else "",
         )
 
-    async def _deliver(self, story_id: str, moved: Event, *, failed: bool) -> None:
-        await self._story_event(
+    def _deliver(self, story_id: str, moved: Event, *, failed: bool) -> None:
+        self._story_event(
             EventType.STORY_DELIVERED,
             story_id,
             moved=moved.id,
@@ -316,10 +321,10 @@ class _Writer:
             why="the checked-out branch has uncommitted changes" if failed else "",
         )
 
-    async def _council(
+    def _council(
         self, number: int, role: str, story_id: str, description: str, *, ends: str
     ) -> None:
-        """Write a council of three, or the running one of five. `ends`: won, lost, or empty."""
+        """Write a council of three, or a running one of five. `ends`: won, lost, or empty."""
         count = 3 if ends else 5
         seats = tuple(f"agent-{role}-{place:03}" for place in range(1, count + 1))
         self._pass(1, 5)
@@ -343,16 +348,16 @@ class _Writer:
         )
         start = self.clock
         request = dump(deliberation) | {"request_digest": "", "num_agents": count}
-        await self._say(deliberation, EventType.DELIBERATION_REQUESTED, 0, **request)
-        await self._say(deliberation, EventType.DELIBERATION_STARTED, 0.02, seats=list(seats))
+        self._say(deliberation, EventType.DELIBERATION_REQUESTED, 0, **request)
+        self._say(deliberation, EventType.DELIBERATION_STARTED, 0.02, seats=list(seats))
         usage = {}
         for place, seat in enumerate(seats):
             turns = 4 if ends else 1 + place
-            usage[seat] = await self._seat(deliberation, seat, start, turns, has_ended=bool(ends))
+            usage[seat] = self._seat(deliberation, seat, start, turns, has_ended=bool(ends))
         if ends:
-            await self._decide(deliberation, usage, start, number, has_won=ends == "won")
+            self._decide(deliberation, usage, start, number, has_won=ends == "won")
 
-    async def _say(
+    def _say(
         self, deliberation: Deliberation, kind: EventType, minutes: float, **data: Any
     ) -> None:
         self._ordinal += 1
@@ -366,13 +371,13 @@ class _Writer:
         )
         self._events.append(event)
 
-    async def _seat(
+    def _seat(
         self, deliberation: Deliberation, seat: str, start: datetime, turns: int, *, has_ended: bool
     ) -> Usage:
         """Write what a seat does, and return what it used."""
         self.clock = start + timedelta(seconds=3)
         approach = self._random.choice(("smallest change", "tests first", "a new module"))
-        await self._say(
+        self._say(
             deliberation, EventType.SEAT_STARTED, 0, seat=seat, role=deliberation.role,
             agent_id=seat, approach=approach,
         )  # fmt: skip
@@ -382,7 +387,7 @@ class _Writer:
             prompt, completion = self._random.randint(4_000, 14_000), self._random.randint(200, 900)
             used = Usage(prompt, 0, completion, 1, prompt * _PRICE_IN + completion * _PRICE_OUT)
             total += used
-            await self._say(
+            self._say(
                 deliberation, EventType.MODEL_CALLED, seconds / 60, seat=seat,
                 call_id=f"{seat}/propose/0.{turn}", phase="propose", model="demo",
                 usage=dump(used), answer=f"I read the module and change it, step {turn}.",
@@ -391,26 +396,25 @@ class _Writer:
             operations = [{"tool": "files.read", "status": "success"}]
             if turn > 1:
                 operations.append({"tool": "files.edit", "status": "success"})
-            await self._say(
+            self._say(
                 deliberation, EventType.SEAT_TURN, self._random.uniform(0.05, 0.3), seat=seat,
                 phase="propose", round=0, turn=turn, attempt=1, attempts=1, operations=operations,
-                thought="", usage=dump(used), checks={"tests": "passed"} if turn > 2 else {},  # noqa: PLR2004 - after two changes
+                thought="", usage=dump(used),
+                checks={"tests": "passed"} if turn in _CHECKED_TURNS else {},
             )  # fmt: skip
         if has_ended:
             proposal = Proposal(
                 seat, deliberation.role, "Amounts are counted in cents.", self._shop.small_diffs[0]
             )
-            await self._say(
+            self._say(
                 deliberation, EventType.SEAT_PROPOSED, 0.01, seat=seat,
                 candidate=proposal.candidate, proposal=dump(proposal),
             )  # fmt: skip
             outcome = SeatOutcome(seat, SeatStatus.PROPOSED, usage=total)
-            await self._say(
-                deliberation, EventType.SEAT_FINISHED, 0.5, seat=seat, outcome=dump(outcome)
-            )
+            self._say(deliberation, EventType.SEAT_FINISHED, 0.5, seat=seat, outcome=dump(outcome))
         return total
 
-    async def _decide(
+    def _decide(
         self,
         deliberation: Deliberation,
         usage: dict[str, Usage],
@@ -461,8 +465,8 @@ class _Writer:
             origin="plan",
             evidence_level=EvidenceLevel.PROVEN if is_proven else EvidenceLevel.REPRODUCED,
         )
-        await self._bus.put(deliberation.task_id, dump(outcome))
-        await self._say(deliberation, EventType.DELIBERATION_DECIDED, 0.02, **dump(outcome))
+        self._outcomes.append(outcome)
+        self._say(deliberation, EventType.DELIBERATION_DECIDED, 0.02, **dump(outcome))
 
     def _result(
         self, rank: int, seat: str, role: str, evidence: Evidence, diff: str, *, has_won: bool
@@ -501,7 +505,7 @@ async def _fill(folder: Path, seed: int) -> None:
             share = len(_PATHS[state]) / max(map(len, _PATHS.values()))
             days = 0.5 + share * (_DAYS - 1) * ((number % 9) + 1) / 10
             writer.clock = now - timedelta(days=days)
-            await writer.story(number, state)
+            writer.story(number, state)
         await writer.publish()
     print(f"{len(_STATES)} stories are in {folder}. Look at them:")
     print(f"  MOOTHALL_DATA_DIR={folder} moothall serve")

@@ -1,4 +1,4 @@
-"""The demo project of `scripts/demo-data`: a full board, a running council of five, a review of a
+"""The demo project of `scripts/demo-data`: a full board, running councils of five, a review of a
 change of 30 files, and two weeks of insights.
 """
 

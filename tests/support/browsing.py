@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
+from moothall import config
 from moothall.api.dependencies import ApiDependencies
+from moothall.api.http.server import http_server
+from moothall.api.identity import BearerTokens
 from moothall.stories.coach import StoryDraft
-from support.callers import TOKEN
+from support.callers import TOKEN, TOKENS
 
 HOSTILE = "<script>alert(1)</script>\u202egnp.exe"
 SHOWN = "&lt;script&gt;alert(1)&lt;/script&gt;⟨U+202E⟩gnp.exe"
@@ -61,6 +66,20 @@ class Browser:
         if response.status != 303:
             raise AssertionError(response.text)
         return form_of((await self.get("/")).text)
+
+
+@asynccontextmanager
+async def serving_page(
+    dependencies: ApiDependencies, *, auto_decompress: bool = True
+) -> AsyncIterator[Browser]:
+    """Serve the page on a free port, and yield a browser that is not signed in."""
+    settings = config.WebSettings(port=0, grace_seconds=0.2)
+    jar = aiohttp.CookieJar(unsafe=True)  # of an address without a name
+    async with (
+        http_server(settings, dependencies, BearerTokens(TOKENS), configured=True) as served,
+        aiohttp.ClientSession(cookie_jar=jar, auto_decompress=auto_decompress) as http,
+    ):
+        yield Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
 
 
 def form_of(text: str) -> str:

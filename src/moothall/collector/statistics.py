@@ -38,7 +38,7 @@ _TEXT_CHARS = 100
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """A decision, reduced to what the figures need.
+    """The decision of a run, reduced to what the figures need.
 
     ended_at_ms: since the epoch.
     seat_ms: the durations of its seats.
@@ -245,7 +245,7 @@ def _parse_usage(data: Any) -> Usage:
 
 
 def _difference(whole: Usage, share: Usage) -> Usage:
-    """Return what is left of the whole, at least zero."""
+    """Return the usage of the whole without a share, at least zero."""
     return Usage(
         prompt_tokens=max(0, whole.prompt_tokens - share.prompt_tokens),
         completion_tokens=max(0, whole.completion_tokens - share.completion_tokens),

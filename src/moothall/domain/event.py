@@ -130,6 +130,12 @@ def parse_time(time: str) -> datetime | None:
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
+def seconds_between(start: str, end: str) -> float:
+    """Return the seconds between the times of two events, 0 if one of them is unknown."""
+    began, ended = parse_time(start), parse_time(end)
+    return (ended - began).total_seconds() if began and ended else 0.0
+
+
 def event_id(event_type: str, subject: str, cause: str, ordinal: str | int) -> str:
     """Return the id of the `ordinal`-th event of this type about `subject` that `cause` led to."""
     return digest(event_type, subject, cause, str(ordinal))[:32]

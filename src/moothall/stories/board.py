@@ -52,8 +52,7 @@ class Board:
         self._board_events = Broadcast(self._watch_events)
         self._cards: dict[tuple[str, str], StoryState] = {}
         self._listed: dict[str, tuple[list[StoryState], int]] = {}
-        """The stories of a tenant, by id, and the seq of the last event, until there are new ones.
-        """
+        """By tenant, the stories by id, and the seq of their last event. Dropped at a new event."""
         self._last_seq, self._first_id = 0, ""
         self._read_lock, self._reads_begun, self._reads_ended = asyncio.Lock(), 0, 0
 

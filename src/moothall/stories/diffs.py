@@ -24,7 +24,7 @@ _NOTES = (
     (re.compile(r"(?:Binary files .* differ|GIT binary patch)$"), "binary"),
     (re.compile(r"(?:old mode|(?:dis)?similarity index|rename to|copy to) "), ""),
 )
-"""Headers of git about a file, and what they say to people."""
+"""Git's headers of a file, and their text for people."""
 Kind = Literal["added", "removed", "same", "place"]
 
 
@@ -101,7 +101,7 @@ def _unquote(path: str) -> str:
 @dataclass(frozen=True, slots=True)
 class DiffFile:
     """The lines of one file of a diff, each with its number in the whole diff, from 1. They include
-    the places of hunks, and no headers. `notes` say what the headers say: "new", "binary".
+    the places of hunks, and no headers. `notes` are the headers in words, such as "new".
     """
 
     path: str
@@ -152,9 +152,7 @@ def read_files(diff: str) -> tuple[DiffFile, ...]:
 
 
 def _note(header: str) -> str | None:
-    """Return what a header says about a file, '' if that is nothing for people, None for any other
-    line.
-    """
+    """Return the text of a header for people, '' if they need none. Return None for other lines."""
     for pattern, note in _NOTES:
         if match := pattern.match(header):
             return note.format(_unquote(f"{match[1]}\t") if match.groups() else "")

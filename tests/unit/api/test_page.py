@@ -28,7 +28,7 @@ from moothall.stories.coach import TITLE_CHARS, StoryDraft
 from moothall.stories.lifecycle import Need, StoryPosition, lifecycle
 from moothall.stories.story_state import StoryState
 from moothall.telemetry.events import write
-from support.browsing import CRITERIA, DRAFT, HOSTILE, SHOWN, Browser
+from support.browsing import CRITERIA, DRAFT, HOSTILE, SHOWN, Browser, serving_page
 from support.callers import OTHER, TOKEN, TOKENS, api_dependencies
 from support.deliberation_service import MemoryDeliberations
 from support.rest import serving_http
@@ -43,17 +43,8 @@ OURS = tuple(
 async def browser() -> AsyncIterator[Browser]:
     deliberations = MemoryDeliberations()
     dependencies = api_dependencies(deliberations)
-    jar = aiohttp.CookieJar(unsafe=True)  # of an address without a name
-    async with (
-        http_server(
-            config.WebSettings(port=0, grace_seconds=0.2),
-            dependencies,
-            BearerTokens(TOKENS),
-            configured=True,
-        ) as served,
-        aiohttp.ClientSession(cookie_jar=jar) as http,
-    ):
-        yield Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
+    async with serving_page(dependencies) as browser:
+        yield browser
 
 
 def owner(browser: Browser) -> Principal:

@@ -6,13 +6,9 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import aiohttp
 import pytest
 
-from moothall import config
 from moothall.api.health import HealthCheck, Probe
-from moothall.api.http.server import http_server
-from moothall.api.identity import BearerTokens
 from moothall.authorization.recent_decisions import Decisions
 from moothall.domain.budget import Budget
 from moothall.domain.event import EventType
@@ -21,8 +17,8 @@ from moothall.domain.status import Condition
 from moothall.errors import ModelUnavailable
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
-from support.browsing import DRAFT, HOSTILE, SHOWN, Browser
-from support.callers import OTHER, TOKENS, api_dependencies
+from support.browsing import DRAFT, HOSTILE, SHOWN, Browser, serving_page
+from support.callers import OTHER, api_dependencies
 from support.deliberation_service import MemoryDeliberations
 
 
@@ -43,16 +39,8 @@ def bus() -> MemoryBus:
 async def browser(bus: MemoryBus) -> AsyncIterator[Browser]:
     checkup = HealthCheck({"bus": Probe(_well), "graph": Probe(_down, needed=False)})
     dependencies = replace(api_dependencies(MemoryDeliberations(), bus), health_check=checkup)
-    async with (
-        http_server(
-            config.WebSettings(port=0, grace_seconds=0.2),
-            dependencies,
-            BearerTokens(TOKENS),
-            configured=True,
-        ) as served,
-        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
-    ):
-        yield Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
+    async with serving_page(dependencies) as browser:
+        yield browser
 
 
 def record(seq: int, **output_text: Any) -> dict[str, Any]:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
-import aiohttp
 import pytest
 
 from moothall import config
-from moothall.api.http.server import http_server
-from moothall.api.identity import BearerTokens
 from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.overview import Overview
 from moothall.domain.codec import dump
@@ -22,8 +19,8 @@ from moothall.domain.task import DeliberationRequest, Fork
 from moothall.orchestrator.planning import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.testing.bus import MemoryBus
-from support.browsing import HOSTILE, SHOWN, Browser
-from support.callers import OTHER, TOKENS, api_dependencies
+from support.browsing import HOSTILE, SHOWN, Browser, serving_page
+from support.callers import OTHER, api_dependencies
 from support.deliberation_service import MemoryDeliberations
 from support.story import Remembering
 
@@ -62,16 +59,7 @@ async def app() -> AsyncIterator[SignedIn]:
         deliberations=deliberations,
         tasks=Overview(bus, tuple[DeliberationState, ...]),
     )
-    async with (
-        http_server(
-            config.WebSettings(port=0, grace_seconds=0.2),
-            dependencies,
-            BearerTokens(TOKENS),
-            configured=True,
-        ) as served,
-        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
-    ):
-        browser = Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
+    async with serving_page(dependencies) as browser:
         yield SignedIn(browser, await browser.sign_in(), deliberations, bus)
 
 

@@ -10,16 +10,13 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
-from moothall import config
-from moothall.api.http.server import http_server
-from moothall.api.identity import BearerTokens
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
-from support.browsing import DRAFT, Browser
+from support.browsing import DRAFT, Browser, serving_page
 from support.callers import TOKEN, TOKENS, api_dependencies
 from support.deliberation_service import MemoryDeliberations
 
@@ -36,18 +33,8 @@ def bus() -> MemoryBus:
 @pytest.fixture
 async def browser(bus: MemoryBus) -> AsyncIterator[Browser]:
     dependencies = api_dependencies(MemoryDeliberations(), bus)
-    async with (
-        http_server(
-            config.WebSettings(port=0, grace_seconds=0.2),
-            dependencies,
-            BearerTokens(TOKENS),
-            configured=True,
-        ) as served,
-        aiohttp.ClientSession(
-            cookie_jar=aiohttp.CookieJar(unsafe=True), auto_decompress=False
-        ) as http,
-    ):
-        yield Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
+    async with serving_page(dependencies, auto_decompress=False) as browser:
+        yield browser
 
 
 async def fetch(

@@ -7,19 +7,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
-import aiohttp
 import pytest
 
-from moothall import config
-from moothall.api.http.server import http_server
-from moothall.api.identity import BearerTokens
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
 from moothall.stories.planner import changeable
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
-from support.browsing import DRAFT, HOSTILE, SHOWN, Browser, Got
-from support.callers import OTHER, TOKENS, api_dependencies
+from support.browsing import DRAFT, HOSTILE, SHOWN, Browser, Got, serving_page
+from support.callers import OTHER, api_dependencies
 from support.deliberation_service import MemoryDeliberations
 
 
@@ -50,16 +46,7 @@ class Story:
 async def story() -> AsyncIterator[Story]:
     bus = MemoryBus()
     dependencies = api_dependencies(MemoryDeliberations(), bus)
-    async with (
-        http_server(
-            config.WebSettings(port=0, grace_seconds=0.2),
-            dependencies,
-            BearerTokens(TOKENS),
-            configured=True,
-        ) as served,
-        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
-    ):
-        browser = Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
+    async with serving_page(dependencies) as browser:
         draft = replace(DRAFT, ac=(DRAFT.ac[0], f"{DRAFT.ac[1]} {HOSTILE}"))
         card = await dependencies.board.create(draft, LOCAL, key="1")
         for event in ("refine", "submit"):

@@ -11,12 +11,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import aiohttp
 import pytest
 
 from moothall import config
-from moothall.api.http.server import http_server
-from moothall.api.identity import BearerTokens
 from moothall.api.web.charts import draw
 from moothall.api.web.rendering import span
 from moothall.collector.overview import Overview
@@ -36,7 +33,7 @@ from moothall.stories.board import Board
 from moothall.stories.task_history import RoundTask
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
-from support.browsing import CRITERIA, DRAFT, HOSTILE, SHOWN, Browser, form_of
+from support.browsing import CRITERIA, DRAFT, HOSTILE, SHOWN, Browser, form_of, serving_page
 from support.callers import OTHER, TOKENS, api_dependencies
 from support.deliberation_service import MemoryDeliberations
 from support.story import Remembering
@@ -73,16 +70,7 @@ async def app() -> AsyncIterator[App]:
         deliberations=deliberations,
         tasks=Overview(bus, tuple),
     )
-    async with (
-        http_server(
-            config.WebSettings(port=0, grace_seconds=0.2),
-            dependencies,
-            BearerTokens(TOKENS),
-            configured=True,
-        ) as served,
-        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
-    ):
-        browser = Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
+    async with serving_page(dependencies) as browser:
         await browser.sign_in()
         await deliberations.submit(
             DeliberationRequest("Say hello", "dev", task_id=TASK, num_agents=2), LOCAL
@@ -463,8 +451,8 @@ async def test_a_story_says_what_became_of_its_tasks_and_draws_them(app: App) ->
     assert SHOWN in shown
 
 
-async def _build_story(app: App, board: Board) -> str:
-    """Bring a story to its test, checked by the council of TASK."""
+async def _build_story(app: App, board: Board, passed: int = 3) -> str:
+    """Bring a story to its test, checked by the council of TASK with so many test cases."""
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
     await board.move(story_id, "refine", LOCAL)
     await board.move(story_id, "submit", LOCAL)
@@ -481,7 +469,7 @@ async def _build_story(app: App, board: Board) -> str:
     card = await board.card(story_id, LOCAL)
     check = {"story_id": story_id, "moved": card.moved, "task_id": TASK, "status": "passed"}
     await app.bus.publish(write(EventType.STORY_CHECKED, story_id, check))
-    tests = Evidence("tests", Verdict.PASSED, passed=3)
+    tests = Evidence("tests", Verdict.PASSED, passed=passed)
     result = Result(
         1, SEAT, "dev", 0.5, (), passed_gates=True, proven=False, evidence=(tests,), diff=DIFF
     )
@@ -515,6 +503,13 @@ async def test_a_result_is_reviewed_until_it_is_sent_back(app: App) -> None:
     assert (sent.status, sent.headers["Location"]) == (303, path)
     assert "Tests passed</dt>" not in (await app.browser.get(path)).text, "it is built anew"
     assert "Send back" not in await app.shown()
+
+
+async def test_a_check_that_counts_no_tests_is_said_to_have_passed(app: App) -> None:
+    story_id = await _build_story(app, Board(app.bus), passed=0)
+    shown = (await app.browser.get(f"/stories/{story_id}")).text
+    assert "<dt>Tests passed</dt><dd>the check passed" in shown
+    assert "no test<" not in shown
 
 
 def test_tasks_are_drawn_below_what_they_build_on() -> None:

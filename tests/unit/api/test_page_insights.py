@@ -7,13 +7,11 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 
-import aiohttp
 import pytest
 
 from moothall import config
-from moothall.api.http.server import http_server
-from moothall.api.identity import BearerTokens
 from moothall.api.web.bar_chart import Series, draw_bars, short_number
+from moothall.api.web.insights import ninth_decile
 from moothall.authorization.quotas import Quotas
 from moothall.authorization.story_budgets import BUCKET, StoryBudgets
 from moothall.config.quotas import Quota, QuotaSettings
@@ -25,7 +23,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
-from support.browsing import DRAFT, HOSTILE, SHOWN, Browser
+from support.browsing import DRAFT, HOSTILE, SHOWN, Browser, serving_page
 from support.callers import OTHER, TOKEN, TOKENS, api_dependencies
 from support.deliberation_service import MemoryDeliberations
 
@@ -44,16 +42,7 @@ async def browser(bus: MemoryBus) -> AsyncIterator[Browser]:
     dependencies = replace(
         api_dependencies(MemoryDeliberations(), bus), quotas=Quotas(bus.bucket(BUCKET), quotas)
     )
-    async with (
-        http_server(
-            config.WebSettings(port=0, grace_seconds=0.2),
-            dependencies,
-            BearerTokens(TOKENS),
-            configured=True,
-        ) as served,
-        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
-    ):
-        browser = Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
+    async with serving_page(dependencies) as browser:
         await browser.sign_in()
         yield browser
 
@@ -85,6 +74,12 @@ def outcome(task_id: str, story_id: str = "", **changes: object) -> Outcome:
         usage=Usage(5500, 0, 200, 5, 1.25),
     )
     return replace(ended, **changes)  # type: ignore[arg-type] # each test names fields
+
+
+def test_nine_of_ten_stories_take_no_longer_than_the_longest() -> None:
+    assert ninth_decile([60]) == 60
+    assert ninth_decile([600, 60]) == pytest.approx(546)
+    assert ninth_decile(range(11)) == 9
 
 
 async def test_without_runs_it_says_how_one_starts(browser: Browser) -> None:

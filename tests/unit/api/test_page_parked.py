@@ -8,17 +8,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import aiohttp
 import pytest
 
-from moothall import config
-from moothall.api.http.server import http_server
-from moothall.api.identity import BearerTokens
 from moothall.authorization.approval_queue import BUCKET, ApprovalQueue, Parked
 from moothall.domain.codec import dump
 from moothall.testing.bus import MemoryBus
-from support.browsing import HOSTILE, SHOWN, Browser
-from support.callers import OTHER, TOKENS, api_dependencies
+from support.browsing import HOSTILE, SHOWN, Browser, serving_page
+from support.callers import OTHER, api_dependencies
 from support.deliberation_service import MemoryDeliberations
 from support.session_manager import open_session_manager
 
@@ -65,18 +61,8 @@ async def app(tmp_path: Path) -> AsyncIterator[App]:
             tool_sessions=behind.session_manager,
             approvals=behind.parking,
         )
-        async with (
-            http_server(
-                config.WebSettings(port=0, grace_seconds=0.2),
-                dependencies,
-                BearerTokens(TOKENS),
-                configured=True,
-            ) as served,
-            aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
-        ):
-            yield App(
-                Browser(http, f"http://127.0.0.1:{served.port}", dependencies), bus, behind.parking
-            )
+        async with serving_page(dependencies) as browser:
+            yield App(browser, bus, behind.parking)
 
 
 async def test_an_operator_sees_what_waits_and_says_a_word_once(app: App) -> None:

@@ -8,18 +8,14 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import aiohttp
 import pytest
 
-from moothall import config
-from moothall.api.http.server import http_server
-from moothall.api.identity import BearerTokens
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
-from support.browsing import DRAFT, HOSTILE, Browser
+from support.browsing import DRAFT, HOSTILE, Browser, serving_page
 from support.callers import OTHER, TOKEN, TOKENS, api_dependencies
 from support.deliberation_service import MemoryDeliberations
 
@@ -34,16 +30,8 @@ def bus() -> MemoryBus:
 @pytest.fixture
 async def browser(bus: MemoryBus) -> AsyncIterator[Browser]:
     dependencies = api_dependencies(MemoryDeliberations(), bus)
-    async with (
-        http_server(
-            config.WebSettings(port=0, grace_seconds=0.2),
-            dependencies,
-            BearerTokens(TOKENS),
-            configured=True,
-        ) as served,
-        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
-    ):
-        yield Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
+    async with serving_page(dependencies) as browser:
+        yield browser
 
 
 async def find(browser: Browser, query: str) -> list[dict[str, Any]]:

@@ -5,12 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 
-import aiohttp
 import pytest
 
-from moothall import config
-from moothall.api.http.server import http_server
-from moothall.api.identity import BearerTokens
 from moothall.api.web.board import needs_user, status_of
 from moothall.api.web.forms import safe_path
 from moothall.api.web.rendering import make_visible
@@ -24,7 +20,7 @@ from moothall.stories.coach import StoryDraft
 from moothall.stories.story_state import StoryState
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
-from support.browsing import Browser
+from support.browsing import Browser, serving_page
 from support.callers import TOKEN, TOKENS, api_dependencies
 from support.deliberation_service import MemoryDeliberations
 from support.working import DRAFT
@@ -35,16 +31,8 @@ OWNER = TOKENS[TOKEN]
 @pytest.fixture
 async def browser() -> AsyncIterator[Browser]:
     dependencies = api_dependencies(MemoryDeliberations())
-    async with (
-        http_server(
-            config.WebSettings(port=0, grace_seconds=0.2),
-            dependencies,
-            BearerTokens(TOKENS),
-            configured=True,
-        ) as served,
-        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
-    ):
-        yield Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
+    async with serving_page(dependencies) as browser:
+        yield browser
 
 
 async def create(

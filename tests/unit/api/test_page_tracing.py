@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-import aiohttp
 import pytest
 
 from moothall import config
@@ -24,7 +23,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.errors import GraphUnavailable
 from moothall.repositories.service import RepositoryService
 from moothall.telemetry.events import write
-from support.browsing import DRAFT, HOSTILE, SHOWN, Browser
+from support.browsing import DRAFT, HOSTILE, SHOWN, Browser, serving_page
 from support.callers import OTHER, TOKENS, api_dependencies
 from support.deliberation_service import MemoryDeliberations
 from support.graph import MemoryGraph
@@ -75,16 +74,7 @@ async def app(tmp_path: Path) -> AsyncIterator[App]:
     dependencies = replace(
         api_dependencies(MemoryDeliberations(), graph=graph), repositories=repositories
     )
-    async with (
-        http_server(
-            config.WebSettings(port=0, grace_seconds=0.2),
-            dependencies,
-            BearerTokens(TOKENS),
-            configured=True,
-        ) as served,
-        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
-    ):
-        browser = Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
+    async with serving_page(dependencies) as browser:
         await browser.sign_in()
         yield App(browser, graph, head)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
-WIDTH, HEIGHT = 640, 200
+_WIDTH, _HEIGHT = 640, 200
 _LEFT, _TOP, _BOTTOM = 44, 8, 24
 """Sizes in px; the axes are in the margins."""
 _MAX_TICKS, _MAX_LABELS, _BAR_SHARE, _MAX_BAR_WIDTH = 4, 8, 0.72, 40.0
@@ -16,7 +16,7 @@ _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The values of one kind by day; missing days are zero. `tone` is the class of its colour."""
+    """The values of one kind by day, zero for missing days. `tone` is the CSS class of its bars."""
 
     name: str
     tone: str
@@ -30,7 +30,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A part of a bar with its position in px, and what it says."""
+    """A part of a bar: its position in px, its CSS class, and its tooltip."""
 
     x: float
     y: float
@@ -58,33 +58,24 @@ def draw_bars(days: Sequence[date], series: Sequence[Series]) -> BarChart | None
     if not top:
         return None
     step = _step(top)
-    scale = (HEIGHT - _TOP - _BOTTOM) / (math.ceil(top / step) * step)
-    slot = (WIDTH - _LEFT) / len(days)
+    scale = (_HEIGHT - _TOP - _BOTTOM) / (math.ceil(top / step) * step)
+    slot = (_WIDTH - _LEFT) / len(days)
+    width = round(min(slot * _BAR_SHARE, _MAX_BAR_WIDTH), 1)
     bars = []
     for index, day in enumerate(days):
-        bottom = float(HEIGHT - _BOTTOM)
-        width = min(slot * _BAR_SHARE, _MAX_BAR_WIDTH)
+        x = round(_LEFT + index * slot + (slot - width) / 2, 1)
+        bottom = float(_HEIGHT - _BOTTOM)
         for one in shown:
             if (value := one.values.get(day, 0)) > 0:
                 height = value * scale
                 bottom -= height
                 title = f"{day:%d %b}: {one.name}, {value:,.0f}"
-                x = _LEFT + index * slot + (slot - width) / 2
-                bars.append(
-                    Bar(
-                        round(x, 1),
-                        round(bottom, 1),
-                        round(width, 1),
-                        round(height, 1),
-                        one.tone,
-                        title,
-                    )
-                )
+                bars.append(Bar(x, round(bottom, 1), width, round(height, 1), one.tone, title))
     every = math.ceil(len(days) / _MAX_LABELS)
     return BarChart(
         tuple(bars),
         tuple(
-            (round(HEIGHT - _BOTTOM - number * step * scale, 1), short_number(number * step))
+            (round(_HEIGHT - _BOTTOM - number * step * scale, 1), short_number(number * step))
             for number in range(math.ceil(top / step) + 1)
         ),
         tuple(

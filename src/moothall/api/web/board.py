@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from moothall.api.web.forms import contains_words
 from moothall.domain.identity import Principal
 from moothall.errors import Permanent
 from moothall.stories.lifecycle import Blocked, decide, lifecycle
 from moothall.stories.story_state import COMPLETED, FAILED, PASSED, StoryState
+
+
+def matches(card: StoryState, query: str) -> bool:
+    """Return whether a story contains every word of a query."""
+    return contains_words(f"{card.story.title} {card.story.brief} {card.story.id}", query)
 
 
 def needs_user(card: StoryState, who: Principal) -> bool:

@@ -22,6 +22,7 @@ from moothall.api.http.documents import ServerSentEvents
 from moothall.api.web.board import (
     count_needed,
     is_working,
+    matches,
     moves,
     needs_user,
     next_step,
@@ -29,7 +30,7 @@ from moothall.api.web.board import (
 )
 from moothall.api.web.changes import BoardChanges, last_seen, read_seq
 from moothall.api.web.first_steps import first_steps
-from moothall.api.web.forms import contains_words, read_query, require_session
+from moothall.api.web.forms import read_query, require_session
 from moothall.api.web.rendering import fragment, page, part
 from moothall.api.web.sessions import Session, Sessions
 from moothall.domain.identity import Principal
@@ -73,7 +74,7 @@ class _Filter:
             return False
         if self.repository and story.repository_name != self.repository:
             return False
-        return contains_words(f"{story.title} {story.brief} {story.id}", self.query)
+        return matches(card, self.query)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +125,14 @@ class _Boards:
 
     def __init__(self, dependencies: ApiDependencies) -> None:
         self._dependencies = dependencies
-        self._rendered: LRUCache[Hashable, tuple[Markup, int, bool]] = LRUCache(_MAX_CACHED)
+        self._rendered: LRUCache[Hashable, tuple[Markup, int, int]] = LRUCache(_MAX_CACHED)
         self._summaries: LRUCache[str, _Summary] = LRUCache(_MAX_CACHED)
 
     async def render(
         self, shown: _Filter, cut: _Cut, who: Principal, *, is_fragment: bool
-    ) -> tuple[Markup, int, bool]:
-        """Return the HTML, the number of the last event on the board, and whether a card is at
-        work.
+    ) -> tuple[Markup, int, int]:
+        """Return the HTML, the number of the last event on the board, and the seconds after which
+        the page fetches the progress again, 0 for never.
         """
         # A later event that is not read yet will be announced to the page.
         cards = await self._dependencies.board.cards(who, cut.after)
@@ -144,10 +145,16 @@ class _Boards:
         progress = await self._progress(summary.at_work, who)
         key = (who.tenant, who.all_roles, shown, cut, is_fragment, seq, *progress.items())
         if (found := self._rendered.get(key)) is None:
-            context = {"progress": progress, "seq": seq, "is_fragment": is_fragment}
+            refresh = _REFRESH_SECONDS if progress else 0
+            context = {
+                "progress": progress,
+                "refresh": refresh,
+                "seq": seq,
+                "is_fragment": is_fragment,
+            }
             # In a thread, because a board may be large.
             content = await asyncio.to_thread(_render, cards, shown, cut, who, context)
-            found = self._rendered[key] = content, seq, bool(progress)
+            found = self._rendered[key] = content, seq, refresh
         return found
 
     async def _progress(self, cards: Cards, who: Principal) -> Mapping[str, int | None]:
@@ -173,16 +180,14 @@ def board_routes(
 
     async def board(request: Request, session: Session) -> Response:
         shown, cut = _Filter.of(request), _Cut.of(request)
-        content, seq, is_any_at_work = await boards.render(
-            shown, cut, session.who, is_fragment=False
-        )
+        content, seq, refresh = await boards.render(shown, cut, session.who, is_fragment=False)
         return page(
             "board.html",
             session=session,
             board=content,
             shown=shown,
             seq=seq,
-            refresh=_REFRESH_SECONDS if is_any_at_work else 0,
+            refresh=refresh,
         )
 
     async def cards(request: Request, session: Session) -> Response:

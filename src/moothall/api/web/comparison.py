@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from moothall.collector.decide import collect_candidates
 from moothall.collector.fold import DeliberationState
 from moothall.collector.progress import Progress
-from moothall.collector.seat_progress import SeatProgress
 from moothall.domain.budget import Usage
-from moothall.domain.event import parse_time
+from moothall.domain.event import seconds_between
 from moothall.domain.evidence import EvidenceLevel, Verdict
 from moothall.domain.outcome import Outcome, Result
 from moothall.domain.proposal import Candidate
@@ -30,7 +29,7 @@ LEVEL_MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """So many of a total."""
+    """A part of a total."""
 
     passed: int
     total: int
@@ -40,8 +39,8 @@ class Share:
 class ComparedResult:
     """A candidate's row.
 
-    failed_checks: the checks of the repository that do not pass.
-    tests: the test cases of these checks, with the author's own ones.
+    passed_checks, failed_checks: the checks of the repository that pass, and the others.
+    tests: the test cases that these checks count, with the author's own ones.
     authors: the other authors whose tests were run on it, and those whose tests all pass.
     review: the mean of its reviews, None without any.
     usage, seconds: those of its seat, zeros if they are unknown.
@@ -49,6 +48,7 @@ class ComparedResult:
     """
 
     result: Result
+    passed_checks: tuple[str, ...]
     failed_checks: tuple[str, ...]
     tests: Share
     authors: Share
@@ -98,7 +98,9 @@ def compare(outcome: Outcome, progress: Progress) -> Comparison:
             result,
             candidates.get((result.seat, result.revision)),
             usages.get(result.seat, Usage()),
-            _seconds(progress.seats.get(result.seat)),
+            seconds_between(lane.started_at, lane.ended_at)
+            if (lane := progress.seats.get(result.seat))
+            else 0.0,
             common if result in sharing else (),
         )
         for result in outcome.results
@@ -125,12 +127,6 @@ def _common_reasons(results: Sequence[Result]) -> tuple[str, ...]:
     )
 
 
-def _seconds(lane: SeatProgress | None) -> float:
-    """Return the seconds from a seat's start to its end, 0 if they are unknown."""
-    start, end = (parse_time(lane.started_at), parse_time(lane.ended_at)) if lane else (None, None)
-    return (end - start).total_seconds() if start and end else 0.0
-
-
 def candidates_by_key(state: DeliberationState | None) -> dict[tuple[str, int], Candidate]:
     """Return the recorded candidates by seat and revision."""
     return {
@@ -140,7 +136,9 @@ def candidates_by_key(state: DeliberationState | None) -> dict[tuple[str, int], 
 
 
 def level_reason(result: Result) -> str:
-    """Return why a candidate has its level of evidence, or else what the level means."""
+    """Return why a candidate has its level of evidence, or else what the level means. The reason is
+    recorded only as a sentence of the ranking, which begins with the level.
+    """
     prefix = f"{result.level.words.capitalize()}: "
     return next(
         (reason.removeprefix(prefix) for reason in result.reasons if reason.startswith(prefix)),
@@ -165,6 +163,7 @@ def _row(
     scores = [review.score for review in result.reviews]
     return ComparedResult(
         result=result,
+        passed_checks=tuple(item.check for item in checks if item.verdict is Verdict.PASSED),
         failed_checks=tuple(item.check for item in checks if item.verdict is not Verdict.PASSED),
         tests=Share(passed, passed + sum(item.failed for item in checks)),
         authors=Share(sum(votes.values()), len(votes)),

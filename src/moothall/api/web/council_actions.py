@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from moothall.api.dependencies import ApiDependencies
+from moothall.api.web.board import moves
 from moothall.api.web.forms import read_session_form, require_session
 from moothall.api.web.rendering import redirect
 from moothall.api.web.sessions import Session, Sessions
@@ -21,7 +22,7 @@ from moothall.domain.plan import LineComment
 from moothall.errors import InvalidRequest
 from moothall.stories import comments
 from moothall.stories.diffs import DiffLine, read_files
-from moothall.stories.lifecycle import Blocked, decide, lifecycle
+from moothall.stories.lifecycle import lifecycle
 from moothall.stories.story_state import remark as remark_of
 
 _REVIEWED_STATES = ("test", "docs")
@@ -122,18 +123,14 @@ async def story_decision(
     card = await dependencies.board.find(outcome.story_id, who) if outcome.story_id else None
     if card is None or card.position.state not in _REVIEWED_STATES:
         return None
-    possible: list[tuple[str, bool, str]] = []
-    for is_accept in (True, False):
-        transition = lifecycle().next_transition(card.position.state, back=not is_accept)
-        if transition is None or not set(transition.by) & who.all_roles:
-            continue
-        try:
-            decide(card.position, transition.event, who.all_roles)
-        except Blocked as blocked:
-            possible.append((transition.event, is_accept, blocked.message))
-        else:
-            possible.append((transition.event, is_accept, ""))
-    return StoryDecision(tuple(possible), len(card.remarks)) if possible else None
+    reasons = {event: reason for event, _, reason in moves(card, who)}
+    possible = tuple(
+        (transition.event, is_accept, reasons[transition.event])
+        for is_accept in (True, False)
+        if (transition := lifecycle().next_transition(card.position.state, back=not is_accept))
+        and transition.event in reasons
+    )
+    return StoryDecision(possible, len(card.remarks)) if possible else None
 
 
 @dataclass(frozen=True, slots=True)

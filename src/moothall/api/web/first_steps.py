@@ -29,7 +29,7 @@ _DECIDED_IN = ("design", "test")
 
 
 def first_steps(cards: Sequence[StoryState]) -> Sequence[FirstStep]:
-    """Return the first steps with what is done of them, none once a story has been done."""
+    """Return the first steps with their status. Return none once a story is done."""
     order = lifecycle().order
     on_board = [card for card in cards if card.position.state in lifecycle().columns]
     furthest = max((order.index(card.position.state) for card in on_board), default=-1)

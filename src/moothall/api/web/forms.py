@@ -157,7 +157,7 @@ def _unless_unchanged(request: Request, response: Response) -> Response:
     # Weak, because the same page is sent with and without compression.
     etag = f'W/"{hashlib.blake2b(response.body, digest_size=12).hexdigest()}"'
     response.headers["ETag"] = etag
-    response.headers["Cache-Control"] = "private, no-cache"  # kept, but never shown unasked
+    response.headers["Cache-Control"] = "private, no-cache"  # stored, but checked before each use
     if etag not in re.split(r",\s*", request.headers.get("if-none-match", "")):
         return response
     headers = {

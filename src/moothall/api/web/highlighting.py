@@ -61,7 +61,7 @@ _CLASSES: tuple[tuple[_TokenType, str], ...] = (
 )
 _MAX_FILE_CHARS = 100_000
 _MAX_LINE_CHARS = 400
-"""Longer lines have no colours: minified code is slow to read, and of no use to a reader."""
+"""Longer lines have no colours: they are minified code, which is slow to parse and never read."""
 
 Piece = tuple[str, str]
 """A CSS class, '' for none, and a text."""

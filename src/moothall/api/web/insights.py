@@ -1,4 +1,4 @@
-"""Insights: what the runs of some days used and achieved, and what is left of budgets.
+"""Insights: usage and results of the runs of some days, and what is left of budgets.
 
 All figures come from the log and the budgets; days are those of UTC.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from statistics import median, quantiles
 
 from starlette.requests import Request
@@ -32,14 +32,14 @@ from moothall.stories.story_state import StoryState
 _RANGES = (7, 14, 30, 90)
 _DEFAULT_DAYS = 14
 _MAX_MODELS = 5
-"""Models with their own colour; the others are summed up."""
+"""Models with their own colour; the others are added up."""
 _MAX_STORIES = 10
 _PROVEN = EvidenceLevel.PROVEN.value
 
 
 @dataclass(frozen=True, slots=True)
 class DoneStory:
-    """A story that was done, and the time from its creation until then."""
+    """A finished story, and the seconds from its creation to its end."""
 
     card: StoryState
     done: datetime
@@ -69,14 +69,15 @@ def insights_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequen
     async def insights(request: Request, session: Session) -> Response:
         count, who = _read_range(request), session.who
         today = datetime.now(UTC).date()
-        days = [today - timedelta(days=back) for back in range(count)][::-1]
-        since = datetime(days[0].year, days[0].month, days[0].day, tzinfo=UTC)
+        days = [today - timedelta(days=back) for back in reversed(range(count))]
+        since = datetime.combine(days[0], time(), UTC)
         runs = await dependencies.statistics.list_runs(who, since)
-        done = _done_stories(await dependencies.board.cards(who), since)
+        cards = await dependencies.board.cards(who)
+        done = _done_stories(cards, since)
         models = await _usage_by_model(dependencies, runs)
         counted = [run for run in runs if not run.cancelled]
         won = [run for run in counted if run.won]
-        seconds = sorted(story.seconds for story in done)
+        seconds = [story.seconds for story in done]
         return page(
             "insights.html",
             session=session,
@@ -90,12 +91,10 @@ def insights_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequen
             done_chart=draw_bars(days, [_done_series(done)]),
             done=done[:_MAX_STORIES],
             done_count=len(done),
-            lead=(median(seconds), quantiles(seconds, n=10)[-1] if len(seconds) > 1 else seconds[0])
-            if seconds
-            else None,
+            lead=(median(seconds), ninth_decile(seconds)) if seconds else None,
             win_rate=len(won) / len(counted) if counted else None,
             proven_rate=sum(run.level == _PROVEN for run in won) / len(won) if won else None,
-            budgets=await _budget_uses(dependencies, runs, who),
+            budgets=await _budget_uses(dependencies, runs, cards, who),
             short=short_number,
             zero=Usage(),
         )
@@ -168,6 +167,13 @@ def _done_stories(cards: Sequence[StoryState], since: datetime) -> list[DoneStor
     return sorted(stories, key=lambda story: story.done, reverse=True)
 
 
+def ninth_decile(seconds: Sequence[float]) -> float:
+    """Return the seconds that nine of ten do not exceed."""
+    if len(seconds) == 1:
+        return seconds[0]
+    return quantiles(seconds, n=10, method="inclusive")[-1]
+
+
 def _done_series(done: Sequence[DoneStory]) -> Series:
     counts: dict[date, float] = defaultdict(float)
     for story in done:
@@ -176,22 +182,23 @@ def _done_series(done: Sequence[DoneStory]) -> Series:
 
 
 async def _budget_uses(
-    dependencies: ApiDependencies, runs: Sequence[EndedRun], who: Principal
+    dependencies: ApiDependencies,
+    runs: Sequence[EndedRun],
+    cards: Sequence[StoryState],
+    who: Principal,
 ) -> dict[str, list[BudgetUse]]:
     """Return the quotas of the tenant, and the budgets of the stories that used the most."""
     tokens: dict[str, int] = defaultdict(int)
     for run in runs:
         tokens[run.story_id] += run.usage.tokens
-    cards = {card.story.id: card.story for card in await dependencies.board.cards(who)}
-    most_used = sorted(tokens.keys() & cards.keys(), key=lambda story_id: -tokens[story_id])
+    used_by = [card.story for card in cards if card.story.id in tokens]
     stories = []
-    for story_id in most_used[:_MAX_STORIES]:
-        story = cards[story_id]
-        account = await dependencies.story_budgets.of(story_id, who.tenant, story.budget)
+    for story in sorted(used_by, key=lambda story: -tokens[story.id])[:_MAX_STORIES]:
+        account = await dependencies.story_budgets.of(story.id, who.tenant, story.budget)
         used = account.spent + account.reserved
         stories.append(
             BudgetUse(
-                story.title, used.tokens, account.limit.tokens, "tokens", f"/stories/{story_id}"
+                story.title, used.tokens, account.limit.tokens, "tokens", f"/stories/{story.id}"
             )
         )
     return {

@@ -217,8 +217,8 @@ def _neighbours(row: Row) -> list[Neighbour]:
 async def _with_titles(
     dependencies: ApiDependencies, neighbours: Sequence[Neighbour], who: Principal
 ) -> list[Neighbour]:
-    """Return neighbours with titles: a council that the graph knows by its id alone has the first
-    line of its task.
+    """Return neighbours with titles. The title of a council that the graph knows only by its id is
+    the first line of its task.
     """
     titles: dict[str, str] = {}
     for item in neighbours:

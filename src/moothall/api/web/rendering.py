@@ -162,7 +162,7 @@ def part(template: str, **context: Any) -> Markup:
 
 
 def asset(name: str) -> Response:
-    """Return the stylesheet, the script or the icon. Browsers keep it: its URL has its hash."""
+    """Return a stylesheet, script or icon. Browsers keep it: its URL has its hash."""
     headers = {**_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
     return Response(_asset_text(name), 200, headers, ASSET_TYPES[name])
 
@@ -178,7 +178,7 @@ def _asset_text(name: str) -> str:
 
 
 def _icon(name: str) -> Markup:
-    """Return a picture of the sprite, which says nothing that the text beside it does not."""
+    """Return an icon of the sprite. Screen readers skip it: the text beside it says the same."""
     url = asset_url("icons.svg")
     return Markup('<svg class="icon" aria-hidden="true"><use href="{}#{}"/></svg>').format(
         url, name

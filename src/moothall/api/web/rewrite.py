@@ -1,6 +1,4 @@
-"""The coach's rewrite of a story, as a difference to take or leave. Nothing is stored until the
-user takes it.
-"""
+"""The coach's rewrite of a story, shown as a diff. Nothing is stored until the user accepts it."""
 
 from __future__ import annotations
 
@@ -91,7 +89,7 @@ def rewrite_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
 
 
 def _key(card: StoryState, session: Session) -> tuple[str, str, int]:
-    """Return the key of a rewrite: it is for the text of the story at that time."""
+    """Return the key of a rewrite, which is for one version of the story."""
     return session.who.tenant, card.story.id, card.seq
 
 

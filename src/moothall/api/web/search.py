@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -10,9 +11,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from moothall.api.dependencies import ApiDependencies
-from moothall.api.web.forms import contains_words, read_query, require_session
+from moothall.api.web import board, runs
+from moothall.api.web.forms import read_query, require_session
 from moothall.api.web.rendering import json_document
-from moothall.api.web.runs import matches, title_of
 from moothall.api.web.sessions import Session, Sessions
 from moothall.domain.identity import Principal
 
@@ -39,29 +40,25 @@ def search_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
 async def _find_stories(dependencies: ApiDependencies, query: str, who: Principal) -> list[Result]:
     """Return the stories that match, the most recently changed first."""
     cards = sorted(await dependencies.board.cards(who), key=lambda card: -card.seq)
-    found = (
-        card
-        for card in cards
-        if contains_words(f"{card.story.title} {card.story.brief} {card.story.id}", query)
-    )
+    found = (card for card in cards if board.matches(card, query))
     return [
         _result(card.story.title, f"Story, {card.position.state}", f"/stories/{card.story.id}")
-        for card, _ in zip(found, range(_MAX_RESULTS), strict=False)
+        for card in islice(found, _MAX_RESULTS)
     ]
 
 
 async def _find_runs(dependencies: ApiDependencies, query: str, who: Principal) -> list[Result]:
     """Return the runs that match, the latest first."""
     views = await dependencies.tasks.list_tasks(who, "", _MAX_RUNS)
+    found = (view for view in views if runs.matches(view, query))
     return [
         _result(
-            title_of(view),
+            runs.title_of(view),
             f"Run, {view.status.value.lower().replace('_', ' ')}",
             f"/councils/{quote(view.task_id, '')}",
         )
-        for view in views
-        if matches(view, query)
-    ][:_MAX_RESULTS]
+        for view in islice(found, _MAX_RESULTS)
+    ]
 
 
 def _result(title: str, detail: str, url: str) -> Result:

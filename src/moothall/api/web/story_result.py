@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.web.comparison import ComparedResult, Comparison, candidates_by_key, compare
 from moothall.collector.progress import Progress
-from moothall.domain.event import Event, parse_time
+from moothall.domain.event import Event, seconds_between
 from moothall.domain.evidence import OWN_TESTS
 from moothall.domain.identity import Principal
 from moothall.domain.ids import TaskId
 from moothall.domain.outcome import Outcome
-from moothall.domain.proposal import Candidate
-from moothall.errors import MoothallError
+from moothall.domain.proposal import Candidate, Review
+from moothall.errors import NotFound
 from moothall.stories.story_state import StoryState
 from moothall.stories.task_history import WON, Round, RoundTask
 
@@ -118,7 +118,7 @@ async def read_councils(
         try:
             outcome = await dependencies.deliberations.result(TaskId(task_id), who)
             return outcome, await dependencies.tasks.get_progress(TaskId(task_id), who)
-        except MoothallError:
+        except NotFound:
             return None
 
     councils = [
@@ -167,29 +167,32 @@ def story_result(
             _criterion(number, text, councils.tasks) for number, text in enumerate(card.story.ac, 1)
         ),
         candidates=compared,
-        seconds=_seconds(card, moves),
+        seconds=_seconds_to_check(card, moves),
     )
 
 
 def _criterion(number: int, text: str, councils: Iterable[TaskCouncil]) -> CriterionEvidence:
-    tasks: list[int] = []
+    won = [
+        council
+        for council in councils
+        if council.task.status == WON and text in council.task.criteria
+    ]
     tests: dict[str, ShownBy] = {}
-    opinions: Mapping[bool, dict[str, None]] = {True: {}, False: {}}
-    for council in councils:
-        if council.task.status != WON or text not in council.task.criteria:
-            continue
-        tasks.append(council.task.number)
-        winner = council.outcome.results[0] if council.outcome.results else None
-        if winner is None:
-            continue
-        for review in winner.reviews:
-            opinions[True] |= {review.reviewer: None} if text in review.met else {}
-            opinions[False] |= {review.reviewer: None} if text in review.unmet else {}
-        candidate = candidates_by_key(council.progress.state).get((winner.seat, winner.revision))
-        for test in _tests_of(candidate) if candidate else ():
-            tests.setdefault(test.case, test)
+    reviews: list[Review] = []
+    for council in won:
+        for winner in council.outcome.results[:1]:
+            reviews += winner.reviews
+            key = winner.seat, winner.revision
+            candidate = candidates_by_key(council.progress.state).get(key)
+            for test in _tests_of(candidate) if candidate else ():
+                tests.setdefault(test.case, test)
     return CriterionEvidence(
-        number, text, tuple(tasks), tuple(tests.values()), *map(tuple, opinions.values())
+        number=number,
+        text=text,
+        tasks=tuple(council.task.number for council in won),
+        tests=tuple(tests.values()),
+        met=tuple(dict.fromkeys(review.reviewer for review in reviews if text in review.met)),
+        unmet=tuple(dict.fromkeys(review.reviewer for review in reviews if text in review.unmet)),
     )
 
 
@@ -206,8 +209,6 @@ def _tests_of(candidate: Candidate) -> Iterable[ShownBy]:
                 yield ShownBy(case, OWN)
 
 
-def _seconds(card: StoryState, moves: Sequence[Event]) -> float:
-    submitted = [event for event in moves if event.data.get("to_state") == "design"]
-    start = parse_time(submitted[-1].time) if submitted else None
-    end = parse_time(card.check.time) if card.check else None
-    return (end - start).total_seconds() if start and end else 0.0
+def _seconds_to_check(card: StoryState, moves: Sequence[Event]) -> float:
+    submissions = [event.time for event in moves if event.data.get("to_state") == "design"]
+    return seconds_between(submissions[-1], card.check.time) if submissions and card.check else 0.0

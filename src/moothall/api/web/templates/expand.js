@@ -4,9 +4,8 @@ document.addEventListener("toggle", async (event) => {
   if (!list.open || !list.dataset.expand || list.dataset.fetched !== undefined) return;
   list.dataset.fetched = "";
   try {
-    const answer = await fetch(list.dataset.expand);
-    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("neighbours");
-    if (answer.ok && fresh) list.lastElementChild.replaceWith(...document.importNode(fresh, true).children);
+    const fresh = (await fetchPage(list.dataset.expand))?.getElementById("neighbours");
+    if (fresh) list.lastElementChild.replaceWith(...document.importNode(fresh, true).children);
   } catch {
     delete list.dataset.fetched;
     setConnected(false);

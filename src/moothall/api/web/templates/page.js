@@ -163,7 +163,7 @@ async function fetchPage(url) {
   return answer.ok ? new DOMParser().parseFromString(await answer.text(), "text/html") : null;
 }
 
-// A page may replace this by what fetches less.
+// A page may replace this with a function that fetches less.
 let refresh = refreshPage;
 
 async function refreshPage() {
