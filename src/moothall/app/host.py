@@ -204,9 +204,10 @@ async def open_fleet(
     mode: FleetMode,
     instance: str = "",
     fall_back: Callable[[str], None] | None = None,
+    started: list[asyncio.subprocess.Process] | None = None,
 ) -> AsyncIterator[Hosting]:
     """Prepare for hosts and yield a function that starts them. `instance` is part of the hosts'
-    names if other processes have hosts too.
+    names if other processes have hosts too. `started`: processes of `subprocesses.starting`.
 
     If Ray does not start on this machine, or its hosts are not ready in time, call `fall_back` with
     a sentence and run the hosts in this process; without `fall_back` raise `FleetUnavailable`.
@@ -224,7 +225,9 @@ async def open_fleet(
         _bus: Bus, bus_url: str, model_url: str
     ) -> AbstractAsyncContextManager[Alive]:
         return subprocesses.hosting(
-            count, _separate_main(settings, instance, bus_url=bus_url, model_url=model_url)
+            count,
+            _separate_main(settings, instance, bus_url=bus_url, model_url=model_url),
+            started=started,
         )
 
     hosting: Hosting = host_in_children if mode == "subprocess" else host_here

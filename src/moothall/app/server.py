@@ -65,6 +65,7 @@ from moothall.events.registry import EVENTS
 from moothall.orchestrator.council_registry import CouncilRegistry
 from moothall.orchestrator.service import DeliberationService
 from moothall.ports import Repositories
+from moothall.workers import subprocesses
 from moothall.workers.in_process import Alive
 
 if TYPE_CHECKING:  # slow to import
@@ -249,6 +250,7 @@ class _ServerBuilder:
         """Open all parts that the roles need. `own`: commands on this data directory can attach to
         this process.
         """
+        processes = await self._start_processes()
         layers = await self._check(model_checked=model_checked)
         from moothall.app.host import settle
 
@@ -259,7 +261,7 @@ class _ServerBuilder:
         )
         ending = self._stack.enter_context(ExitStack())
         instance_name = instance(self._settings, ending) if self._serving else ""
-        fleet = await self._start_fleet(instance_name)
+        fleet = await self._start_fleet(instance_name, processes)
         model = await self._start_model()
         url, bus = await self._connect_bus()
         graph_opening = await self._start_graph(bus)
@@ -321,7 +323,18 @@ class _ServerBuilder:
             model_checked=model_checked,
         )
 
-    async def _start_fleet(self, instance_name: str) -> asyncio.Future[Hosting]:
+    async def _start_processes(self) -> list[asyncio.subprocess.Process]:
+        """Start the processes of hosts, which import their modules while this process checks and
+        starts its own parts.
+        """
+        if not (self._has_hosts and self._fleet_mode == "subprocess"):
+            return []
+        starting = subprocesses.starting(max(1, self._settings.ray.hosts), "moothall.app.host")
+        return await self._stack.enter_async_context(starting)
+
+    async def _start_fleet(
+        self, instance_name: str, processes: list[asyncio.subprocess.Process]
+    ) -> asyncio.Future[Hosting]:
         from moothall.app.host import open_fleet
 
         may_fall_back = not (self._serving or self._settings.ray.address)
@@ -330,6 +343,7 @@ class _ServerBuilder:
             mode=self._fleet_mode if self._has_hosts else "process",
             instance=instance_name,
             fall_back=self._report_progress if may_fall_back else None,
+            started=processes,
         )
         return await self._stack.enter_async_context(start_beside(fleet))
 

@@ -1,7 +1,8 @@
 """Hosts in child processes of a server, on one machine and without Ray.
 
-A child gets its `HostMain` pickled on stdin and writes lines to stdout: that it is ready, or the
-error with which it ended. This module is also the program of the child.
+A child imports the modules named by its arguments, gets its `HostMain` pickled on stdin and writes
+lines to stdout: that it is ready, or the error with which it ended. This module is also the program
+of the child.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import functools
+import importlib
 import os
 import pickle
 import sys
@@ -32,15 +34,38 @@ _LINE_BYTES = 1_000_000
 
 
 @asynccontextmanager
-async def hosting(hosts: int, main: HostMain, ready_seconds: float = 120.0) -> AsyncIterator[Alive]:
+async def starting(hosts: int, module: str) -> AsyncIterator[list[Process]]:
+    """Start processes for `hosting` early, and yield them: they import `module`, which takes about
+    a second, and then wait for a host. Those that `hosting` does not take end with the context.
+    """
+    processes: list[Process] = []
+    try:
+        while len(processes) < hosts:
+            processes.append(await _start(module))
+        yield processes
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await asyncio.shield(process.wait())
+
+
+@asynccontextmanager
+async def hosting(
+    hosts: int,
+    main: HostMain,
+    ready_seconds: float = 120.0,
+    started: list[Process] | None = None,
+) -> AsyncIterator[Alive]:
     """Start the hosts, wait until all pull work, and yield a function that counts them. They end
-    with the context. `main` has to be picklable.
+    with the context. `main` has to be picklable. Processes are taken from `started` while there are
+    any.
 
     A host that was killed by a signal is started again. A host that ends with an error has a bug:
     its error ends the body. Errors are raised in a group. They include `FleetUnavailable` if a host
     exits without an error of its own or is not ready in time.
     """
-    children = [_Child(f"host-{number}", main) for number in range(1, hosts + 1)]
+    children = [_Child(f"host-{number}", main, started or []) for number in range(1, hosts + 1)]
 
     async def count_alive() -> tuple[int, int]:
         return sum(child.ready.is_set() for child in children), len(children)
@@ -65,9 +90,10 @@ async def hosting(hosts: int, main: HostMain, ready_seconds: float = 120.0) -> A
 class _Child:
     """A host and the process in which it runs."""
 
-    def __init__(self, name: str, main: HostMain) -> None:
+    def __init__(self, name: str, main: HostMain, started: list[Process]) -> None:
         self.name = name
         self.ready = asyncio.Event()
+        self._started = started
         self._program = pickle.dumps((name, main))
 
     async def keep_running(self) -> None:
@@ -82,14 +108,7 @@ class _Child:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _run(self) -> int:
-        # -P: the working folder may be a repository with modules of our names.
-        process = await start_process(
-            *(sys.executable, "-P", "-m", __name__),
-            stdin=PIPE,
-            stdout=PIPE,
-            start_new_session=True,  # Ctrl-C stops the server, which then stops its hosts
-            limit=_LINE_BYTES,
-        )
+        process = self._started.pop() if self._started else await _start()
         if process.stdin is None or process.stdout is None:
             raise AssertionError  # both are pipes
         try:
@@ -106,6 +125,17 @@ class _Child:
         finally:
             self.ready.clear()
             await asyncio.shield(_stop(process))
+
+
+async def _start(*modules: str) -> Process:
+    # -P: the working folder may be a repository with modules of our names.
+    return await start_process(
+        *(sys.executable, "-P", "-m", __name__, *modules),
+        stdin=PIPE,
+        stdout=PIPE,
+        start_new_session=True,  # Ctrl-C stops the server, which then stops its hosts
+        limit=_LINE_BYTES,
+    )
 
 
 async def _stop(process: Process) -> None:
@@ -161,6 +191,11 @@ if __name__ == "__main__":
     # Other output to stdout goes to stderr, so it is not taken for a line of this host.
     with os.fdopen(os.dup(1), "wb") as own_lines:
         os.dup2(2, 1)
-        host_name, host_main = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by `_Child`
+        for imported_early in sys.argv[1:]:
+            importlib.import_module(imported_early)
+        try:
+            host_name, host_main = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by `_Child`
+        except EOFError:  # the server has ended
+            sys.exit()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_run_host(host_name, host_main, own_lines))

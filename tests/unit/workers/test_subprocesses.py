@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from moothall.errors import FleetUnavailable
-from moothall.workers.subprocesses import hosting
+from moothall.workers.subprocesses import hosting, starting
 from support import host_programs
 
 pytestmark = pytest.mark.e2e
@@ -33,6 +33,28 @@ async def test_hosts_run_in_child_processes_until_the_end(tmp_path: Path) -> Non
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+async def test_processes_that_were_started_early_are_taken_and_the_others_end(
+    tmp_path: Path,
+) -> None:
+    async with starting(2, host_programs.__name__) as processes:
+        pids = {process.pid for process in processes}
+        main = functools.partial(host_programs.write_pid, tmp_path)
+        async with hosting(1, main, started=processes):
+            (left,) = processes
+            assert {int((tmp_path / "host-1").read_text()), left.pid} == pids
+            os.kill(left.pid, 0)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+async def test_a_process_whose_server_is_gone_ends_quietly() -> None:
+    async with starting(1, host_programs.__name__) as [process]:
+        assert process.stdin is not None
+        process.stdin.close()
+        assert await process.wait() == 0
 
 
 async def test_a_killed_host_is_started_again(tmp_path: Path) -> None:
