@@ -37,6 +37,8 @@ os.environ.setdefault(
 # actors.
 os.environ.setdefault("RAY_enable_worker_prestart", "0")
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+# Ray's default is 15: its workers would wait for everything else on a busy machine.
+os.environ.setdefault("RAY_worker_niceness", "0")
 if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # without it, Ray sends no token
 
