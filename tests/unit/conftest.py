@@ -8,7 +8,7 @@ from hypothesis import settings
 
 # Few examples, because the suite runs often; each run draws new ones. No deadline, because machines
 # may stall.
-settings.register_profile("unit", max_examples=30, deadline=None)
+settings.register_profile("unit", max_examples=15, deadline=None)
 settings.load_profile("unit")
 
 # Imported and collected objects live to the end: walking them repeatedly is a third of the work of

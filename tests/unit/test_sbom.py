@@ -19,6 +19,8 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from support.kube.archive import layer, write
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 SCRIPT = Path(__file__).parents[2] / "scripts/sbom.py"
 STATUS = """Package: gone-again
 Status: deinstall ok config-files

@@ -90,6 +90,7 @@ async def test_pages_and_assets_are_compressed_and_streams_are_not(browser: Brow
         assert await stream.content.readline() == b": the board\n"
 
 
+@pytest.mark.e2e  # a thousand stories
 async def test_a_large_board_is_small_on_the_wire_and_a_change_of_it_tiny(browser: Browser) -> None:
     await sign_in(browser)
     board = browser.dependencies.board

@@ -30,6 +30,8 @@ from support.graph import MemoryGraph
 from support.repos import make_repo
 from support.story import full
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 ROW: dict[str, Any] = {
     "story": {"story_id": "story-1", "headline": HOSTILE, "state": "done"},
     "task": {"task_id": "task-1", "description": "Add hello_world", "role": "dev"},

@@ -16,6 +16,8 @@ from moothall.errors import ConfigurationError, InvalidRequest, NotFound, Reposi
 from moothall.settings import load_settings
 from support.repos import Repo, make_sample
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:

@@ -11,6 +11,8 @@ from moothall.domain.event import EventType
 from support.council import act, append, finish, of
 from support.repos import SOLUTION
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 WRITE = ("files.append", {"path": "src/utils.py", "content": SOLUTION})
 COMMIT = ("git.commit", {"message": "feat: add hello_world()\n\nIt greets."})
 

@@ -37,6 +37,8 @@ from support.council import (
 )
 from support.repos import SAMPLE
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MODELS = Models.of(
     LlmSettings(model="qwen"),

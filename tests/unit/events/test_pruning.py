@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from moothall.config import BusSettings
@@ -21,6 +22,8 @@ from moothall.events.nats.pruning import (
     prune_documents,
 )
 from moothall.events.nats.server import embedded_server
+
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 
 OLD = timedelta(seconds=-60)  # of any age
 COMMIT = "c" * 40

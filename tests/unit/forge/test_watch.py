@@ -21,6 +21,8 @@ from moothall.forge.watch import Watch, task_of
 from support.deliberation_service import MemoryDeliberations
 from support.forge import REPOSITORY, TOKENS, FakeForge, fake_forge, place_of
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 CALL = "@moothall-bot"
 
 

@@ -12,7 +12,7 @@ from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal
 from moothall.ranking import rank
 
-DRAWS, RIGHT, BRINGS = 1500, 0.7, 0.5  # probability that a seat is right, and that it brings tests
+DRAWS, RIGHT, BRINGS = 400, 0.7, 0.5  # probability that a seat is right, and that it brings tests
 # By the author's correctness: a test asks for what the task asks for.
 FITS = {True: 0.85, False: 0.4}
 GREEN = (Evidence("tests", Verdict.PASSED, passed=2),)

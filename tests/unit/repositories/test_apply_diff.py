@@ -13,6 +13,8 @@ from moothall.repositories.apply_diff import apply_to_files
 from moothall.repositories.gitcmd import GitRunner
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 NEW = "src/new file.py"
 
 

@@ -15,6 +15,8 @@ from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.objects import Change
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 SETTINGS = WorkspaceSettings()
 
 

@@ -16,6 +16,8 @@ from moothall.repositories.objects import Change
 from support.repos import Repo, make_repo
 from support.surveys import survey_all
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 ATTRIBUTES = """
 *.bat text eol=crlf
 *.unix text eol=lf

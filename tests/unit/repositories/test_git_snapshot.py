@@ -10,6 +10,8 @@ from moothall.repositories.git_snapshot import write_history
 from moothall.repositories.gitcmd import GitRunner
 from support.repos import Repo, make_repo
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 
 async def written(tmp_path: Path, repo: Repo) -> tuple[Repo, str]:
     """Write the history of HEAD over a checkout, as set-up sees both."""

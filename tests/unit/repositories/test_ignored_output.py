@@ -14,6 +14,8 @@ from moothall.repositories.clone import TrustedClone
 from support.repos import make_repo
 from support.surveys import survey_with
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 LARGE = 25_000_000
 CAPS = ChangeCaps(file_bytes=5_000_000, total_bytes=20_000_000, entries=2_000)
 BASE = {

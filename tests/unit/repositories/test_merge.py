@@ -12,6 +12,8 @@ from moothall.repositories.objects import Change
 from moothall.repositories.service import RepositoryService
 from support.repos import Repo, make_repo
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 LINES = "one\ntwo\nthree\nfour\nfive\nsix\nseven\n"
 
 

@@ -14,6 +14,8 @@ from moothall.repositories.submodules import absolute_url
 from moothall.settings import load_settings
 from support.repos import Repo, make_repo
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 
 class Nobody:
     async def prepare(

@@ -16,6 +16,8 @@ from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.workspace_history import export_history
 from support.repos import Repo, make_repo
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Repo:

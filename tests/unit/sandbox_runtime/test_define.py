@@ -498,10 +498,10 @@ def test_no_path_leaves_its_workspace(parts: list[str]) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "(" * 50_000,
-        "{" * 50_000,
+        "(" * 10_000,
+        "{" * 10_000,
         "def f():\n" + " if 1:\n" * 1000,
-        "a = '''" + "x" * 100_000,
+        "a = '''" + "x" * 30_000,
         "\x01\x02é\u2028\n" * 500,
     ],
 )

@@ -14,6 +14,8 @@ from moothall.sandbox_runtime.cases import Cases, read_folder
 from moothall.sandbox_runtime.checks import variables, with_reporters_path
 from moothall.sandbox_runtime.plugins import FOLDER
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 _TEST = """const test = require('node:test');
 const assert = require('node:assert');
 test('deprecated', () => assert.strictEqual(process.noDeprecation, true));

@@ -12,6 +12,8 @@ from moothall.sandbox_runtime.cases import Cases, read_folder
 from moothall.sandbox_runtime.checks import command, variables
 from moothall.sandbox_runtime.plugins import FOLDER
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 TESTS = """
 import signal, time
 import pytest

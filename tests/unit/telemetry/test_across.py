@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from moothall import telemetry
@@ -28,6 +29,8 @@ from moothall.testing.bus import MemoryBus
 from moothall.workers.host import Host
 from support.council import CouncilEnvironment, finish, open_council, scripted
 from support.story import Remembering
+
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OTHER = "00-11111111111111111111111111111111-2222222222222222-01"

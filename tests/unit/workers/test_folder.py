@@ -14,6 +14,8 @@ import pytest
 
 from moothall.workers.folder import ray_folder, sweep
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 OWNER = """
 import asyncio, subprocess, sys
 from moothall.workers.folder import ray_folder

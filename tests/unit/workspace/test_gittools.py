@@ -16,6 +16,8 @@ from moothall.repositories.objects import Change
 from moothall.workspace.gittools import GitState, git_tool
 from support.repos import SAMPLE, SOLUTION, make_sample
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 UTILS = "src/utils.py"
 SOLVED = Change(UTILS, "100644", (SAMPLE[UTILS] + SOLUTION).encode())
 NEW = Change("new.txt", "100644", b"new\n")

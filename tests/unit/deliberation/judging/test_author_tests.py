@@ -6,6 +6,8 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
+
 from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
 from moothall.deliberation.judging.evaluator import Evaluator
@@ -17,6 +19,8 @@ from moothall.ranking import rank
 from moothall.testing.bus import MemoryBus
 from support.repos import Repo, make_repo
 from support.workspace import TempWorkspaces
+
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 
 _BASE = "def discount(price, percent):\n    return price\n"
 _RIGHT = "def discount(price, percent):\n    return price - price * percent // 100\n"

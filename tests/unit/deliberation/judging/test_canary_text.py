@@ -12,6 +12,8 @@ import pytest
 from moothall.deliberation.judging.canary import Canary, find_case_file, make_canary
 from moothall.domain.evidence import CheckRun, Verdict
 
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
 _VITEST = "import { it, expect } from 'vitest';\nit('b', () => expect(1).toBe(1));\n"
 _JEST = "describe('a', () => {\n  test('b', () => expect(1).toBe(1));\n});\n"
 _MOCHA = (
