@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moothall.app import data_dir_lock
-from moothall.app.bus import ReportProgress, is_served, open_log
+from moothall.app.bus import Bus, ReportProgress, is_served, open_log
 from moothall.app.repositories import trusted_repositories
 from moothall.app.repository import Diff, files_here, files_of
 from moothall.authorization.story_budgets import BUCKET, StoryBudgets
@@ -27,9 +27,10 @@ from moothall.domain.status import TaskView
 from moothall.domain.task import RepositoryRef
 from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest, NotFound
+from moothall.events.registry import EVENTS
 from moothall.orchestrator.planning import Defaults
 from moothall.orchestrator.service import DeliberationService
-from moothall.ports import Bus, Repositories
+from moothall.ports import Repositories
 from moothall.stories.board import Board
 from moothall.stories.planner import Planner
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:  # imported by the caller that has a server
 
 _CANCEL_SECONDS = 10.0
 _MAX_TASKS = 200
+_EVENTS_PER_TASK, _WIDER = 50, 8  # how much of the log is read at first, and how much more then
 _NONE = TaskView(TaskId(""), DeliberationStatus.PENDING)
 
 
@@ -55,7 +57,16 @@ class Tasks:
     async def latest(self, state: str = "", limit: int = 50) -> Sequence[TaskView]:
         """Return the latest tasks, active ones first. `state` narrows: live, ended, failed."""
         active = [] if state in {"ended", "failed"} else await self._list_active()
-        return await Overview(self._bus, lambda: active).list_tasks(LOCAL, state, limit)
+        last_seq = (await self._bus.state(EVENTS.name)).last_seq
+        # Reading each end of a long log takes seconds, and the latest ones are at its end.
+        count = 0 if state == "live" else limit * _EVENTS_PER_TASK
+        while True:
+            after_seq = max(0, last_seq - count)
+            overview = Overview(self._bus, lambda: active, after_seq)
+            views = await overview.list_tasks(LOCAL, state, limit)
+            if len(views) == limit or not after_seq or state == "live":
+                return views
+            count *= _WIDER
 
     async def latest_question(self, repository: str, without: str = "") -> TaskId:
         """Return the id of the latest question to one agent about a repository ('': about text),

@@ -52,16 +52,22 @@ class Overview:
     """An overview of the tasks of all tenants.
 
     active_states: returns the states of active deliberations.
+    after_seq: the event of the log after which ended tasks are read; 0 for all.
 
     Memory: a short view of each tenant's last 1,000 tasks, and the facts of the 100 tasks that were
     requested last.
     """
 
-    def __init__(self, log: Log, active_states: Callable[[], Iterable[DeliberationState]]) -> None:
+    def __init__(
+        self,
+        log: Log,
+        active_states: Callable[[], Iterable[DeliberationState]],
+        after_seq: int = 0,
+    ) -> None:
         self._log = log
         self._active_states = active_states
         self._ended: LRUCache[str, FIFOCache[TaskKey, TaskView]] = LRUCache(_MAX_TENANTS)
-        self._seq = 0
+        self._seq = after_seq
         self._ended_lock = asyncio.Lock()
         self._readings: LRUCache[TaskKey, _Reading] = LRUCache(_MAX_FOLLOWED)
         self._progress_lock = asyncio.Lock()

@@ -69,6 +69,18 @@ async def tasks_of(*events: Event) -> tuple[MemoryBus, Tasks]:
     return bus, Tasks(bus, None, Defaults(LimitSettings()), served=False)  # type: ignore[arg-type]  # no repository is used
 
 
+async def test_of_a_long_log_the_latest_are_read_however_far_back_they_are() -> None:
+    ends = [decided(f"task-{number}") for number in range(3)]
+    later = [
+        new_event(EventType.SEAT_TURN, "x", {"task_id": "x"}, ordinal=str(n)) for n in range(900)
+    ]
+    _, tasks = await tasks_of(*ends, *later, decided("task-9"))
+    assert [view.task_id for view in await tasks.latest(limit=1)] == ["task-9"]
+    assert [view.task_id for view in await tasks.latest(limit=2)] == ["task-9", "task-2"]
+    assert len(await tasks.latest("ended", 50)) == 4
+    assert await tasks.latest("live") == []
+
+
 async def test_what_is_under_way_is_read_from_the_log_alone() -> None:
     _, tasks = await tasks_of(
         request_event("task-a1"), request_event("task-b2"), decided("task-a1")
