@@ -12,6 +12,7 @@ import pytest
 from test_evidence import POOLS, Pool
 
 from moothall.domain.evidence import CANARY, EvidenceLevel
+from moothall.ranking import passes_acceptance_checks
 from support.judged_base import judged_base
 
 pytestmark = [pytest.mark.e2e, pytest.mark.evidence]
@@ -85,11 +86,13 @@ async def test_a_report_that_misses_what_must_fail_is_not_believed(
         evaluator = place.evaluator()
         judged = await evaluator.evaluate(place.proposal(forge(pool)))
         (tests, *_) = judged.assessment.evidence
-        assert not judged.passes
-        assert judged.candidate.level is not EvidenceLevel.PROVEN
+        assert not passes_acceptance_checks(judged)
+        assert judged.level is not EvidenceLevel.PROVEN
         assert (tests.verdict, "must fail" in tests.why) == ("missing", True), tests
         right = await evaluator.evaluate(place.proposal(pool.right))
-    assert (right.passes, right.candidate.level) == (True, EvidenceLevel.PROVEN), right.assessment
+    assert (passes_acceptance_checks(right), right.level) == (True, EvidenceLevel.PROVEN), (
+        right.assessment
+    )
     assert not any(item.check == CANARY for item in right.assessment.evidence)
     assert not any("z" in item.red for item in right.assessment.evidence)
 
@@ -108,7 +111,7 @@ async def test_an_honest_answer_is_believed_and_its_counts_are_those_of_its_test
         judged = await place.evaluator().evaluate(place.proposal(pool.right))
         base = place.prepared.runs["tests"]
     (tests, *_) = judged.assessment.evidence
-    assert judged.passes, judged.assessment
+    assert passes_acceptance_checks(judged), judged.assessment
     assert tests.passed + tests.failed + tests.skipped >= len(base.cases)
     assert not any(item.check == CANARY for item in judged.assessment.evidence), (
         "the canary could not be placed"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from moothall.deliberation.judging import trial
-from moothall.deliberation.judging.evaluator import format_check_results
+from moothall.deliberation.judging.evaluator import format_check_results, solves
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.repository import Patch
-from moothall.ranking import changed_files
+from moothall.ranking import changed_files, passes_acceptance_checks
 from support.judged_base import PYTEST, UNITTEST, judged_base
 from support.local import PACKAGES
 
@@ -322,7 +322,11 @@ async def test_an_answer_that_breaks_a_hidden_test_is_refused_and_its_author_is_
     async with judged_base(tmp_path, pool.base, pool.argv, task=TASK, hidden=hidden) as place:
         judged = await place.evaluator().evaluate(place.proposal(broken))
         fine = await place.evaluator().evaluate(place.proposal(pool.right))
-    assert (judged.passes, judged.solves, fine.passes) == (False, True, True)
+    assert (passes_acceptance_checks(judged), solves(judged), passes_acceptance_checks(fine)) == (
+        False,
+        True,
+        True,
+    )
     assert judged.assessment.regressions == ("hidden:tests/test_secret.py::test_secret",)
     assert not any("secret" in item.output for item in judged.assessment.evidence)
     assert "secret" not in format_check_results(judged, place.prepared.runs)
@@ -475,7 +479,7 @@ async def test_a_wrong_test_beside_a_right_change_refuses_nothing(tmp_path: Path
         "1 test that it brings fails with its own change" in reason and "test_name" in reason
         for reason in first.reasons
     )
-    assert (judged.passes, judged.solves) == (True, False)
+    assert (passes_acceptance_checks(judged), solves(judged)) == (True, False)
     assert any("test_name" in case for case in judged.details)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from moothall.domain.evidence import EvidenceLevel
-from moothall.domain.proposal import RankedCandidate
+from moothall.domain.proposal import CandidateRank
 from moothall.ranking import rank
 from support.judged_base import PYTEST, UNITTEST, judged_base
 from support.pools import read_pool
@@ -33,17 +33,14 @@ async def test_the_right_answer_is_selected_or_nothing_is_claimed(
     async with judged_base(tmp_path, pool.base, _COMMANDS[pool.command], task=pool.task) as place:
         evaluator = place.evaluator()
 
-        async def judge(**seats: Mapping[str, str]) -> dict[str, RankedCandidate]:
+        async def judge(**seats: Mapping[str, str]) -> dict[str, CandidateRank]:
             proposals = [
                 place.proposal(files, seat) for seat, files in enumerate(seats.values(), 1)
             ]
             judged = await asyncio.gather(*map(evaluator.evaluate, proposals))
             names = dict(zip([item.seat for item in proposals], seats, strict=True))
             return {
-                names[item.seat]: item
-                for item in rank(
-                    [cross_run.candidate for cross_run in await evaluator.run_cross_tests(judged)]
-                )
+                names[item.seat]: item for item in rank(await evaluator.run_cross_tests(judged))
             }
 
         mistaken, other = pool.files(wrong), pool.files(other_wrong)
@@ -74,5 +71,5 @@ async def test_the_right_answer_is_selected_or_nothing_is_claimed(
     ], _reasons(existing)
 
 
-def _reasons(ranked: Mapping[str, RankedCandidate]) -> str:
+def _reasons(ranked: Mapping[str, CandidateRank]) -> str:
     return "\n".join(f"{name}: {item.level} {item.reasons}" for name, item in ranked.items())

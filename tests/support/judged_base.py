@@ -18,7 +18,7 @@ from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
 from moothall.deliberation.judging.evaluator import Evaluator
 from moothall.domain.ids import TaskKey
-from moothall.domain.proposal import Proposal, RankedCandidate
+from moothall.domain.proposal import CandidateRank, Proposal
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.ports import NOTHING
@@ -81,12 +81,12 @@ class JudgedBase:
         )
         return Evaluator(runs, EventWriter(MemoryBus(), d))
 
-    async def rank(self, *patches: Mapping[str, str]) -> tuple[RankedCandidate, ...]:
+    async def rank(self, *patches: Mapping[str, str]) -> tuple[CandidateRank, ...]:
         """Rank the patches of this many seats, like a council without reviews."""
         evaluator = self.evaluator()
         proposals = [self.proposal(files, seat) for seat, files in enumerate(patches, 1)]
         judged = await asyncio.gather(*map(evaluator.evaluate, proposals))
-        return rank([item.candidate for item in await evaluator.run_cross_tests(judged)])
+        return rank(await evaluator.run_cross_tests(judged))
 
     async def _read(self, base: Base, path: str, limit: int) -> str:
         return (await self.app.clone.read(base.sha, path, limit)).decode()

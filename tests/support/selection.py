@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
-from moothall.deliberation.judging.evaluator import EvaluatedProposal, Evaluator
+from moothall.deliberation.judging.evaluator import Evaluator
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.ids import TaskKey
-from moothall.domain.proposal import Proposal, RankedCandidate
+from moothall.domain.proposal import Candidate, CandidateRank, Proposal
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.ranking import rank
@@ -404,7 +404,7 @@ class Pools:
         began = asyncio.get_running_loop().time()
         clone = self._services.repositories.clone(prepared.base.repository)
         names: dict[str, str] = {}
-        judged: list[EvaluatedProposal] = []
+        judged: list[Candidate] = []
         for number, (name, diff) in enumerate(pool.items(), 1):
             applied = await clone.apply(prepared.base.sha, diff)
             seat = f"agent-dev-{number:03d}"
@@ -417,7 +417,7 @@ class Pools:
                 )
             )
             self._announce(f"{recipe.name}, {mode}: judged {name}")
-        ranked = rank([item.candidate for item in await evaluator.run_cross_tests(judged)])
+        ranked = rank(await evaluator.run_cross_tests(judged))
         right = {UPSTREAM, *(item.name for item in recipe.variants if item.right)}
         pool_outcome = outcome(
             recipe.name,
@@ -449,7 +449,7 @@ def pool_of(recipe: Recipe, sources: Sources, mode: str) -> dict[str, str]:
 def outcome(
     pool: str,
     mode: str,
-    ranked: Mapping[str, RankedCandidate],
+    ranked: Mapping[str, CandidateRank],
     diffs: Mapping[str, str],
     right: set[str],
 ) -> Outcome:

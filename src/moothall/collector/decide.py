@@ -18,8 +18,8 @@ from moothall.domain.proposal import (
     OUT_OF_PATIENCE,
     Assessment,
     Candidate,
+    CandidateRank,
     Proposal,
-    RankedCandidate,
     SeatOutcome,
     SeatStatus,
 )
@@ -133,7 +133,7 @@ def decide(
 
 
 def _final_state(
-    deliberation: Deliberation, diff: str, candidates: Sequence[Candidate], winner: RankedCandidate
+    deliberation: Deliberation, diff: str, candidates: Sequence[Candidate], winner: CandidateRank
 ) -> str:
     if deliberation.is_answer(diff):
         return "answered"
@@ -297,7 +297,7 @@ def _format_report(report: Report) -> str:
 
 
 def _results(
-    ranked: Sequence[RankedCandidate], candidates: Sequence[Candidate], reports: Sequence[Report]
+    ranked: Sequence[CandidateRank], candidates: Sequence[Candidate], reports: Sequence[Report]
 ) -> tuple[Result, ...]:
     """Return the ranked candidates with their evidence.
 

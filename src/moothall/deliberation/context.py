@@ -18,7 +18,7 @@ from moothall.deliberation.agent import AgentLoop
 from moothall.deliberation.attempt_state import Draft
 from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
-from moothall.deliberation.judging.evaluator import EvaluatedProposal, Evaluator
+from moothall.deliberation.judging.evaluator import Evaluator
 from moothall.deliberation.pause_gate import PauseGate
 from moothall.deliberation.prompts.prompts import task_parts
 from moothall.deliberation.prompts.repo_map import RepoMapper
@@ -38,7 +38,7 @@ from moothall.domain.chat import (
 )
 from moothall.domain.identity import Principal
 from moothall.domain.ids import seed_of
-from moothall.domain.proposal import Review, SeatStatus
+from moothall.domain.proposal import Candidate, Review, SeatStatus
 from moothall.domain.repository import Prepared
 from moothall.domain.secrets import scrub
 from moothall.domain.task import Deliberation
@@ -100,7 +100,7 @@ class SeatState:
     seat: str
     number: int
     agent: AgentLoop | ToolLoop | None = None
-    judged: list[EvaluatedProposal] = field(default_factory=list)
+    judged: list[Candidate] = field(default_factory=list)
     drafts: list[Draft] = field(default_factory=list)
     status: SeatStatus = SeatStatus.UNSTARTED
     code: str = ""
@@ -108,7 +108,7 @@ class SeatState:
     stuck_reason: str = ""
 
     @property
-    def latest(self) -> EvaluatedProposal:
+    def latest(self) -> Candidate:
         """The seat's current proposal. The seat must have proposed."""
         return self.judged[-1]
 
@@ -301,7 +301,7 @@ class DeliberationContext:
         return await self.model.ask(request)
 
     @property
-    def judged(self) -> tuple[EvaluatedProposal, ...]:
+    def judged(self) -> tuple[Candidate, ...]:
         """All candidates, seat by seat, originals before revisions."""
         return tuple(item for seat_state in self.seat_states for item in seat_state.judged)
 

@@ -59,7 +59,7 @@ from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.agents import publish_report
 from moothall.deliberation.judging.claims import check_claims, is_done_already
 from moothall.deliberation.judging.comparison import GROUP_SIZE, compare_answers
-from moothall.deliberation.judging.evaluator import EvaluatedProposal
+from moothall.deliberation.judging.evaluator import solves
 from moothall.deliberation.judging.reviews import (
     WIDE_WINDOW_TOKENS,
     Answer,
@@ -76,12 +76,12 @@ from moothall.deliberation.rival_notes import distil_notes
 from moothall.deliberation.seats import find_approaches, outcome_of, propose, propose_again, revise
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
-from moothall.domain.proposal import OUT_OF_PATIENCE, Review, SeatOutcome, SeatStatus
+from moothall.domain.proposal import OUT_OF_PATIENCE, Candidate, Review, SeatOutcome, SeatStatus
 from moothall.domain.protocol import PROTOCOLS, Protocol
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
 from moothall.errors import BusUnavailable, MoothallError
-from moothall.ranking import find_ties, have_same_change, is_done
+from moothall.ranking import find_ties, have_same_change, is_done, passes_acceptance_checks
 
 __all__ = ["HOST_STOPS", "Dependencies", "deliberate"]
 
@@ -249,7 +249,7 @@ async def _run_revision_rounds(council: DeliberationContext, protocol: Protocol)
             failed = [
                 seat_state
                 for seat_state in council.proposers
-                if not seat_state.latest.solves and not seat_state.stuck_reason
+                if not solves(seat_state.latest) and not seat_state.stuck_reason
             ]
             await _revise_all(council, failed, round_)
 
@@ -267,7 +267,7 @@ async def _run_second_wave(
     if is_done_already(council):
         return
     _update_judged(council, await tests.apply(published=False))
-    if any(item.passes and item.candidate.level.independent for item in council.judged):
+    if any(passes_acceptance_checks(item) and item.level.independent for item in council.judged):
         return
     wave = council.deliberation.rounds + 1
     council.notes = await distil_notes(council, wave, tests.failing_everywhere)
@@ -284,7 +284,7 @@ async def _run_second_wave(
 
 
 async def _review_ties(council: DeliberationContext) -> None:
-    tied = find_ties([item.candidate for item in council.judged])
+    tied = find_ties(council.judged)
     if have_same_change(tied):
         return
     # Models that are asked for one function, because longer prompts confuse them, cannot judge.
@@ -457,16 +457,16 @@ async def _is_decided(council: DeliberationContext) -> bool:
     ):
         return False
     majority = len(council.seat_states) // 2 + 1
-    if sum(item.passes for item in council.judged) < majority or len(council.judged) == len(
-        council.seat_states
-    ):
+    if sum(passes_acceptance_checks(item) for item in council.judged) < majority or len(
+        council.judged
+    ) == len(council.seat_states):
         return False
     await _run_cross_tests(council)
     votes = Counter(
         item.assessment.behaviour
         for item in council.judged
-        if item.passes
-        and item.candidate.level.independent
+        if passes_acceptance_checks(item)
+        and item.level.independent
         and all(run.passed for run in item.cross)
     )
     return any(count >= majority for count in votes.values())
@@ -487,18 +487,20 @@ def _has_complete_proof(council: DeliberationContext) -> bool:
     """Return True if a proven candidate leaves no test failing besides those it fixed. A partial
     fix is no reason to skip the other seats.
     """
-    return any(item.passes and is_done(item.assessment) for item in council.judged)
+    return any(
+        passes_acceptance_checks(item) and is_done(item.assessment) for item in council.judged
+    )
 
 
 def _has_proven(council: DeliberationContext) -> bool:
-    return any(item.passes and item.candidate.proven for item in council.judged)
+    return any(passes_acceptance_checks(item) and item.proven for item in council.judged)
 
 
 def _has_solution(council: DeliberationContext) -> bool:
     """Return True if a candidate passes the acceptance checks and leaves nothing of the task
     failing.
     """
-    return any(item.solves for item in council.judged)
+    return any(solves(item) for item in council.judged)
 
 
 def _answers_agree(council: DeliberationContext) -> bool:
@@ -515,7 +517,9 @@ def _answers_agree(council: DeliberationContext) -> bool:
         return len({item.proposal.content for item in latest}) == 1 and len(latest) == len(started)
     behaviours = {item.assessment.behaviour for item in latest}
     return (
-        len(latest) == len(started) and len(behaviours) == 1 and all(item.solves for item in latest)
+        len(latest) == len(started)
+        and len(behaviours) == 1
+        and all(solves(item) for item in latest)
     )
 
 
@@ -534,7 +538,7 @@ async def _run_cross_tests(council: DeliberationContext) -> None:
         )
 
 
-def _update_judged(council: DeliberationContext, judged: Sequence[EvaluatedProposal]) -> None:
+def _update_judged(council: DeliberationContext, judged: Sequence[Candidate]) -> None:
     """Replace the judged proposals of all seats by newer versions of them."""
     by_candidate = {item.proposal.candidate: item for item in judged}
     for seat_state in council.proposers:

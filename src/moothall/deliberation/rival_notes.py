@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from string import ascii_uppercase
 
 from moothall.deliberation.context import DeliberationContext, SeatState
-from moothall.deliberation.judging.evaluator import EvaluatedProposal
+from moothall.deliberation.judging.hidden import visible_candidate, without_hidden
 from moothall.deliberation.prompts.comparing import notes_prompt, rivals_text
 from moothall.deliberation.prompts.reply import whole_text
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.deliberation.prompts.variants import MalformedReplyError
 from moothall.domain.evidence import TEST_WRITER, TIE_BREAKER
-from moothall.domain.proposal import SeatStatus
+from moothall.domain.proposal import Candidate, SeatStatus
 from moothall.ranking.gates import format_cases, format_counts
 from moothall.ranking.syntax.diffs import file_diffs
 
@@ -48,7 +48,7 @@ def rivals_of(council: DeliberationContext, seat_state: SeatState) -> str:
     return rivals_text([_describe(other.latest, names) for other in others.values()])
 
 
-def _describe(judged: EvaluatedProposal, names: dict[str, str], failing: Sequence[str] = ()) -> str:
+def _describe(judged: Candidate, names: dict[str, str], failing: Sequence[str] = ()) -> str:
     """Describe an answer.
 
     names: a description of each seat's tests.
@@ -62,9 +62,9 @@ def _describe(judged: EvaluatedProposal, names: dict[str, str], failing: Sequenc
     lines = [
         f"Summary by its author: {clip(proposal.content.strip(), _SUMMARY_CHARS)}",
         f"Changed files: {changed or 'none'}",
-        f"Evidence: {judged.visible_candidate.level.words}",
+        f"Evidence: {visible_candidate(judged).level.words}",
     ]
-    assessment = judged.visible_assessment
+    assessment = without_hidden(judged.assessment)
     lines += [f"{item.check}: {item.verdict}{format_counts(item)}" for item in assessment.evidence]
     if assessment.regressions:
         lines.append(f"Passed before and not any more: {format_cases(assessment.regressions)}")

@@ -28,7 +28,8 @@ from moothall.deliberation.code_blocks import BlockRunner, TurnContext
 from moothall.deliberation.context import DeliberationContext, SeatState
 from moothall.deliberation.conversation import Conversation, SamplingSettings
 from moothall.deliberation.judging.clean_runs import workspace_name
-from moothall.deliberation.judging.evaluator import EvaluatedProposal, format_check_results
+from moothall.deliberation.judging.evaluator import format_check_results
+from moothall.deliberation.judging.hidden import visible_candidate, without_hidden
 from moothall.deliberation.judging.reviews import format_review
 from moothall.deliberation.local_checks import CheckedWorkspace
 from moothall.deliberation.prompts import prompts, tool_prompt
@@ -48,6 +49,7 @@ from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.proposal import (
     Assessment,
+    Candidate,
     Operation,
     Proposal,
     Review,
@@ -368,7 +370,7 @@ async def _revise(
         seat_state,
         round_,
         start=replace(
-            last, passed=last.passed and passes_acceptance_checks(judged.visible_candidate)
+            last, passed=last.passed and passes_acceptance_checks(visible_candidate(judged))
         ),
     )
     unchanged = (
@@ -489,7 +491,9 @@ async def _run_attempt(
         prepared = replace(prepared, bounds=council.deliberation.agent.bounds)
     patch = start.patch.diff if start and start.patch else ""
     required_cases = (
-        frozenset(seat_state.latest.visible_assessment.regressions) if start else frozenset[str]()
+        frozenset(without_hidden(seat_state.latest.assessment).regressions)
+        if start
+        else frozenset[str]()
     )
     for attempt_number in range(1, _MAX_WORKSPACES + 1):
         try:
@@ -568,7 +572,7 @@ async def _submit_proposal(
         proposal=dump(proposal),
     )
     if council.evaluator is None or council.deliberation.is_answer(proposal.diff):
-        seat_state.judged.append(EvaluatedProposal(proposal, Assessment(applies=True)))
+        seat_state.judged.append(Candidate(proposal, Assessment(applies=True)))
     else:
         seat_state.judged.append(
             await council.evaluator.evaluate(proposal, patch.diff if patch else "")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from moothall.domain.budget import Usage
@@ -188,7 +189,8 @@ class Candidate:
     """A proposal with everything known about it, as used by ranking. `cross` has only accepted
     tests of other authors.
 
-    `missing`: reviewers that were asked but gave no review.
+    `missing`: reviewers that were asked but gave no review. `details`: the output of cases that
+    fail because of the proposal; only its evaluation has it.
     """
 
     proposal: Proposal
@@ -197,6 +199,7 @@ class Candidate:
     reviews: tuple[Review, ...] = ()
     about_text: bool = False
     missing: tuple[str, ...] = ()
+    details: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def proven(self) -> bool:
@@ -267,7 +270,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class RankedCandidate:
+class CandidateRank:
     """A candidate's place in the ranking; `rank` from 1, `score` 0..1, reasons for people."""
 
     candidate: str

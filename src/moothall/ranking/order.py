@@ -34,7 +34,7 @@ from moothall.domain.evidence import (
     Verdict,
 )
 from moothall.domain.ids import digest
-from moothall.domain.proposal import Candidate, RankedCandidate
+from moothall.domain.proposal import Candidate, CandidateRank
 from moothall.ranking.gates import format_cases, format_counts, list_failed_checks, sanitize_line
 from moothall.ranking.review_scores import ReviewScore, score_answers
 
@@ -224,7 +224,7 @@ _TESTED_COUNT = sum(criterion.tested for criterion in CRITERIA)
 _DECIDING_COUNT = sum(criterion.decides for criterion in CRITERIA)
 
 
-def rank(candidates: Sequence[Candidate]) -> tuple[RankedCandidate, ...]:
+def rank(candidates: Sequence[Candidate]) -> tuple[CandidateRank, ...]:
     """Return the rank of every candidate, best first.
 
     The first one is the winner if it `passed_gates`.
@@ -232,7 +232,7 @@ def rank(candidates: Sequence[Candidate]) -> tuple[RankedCandidate, ...]:
     standings = _standings(candidates)
     undecided = _find_undecided(standings)
     return tuple(
-        RankedCandidate(
+        CandidateRank(
             candidate=standing.candidate.proposal.candidate,
             seat=standing.candidate.proposal.seat,
             rank=position,

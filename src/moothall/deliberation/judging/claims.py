@@ -12,15 +12,15 @@ import re
 from dataclasses import replace
 
 from moothall.deliberation.context import DeliberationContext
-from moothall.deliberation.judging.evaluator import EvaluatedProposal, Evaluator
+from moothall.deliberation.judging.evaluator import Evaluator
 from moothall.deliberation.judging.reviews import extract_test_changes, review_tokens
 from moothall.deliberation.prompts import prompts
 from moothall.deliberation.prompts.reply import claim_schema, read_claim
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.deliberation.prompts.variants import MalformedReplyError
 from moothall.domain.evidence import ALREADY_DONE, Evidence, Verdict
-from moothall.domain.proposal import Proposal
-from moothall.ranking import changed_files
+from moothall.domain.proposal import Candidate, Proposal
+from moothall.ranking import changed_files, passes_acceptance_checks
 
 _CLAIM = re.compile(r"\W*already[\s_-]+done\b", re.IGNORECASE)
 _MIN_CONTEXT_TOKENS = 16_000
@@ -46,11 +46,11 @@ def is_done_already(council: DeliberationContext) -> bool:
 
     Tests could not choose between such answers.
     """
-    passing = [evaluated for evaluated in council.judged if evaluated.passes]
-    return bool(passing) and all(evaluated.candidate.already_done for evaluated in passing)
+    passing = [evaluated for evaluated in council.judged if passes_acceptance_checks(evaluated)]
+    return bool(passing) and all(evaluated.already_done for evaluated in passing)
 
 
-async def check_claims(council: DeliberationContext) -> list[EvaluatedProposal]:
+async def check_claims(council: DeliberationContext) -> list[Candidate]:
     """Return the new claims with their evidence, and publish it.
 
     A claim does not hold if its tests fail on the base, or if no model can read them.
@@ -61,7 +61,7 @@ async def check_claims(council: DeliberationContext) -> list[EvaluatedProposal]:
     unchecked = [
         claim
         for claim in council.judged
-        if claim.passes
+        if passes_acceptance_checks(claim)
         and claims_done(claim.proposal)
         and not any(evidence.check == ALREADY_DONE for evidence in claim.assessment.evidence)
     ]
@@ -87,7 +87,7 @@ async def check_claims(council: DeliberationContext) -> list[EvaluatedProposal]:
 
 
 async def _check_claim(
-    council: DeliberationContext, evaluator: Evaluator, claim: EvaluatedProposal
+    council: DeliberationContext, evaluator: Evaluator, claim: Candidate
 ) -> Evidence:
     cases, why = await evaluator.find_cases_passing_on_base(claim.proposal)
     why = why or await _read_tests(council, claim.proposal)

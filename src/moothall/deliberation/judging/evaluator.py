@@ -14,7 +14,12 @@ from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.author_tests import AuthorTests
 from moothall.deliberation.judging.canary import Canary, find_case_file, make_canary
 from moothall.deliberation.judging.clean_runs import CheckRuns, CleanCheckoutRunner
-from moothall.deliberation.judging.hidden import is_hidden, with_hidden_checks, without_hidden
+from moothall.deliberation.judging.hidden import (
+    is_hidden,
+    visible_candidate,
+    with_hidden_checks,
+    without_hidden,
+)
 from moothall.deliberation.prompts.repository_context import looks_like_test
 from moothall.deliberation.prompts.text import clip
 from moothall.domain.codec import dump
@@ -29,7 +34,7 @@ from moothall.domain.evidence import (
     Verdict,
 )
 from moothall.domain.ids import digest
-from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal
+from moothall.domain.proposal import Assessment, Candidate, Proposal
 from moothall.domain.repository import Prepared
 from moothall.domain.secrets import scrub
 from moothall.errors import NotFound
@@ -89,51 +94,6 @@ class _Judgement:
     assessment: Assessment = field(default_factory=lambda: Assessment(applies=False))
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluatedProposal:
-    """A proposal and the results of its evaluation.
-
-    details: the output of cases that fail because of the proposal.
-    """
-
-    proposal: Proposal
-    assessment: Assessment
-    cross: tuple[CrossRun, ...] = ()
-    details: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def candidate(self) -> Candidate:
-        """The candidate for ranking, without reviews."""
-        return Candidate(self.proposal, self.assessment, self.cross)
-
-    @property
-    def visible_assessment(self) -> Assessment:
-        """The assessment without hidden tests, for seats and reviewers."""
-        return without_hidden(self.assessment)
-
-    @property
-    def visible_candidate(self) -> Candidate:
-        """The candidate without hidden tests, for seats and reviewers."""
-        return replace(self.candidate, assessment=self.visible_assessment)
-
-    @property
-    def passes(self) -> bool:
-        """True if the candidate passes all acceptance checks."""
-        return passes_acceptance_checks(self.candidate)
-
-    @property
-    def solves(self) -> bool:
-        """True if the author can see nothing left to repair: the acceptance checks and its own
-        tests pass, and no failing case concerns the task.
-        """
-        visible = self.visible_candidate
-        return (
-            not visible.own_failing
-            and not visible.assessment.unsolved
-            and passes_acceptance_checks(visible)
-        )
-
-
 class Evaluator:
     """Evaluates the candidates of one deliberation. Each distinct diff is evaluated once.
 
@@ -158,7 +118,7 @@ class Evaluator:
         self._confirmed_failures: dict[str, bool] = {}
         self._altered_examples: dict[str, Sequence[str]] = {}
 
-    async def evaluate(self, proposal: Proposal, unredacted: str = "") -> EvaluatedProposal:
+    async def evaluate(self, proposal: Proposal, unredacted: str = "") -> Candidate:
         """Evaluate a proposal on a clean checkout and publish the results.
 
         unredacted: the diff before secrets were removed from it, if that changed it.
@@ -168,9 +128,7 @@ class Evaluator:
         async with self._locks.setdefault(key, asyncio.Lock()):
             if key not in self._assessments:
                 self._assessments[key] = await self._assess(proposal, key)
-        evaluated = EvaluatedProposal(
-            proposal, self._assessments[key], details=self._details.get(key, {})
-        )
+        evaluated = Candidate(proposal, self._assessments[key], details=self._details.get(key, {}))
         await self._publish(evaluated)
         return evaluated
 
@@ -696,7 +654,7 @@ class Evaluator:
             unrelated=unrelated,
         )
 
-    async def _publish(self, evaluated: EvaluatedProposal) -> None:
+    async def _publish(self, evaluated: Candidate) -> None:
         assessment, proposal = evaluated.assessment, evaluated.proposal
         applies = Verdict.PASSED if assessment.applies else Verdict.FAILED
         summary = Evidence("applies", applies, proven=assessment.proven, look=assessment.look)
@@ -736,9 +694,7 @@ class Evaluator:
         """
         return await self._author_tests.find_cases_passing_on_base(author)
 
-    async def find_test_authors(
-        self, evaluated: Sequence[EvaluatedProposal]
-    ) -> tuple[Proposal, ...]:
+    async def find_test_authors(self, evaluated: Sequence[Candidate]) -> tuple[Proposal, ...]:
         """Return the latest proposal of each seat whose tests count."""
         latest_by_seat = {
             candidate.proposal.seat: candidate.proposal
@@ -755,15 +711,17 @@ class Evaluator:
         )
 
     async def run_cross_tests(
-        self, evaluated: Sequence[EvaluatedProposal], excluded_seats: Collection[str] = ()
-    ) -> tuple[EvaluatedProposal, ...]:
+        self, evaluated: Sequence[Candidate], excluded_seats: Collection[str] = ()
+    ) -> tuple[Candidate, ...]:
         """Run each author's tests on the candidates of other seats that pass the acceptance checks.
 
         excluded_seats: seats whose tests do not count.
         """
         if not _needs_cross_tests(evaluated):
             return tuple(evaluated)
-        proposals = [candidate.proposal for candidate in evaluated if candidate.passes]
+        proposals = [
+            candidate.proposal for candidate in evaluated if passes_acceptance_checks(candidate)
+        ]
         authors = [
             author
             for author in await self.find_test_authors(evaluated)
@@ -774,6 +732,18 @@ class Evaluator:
             replace(candidate, cross=votes.get(candidate.proposal.candidate, ()))
             for candidate in evaluated
         )
+
+
+def solves(candidate: Candidate) -> bool:
+    """True if the author can see nothing left to repair: the acceptance checks and its own tests
+    pass, and no failing case concerns the task.
+    """
+    visible = visible_candidate(candidate)
+    return (
+        not visible.own_failing
+        and not visible.assessment.unsolved
+        and passes_acceptance_checks(visible)
+    )
 
 
 def _find_checks_with_missing_cases(
@@ -825,21 +795,21 @@ def _written_test_data(runs: Mapping[str, CheckRun]) -> frozenset[str]:
     )
 
 
-def _needs_cross_tests(evaluated: Sequence[EvaluatedProposal]) -> bool:
+def _needs_cross_tests(evaluated: Sequence[Candidate]) -> bool:
     """True if tests of other seats can change the result: candidates compete, or one is
     not proven.
     """
-    passing = [candidate for candidate in evaluated if candidate.passes]
+    passing = [candidate for candidate in evaluated if passes_acceptance_checks(candidate)]
     return len({candidate.proposal.diff for candidate in passing}) > 1 or any(
         not candidate.assessment.proven for candidate in passing
     )
 
 
-def format_check_results(evaluated: EvaluatedProposal, base_runs: Mapping[str, CheckRun]) -> str:
+def format_check_results(evaluated: Candidate, base_runs: Mapping[str, CheckRun]) -> str:
     """Format the check results of a candidate for its author or a reviewer, without names
     of seats.
     """
-    assessment = evaluated.visible_assessment
+    assessment = without_hidden(evaluated.assessment)
     lines = (
         [] if assessment.applies else ["The patch is empty or does not apply on a clean checkout."]
     )

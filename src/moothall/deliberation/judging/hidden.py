@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from moothall.deliberation.judging.test_files import is_run_alone
 from moothall.domain.evidence import HIDDEN, HIDDEN_CASE, CheckRun
-from moothall.domain.proposal import Assessment
+from moothall.domain.proposal import Assessment, Candidate
 from moothall.domain.repository import Prepared
 from moothall.sandbox_runtime.checks import reports_cases
 
@@ -87,6 +87,11 @@ def hide_cases(run: CheckRun) -> CheckRun:
 def is_hidden(check: str) -> bool:
     """True if a check runs hidden tests."""
     return check == HIDDEN or check.startswith(f"{HIDDEN}-")
+
+
+def visible_candidate(candidate: Candidate) -> Candidate:
+    """Return a candidate without results of hidden tests, for seats and reviewers."""
+    return replace(candidate, assessment=without_hidden(candidate.assessment))
 
 
 def without_hidden(assessment: Assessment) -> Assessment:

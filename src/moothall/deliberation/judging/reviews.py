@@ -15,6 +15,7 @@ from moothall.config import LlmSettings
 from moothall.deliberation.context import DeliberationContext
 from moothall.deliberation.judging.agents import publish_report
 from moothall.deliberation.judging.evaluator import format_check_results
+from moothall.deliberation.judging.hidden import without_hidden
 from moothall.deliberation.judging.tool_reviews import (
     ToolReviewRequest,
     review_with_tools,
@@ -37,6 +38,7 @@ from moothall.domain.evidence import CONTRADICTION, Evidence, Verdict
 from moothall.domain.ids import digest, seed_of
 from moothall.domain.proposal import Proposal, Review
 from moothall.errors import BusUnavailable, ModelReplyInvalid, MoothallError
+from moothall.ranking import passes_acceptance_checks
 from moothall.ranking.gates import sanitize_line
 from moothall.ranking.syntax.diffs import file_diffs
 
@@ -262,7 +264,7 @@ def _format_evidence(council: DeliberationContext, answer: Answer) -> str:
     )
     if evaluated is None or prepared is None:
         return ""
-    suspicious_lines = evaluated.visible_assessment.look
+    suspicious_lines = without_hidden(evaluated.assessment).look
     return "\n".join(
         [
             format_check_results(evaluated, prepared.runs),
@@ -354,7 +356,13 @@ async def find_contradicting_seats(council: DeliberationContext) -> frozenset[st
     ):
         return frozenset()
     if (
-        len({evaluated.proposal.diff for evaluated in council.judged if evaluated.passes})
+        len(
+            {
+                evaluated.proposal.diff
+                for evaluated in council.judged
+                if passes_acceptance_checks(evaluated)
+            }
+        )
         < _MIN_COMPETING_ANSWERS
     ):
         return frozenset()

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from moothall.deliberation.context import DeliberationContext
-from moothall.deliberation.judging.evaluator import EvaluatedProposal
 from moothall.deliberation.judging.reviews import (
     WIDE_WINDOW_TOKENS,
     extract_test_changes,
@@ -24,13 +23,14 @@ from moothall.deliberation.prompts.reply import numbered_schema, read_numbered
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
 from moothall.deliberation.prompts.variants import MalformedReplyError
 from moothall.domain.evidence import HIDDEN_CASE, SUPERSEDED, Evidence, Verdict
+from moothall.domain.proposal import Candidate
 
 _MAX_REGRESSIONS = 20
 """An answer that breaks more tests is rejected without asking a model."""
 _WHY_CHARS = 200
 
 
-async def excuse_superseded(council: DeliberationContext) -> list[EvaluatedProposal]:
+async def excuse_superseded(council: DeliberationContext) -> list[Candidate]:
     """Return the candidates that break superseded tests, with the evidence for it, and publish
     this.
     """
@@ -66,7 +66,7 @@ async def excuse_superseded(council: DeliberationContext) -> list[EvaluatedPropo
 
 
 async def _read_superseded(
-    council: DeliberationContext, evaluated: EvaluatedProposal, cases: list[str]
+    council: DeliberationContext, evaluated: Candidate, cases: list[str]
 ) -> Mapping[str, str]:
     """Return the cases that the task supersedes, each with the reason."""
     setup = council.setup_of("-")
@@ -88,9 +88,7 @@ async def _read_superseded(
     return {case: reasons[number] for number, case in enumerate(cases, 1) if number in reasons}
 
 
-async def _excuse(
-    council: DeliberationContext, evaluated: EvaluatedProposal
-) -> EvaluatedProposal | None:
+async def _excuse(council: DeliberationContext, evaluated: Candidate) -> Candidate | None:
     known_checks = {evidence.check for evidence in evaluated.assessment.evidence}
     cases = tuple(case for case in evaluated.assessment.regressions if case in council.superseded)
     if not cases or SUPERSEDED in known_checks:

@@ -24,7 +24,6 @@ from moothall.deliberation.judging.agents import (
     select_tools,
 )
 from moothall.deliberation.judging.claims import is_done_already
-from moothall.deliberation.judging.evaluator import EvaluatedProposal
 from moothall.deliberation.judging.reviews import review_tokens
 from moothall.deliberation.judging.trial import (
     FAILS_EVERYWHERE,
@@ -47,11 +46,12 @@ from moothall.deliberation.prompts.variants import MalformedReplyError
 from moothall.deliberation.seat_setup import SeatSetup
 from moothall.domain.chat import FunctionCall, Message
 from moothall.domain.evidence import RED, TEST_WRITER
-from moothall.domain.proposal import Proposal
+from moothall.domain.proposal import Candidate, Proposal
 from moothall.domain.protocol import PROTOCOLS
 from moothall.domain.repository import Patch
 from moothall.errors import BusUnavailable, MoothallError
 from moothall.ports import Workspace
+from moothall.ranking import passes_acceptance_checks
 from moothall.ranking.gates import format_cases, sanitize_line
 
 _MAX_READ_ATTEMPTS = 2
@@ -81,10 +81,10 @@ def may_write_tests(council: DeliberationContext) -> bool:
     checks = prepared.base.profile.checks
     if not any(name == "tests" or name.startswith("tests-") for name in checks):
         return False
-    passing = [candidate for candidate in council.judged if candidate.passes]
+    passing = [candidate for candidate in council.judged if passes_acceptance_checks(candidate)]
     return (
         bool(passing)
-        and not any(candidate.candidate.proven for candidate in passing)
+        and not any(candidate.proven for candidate in passing)
         and not is_done_already(council)
     )
 
@@ -107,7 +107,7 @@ class IndependentTests:
     _read_cases: set[str] = field(default_factory=set)
     _required: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
 
-    async def apply(self, *, published: bool) -> tuple[EvaluatedProposal, ...]:
+    async def apply(self, *, published: bool) -> tuple[Candidate, ...]:
         """Run the test writer if it is useful and has not run. Return the candidates with the
         results of its tests for those that pass the acceptance checks.
 
@@ -130,7 +130,11 @@ class IndependentTests:
                 )
             return candidates
         diffs = tuple(
-            dict.fromkeys(candidate.proposal.diff for candidate in candidates if candidate.passes)
+            dict.fromkeys(
+                candidate.proposal.diff
+                for candidate in candidates
+                if passes_acceptance_checks(candidate)
+            )
         )
         verdicts = await Trial(evaluator.author_tests, self.author, diffs).judge_cases(
             self._read_new_cases

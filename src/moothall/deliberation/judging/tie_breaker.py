@@ -21,7 +21,7 @@ from moothall.deliberation.judging.agents import (
     run_agent,
     select_tools,
 )
-from moothall.deliberation.judging.evaluator import EvaluatedProposal, Evaluator
+from moothall.deliberation.judging.evaluator import Evaluator
 from moothall.deliberation.judging.test_writer import (
     TESTS_CHARS,
     extract_agent_tests,
@@ -33,7 +33,7 @@ from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_d
 from moothall.deliberation.seat_tools import BASH, WRITE, UnusableCallError, read_arguments
 from moothall.domain.chat import FunctionCall
 from moothall.domain.evidence import TIE_BREAKER
-from moothall.domain.proposal import Proposal
+from moothall.domain.proposal import Candidate, Proposal
 from moothall.domain.repository import Patch
 from moothall.domain.tool import ToolCall
 from moothall.errors import BusUnavailable, MoothallError
@@ -61,7 +61,7 @@ _MAX_COPY_MB = 40  # the size of a workspace that is copied, since /tmp is in me
 _WHY_CHARS = 300
 
 
-def find_tie(council: DeliberationContext) -> tuple[EvaluatedProposal, ...]:
+def find_tie(council: DeliberationContext) -> tuple[Candidate, ...]:
     """Return the different answers that share the first rank; () if there are none, or no agent can
     compare them.
     """
@@ -75,7 +75,7 @@ def find_tie(council: DeliberationContext) -> tuple[EvaluatedProposal, ...]:
         return ()
     if d.merge or d.agent is not None or council.ledger.used_up:
         return ()
-    tied = find_ties([evaluated.candidate for evaluated in council.judged])
+    tied = find_ties(council.judged)
     if have_same_change(tied):
         return ()
     names = [candidate.proposal.candidate for candidate in tied[:_MAX_ANSWERS]]
@@ -83,8 +83,8 @@ def find_tie(council: DeliberationContext) -> tuple[EvaluatedProposal, ...]:
 
 
 async def break_tie(
-    council: DeliberationContext, tied: Sequence[EvaluatedProposal]
-) -> tuple[EvaluatedProposal, ...]:
+    council: DeliberationContext, tied: Sequence[Candidate]
+) -> tuple[Candidate, ...]:
     """Return the candidates with the results of the tie-breaker's tests, and publish its
     findings.
     """

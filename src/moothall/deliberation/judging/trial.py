@@ -19,10 +19,9 @@ from moothall.deliberation.judging.author_tests import (
     brings_inline_tests,
 )
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
-from moothall.deliberation.judging.evaluator import EvaluatedProposal
 from moothall.deliberation.judging.test_files import is_crate_module, is_run_alone
 from moothall.domain.evidence import CheckRun, Evidence, JudgedCase, Verdict
-from moothall.domain.proposal import CrossRun, Proposal
+from moothall.domain.proposal import Candidate, CrossRun, Proposal
 from moothall.domain.repository import Patch
 from moothall.ranking.gates import format_cases, sanitize_line
 from moothall.ranking.syntax.diffs import FileDiff, file_diffs, filter_files
@@ -263,10 +262,10 @@ async def add_cross_runs(
     tests: AuthorTests,
     author: Proposal,
     verdicts: Verdicts,
-    candidates: Sequence[EvaluatedProposal],
+    candidates: Sequence[Candidate],
     *,
     published: bool = True,
-) -> tuple[EvaluatedProposal, ...]:
+) -> tuple[Candidate, ...]:
     """Return the candidates with the results of the counted cases, and publish these."""
     updated = []
     for candidate in candidates:

@@ -78,7 +78,7 @@ async def test_an_answer_that_breaks_what_another_seat_s_tests_keep_is_not_repro
             )
         ),
     ]
-    first, second = rank([item.candidate for item in await evaluator.run_cross_tests(judged)])
+    first, second = rank(await evaluator.run_cross_tests(judged))
     assert (first.seat, first.level) == ("agent-dev-002", EvidenceLevel.SELF_TESTED), first.reasons
     assert (second.passed_gates, second.level) == (True, EvidenceLevel.UNPROVEN), second.reasons
     # It passes on the base and proves nothing.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from moothall.deliberation.judging.evaluator import EvaluatedProposal, format_check_results
+from moothall.deliberation.judging.evaluator import format_check_results, solves
+from moothall.deliberation.judging.hidden import visible_candidate, without_hidden
 from moothall.domain.evidence import Evidence, EvidenceLevel, Verdict
-from moothall.domain.proposal import Assessment, Proposal
+from moothall.domain.proposal import Assessment, Candidate, Proposal
 from moothall.ranking import passes_acceptance_checks
 
 
@@ -25,13 +26,13 @@ def test_the_level_the_lines_to_look_at_and_the_facts_name_no_hidden_test() -> N
             "src/a.py:3: ends the process",
         ),
     )
-    judged = EvaluatedProposal(Proposal("agent-dev-001", "dev", "", "diff"), assessment)
-    assert (judged.candidate.level, judged.visible_candidate.level) == (
+    judged = Candidate(Proposal("agent-dev-001", "dev", "", "diff"), assessment)
+    assert (judged.level, visible_candidate(judged).level) == (
         EvidenceLevel.PROVEN,
         EvidenceLevel.UNPROVEN,
     )
-    assert judged.visible_assessment.look == ("src/a.py:3: ends the process",)
-    assert "hidden" not in f"{judged.visible_assessment}{format_check_results(judged, {})}"
+    assert without_hidden(judged.assessment).look == ("src/a.py:3: ends the process",)
+    assert "hidden" not in f"{without_hidden(judged.assessment)}{format_check_results(judged, {})}"
 
 
 def test_an_answer_that_only_a_hidden_test_refuses_looks_like_one_that_passes() -> None:
@@ -47,8 +48,12 @@ def test_an_answer_that_only_a_hidden_test_refuses_looks_like_one_that_passes() 
             Evidence("hidden", Verdict.FAILED, failed=1, red=broken),
         ),
     )
-    judged = EvaluatedProposal(Proposal("agent-dev-001", "dev", "", "diff"), assessment)
-    assert (judged.passes, passes_acceptance_checks(judged.visible_candidate), judged.solves) == (
+    judged = Candidate(Proposal("agent-dev-001", "dev", "", "diff"), assessment)
+    assert (
+        passes_acceptance_checks(judged),
+        passes_acceptance_checks(visible_candidate(judged)),
+        solves(judged),
+    ) == (
         False,
         True,
         True,
