@@ -26,7 +26,7 @@ from benchmarks.micro import Times, prepared
 from benchmarks.served import GRAPH_LATER
 from benchmarks.stub import Stub, running_stub
 from benchmarks.workload import text_act
-from moothall.app.repositories import open_workspace_services
+from moothall.app.workspaces import open_workspace_services
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from support.kube import deployment, reached

@@ -14,11 +14,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from moothall.app.repositories import (
-    open_workspace_services,
-    serve_repositories,
-    trusted_repositories,
-)
+from moothall.app.repositories import serve_repositories, trusted_repositories
+from moothall.app.workspaces import open_workspace_services
 from moothall.config import RaySettings
 from moothall.domain.task import RepositoryRef
 from moothall.events.nats.jetstream import open_bus

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from moothall.app.repositories import WorkspaceServices, open_workspace_services
 from moothall.app.repository import register
 from moothall.app.rules import open_rules
+from moothall.app.workspaces import WorkspaceServices, open_workspace_services
 from moothall.authorization.audit import AuditLog
 from moothall.authorization.call_context import CallContext
 from moothall.authorization.code_block_calls import BlockBudget, BlockCalls

@@ -11,7 +11,7 @@ from pathlib import Path
 import git
 
 from benchmarks.quality.problems import HIDDEN, SEEN, Problem
-from moothall.app.repositories import open_workspace_services
+from moothall.app.workspaces import open_workspace_services
 from moothall.config import Settings
 from moothall.domain.ids import digest
 from moothall.domain.task import RepositoryRef

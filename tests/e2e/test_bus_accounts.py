@@ -12,7 +12,7 @@ import nkeys
 import pytest
 from click.testing import CliRunner
 
-from moothall.app.repositories import open_workspace_services
+from moothall.app.workspaces import open_workspace_services
 from moothall.cli import main
 from moothall.config import BusSettings, JobSettings
 from moothall.domain.event import EventType, new_event

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.collector import Collector
+from moothall.collector.collector import Collector
 from moothall.config import BusSettings, LimitSettings
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.topic import Channel

@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 
-from moothall.app.repositories import open_workspace_services
 from moothall.app.repository import register
+from moothall.app.workspaces import open_workspace_services
 from moothall.config import Settings
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Prepared

@@ -37,7 +37,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[0] = str(HERE.parent)  # instead of this folder
 
-from moothall.app.repositories import open_workspace_services  # noqa: E402
+from moothall.app.workspaces import open_workspace_services  # noqa: E402
 from moothall.config import WorkspaceSettings  # noqa: E402
 from moothall.settings import load_settings  # noqa: E402
 from support.pools import Pool, dealt_candidates, read_pool  # noqa: E402

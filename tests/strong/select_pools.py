@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[0] = str(HERE.parent)  # instead of this folder
 
-from moothall.app.repositories import open_workspace_services  # noqa: E402
+from moothall.app.workspaces import open_workspace_services  # noqa: E402
 from moothall.config import WorkspaceSettings  # noqa: E402
 from moothall.settings import load_settings  # noqa: E402
 from support.selection import MODES, Pools, as_row, from_row, read_recipe, table  # noqa: E402

@@ -37,7 +37,7 @@ from moothall.testing.bus import MemoryBus
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from moothall.app.repositories import WorkspaceServices
+    from moothall.app.workspaces import WorkspaceServices
 
 NO_TEST, NEW_FILE, EXISTING_FILE, SECOND = "no test", "new file", "existing file", "second right"
 MODES = (NO_TEST, NEW_FILE, EXISTING_FILE, SECOND)

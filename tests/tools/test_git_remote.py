@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from moothall.app.repositories import WorkspaceServices, open_workspace_services
+from moothall.app.workspaces import WorkspaceServices, open_workspace_services
 from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Prepared
 from moothall.domain.task import RepositoryRef

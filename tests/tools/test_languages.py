@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from moothall.app.repositories import open_workspace_services
 from moothall.app.repository import register
+from moothall.app.workspaces import open_workspace_services
 from moothall.config import SandboxSettings
 from moothall.domain.evidence import Verdict
 from moothall.domain.tool import ToolCall, ToolStatus

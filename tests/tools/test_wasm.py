@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import wasmtime
 
-from moothall.app.repositories import open_workspace_services
 from moothall.app.repository import register
+from moothall.app.workspaces import open_workspace_services
 from moothall.config.workspace import WasmSettings
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import ConfigurationError

@@ -35,7 +35,7 @@ from moothall.authorization.quotas import Quotas
 from moothall.authorization.recent_decisions import Decisions
 from moothall.authorization.rules import Rules
 from moothall.authorization.story_budgets import BUCKET, StoryBudgets
-from moothall.collector import Collector
+from moothall.collector.collector import Collector
 from moothall.collector.observer import Observer
 from moothall.collector.overview import Overview
 from moothall.collector.statistics import Statistics

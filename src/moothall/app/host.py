@@ -13,16 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from moothall.app.bus import Bus, open_bus
-from moothall.app.repositories import (
-    Home,
-    NotifyingWorkspaces,
-    disk_of,
-    for_hosts,
-    home_of,
-    open_workspace_services,
-    sees,
-)
+from moothall.app.repositories import Home, disk_of, for_hosts, home_of, sees
 from moothall.app.rules import audit_log, open_rules
+from moothall.app.workspaces import NotifyingWorkspaces, open_workspace_services
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.keys import keys_of
 from moothall.authorization.quotas import Quotas

@@ -1,17 +1,14 @@
-"""The trusted side's repositories, on their own or with the workspaces that a host opens on
-them.
-"""
+"""The trusted side's repositories, and how they reach hosts on other disks."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from moothall.app.jobs import open_jobs
 from moothall.authorization.keys import Keys, ensure_token, keys_of
 from moothall.concurrency import beside
 from moothall.config import ForgeSettings, OidcSettings, Settings, WebhookSettings, environment
@@ -21,14 +18,10 @@ from moothall.domain.topic import REPOSITORY_SERVICE, Channel
 from moothall.errors import ConfigurationError
 from moothall.file_locks import write_private
 from moothall.network.destinations import Destinations
-from moothall.ports import Answerer, Bus, RunCode, Workspace, Workspaces
-from moothall.repositories.clone import TrustedClone
+from moothall.ports import Answerer, Bus
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.service import Prepare, Remote, RepositoryService
+from moothall.repositories.service import Prepare, RepositoryService
 from moothall.toolkits.web.family import WebFamily
-from moothall.workspace.local import LocalWorkspaces
-from moothall.workspace.prepare import Preparer
-from moothall.workspace.runner import LocalRunner, can_run_blocks
 
 if TYPE_CHECKING:  # needed only with several machines
     from moothall.repositories.bundle_transfer import BundleServer
@@ -38,93 +31,23 @@ _MARK_FILE, _DISK_ID_CHARS = "house.mark", 8
 
 def trusted_repositories(settings: Settings) -> RepositoryService:
     """Return the repositories for registering, pinning, reading and delivery."""
-    return _create_service(settings, _refuse_to_prepare, RepositoryService)
+    return create_service(settings, _refuse_to_prepare, RepositoryService)
 
 
 async def _refuse_to_prepare(base: Base, _on_progress: Callable[[str], None] | None) -> Prepared:
     raise ConfigurationError(f"repository {base.repository} is prepared by the hosts, not here")
 
 
-_Kind = TypeVar("_Kind", bound=RepositoryService)
+Kind = TypeVar("Kind", bound=RepositoryService)
 
 
-def _create_service(settings: Settings, prepare: Prepare, kind: type[_Kind]) -> _Kind:
+def create_service(settings: Settings, prepare: Prepare, kind: type[Kind]) -> Kind:
+    """Return repositories of this data directory, which are prepared by `prepare`."""
     http = WebFamily().own_settings(settings)
     destinations = Destinations.read(http.allow, only=http.only_allowed)
     return kind(
         settings.data_dir, settings.workspace, prepare, secrets=environment(), pin=destinations.pin
     )
-
-
-@dataclass(frozen=True, slots=True)
-class WorkspaceServices:
-    """The repositories and workspaces of a host, and its code runner: None if `runner.enabled` is
-    off or Monty is not installed.
-    """
-
-    repositories: RepositoryService
-    workspaces: LocalWorkspaces
-    run_code: RunCode | None
-
-
-@asynccontextmanager
-async def open_workspace_services(
-    settings: Settings, remote_bus: Bus | None = None
-) -> AsyncIterator[WorkspaceServices]:
-    """Open repositories that can be prepared, and their workspaces. `remote_bus`: the bus to the
-    server, if its repositories are on another disk.
-    """
-
-    def clone_of(repository: str) -> TrustedClone:
-        return repositories.clone(repository)
-
-    def remote_of(repository: str) -> Remote:
-        return repositories.remote(repository)
-
-    repositories: RepositoryService
-    async with AsyncExitStack() as stack:
-        create_executor = (
-            await stack.enter_async_context(open_jobs(settings))
-            if settings.workspace.kind == "kubernetes"
-            else None
-        )
-        workspaces = LocalWorkspaces(settings, clone_of, remote_of, create_executor)
-        preparer = Preparer(settings, clone_of, workspaces)
-        if remote_bus is None:
-            repositories = _create_service(settings, preparer.prepare, RepositoryService)
-        else:
-            from moothall.repositories.remote import RemoteRepositories
-
-            repositories = remote_repositories = _create_service(
-                settings, preparer.prepare, RemoteRepositories
-            )
-            await stack.enter_async_context(
-                _fetch_repositories(settings, remote_bus, remote_repositories)
-            )
-        await stack.enter_async_context(workspaces)
-        yield WorkspaceServices(
-            repositories,
-            workspaces,
-            LocalRunner(settings, workspaces.pool).run if can_run_blocks(settings.runner) else None,
-        )
-
-
-class NotifyingWorkspaces:
-    """Workspaces that call `on_close` with their id when they end, because tools may have created
-    something outside them. See `ports.Workspaces`.
-    """
-
-    def __init__(self, workspaces: Workspaces, on_close: Callable[[str], Awaitable[None]]) -> None:
-        self._workspaces, self._on_close = workspaces, on_close
-
-    @asynccontextmanager
-    async def open(self, prepared: Prepared, name: str, **options: Any) -> AsyncIterator[Workspace]:
-        """Open a workspace."""
-        async with self._workspaces.open(prepared, name, **options) as workspace:
-            try:
-                yield workspace
-            finally:
-                await self._on_close(workspace.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +136,7 @@ async def serve_repositories(
 
 
 @asynccontextmanager
-async def _fetch_repositories(
+async def fetch_repositories(
     settings: Settings, bus: Bus, repositories: RemoteRepositories
 ) -> AsyncIterator[None]:
     """Fetch repositories from the server, and serve it the patches of this host."""

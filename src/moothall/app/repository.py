@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from moothall.app.preflight import NamedRepository
-from moothall.app.repositories import open_workspace_services, trusted_repositories
+from moothall.app.repositories import trusted_repositories
 from moothall.concurrency import leaves
 from moothall.config import Settings
 from moothall.domain import codec
@@ -337,6 +337,8 @@ async def check_repository(
 async def _prepare(
     settings: Settings, ref: RepositoryRef, report_progress: Callable[[str], None]
 ) -> Prepared:
+    from moothall.app.workspaces import open_workspace_services  # slow to import
+
     if settings.workspace.kind == "local":
         await check_layers(settings.sandbox)
     # Only one executor is needed, so none is started in advance.

@@ -46,7 +46,7 @@ from moothall.app.preflight import check_first, check_parts, defaults
 from moothall.app.repositories import serve_repositories, trusted_repositories
 from moothall.authorization.quotas import Quotas
 from moothall.authorization.story_budgets import BUCKET
-from moothall.collector import Collector
+from moothall.collector.collector import Collector
 from moothall.collector.observer import Observer
 from moothall.concurrency import beside, enter_beside, say_if_slow, start_beside
 from moothall.config import (

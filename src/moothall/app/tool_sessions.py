@@ -14,12 +14,9 @@ from moothall.agents.service import AgentTasks
 from moothall.agents.sessions import BUCKET as SESSIONS
 from moothall.agents.sessions import AgentSessions
 from moothall.app.bus import Bus, bus_url, hold_or_find, open_bus
-from moothall.app.repositories import (
-    NotifyingWorkspaces,
-    open_workspace_services,
-    trusted_repositories,
-)
+from moothall.app.repositories import trusted_repositories
 from moothall.app.rules import audit_log, open_rules
+from moothall.app.workspaces import NotifyingWorkspaces, open_workspace_services
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.keys import keys_of
 from moothall.authorization.rules import Rules

@@ -1,7 +1,3 @@
 """Folding of events into outcomes. The log is authoritative: all state here can be rebuilt
 from it.
 """
-
-from moothall.collector.collector import Collector
-
-__all__ = ["Collector"]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from moothall import __version__
-from moothall.app.repositories import open_workspace_services
 from moothall.app.server import App, open_app
+from moothall.app.workspaces import open_workspace_services
 from moothall.collector.delivery import find_unmasked_diff
 from moothall.config import Settings
 from moothall.domain.budget import Budget

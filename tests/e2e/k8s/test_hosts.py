@@ -16,7 +16,7 @@ from k8s.test_jobs import bare, bus, call, job_labels, jobs_left, named  # noqa:
 from kubernetes import client
 
 from moothall import telemetry
-from moothall.app.repositories import open_workspace_services
+from moothall.app.workspaces import open_workspace_services
 from moothall.domain.tool import ToolStatus
 from support.kube.reached import WORKSPACES, configured
 from support.repos import SAMPLE
@@ -29,7 +29,7 @@ from pathlib import Path
 from k8s.test_jobs import bare
 from support.repos import SAMPLE
 from support.kube.reached import configured
-from moothall.app.repositories import open_workspace_services
+from moothall.app.workspaces import open_workspace_services
 
 async def main():
     folder, bus = Path(sys.argv[1]), sys.argv[2]

@@ -17,8 +17,8 @@ import pytest_asyncio
 from kubernetes import client
 
 from command import Command, git
-from moothall.app.repositories import WorkspaceServices, open_workspace_services
 from moothall.app.repository import register
+from moothall.app.workspaces import WorkspaceServices, open_workspace_services
 from moothall.concurrency import beside
 from moothall.config import Settings
 from moothall.domain.code import CodeBlock

@@ -11,7 +11,7 @@ import pytest
 from k8s.test_jobs import bare, bus, jobs_left, services  # noqa: F401 - `bus` and `services` are fixtures
 from kubernetes import client
 
-from moothall.app.repositories import WorkspaceServices, open_workspace_services
+from moothall.app.workspaces import WorkspaceServices, open_workspace_services
 from moothall.domain.tool import ToolStatus
 from moothall.errors import MoothallError
 from moothall.workspace.executor_client import ExecutorSetup

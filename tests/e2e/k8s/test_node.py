@@ -11,7 +11,7 @@ import pytest
 from k8s.test_jobs import bare, bus, jobs_left  # noqa: F401 - `bus` is a fixture
 from kubernetes import client
 
-from moothall.app.repositories import open_workspace_services
+from moothall.app.workspaces import open_workspace_services
 from moothall.domain.repository import Profile
 from moothall.errors import WorkspaceFailed
 from support.kube.ctl import ask

@@ -87,7 +87,7 @@ async def serve() -> None:
 async def collector() -> None:
     """Run the collector."""
     from moothall.app.repositories import trusted_repositories
-    from moothall.collector import Collector
+    from moothall.collector.collector import Collector
     from moothall.events.nats.jetstream import open_bus
 
     settings = load_settings()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moothall.app.repositories import NotifyingWorkspaces
+from moothall.app.workspaces import NotifyingWorkspaces
 from support.tool_gateway import FakeWorkspace
 
 

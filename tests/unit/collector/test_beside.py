@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import pytest
 
-from moothall.collector import Collector
+from moothall.collector.collector import Collector
 from moothall.config import LimitSettings
 from moothall.domain.event import Event, EventType, new_event
 from support.story import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moothall.collector import Collector
+from moothall.collector.collector import Collector
 from moothall.config import LimitSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event

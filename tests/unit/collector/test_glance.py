@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.collector import Collector
+from moothall.collector.collector import Collector
 from moothall.config import LimitSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, Recorded, new_event

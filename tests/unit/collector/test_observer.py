@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from moothall.collector import Collector
+from moothall.collector.collector import Collector
 from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.observer import Observer
 from moothall.config import LimitSettings

@@ -9,7 +9,7 @@ import pytest
 
 from moothall.authorization.quotas import Quotas
 from moothall.authorization.story_budgets import BUCKET
-from moothall.collector import Collector
+from moothall.collector.collector import Collector
 from moothall.config import LimitSettings, LlmSettings, Models
 from moothall.config.quotas import Quota, QuotaSettings
 from moothall.deliberation.prompts.briefing import Briefings

@@ -16,7 +16,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from moothall import telemetry
-from moothall.collector import Collector
+from moothall.collector.collector import Collector
 from moothall.config import LimitSettings, TraceSettings
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.identity import LOCAL
