@@ -74,6 +74,7 @@ def write(document: Mapping[str, Any], *, into_docs: bool) -> Path:
         "lending": _lending,
         "readers": _readers,
         "pages": _pages,
+        "tenants": _tenants,
         "cluster": _cluster,
         "soak": _soak,
     }
@@ -461,6 +462,14 @@ A board of {found["stories"]:,} stories is loaded in {figure(found["load_p50"])}
 {found["pages"]:,} browsers have it open, and a story on it changes. The server notifies each of them after a random delay of up to 3 ms times the number of browsers. Each fetches the changed card within 300 ms, as the page's script does: {found["change_bytes"]:,} bytes.
 From the request that changes the board to the new card in a browser: {figure(found["renewed_p50"])} s in the middle, {figure(found["renewed_max"])} s for the last; {figure(found["refused"])} requests are refused and sent again.
 Each costs `serve` {figure(found["cpu"])} ms of CPU. The browsers are a process of their own on the same cores, whose load average was {figure(found["load"])}."""
+
+
+def _tenants(found: Mapping[str, Any]) -> str:
+    return f"""## A tenant behind a full queue
+
+One tenant submits {found["queued"]:,} deliberations of one seat and one model call, which takes {found["delay_ms"]} ms. The host runs {found["at_once"]} at a time. Then another tenant submits {found["count"]}, each after the last one started.
+In between, {figure(found["ahead_p50"])} of the first tenant start in the middle, {figure(found["ahead_max"])} at most. Its [fair share](operating.md#several-tenants) is at most {found["share"]}: {found["at_once"]} that the host has just taken, the queue of eight, and one turn.
+So each starts after {figure(found["wait_p50"])} s in the middle, {figure(found["wait_max"])} s at most, while {found["left"]:,} of the first tenant still wait. First come, first served would take {figure(found["queued"] / found["rate"])} s, at the measured {figure(found["rate"])} deliberations a second."""
 
 
 def _cluster(found: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ left, and what groups of errors hold.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
@@ -149,6 +150,27 @@ async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[No
         if len(group_error.exceptions) == 1:
             raise group_error.exceptions[0] from group_error.exceptions[0].__cause__
         raise
+
+
+async def run_in_daemon(work: Callable[[], object], seconds: float, name: str) -> bool:
+    """Run blocking work in a daemon thread, which does not delay the end of the process. Return
+    whether it ended within `seconds`.
+    """
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def run() -> None:
+        work()
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        async with asyncio.timeout(seconds):
+            await done.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 @contextmanager

@@ -80,15 +80,21 @@ async def test_audit_records_reach_a_collector_and_a_file_and_old_ones_are_remov
         }
         command = Command(tmp_path / "data", model.base_url, extra)
         started = datetime.now(UTC)
-        done = await command("deliberate", "--repo", str(tmp_path / "repo"), TASK)
-        assert done.code == 0, done.out + done.err
+        unreachable = {
+            "MOOTHALL_TRACE__ENDPOINT": "http://127.0.0.1:9",
+            "MOOTHALL_TRACE__TIMEOUT_SECONDS": "1",
+        }
+        away = Command(tmp_path / "data", model.base_url, extra | unreachable)
+        for each in (away, command):
+            done = await each("deliberate", "--repo", str(tmp_path / "repo"), TASK)
+            assert done.code == 0, done.out + done.err
 
         exported = await command("audit", "export", "--since", started.isoformat())
         lines = [json.loads(line) for line in exported.out.splitlines()]
         assert len(lines) >= 4
         assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
         assert {line["phase"] for line in lines} == {"start", "finish"}
-        assert ids(receiver.records) == ids(lines), "sent while the calls ran"
+        assert ids(receiver.records) == ids(lines), "those of both, also without a collector"
         assert {name["moothall.audit.tool"] for name in receiver.attributes} == {
             line["tool"] for line in lines
         }
@@ -106,14 +112,6 @@ async def test_audit_records_reach_a_collector_and_a_file_and_old_ones_are_remov
         wrong = await command("audit", "export", "--since", "yesterday")
         assert (wrong.code, "'yesterday' is not an ISO 8601 time" in wrong.err) == (2, True)
 
-        away = Command(
-            tmp_path / "data",
-            model.base_url,
-            {
-                "MOOTHALL_TRACE__ENDPOINT": "http://127.0.0.1:9",
-                "MOOTHALL_TRACE__TIMEOUT_SECONDS": "1",
-            },
-        )
         lost = await away("audit", "export", "--since", "2026-01-01", "--format", "otlp")
         assert lost.code == 1
         assert f"0 of {len(lines)} records sent" in lost.err

@@ -5,75 +5,28 @@ and keys renewed on one server after the other.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moothall.config import BusSettings
 from moothall.domain.event import EventType, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import ConfigurationError
 from moothall.events.nats import accounts
 from moothall.events.nats.connection import connection
 from moothall.events.nats.jetstream import open_bus
-from moothall.events.nats.server import _binary
-from support.servers import free_port
+from support.three_servers import Three, three_servers
 
 pytestmark = pytest.mark.e2e
 
 
-@dataclass(slots=True)
-class Three:
-    """The servers by number, each with fixed ports and a fixed folder."""
-
-    folder: Path
-    ports: list[int] = field(default_factory=lambda: [free_port() for _ in range(3)])
-    routes: list[int] = field(default_factory=lambda: [free_port() for _ in range(3)])
-    running: dict[int, asyncio.subprocess.Process] = field(default_factory=dict)
-
-    async def start(self, number: int, keys: Path) -> None:
-        """Start a server with keys, on the data that it stored before."""
-        routes = ", ".join(f"nats://127.0.0.1:{port}" for port in self.routes)
-        store = json.dumps(str(self.folder / f"js-{number}"))
-        config = (
-            f"listen: 127.0.0.1:{self.ports[number]}\nserver_name: nats-{number}\njetstream {{ "
-            f"store_dir: {store} }}\n"
-            f"cluster {{ name: moothall, listen: 127.0.0.1:{self.routes[number]}, routes: "
-            f"[{routes}] }}\n"
-        )
-        conf = self.folder / f"{number}.conf"
-        conf.write_text(
-            config + (keys / "accounts.conf").read_text(encoding="utf-8"), encoding="utf-8"
-        )
-        log = str(self.folder / f"{number}.log")
-        self.running[number] = await asyncio.create_subprocess_exec(
-            _binary(), "-c", str(conf), "-l", log
-        )
-
-    async def stop(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            self.running[number].terminate()
-        await self.running[number].wait()
-
-    def of(self, keys: Path, name: str, *numbers: int) -> BusSettings:
-        """Return the bus settings of a user, for some of the servers."""
-        url = ",".join(f"nats://127.0.0.1:{self.ports[number]}" for number in numbers or range(3))
-        return BusSettings(
-            url=url, credentials_file=keys / f"{name}.creds", replicas=3, wait_seconds=60
-        )
-
-
 @pytest.fixture
 async def three(tmp_path: Path) -> AsyncIterator[Three]:
-    servers = Three(tmp_path)
-    yield servers
-    for number in tuple(servers.running):
-        await servers.stop(number)
+    async with three_servers(tmp_path) as servers:
+        yield servers
 
 
 async def test_roles_work_through_different_servers_and_the_log_outlives_the_keys(

@@ -172,7 +172,7 @@ def test_what_is_kept_and_brought_back_is_every_volume_that_the_log_lies_on() ->
         document["metadata"]["name"]
         for document in documents(DEPLOY / "examples")
         if document["kind"] == "PersistentVolumeClaim"
-    }
+    } - {"backups"}
     snapshotted = {
         document["spec"]["source"]["persistentVolumeClaimName"]
         for document in documents(DEPLOY / "examples")
@@ -218,8 +218,8 @@ def test_no_pod_that_reads_settings_takes_a_services_variables_for_some() -> Non
         for pod in pods
         if any(container["image"].endswith("moothall") for container in pod["containers"])
     ]
-    assert len(ours) == 5
-    assert [pod.get("enableServiceLinks") for pod in ours] == [False] * 5
+    assert len(ours) == 7
+    assert [pod.get("enableServiceLinks") for pod in ours] == [False] * 7
 
 
 def test_files_that_are_their_owners_alone_stay_so_when_a_volume_is_mounted_again() -> None:

@@ -10,13 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from moothall.authorization.approval_queue import BUCKET as PARKED_BUCKET
 from moothall.authorization.approval_queue import SPENT_BUCKET, ApprovalQueue
 from moothall.authorization.approvals import Approvals
 from moothall.authorization.audit import AuditLog
-from moothall.authorization.audit_export import export_record
+from moothall.authorization.audit_shipping import AuditShipper, shipping
 from moothall.authorization.grants import ROLES_FILE, Grants, policies_folder, read_grants
 from moothall.authorization.keys import Keys, keys_of
 from moothall.authorization.overrides import REVOKED, SWITCHES, Revocations, Switches
@@ -171,15 +170,14 @@ async def audit_log(
 ) -> AsyncIterator[AuditLog]:
     """Yield the audit of this process's tool calls. `writer` is its name there."""
     async with AsyncExitStack() as stack:
-        export = None
         if settings.guard.audit_exporter == "otlp":
-            from moothall.telemetry.log_export import exporting
+            from moothall.telemetry.log_export import open_sender
 
-            exporter = await stack.enter_async_context(exporting(settings.trace, writer))
-
-            def export(writer: str, record: Mapping[str, Any]) -> None:
-                exporter.emit(export_record(str(record.get("tenant", "")), writer, record))
-
+            sender = stack.enter_context(open_sender(settings.trace, writer))
+            shipper = AuditShipper(settings.data_dir, sender.send, settings.trace.delay_seconds)
+            await stack.enter_async_context(
+                shipping(shipper, sender.close, settings.trace.timeout_seconds)
+            )
         yield await stack.enter_async_context(
             AuditLog(
                 settings.data_dir,
@@ -187,7 +185,6 @@ async def audit_log(
                 key=keys.audit,
                 publish=bus.publish,
                 keep_days=settings.guard.audit_days,
-                export=export,
             )
         )
 

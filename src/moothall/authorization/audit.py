@@ -17,7 +17,7 @@ import asyncio
 import hmac
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, fields
@@ -88,7 +88,6 @@ class AuditLog:
     context manager.
 
     keep_days: older records of all chains on this disk are removed at the start and once a day.
-    export: called with the writer's name and each written record, in the writing thread.
     """
 
     def __init__(
@@ -100,9 +99,8 @@ class AuditLog:
         key: bytes = b"",
         publish: Callable[[Event], Awaitable[object]] | None = None,
         keep_days: int | None = None,
-        export: Callable[[str, Mapping[str, Any]], None] | None = None,
     ) -> None:
-        self._keep_days, self._export = keep_days, export
+        self._keep_days = keep_days
         self._root = data_dir / "audit"
         self._writer = check_id(writer, "audit writer")
         self._sync_records = sync_records
@@ -166,8 +164,6 @@ class AuditLog:
             raise AuditUnavailable(f"the audit cannot be written: {error.strerror}") from error
         if self._publisher:
             self._publisher.put(WrittenRecord(entry.tenant, *written))
-        if self._export:
-            self._export(self._writer, written[0])
         return f"{self._writer}:{written[0]['seq']}"
 
     def _open(self, tenant: str) -> _Chain:

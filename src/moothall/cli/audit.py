@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing
@@ -21,8 +22,6 @@ from moothall.errors import MoothallError
 
 if TYPE_CHECKING:
     from moothall.authorization.audit_chain import StreamChains
-
-_FLUSH_RECORDS = 2000  # below the size of the exporter's queue
 
 
 @click.group()
@@ -140,17 +139,15 @@ async def export(settings: Settings, *, since: datetime, tenant: str | None, kin
 
 
 async def _send(settings: Settings, records: Iterator[Mapping[str, Any]]) -> int:
-    from moothall.telemetry.log_export import exporting
+    from moothall.telemetry.log_export import BATCH_RECORDS, open_sender
 
-    count = 0
-    async with exporting(settings.trace, "audit export") as exporter:
-        for count, record in enumerate(records, start=1):
-            exporter.emit(record)
-            if count % _FLUSH_RECORDS == 0:
-                await asyncio.to_thread(exporter.flush)
-        await asyncio.to_thread(exporter.flush)
-    say(f"{count - exporter.lost} of {count} records sent to {settings.trace.endpoint}")
-    return EXIT_NONE if exporter.lost else 0
+    count = accepted = 0
+    with open_sender(settings.trace, "audit export") as sender:
+        while batch := list(itertools.islice(records, BATCH_RECORDS)):
+            count += len(batch)
+            accepted += len(batch) if await asyncio.to_thread(sender.send, batch) else 0
+    say(f"{accepted} of {count} records sent to {settings.trace.endpoint}")
+    return 0 if accepted == count else EXIT_NONE
 
 
 @audit.command(epilog=example("moothall audit alerts --json"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -24,6 +23,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from moothall import __version__
+from moothall.concurrency import run_in_daemon
 from moothall.config import TraceSettings
 from moothall.domain.secrets import scrub
 from moothall.errors import ConfigurationError, MoothallError
@@ -233,35 +233,17 @@ async def recording(
             yield
         finally:
             spans.record_with(None)
-            await close_provider(provider, chosen, settings.timeout_seconds)
+            await _close_provider(provider, chosen, settings.timeout_seconds)
 
 
 class _Closable(Protocol):
     def shutdown(self) -> object: ...
 
 
-async def close_provider(
-    provider: _Closable, exporter: _Closable, seconds: float, what: str = "spans"
-) -> None:
-    """Send the queue in a daemon thread, so a collector that hangs does not delay the process."""
-    done = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def close() -> None:
-        provider.shutdown()
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(done.set)
-
-    threading.Thread(target=close, name=f"{what}: last export", daemon=True).start()
-    try:
-        async with asyncio.timeout(seconds):
-            await done.wait()
-    except TimeoutError:
-        log.warning(
-            "the collector did not accept the rest in time; it is lost",
-            what=what,
-            seconds=seconds,
-        )
+async def _close_provider(provider: _Closable, exporter: _Closable, seconds: float) -> None:
+    """Send the queue, but do not let a collector that hangs delay the process."""
+    if not await run_in_daemon(provider.shutdown, seconds, "spans: last export"):
+        log.warning("the collector did not accept the rest of the spans in time", seconds=seconds)
         await asyncio.to_thread(exporter.shutdown)  # ends the thread's wait
 
 
