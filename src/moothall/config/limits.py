@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr
 
 from moothall.config.section import Section
-
-REMOVED_LIMITS = frozenset(
-    {
-        "counter_proofs",
-        "counter_cases",
-        "apart_seconds",
-        "inputs",
-        "inputs_seconds",
-        "inputs_tokens",
-    }
-)
-"""Limits of earlier versions. They are ignored if files and environments still contain them."""
 
 
 class LimitSettings(Section):
     """Limits of requests, deliberations and seats."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_removed(cls, data: Any) -> Any:
-        return (
-            {key: value for key, value in data.items() if key not in REMOVED_LIMITS}
-            if isinstance(data, Mapping)
-            else data
-        )
 
     agents: int = Field(16, ge=1, description="maximum number of seats of a council")
     rounds: int = Field(8, ge=0, description="maximum rounds of review and revision of a request")

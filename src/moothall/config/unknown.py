@@ -1,0 +1,40 @@
+"""Error messages for names that are not settings, among them those that earlier versions had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import Final
+
+REMOVED: Final[dict[str, str]] = {
+    **dict.fromkeys(
+        (
+            "limits.counter_proofs",
+            "limits.counter_cases",
+            "limits.apart_seconds",
+            "limits.inputs",
+            "limits.inputs_seconds",
+            "limits.inputs_tokens",
+        ),
+        "the checks that it limited no longer exist",
+    ),
+}
+"""What applies instead of each removed setting."""
+
+_MIN_SIMILARITY = 0.75
+
+
+def describe_unknown(keys: Sequence[str], word: str, names: Iterable[str], prefix: str = "") -> str:
+    """Return the error message for a name that is not a setting, without the name itself.
+
+    keys: its parts; word: the part that may be misspelled; names: what could be right instead of
+    `word`; prefix: stands before it in the message.
+    """
+    in_models = keys[0] == "models" and len(keys) > 2  # noqa: PLR2004 - models.NAME.key
+    section = ("llm", *keys[2:]) if in_models else keys
+    if reason := REMOVED.get(".".join(section)):
+        return f"was removed: {reason}. Delete it"
+    matches = get_close_matches(word, list(names), n=1, cutoff=_MIN_SIMILARITY)
+    return "is not a setting; " + (
+        f"did you mean {prefix}{matches[0]}?" if matches else "`moothall config` lists all"
+    )
