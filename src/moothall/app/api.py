@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from moothall import telemetry
 from moothall.api.access_tokens import AccessTokens
+from moothall.api.asgi import ServerLimits
 from moothall.api.bundles import BUCKET as BUNDLES
 from moothall.api.bundles import Bundles
 from moothall.api.dependencies import ApiDependencies
@@ -182,9 +183,7 @@ async def open_apis(
         bearers = await _open_bearers(settings)
         http = await stack.enter_async_context(_serve_http(settings, dependencies, bearers))
         server = await stack.enter_async_context(
-            grpc_server(
-                settings.grpc, settings.limits, dependencies, bearers, settings.serve.leave_seconds
-            )
+            grpc_server(settings.grpc, dependencies, bearers, settings.serve.leave_seconds)
         )
         yield ListeningPorts(server.port, http.port, metrics, http.link)
 
@@ -348,6 +347,7 @@ async def _serve_http(
         configured=configured,
         accounts=users,
         provider=provider,
+        limits=ServerLimits(grace_seconds=settings.grpc.grace_seconds),
     ) as served:
         yield served
 

@@ -80,7 +80,6 @@ class LimitSettings(Section):
         description="after this time beyond its deadline, a deliberation is decided with the "
         "available answers",
     )
-    message_bytes: int = Field(4_000_000, ge=10_000, description="maximum size of a gRPC message")
     agent_chars: int = Field(
         4000, ge=100, description="total length of capabilities and metadata of a registered agent"
     )

@@ -18,6 +18,12 @@ REMOVED: Final[dict[str, str]] = {
         ),
         "the checks that it limited no longer exist",
     ),
+    "web.head_seconds": "it is always 20 seconds",
+    "web.stall_seconds": "it is always 60 seconds",
+    "web.body_seconds": "it is always 30 seconds",
+    "web.body_bytes": "it is always 4,000,000 bytes",
+    "limits.message_bytes": "it is always 4,000,000 bytes",
+    "web.grace_seconds": "grpc.grace_seconds applies to HTTP too",
 }
 """What applies instead of each removed setting."""
 

@@ -80,7 +80,7 @@ async def serve() -> None:
             served=frozenset({"api"}),
         )
         bearers = BearerTokens(read_tokens(settings.grpc, settings.data_dir))
-        async with grpc_server(settings.grpc, settings.limits, dependencies, bearers):
+        async with grpc_server(settings.grpc, dependencies, bearers):
             await asyncio.Event().wait()
 
 

@@ -224,13 +224,10 @@ async def servers(there: Provider) -> AsyncIterator[tuple[grpc.aio.Channel, str]
     async with (
         grpc_server(
             config.GrpcSettings(port=0, grace_seconds=0.2),
-            config.LimitSettings(),
             dependencies,
             bearers,
         ) as server,
-        http_server(
-            config.WebSettings(port=0, grace_seconds=0.2), dependencies, bearers, configured=True
-        ) as web,
+        http_server(config.WebSettings(port=0), dependencies, bearers, configured=True) as web,
         grpc.aio.insecure_channel(server.target) as channel,
     ):
         yield channel, f"http://127.0.0.1:{web.port}"

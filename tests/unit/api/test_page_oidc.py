@@ -57,7 +57,7 @@ async def at_server(requested: config.OidcSettings, **web: Any) -> AsyncIterator
     dependencies = replace(
         api_dependencies(MemoryDeliberations()), board=Board(MemoryBus()), stopping=asyncio.Event()
     )
-    opened = config.WebSettings(**({"port": 0, "grace_seconds": 0.2} | web))
+    opened = config.WebSettings(**({"port": 0} | web))
     async with (
         http_server(
             opened, dependencies, BearerTokens(TOKENS), configured=True, provider=Client(requested)
@@ -208,7 +208,7 @@ async def test_a_new_key_is_looked_for_and_one_of_another_kind_serves(there: Pro
     dependencies = api_dependencies(MemoryDeliberations())
     async with (
         http_server(
-            config.WebSettings(port=0, grace_seconds=0.2),
+            config.WebSettings(port=0),
             dependencies,
             BearerTokens(TOKENS),
             configured=True,
