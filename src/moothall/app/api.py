@@ -367,11 +367,7 @@ async def send_webhooks(settings: Settings, bus: Bus) -> AsyncIterator[None]:
         async def send() -> None:
             await webhooks.deliver_events((await bus.state(EVENTS.name)).last_seq)
 
-        work = (
-            send()
-            if settings.bus.url is None
-            else lease_of(settings.serve, bus, "webhook").lead(send)
-        )
+        work = send() if settings.bus.url is None else lease_of(bus, "webhook").lead(send)
         async with beside(work, "webhook"):
             yield
 

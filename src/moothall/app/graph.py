@@ -140,7 +140,7 @@ async def open_in_turns(settings: Settings, bus: Bus, *, at_once: bool) -> Async
     """Open the graph, and project the log into it while no other process on this bus does. An
     embedded graph that falls behind reads on in the log.
     """
-    lease = lease_of(settings.serve, bus, "graph")
+    lease = lease_of(bus, "graph")
     async with (
         open_graph(settings.graph, settings.data_dir, at_once=at_once) as graph,
         AsyncExitStack() as stack,
@@ -297,7 +297,7 @@ async def _may_write(settings: Settings, bus: Bus, stack: AsyncExitStack) -> boo
     """
     if settings.bus.url is None or settings.graph.url is None:
         return True
-    return await stack.enter_async_context(lease_of(settings.serve, bus, "graph").try_acquire())
+    return await stack.enter_async_context(lease_of(bus, "graph").try_acquire())
 
 
 @asynccontextmanager

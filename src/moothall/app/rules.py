@@ -36,6 +36,8 @@ from moothall.tools.wasm_tools import read_tools
 
 _GRACE_SECONDS = 60.0
 _MAX_TENANTS = 1000
+_DECISION_SECONDS = 60.0
+"""How long a decision of the policy is cached."""
 
 
 @asynccontextmanager
@@ -141,7 +143,7 @@ async def open_policy(guard: GuardSettings) -> AsyncIterator[Policy]:
 
         token = guard.policy_token.get_secret_value() if guard.policy_token else ""
         async with opa(guard.policy_url, seconds=guard.policy_seconds, token=token) as server:
-            yield Policy(guard.policy, server.decide, keep_seconds=guard.policy_cache_seconds)
+            yield Policy(guard.policy, server.decide, keep_seconds=_DECISION_SECONDS)
         return
     from moothall.policy.opa import Rego
 
@@ -151,7 +153,7 @@ async def open_policy(guard: GuardSettings) -> AsyncIterator[Policy]:
     # Not created in another thread, because an engine belongs to the thread that creates it.
     engine = Rego(folder)
     try:
-        yield Policy(guard.policy, engine.decide, keep_seconds=guard.policy_cache_seconds)
+        yield Policy(guard.policy, engine.decide, keep_seconds=_DECISION_SECONDS)
     finally:
         engine.close()
 

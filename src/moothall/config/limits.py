@@ -195,9 +195,6 @@ class GuardSettings(Section):
         gt=0,
         description="how long the OPA server may take for one decision; a timeout is a deny",
     )
-    policy_cache_seconds: float = Field(
-        60.0, ge=0, description="how long a policy decision is cached"
-    )
     visits: int = Field(
         32, ge=1, description="workspaces that external callers may have open at a time"
     )

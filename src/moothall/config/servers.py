@@ -134,9 +134,6 @@ class OidcSettings(Section):
         description="roles of each group; reader: read, write stories and comment. Users without "
         "a role cannot sign in",
     )
-    seconds: float = Field(
-        10.0, gt=0, description="maximum duration of one request to the provider"
-    )
     sign_in_seconds: float = Field(
         600.0, gt=0, description="maximum time that a user may spend at the provider to sign in"
     )

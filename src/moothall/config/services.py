@@ -135,12 +135,6 @@ class ServeSettings(Section):
     only: tuple[Duty, ...] = Field(
         (), description="roles of this process; empty: all roles. A selection needs bus.url"
     )
-    lease_seconds: float = Field(
-        6.0,
-        ge=1,
-        description="how long the process that decides, plans or writes the graph may be silent "
-        "until another one replaces it; with bus.url",
-    )
     leave_seconds: float = Field(
         0.0,
         ge=0,

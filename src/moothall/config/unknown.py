@@ -24,6 +24,17 @@ REMOVED: Final[dict[str, str]] = {
     "web.body_bytes": "it is always 4,000,000 bytes",
     "limits.message_bytes": "it is always 4,000,000 bytes",
     "web.grace_seconds": "grpc.grace_seconds applies to HTTP too",
+    "forge.call_seconds": "it is always 30 seconds",
+    "oidc.seconds": "it is always 10 seconds",
+    "webhook.seconds": "it is always 10 seconds",
+    "guard.policy_cache_seconds": "it is always 60 seconds",
+    "agents.breaker_seconds": "it is always 30 seconds",
+    "agents.endpoint_pause_seconds": "it is always 0.5 seconds",
+    "serve.lease_seconds": "it is always 6 seconds",
+    "webhook.tries": "it is always 8",
+    "agents.breaker_calls": "it is always 20",
+    "agents.file_bytes": "it is always 256,000 bytes",
+    "agents.endpoint_chars": "it is always 1,000,000 characters",
 }
 """What applies instead of each removed setting."""
 
