@@ -138,32 +138,12 @@ class ToolSettings(Section):
 class GuardSettings(Section):
     """Limits, policy and audit of the tool gateway, and tool sessions of external callers."""
 
-    calls_in_flight: int = Field(
-        32, ge=1, description="concurrent tool calls of one gateway; further ones wait"
-    )
-    seat_in_flight: int = Field(
-        4, ge=1, description="concurrent tool calls of one seat; further ones are refused"
-    )
     seat_calls: int = Field(400, ge=1, description="tool calls of one seat")
     seat_seconds: float = Field(1200.0, gt=0, description="total running time of one seat's tools")
     call_seconds: float = Field(
         600.0,
         gt=0,
         description="maximum duration of one tool call; a tool's own limit may be lower",
-    )
-    grace_seconds: float = Field(
-        8.0,
-        ge=0,
-        description="how long a workspace may take to end a call itself after its deadline",
-    )
-    argument_bytes: int = Field(
-        1_000_000, ge=1000, description="size of the arguments of one call, as JSON"
-    )
-    result_bytes: int = Field(
-        60_000, ge=1000, description="output of a call that the seat gets; more is truncated"
-    )
-    event_bytes: int = Field(
-        16_000, ge=1000, description="output of a call in its event; more is truncated"
     )
     key: SecretStr | None = Field(
         None,
@@ -206,9 +186,6 @@ class GuardSettings(Section):
     approval_seconds: float = Field(
         900.0, ge=1, description="how long an operator's approval of a parked request is valid"
     )
-    breaker_failures: int = Field(
-        5, ge=1, description="consecutive failures of a tool that open its circuit breaker"
-    )
     breaker_seconds: float = Field(
         30.0,
         gt=0,
@@ -224,19 +201,4 @@ class GuardSettings(Section):
         "off",
         description="otlp: each audit record is sent as an OpenTelemetry log record to "
         "trace.endpoint",
-    )
-    alert_denials: int = Field(
-        20,
-        ge=1,
-        description="denied calls of one principal or task within alert_seconds that raise an "
-        "alert",
-    )
-    alert_escapes: int = Field(
-        3,
-        ge=1,
-        description="attempts of one principal or task to escape a sandbox within alert_seconds "
-        "that raise an alert",
-    )
-    alert_seconds: float = Field(
-        60.0, gt=0, description="window in which denials and escapes are counted"
     )

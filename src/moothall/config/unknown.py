@@ -35,6 +35,16 @@ REMOVED: Final[dict[str, str]] = {
     "agents.breaker_calls": "it is always 20",
     "agents.file_bytes": "it is always 256,000 bytes",
     "agents.endpoint_chars": "it is always 1,000,000 characters",
+    "guard.calls_in_flight": "it is always 32",
+    "guard.seat_in_flight": "it is always 4",
+    "guard.breaker_failures": "it is always 5",
+    "guard.alert_denials": "it is always 20",
+    "guard.alert_escapes": "it is always 3",
+    "guard.grace_seconds": "it is always 8 seconds",
+    "guard.alert_seconds": "it is always 60 seconds",
+    "guard.argument_bytes": "it is always 1,000,000 bytes",
+    "guard.result_bytes": "it is always 60,000 bytes",
+    "guard.event_bytes": "it is always 16,000 bytes",
 }
 """What applies instead of each removed setting."""
 
