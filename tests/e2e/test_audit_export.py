@@ -109,10 +109,7 @@ async def test_audit_records_reach_a_collector_and_a_file_and_old_ones_are_remov
         away = Command(
             tmp_path / "data",
             model.base_url,
-            {
-                "MOOTHALL_TRACE__ENDPOINT": "http://127.0.0.1:9",
-                "MOOTHALL_TRACE__TIMEOUT_SECONDS": "1",
-            },
+            {"MOOTHALL_TRACE__ENDPOINT": "http://127.0.0.1:9"},
         )
         lost = await away("audit", "export", "--since", "2026-01-01", "--format", "otlp")
         assert lost.code == 1

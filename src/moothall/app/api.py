@@ -390,7 +390,7 @@ async def serve_metrics(
     def update_active_count() -> None:
         metrics.COLLECTOR_UNDER_WAY.set(count_active())
 
-    reports = aggregation.Reports(settings.report_seconds)
+    reports = aggregation.Reports(aggregation.REPORT_SECONDS)
 
     async def listen() -> None:
         async for data in bus.signals(Channel.FIGURES.all):

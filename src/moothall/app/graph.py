@@ -26,7 +26,7 @@ from moothall.errors import BusUnavailable, ConfigurationError, GraphUnavailable
 from moothall.events.lease import Lease
 from moothall.events.raw_store import StreamState
 from moothall.events.registry import EVENTS
-from moothall.graph.projector import Projector
+from moothall.graph.projector import BATCH_EVENTS, Projector
 from moothall.graph.remote import BusGraphClient, SocketGraphClient, serve_bus, serve_socket
 from moothall.graph.store import CypherGraph
 from moothall.telemetry import get_logger
@@ -231,7 +231,11 @@ class RebuildReport:
 
 
 async def rebuild(
-    settings: Settings, on_batch: Callable[[int, int], None], *, lossy: bool = False
+    settings: Settings,
+    on_batch: Callable[[int, int], None],
+    *,
+    lossy: bool = False,
+    batch_size: int = BATCH_EVENTS,
 ) -> RebuildReport:
     """Empty the graph and replay the log. `on_batch` receives the seq and the end of the log.
 
@@ -259,7 +263,7 @@ async def rebuild(
                 "run this again"
             )
         graph = await stack.enter_async_context(open_graph(settings.graph, settings.data_dir))
-        projector = Projector(bus, graph, settings.graph)
+        projector = Projector(bus, graph, settings.graph, batch_size=batch_size)
         await projector.catch_up(state.last_seq)
         before = tuple([line async for line in graph.dump()])
         await graph.clear()

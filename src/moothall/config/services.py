@@ -155,7 +155,6 @@ class GraphSettings(Section):
     password: SecretStr | None = Field(None, description="password of `user`")
     password_file: Path | None = Field(None, description="file that contains `password`")
     database: str = Field("neo4j", description="database of the Neo4j server")
-    batch: int = Field(2000, ge=1, le=10_000, description="events written in one transaction")
     pace_seconds: float = Field(
         0.5, ge=0, description="pause between two batches, which leaves the CPU to the councils"
     )
@@ -173,10 +172,4 @@ class GraphSettings(Section):
     )
     query_seconds: float = Field(
         30.0, gt=0, description="maximum duration of one question or one batch"
-    )
-    connect_seconds: float = Field(
-        5.0, gt=0, description="maximum time to connect to the Neo4j server"
-    )
-    retry_seconds: float = Field(
-        15.0, gt=0, description="how long the driver retries after temporary errors"
     )

@@ -45,6 +45,15 @@ REMOVED: Final[dict[str, str]] = {
     "guard.argument_bytes": "it is always 1,000,000 bytes",
     "guard.result_bytes": "it is always 60,000 bytes",
     "guard.event_bytes": "it is always 16,000 bytes",
+    "graph.connect_seconds": "it is always 5 seconds",
+    "graph.retry_seconds": "it is always 15 seconds",
+    "trace.delay_seconds": "it is always 2 seconds",
+    "trace.timeout_seconds": "it is always 3 seconds",
+    "metrics.report_seconds": "it is always 5 seconds",
+    "graph.batch": "it is always 2,000",
+    "trace.queue_spans": "it is always 8,192",
+    "http.redirects": "it is always 5",
+    "trace.attribute_chars": "it is always 2,000 characters",
 }
 """What applies instead of each removed setting."""
 

@@ -21,7 +21,13 @@ from moothall import __version__
 from moothall.config import TraceSettings
 from moothall.errors import ConfigurationError
 from moothall.telemetry.logs import get_logger
-from moothall.telemetry.recording import RedirectedLogs, close_provider, otlp_options
+from moothall.telemetry.recording import (
+    EXPORT_INTERVAL_SECONDS,
+    EXPORT_SECONDS,
+    RedirectedLogs,
+    close_provider,
+    otlp_options,
+)
 
 log = get_logger(__name__)
 
@@ -37,7 +43,7 @@ class AuditExporter:
 
     def __init__(self, settings: TraceSettings, process: str) -> None:
         self._exporter = _CountingExporter(_otlp_exporter(settings))
-        self._seconds = settings.timeout_seconds
+        self._seconds = EXPORT_SECONDS
         self._provider = LoggerProvider(
             resource=Resource.create(
                 {
@@ -51,7 +57,7 @@ class AuditExporter:
         self._provider.add_log_record_processor(
             BatchLogRecordProcessor(
                 self._exporter,
-                schedule_delay_millis=settings.delay_seconds * 1000,
+                schedule_delay_millis=EXPORT_INTERVAL_SECONDS * 1000,
                 max_queue_size=_QUEUE_RECORDS,
                 max_export_batch_size=_BATCH_RECORDS,
             )
