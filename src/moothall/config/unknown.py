@@ -54,6 +54,16 @@ REMOVED: Final[dict[str, str]] = {
     "trace.queue_spans": "it is always 8,192",
     "http.redirects": "it is always 5",
     "trace.attribute_chars": "it is always 2,000 characters",
+    "browser.actions": "it is always 20",
+    "browser.processes": "it is always 400",
+    "docker.built": "it is always 4",
+    "mcp.at_once": "it is always 4",
+    "browser.text_chars": "it is always 20,000 characters",
+    "browser.screenshot_bytes": "it is always 5,000,000 bytes",
+    "docker.output_bytes": "it is always 30,000 bytes",
+    "mcp.schema_bytes": "it is always 20,000 bytes",
+    "mcp.result_bytes": "it is always 50,000 bytes",
+    "db.result_bytes": "it is always 50,000 bytes",
 }
 """What applies instead of each removed setting."""
 
