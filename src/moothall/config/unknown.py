@@ -64,6 +64,9 @@ REMOVED: Final[dict[str, str]] = {
     "mcp.schema_bytes": "it is always 20,000 bytes",
     "mcp.result_bytes": "it is always 50,000 bytes",
     "db.result_bytes": "it is always 50,000 bytes",
+    "workspace.check_factor": "it is always 5",
+    "workspace.max_patch_files": "it is always 1,000",
+    "workspace.stopped_seconds": "it is always 3,600 seconds",
 }
 """What applies instead of each removed setting."""
 

@@ -41,18 +41,6 @@ class WorkspaceSettings(Section):
         description="the same on the untouched base for a command that reports no test cases, "
         "such as make, because a hanging case cannot be identified",
     )
-    stopped_seconds: float = Field(
-        3600.0,
-        ge=0,
-        description="how long a timeout of a check on the untouched base is remembered; 0: the "
-        "check is always repeated",
-    )
-    check_factor: float = Field(
-        5.0,
-        ge=1,
-        description="maximum duration of a check or of one case, as a multiple of its duration "
-        "on the untouched base",
-    )
     check_floor_seconds: float = Field(
         60.0, gt=0, description="minimum time limit of a check, however fast it was on the base"
     )
@@ -117,7 +105,6 @@ class WorkspaceSettings(Section):
         ge=1_000_000,
         description="maximum size of a clone or bundle on disk; larger ones are refused",
     )
-    max_patch_files: int = Field(1000, ge=1, description="maximum number of files in a patch")
     history_commits: int = Field(
         10_000,
         ge=0,
