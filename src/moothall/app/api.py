@@ -211,7 +211,7 @@ async def _start_background_work(
     bus = inputs.bus
     if "collector" in inputs.roles:
         log_check = beside(
-            watch_log(settings.data_dir, settings.bus.check_seconds, bus, report_progress),
+            watch_log(settings.data_dir, bus, report_progress),
             "log-check",
         )
         await enter_beside(stack, log_check)

@@ -50,6 +50,8 @@ _NEEDED = frozenset({"collector", "hosts"})
 """Roles that a server needs if no other process can reach its bus."""
 _ATTACH_SECONDS, _POLL_SECONDS, _REPLY_SECONDS = 300.0, 0.1, 1.0
 _MAX_SHOWN = 100
+_LOG_CHECK_SECONDS = 3600.0
+"""How often the whole log is read to detect lost messages."""
 _LEASE_SECONDS = 6.0
 """How long the holder of a lease may be silent until another process replaces it."""
 
@@ -147,9 +149,7 @@ async def hosts_on(bus: Bus) -> Sequence[HostState]:
         )
 
 
-async def watch_log(
-    data_dir: Path, every_seconds: float, bus: Bus, report_progress: ReportProgress
-) -> None:
+async def watch_log(data_dir: Path, bus: Bus, report_progress: ReportProgress) -> None:
     """Check the log at once and periodically, until cancelled. Report and log faults, and mark the
     deliberations concerned.
     """
@@ -169,7 +169,7 @@ async def watch_log(
             await mark_damaged(bus, report)
         except (MoothallError, OSError) as error:
             log.warning("the log could not be checked", reason=str(error))
-        await asyncio.sleep(every_seconds)
+        await asyncio.sleep(_LOG_CHECK_SECONDS)
 
 
 async def check_log_end(data_dir: Path, bus: Bus) -> LogReport:

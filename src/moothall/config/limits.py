@@ -48,17 +48,6 @@ class LimitSettings(Section):
         ge=1,
         description="attempts of a seat that makes no progress, including the first",
     )
-    stuck_turns: int = Field(
-        3,
-        ge=2,
-        description="changes with the same failed tests after which a seat starts a new attempt",
-    )
-    own_check_seconds: float = Field(
-        10.0,
-        ge=0,
-        description="after each change, a seat runs the whole suite if it took no longer than "
-        "this on the base; otherwise only related tests",
-    )
     patience: float = Field(
         1.0,
         ge=0,
@@ -71,22 +60,9 @@ class LimitSettings(Section):
         description="if no proposal is reproduced or proven, seats propose once more, based on "
         "notes about the first proposals; auto: with the protocol tournament",
     )
-    quorum: float = Field(
-        0.5, gt=0, le=1, description="share of seats that is enough to decide at the deadline"
-    )
-    grace_seconds: float = Field(
-        10.0,
-        ge=0,
-        description="after this time beyond its deadline, a deliberation is decided with the "
-        "available answers",
-    )
-    agent_chars: int = Field(
-        4000, ge=100, description="total length of capabilities and metadata of a registered agent"
-    )
     context_tokens: int = Field(
         2000, ge=100, description="size of the context from the graph for a seat or a caller"
     )
-    plan_tasks: int = Field(64, ge=1, description="tasks of one plan")
     architects: int = Field(
         default=3,
         ge=0,

@@ -145,12 +145,6 @@ class LlmSettings(Section):
         description="completion tokens of a call; 0: a quarter of the window, at most 32,768; "
         "for the local model 1,024",
     )
-    function_tokens: int = Field(
-        512,
-        ge=16,
-        description="completion tokens of a call that asks for one function, if its file is not "
-        "longer",
-    )
     function_turns: int = Field(
         1,
         ge=1,
@@ -172,7 +166,6 @@ class LlmSettings(Section):
     concurrency: int = Field(
         256, ge=1, description="concurrent calls to one server, which queues what it cannot start"
     )
-    connect_seconds: float = Field(5.0, gt=0, description="maximum time to connect to the server")
     wait_seconds: float = Field(
         0.0,
         ge=0,
@@ -199,7 +192,6 @@ class LlmSettings(Section):
     max_reply_bytes: int = Field(
         4_000_000, ge=1024, description="maximum size of one reply; longer ones are refused"
     )
-    local_threads: int = Field(0, ge=0, description="0: cores - 1, at least 1")
     local_slots: int = Field(3, ge=1, description="concurrent calls of the local model")
 
     @field_validator("max_tokens", "context_tokens")

@@ -61,12 +61,6 @@ class BusSettings(Section):
         description="events of a deliberation within this time form one message, a JSON batch of "
         "CloudEvents; 0: one message per event, for consumers that cannot read batches",
     )
-    check_seconds: float = Field(
-        3600.0,
-        gt=0,
-        description="how often `serve` reads the whole log to detect lost messages; also at the "
-        "start",
-    )
     publish_seconds: float = Field(
         30.0, gt=0, description="how long a publish is retried while the bus is unavailable"
     )

@@ -67,6 +67,18 @@ REMOVED: Final[dict[str, str]] = {
     "workspace.check_factor": "it is always 5",
     "workspace.max_patch_files": "it is always 1,000",
     "workspace.stopped_seconds": "it is always 3,600 seconds",
+    "limits.quorum": "it is always 0.5",
+    "limits.stuck_turns": "it is always 3",
+    "limits.plan_tasks": "it is always 64",
+    "limits.grace_seconds": "it is always 10 seconds",
+    "limits.own_check_seconds": "it is always 10 seconds",
+    "llm.connect_seconds": "it is always 5 seconds",
+    "bus.check_seconds": "it is always 3,600 seconds",
+    "limits.agent_chars": "it is always 4,000 characters",
+    "runner.offer_from_tokens": "it is always 16,000 tokens",
+    "llm.function_tokens": "it is always 512 tokens",
+    "wasm.module_bytes": "it is always 20,000,000 bytes",
+    "llm.local_threads": "all cores but one are used",
 }
 """What applies instead of each removed setting."""
 

@@ -194,12 +194,6 @@ class RunnerSettings(Section):
     enabled: bool = Field(
         default=True, description="off: models are told that Python is not available"
     )
-    offer_from_tokens: int = Field(
-        16_000,
-        ge=0,
-        description="minimum window (llm.context_tokens) for which prompts offer Python; small "
-        "models need short prompts",
-    )
     workers: int = Field(
         2, ge=1, le=64, description="concurrent blocks of one process; further ones wait"
     )
@@ -252,9 +246,6 @@ class WasmSettings(Section):
     memory_bytes: int = Field(256_000_000, ge=65_536, description="linear memory of one run")
     instances: int = Field(
         4, ge=1, description="maximum number of instances, of tables and of memories of one run"
-    )
-    module_bytes: int = Field(
-        20_000_000, ge=8, description="size of a module's file; a larger one prevents the start"
     )
 
 

@@ -92,7 +92,7 @@ async def collector() -> None:
 
     settings = load_settings()
     async with open_bus(settings.bus, _bus(settings)) as bus:
-        await Collector(bus, trusted_repositories(settings), settings.limits).run()
+        await Collector(bus, trusted_repositories(settings)).run()
 
 
 async def host(name: str) -> None:
