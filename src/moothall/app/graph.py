@@ -169,7 +169,7 @@ async def open_writer(
     """Open the graph, project the log into it in the background, and let other commands on this
     data directory query it.
 
-    `drain`: at the end the graph gets `graph.drain_seconds` to catch up, and a long wait is
+    `drain`: at the end the graph gets 10 seconds to catch up, and a long wait is
     reported to this function. The next start projects the rest.
     """
     async with (

@@ -55,9 +55,6 @@ class ForgeSettings(Section):
     webhook_secret: SecretStr | None = Field(
         None, description="secret that the forge signs webhooks with; unsigned webhooks are refused"
     )
-    webhook_secret_file: Path | None = Field(
-        None, description="file that contains `webhook_secret`"
-    )
 
     @field_validator("repositories")
     @classmethod
@@ -86,7 +83,6 @@ class WebhookSettings(Section):
     secret: SecretStr | None = Field(
         None, description="secret to sign the body with: in a file, or in MOOTHALL_WEBHOOK__SECRET"
     )
-    secret_file: Path | None = Field(None, description="file that contains `secret`")
 
     @model_validator(mode="after")
     def _check_secret(self) -> Self:

@@ -126,7 +126,6 @@ class GuardSettings(Section):
         description="signs capability tokens; the same on every machine; empty: a key in the "
         "data directory is created",
     )
-    key_file: Path | None = Field(None, description="file that contains `key`")
     token_seconds: float = Field(
         3600.0, ge=10, description="maximum lifetime of a capability token"
     )
@@ -145,7 +144,6 @@ class GuardSettings(Section):
         description="root of an OPA server that replaces the *.rego of guard.policies",
     )
     policy_token: SecretStr | None = Field(None, description="bearer token for the OPA server")
-    policy_token_file: Path | None = Field(None, description="file that contains `policy_token`")
     policy_seconds: float = Field(
         1.0,
         gt=0,

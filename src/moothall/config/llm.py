@@ -59,7 +59,6 @@ class LlmSettings(Section):
     api_key: SecretStr | None = Field(
         None, description="key of the model server, sent as a bearer token"
     )
-    api_key_file: Path | None = Field(None, description="file that contains `api_key`")
     model_path: Path | None = Field(None, description="a GGUF file of your own for the local model")
     models_dir: Path | None = Field(
         None,

@@ -24,7 +24,6 @@ class GrpcSettings(Section):
         description="bearer token of the local operator; if it and tokens_file are empty, one is "
         "created in the data directory",
     )
-    token_file: Path | None = Field(None, description="file that contains `token`")
     tls_cert: Path | None = Field(None, description="certificate chain of the server, PEM")
     tls_key: Path | None = Field(None, description="private key of the server, PEM")
     tls_client_ca: Path | None = Field(
@@ -100,7 +99,6 @@ class OidcSettings(Section):
     client_secret: SecretStr | None = Field(
         None, description="empty for a public client; PKCE is used in both cases"
     )
-    client_secret_file: Path | None = Field(None, description="file that contains `client_secret`")
     url: str = Field(
         "",
         pattern="^(https?://[^/?#]+)?$",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
@@ -20,7 +19,6 @@ class BusSettings(Section):
         None, description="URL of a NATS server, e.g. nats://127.0.0.1:4222; empty: an embedded one"
     )
     token: SecretStr | None = Field(None, description="token of the bus")
-    token_file: Path | None = Field(None, description="file that contains `token`")
     wait_seconds: float = Field(
         0.0,
         ge=0,
@@ -29,7 +27,6 @@ class BusSettings(Section):
     credentials: SecretStr | None = Field(
         None, description="token and seed of a NATS user: the text of a .creds file"
     )
-    credentials_file: Path | None = Field(None, description="file that contains `credentials`")
     replicas: int = Field(
         1, ge=1, le=5, description="copies of each stream; more than one requires a NATS cluster"
     )
@@ -106,7 +103,6 @@ class RaySettings(Section):
         description="bus credentials of hosts on the Ray cluster at address, such as hosts.creds "
         "of `moothall bus keys`; empty: bus.credentials",
     )
-    credentials_file: Path | None = Field(None, description="file that contains `credentials`")
     allow_no_token: bool = Field(
         default=False,
         description="accept a Ray cluster at address without a token: anyone who can reach its "
@@ -147,7 +143,6 @@ class GraphSettings(Section):
     )
     user: str = Field("neo4j", description="user of the Neo4j server")
     password: SecretStr | None = Field(None, description="password of `user`")
-    password_file: Path | None = Field(None, description="file that contains `password`")
     database: str = Field("neo4j", description="database of the Neo4j server")
     pace_seconds: float = Field(
         0.5, ge=0, description="pause between two batches, which leaves the CPU to the councils"

@@ -30,7 +30,7 @@ from moothall.config.limits import (
 from moothall.config.llm import LlmSettings
 from moothall.config.models import Models
 from moothall.config.quotas import QuotaSettings
-from moothall.config.section import Section
+from moothall.config.section import Section, secret_fields
 from moothall.config.servers import GrpcSettings, OidcSettings, WebSettings
 from moothall.config.services import BusSettings, GraphSettings, RaySettings, ServeSettings
 from moothall.config.telemetry import LogSettings, MetricsSettings, TraceSettings
@@ -51,7 +51,6 @@ class Secrets(Section):
         description="environment variables whose values are secrets; unset ones are ignored",
     )
     values: SecretStr | None = Field(None, description="further secrets, one per line")
-    values_file: Path | None = Field(None, description="file that contains `values`")
 
     @model_validator(mode="after")
     def _read_variables(self) -> Self:
@@ -228,6 +227,7 @@ def known_variables(settings: type[BaseModel], prefix: str) -> Iterator[str]:
         yield variable
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from known_variables(field.annotation, f"{variable}__")
+    yield from (f"{prefix}{name}_file".upper() for name in secret_fields(settings))
 
 
 def describe_wrong_variables(

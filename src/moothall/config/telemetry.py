@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, SecretStr
@@ -35,7 +34,6 @@ class TraceSettings(Section):
     headers: SecretStr | None = Field(
         None, description="sent with every export: name=value,name=value"
     )
-    headers_file: Path | None = Field(None, description="file that contains `headers`")
     service: str = Field("moothall", description="service.name of the spans")
     sample_ratio: float = Field(
         1.0,
@@ -60,4 +58,3 @@ class MetricsSettings(Section):
         "any free port",
     )
     token: SecretStr | None = Field(None, description="bearer token that scrapers must send")
-    token_file: Path | None = Field(None, description="file that contains `token`")

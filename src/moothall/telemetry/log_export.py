@@ -85,7 +85,7 @@ class AuditExporter:
         self._provider.force_flush(int(self._seconds * 1000))
 
     async def close(self) -> None:
-        """Send the queued records for at most `trace.timeout_seconds`, and close."""
+        """Send the queued records for at most `EXPORT_SECONDS`, and close."""
         await close_provider(self._provider, self._exporter, self._seconds, "audit records")
 
 

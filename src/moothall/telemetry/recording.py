@@ -1,7 +1,7 @@
 """Spans recorded with OpenTelemetry, and sent by a thread of their own.
 
 An unavailable collector loses spans and delays nothing: the queue is bounded, and a process that
-ends waits at most `trace.timeout_seconds`.
+ends waits at most `EXPORT_SECONDS`.
 """
 
 from __future__ import annotations

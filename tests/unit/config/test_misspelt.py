@@ -116,6 +116,8 @@ def test_every_secret_comes_from_a_file_too(
     ("name", "reason"),
     [
         ("limits.counter_proofs", "the checks that it limited no longer exist"),
+        ("web.head_seconds", "it is always 20 seconds"),
+        ("workspace.image", "use jobs.images"),
     ],
 )
 def test_a_removed_setting_is_an_error_that_says_what_applies_instead(

@@ -61,7 +61,6 @@ class McpServerSettings(Section):
         description="by name: environment variables of a command, or headers for a url; in the "
         "file, lines of NAME=value. Not allowed together with files",
     )
-    credentials_file: Path | None = Field(None, description="file that contains `credentials`")
     keep_seconds: float = Field(
         900.0,
         ge=0,

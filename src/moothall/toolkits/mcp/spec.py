@@ -362,11 +362,7 @@ def accepted_tools(settings: Settings, mcp: McpSettings) -> Sequence[AcceptedToo
 def _settings_text(mcp: McpSettings, server: McpServerSettings, name: str) -> str:
     """Return the settings that determine a server's catalogue entries, as JSON."""
     return mcp.model_copy(
-        update={
-            "servers": {
-                name: server.model_copy(update={"credentials": {}, "credentials_file": None})
-            }
-        }
+        update={"servers": {name: server.model_copy(update={"credentials": {}})}}
     ).model_dump_json(exclude_unset=True)
 
 
