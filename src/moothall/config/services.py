@@ -35,31 +35,18 @@ class BusSettings(Section):
         description="how often the embedded server syncs to disk; a power failure can lose what "
         "was acked since then. 'always': before each ack",
     )
-    blob_bytes: int = Field(
-        256_000, ge=1024, description="larger payload fields are stored in the object store"
-    )
-    max_deliver: int = Field(
-        5, ge=1, description="maximum deliveries of a work item before it becomes a dead letter"
-    )
     ack_wait_seconds: float = Field(
         10.0, gt=0, description="how long a host may be silent before another one gets its work"
     )
     max_store_bytes: int = Field(
         8_000_000_000, ge=10_000_000, description="maximum disk space of all streams together"
     )
-    retry_seconds: float = Field(
-        0.5, gt=0, description="first delay of a redelivery; doubles, at most 60"
-    )
-    in_flight: int = Field(1024, ge=1, description="concurrent publishes; further ones wait")
     batch_seconds: float = Field(
         0.01,
         ge=0,
         le=1,
         description="events of a deliberation within this time form one message, a JSON batch of "
         "CloudEvents; 0: one message per event, for consumers that cannot read batches",
-    )
-    publish_seconds: float = Field(
-        30.0, gt=0, description="how long a publish is retried while the bus is unavailable"
     )
 
 

@@ -112,6 +112,11 @@ REMOVED: Final[dict[str, str]] = {
     "llm.function_tokens": "it is always 512 tokens",
     "wasm.module_bytes": "it is always 20,000,000 bytes",
     "llm.local_threads": "all cores but one are used",
+    "bus.blob_bytes": "it is always 256,000 bytes",
+    "bus.max_deliver": "it is always 5",
+    "bus.in_flight": "it is always 1,024",
+    "bus.retry_seconds": "it is always 0.5 seconds",
+    "bus.publish_seconds": "it is always 30 seconds",
 }
 """What applies instead of each removed setting."""
 
