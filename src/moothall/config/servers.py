@@ -132,9 +132,6 @@ class OidcSettings(Section):
         description="roles of each group; reader: read, write stories and comment. Users without "
         "a role cannot sign in",
     )
-    sign_in_seconds: float = Field(
-        600.0, gt=0, description="maximum time that a user may spend at the provider to sign in"
-    )
     audience: str = Field(
         "",
         description="audience of the access tokens of gRPC and HTTP callers; empty: tokens of the "

@@ -117,6 +117,7 @@ REMOVED: Final[dict[str, str]] = {
     "bus.in_flight": "it is always 1,024",
     "bus.retry_seconds": "it is always 0.5 seconds",
     "bus.publish_seconds": "it is always 30 seconds",
+    "oidc.sign_in_seconds": "it is always 600 seconds",
 }
 """What applies instead of each removed setting."""
 

@@ -41,7 +41,7 @@ NOW = int(time.time())
 
 def settings(issuer: str, **more: Any) -> config.OidcSettings:
     return config.OidcSettings(
-        **({"issuer": issuer, "audience": AUDIENCE, "roles": ROLES, "seconds": 2.0} | more)
+        **({"issuer": issuer, "audience": AUDIENCE, "roles": ROLES} | more)
     )
 
 
