@@ -184,12 +184,7 @@ class LlmSettings(Section):
     retries: int = Field(
         8,
         ge=0,
-        description="with the delays below about a minute, enough for a restart of the model "
-        "server",
-    )
-    retry_seconds: float = Field(0.5, gt=0, description="first delay; doubles, at most 30")
-    max_reply_bytes: int = Field(
-        4_000_000, ge=1024, description="maximum size of one reply; longer ones are refused"
+        description="with growing delays about a minute, enough for a restart of the model server",
     )
     local_slots: int = Field(3, ge=1, description="concurrent calls of the local model")
 

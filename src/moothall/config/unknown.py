@@ -118,6 +118,8 @@ REMOVED: Final[dict[str, str]] = {
     "bus.retry_seconds": "it is always 0.5 seconds",
     "bus.publish_seconds": "it is always 30 seconds",
     "oidc.sign_in_seconds": "it is always 600 seconds",
+    "llm.retry_seconds": "it is always 0.5 seconds",
+    "llm.max_reply_bytes": "it is always 4,000,000 bytes",
 }
 """What applies instead of each removed setting."""
 

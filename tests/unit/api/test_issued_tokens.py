@@ -40,9 +40,7 @@ NOW = int(time.time())
 
 
 def settings(issuer: str, **more: Any) -> config.OidcSettings:
-    return config.OidcSettings(
-        **({"issuer": issuer, "audience": AUDIENCE, "roles": ROLES} | more)
-    )
+    return config.OidcSettings(**({"issuer": issuer, "audience": AUDIENCE, "roles": ROLES} | more))
 
 
 class Clock:
