@@ -19,6 +19,7 @@ from moothall.authorization.call_context import CallContext
 from moothall.authorization.code_block_calls import BlockBudget, BlockCalls
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.grants import grant_for
+from moothall.authorization.limits import GATEWAY_LIMITS
 from moothall.config import Settings
 from moothall.domain.code import CodeBlock
 from moothall.domain.event import Event, EventType, new_event
@@ -174,7 +175,7 @@ async def tool_rate(folder: Path, count: int) -> float:
 
         began = time.perf_counter()
         async with asyncio.TaskGroup() as group:
-            for _ in range(_settings(folder).guard.seat_in_flight):
+            for _ in range(GATEWAY_LIMITS.seat_in_flight):
                 group.create_task(caller())
         return count / (time.perf_counter() - began)
 

@@ -54,12 +54,10 @@ async def _main() -> None:
         from moothall.telemetry.recording import recording
     except ImportError:
         return
-    async with recording(
-        TraceSettings(queue_spans=100), "benchmark", exporter=InMemorySpanExporter()
-    ):
+    async with recording(TraceSettings(), "benchmark", exporter=InMemorySpanExporter()):
         _measure("a span, recorded", _span)
     async with recording(
-        TraceSettings(queue_spans=100, sample_ratio=0), "benchmark", exporter=InMemorySpanExporter()
+        TraceSettings(sample_ratio=0), "benchmark", exporter=InMemorySpanExporter()
     ):
         _measure("a span, exporter on, not sampled", _span)
 

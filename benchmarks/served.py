@@ -23,7 +23,7 @@ from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServic
 _START_SECONDS = 180
 _STOP_SECONDS = 60
 SEATS, CALLS = 3, 9
-GRAPH_LATER = {"MOOTHALL_GRAPH__BATCH": "1", "MOOTHALL_GRAPH__PACE_SECONDS": "86400"}
+GRAPH_LATER = {"MOOTHALL_GRAPH__PACE_SECONDS": "86400"}
 """Puts the graph's projection off, which follows behind the answers: it is told apart."""
 TASK = (
     "Design the queue between our order page and the warehouse: what happens when it is full, when "

@@ -96,6 +96,8 @@ def _setting(path: tuple[str, ...], field: FieldInfo) -> Iterator[str]:
     yield f"[`{name}`]{{#{_anchor(name)}}}"
     yield f": {_sentence(field.description)}\\"
     facts = [f"Type: {_type_of(path[-1], field)}", f"default: {_default_of(field)}"]
+    if SecretStr in (field.annotation, *get_args(field.annotation)):
+        facts.append(f"or in the file that `{name}_file` names")
     if "NAME" not in path:
         facts.append(f"environment: `MOOTHALL_{'__'.join(path).upper()}`")
     yield f"  {'; '.join(facts)}\n"

@@ -215,9 +215,7 @@ async def test_a_slow_agent_is_stopped_and_an_undeclared_tool_is_refused_and_aud
         return write(done_txt="x\n")
 
     async with scripted_model(scripted(answer_slowly)) as model:
-        command = Command(
-            tmp_path / "data", model.base_url, QUICK | {"MOOTHALL_LIMITS__GRACE_SECONDS": "1"}
-        )
+        command = Command(tmp_path / "data", model.base_url, QUICK)
         result = await command(
             "agents", "run", str(files), "--repo", str(repo), "--json", seconds=540
         )

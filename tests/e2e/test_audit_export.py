@@ -82,7 +82,6 @@ async def test_audit_records_reach_a_collector_and_a_file_and_old_ones_are_remov
         started = datetime.now(UTC)
         unreachable = {
             "MOOTHALL_TRACE__ENDPOINT": "http://127.0.0.1:9",
-            "MOOTHALL_TRACE__TIMEOUT_SECONDS": "1",
         }
         away = Command(tmp_path / "data", model.base_url, extra | unreachable)
         for each in (away, command):

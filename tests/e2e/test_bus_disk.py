@@ -16,13 +16,14 @@ from moothall.config import BusSettings
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import BusUnavailable
+from moothall.events.delivery import BusLimits
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.events.nats.server import embedded_server
 from moothall.events.registry import WORK
 
 pytestmark = pytest.mark.e2e
 
-SETTINGS = BusSettings(publish_seconds=2.0, ack_wait_seconds=2.0)
+SETTINGS, LIMITS = BusSettings(ack_wait_seconds=2.0), BusLimits(publish_seconds=2.0)
 
 
 def event(number: int) -> Event:
@@ -77,7 +78,10 @@ async def turns(bus: JetStreamBus) -> list[int]:
 async def test_a_full_disk_is_told_loses_nothing_and_is_over_when_there_is_room(
     small_disk: Path,
 ) -> None:
-    async with embedded_server(SETTINGS, small_disk / "bus") as url, open_bus(SETTINGS, url) as bus:
+    async with (
+        embedded_server(SETTINGS, small_disk / "bus") as url,
+        open_bus(SETTINGS, url, limits=LIMITS) as bus,
+    ):
         acked = [number for number in range(5) if await bus.publish(event(number))]
         ballast = fill(small_disk)
         with pytest.raises(BusUnavailable, match="is there space on its disk"):
@@ -101,14 +105,23 @@ async def test_acked_work_does_not_stay_after_a_kill_between_ack_and_removal(
 ) -> None:
     directory, copied = tmp_path / "bus", tmp_path / "kept"
     [messages] = [directory / "store" / "jetstream" / "$G" / "streams" / WORK.name / "msgs"]
-    async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
+    async with (
+        embedded_server(SETTINGS, directory) as url,
+        open_bus(SETTINGS, url, limits=LIMITS) as bus,
+    ):
         await bus.enqueue(Channel.WORK.of("dev"), work(1))
     shutil.copytree(messages, copied)
-    async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
+    async with (
+        embedded_server(SETTINGS, directory) as url,
+        open_bus(SETTINGS, url, limits=LIMITS) as bus,
+    ):
         assert await take_work(bus, until=1) == ["task-1"]
     shutil.rmtree(messages)
     shutil.move(copied, messages)
-    async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
+    async with (
+        embedded_server(SETTINGS, directory) as url,
+        open_bus(SETTINGS, url, limits=LIMITS) as bus,
+    ):
         assert (await bus.state(WORK.name)).messages == 1, "the state that a kill may leave"
         await bus.enqueue(Channel.WORK.of("dev"), work(2))
         assert await take_work(bus, until=1) == ["task-2"]

@@ -19,6 +19,7 @@ from moothall.config import BusSettings
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import BusUnavailable, ConfigurationError
+from moothall.events.delivery import BusLimits
 from moothall.events.nats.connection import connection, without_credentials
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.events.nats.server import embedded_server
@@ -26,7 +27,7 @@ from support.servers import free_port, relayed
 
 pytestmark = pytest.mark.e2e
 
-SETTINGS = BusSettings(retry_seconds=0.01)
+SETTINGS = BusSettings()
 
 
 def seat(number: int) -> Event:
@@ -147,8 +148,12 @@ async def test_somebody_else_there() -> None:
 
 
 async def test_a_full_store_is_named(tmp_path: Path) -> None:
-    settings = BusSettings(max_store_bytes=10_000_000, publish_seconds=2)
-    async with embedded_server(settings, tmp_path) as url, open_bus(settings, url) as bus:
+    settings = BusSettings(max_store_bytes=10_000_000)
+    limits = BusLimits(publish_seconds=2)
+    async with (
+        embedded_server(settings, tmp_path) as url,
+        open_bus(settings, url, limits=limits) as bus,
+    ):
 
         async def fill() -> None:
             for _ in range(200):
@@ -221,10 +226,9 @@ async def test_nothing_is_lost_when_the_server_is_killed(tmp_path: Path) -> None
 
 
 async def test_what_is_on_its_way_arrives_in_order_over_a_kill(tmp_path: Path) -> None:
-    settings = BusSettings(in_flight=4096)
     async with (
-        embedded_server(settings, tmp_path) as url,
-        open_bus(settings, url) as bus,
+        embedded_server(SETTINGS, tmp_path) as url,
+        open_bus(SETTINGS, url, limits=BusLimits(in_flight=4096)) as bus,
         asyncio.timeout(60),
     ):
         answers = []
@@ -285,8 +289,11 @@ async def test_a_scheme_that_is_not_spoken_is_named(scheme: str) -> None:
 
 
 async def test_a_bus_that_stays_away_is_an_error(tmp_path: Path) -> None:
-    settings = BusSettings(publish_seconds=0.5)
-    async with embedded_server(settings, tmp_path) as url, open_bus(settings, url) as bus:
+    limits = BusLimits(publish_seconds=0.5)
+    async with (
+        embedded_server(SETTINGS, tmp_path) as url,
+        open_bus(SETTINGS, url, limits=limits) as bus,
+    ):
         await bus.publish(seat(1))
         # Stopped, not killed: a killed one would be restarted.
         server = server_of(tmp_path)

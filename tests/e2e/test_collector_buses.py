@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from moothall.collector.collector import Collector
-from moothall.config import BusSettings, LimitSettings
+from moothall.config import BusSettings
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.topic import Channel
 from moothall.events.nats.jetstream import open_bus
@@ -38,9 +38,7 @@ async def running(
     bus: Bus, repositories: Remembering, now: Callable[[], datetime]
 ) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(
-            Collector(bus, repositories, LimitSettings(), tick_seconds=0.02, clock=now).run()
-        )
+        task = group.create_task(Collector(bus, repositories, tick_seconds=0.02, clock=now).run())
         yield
         task.cancel()
 

@@ -318,13 +318,13 @@ async def test_the_file_of_settings_in_the_users_folder_is_read(tmp_path: Path) 
     file = tmp_path / "data" / "config" / "moothall" / "config.toml"
     assert f"no file was read; {file} would be" in (await alone("config")).out
     file.parent.mkdir(parents=True)
-    file.write_text("[llm]\nfunction_tokens = 321\n", encoding="utf-8")
+    file.write_text("[llm]\nmax_tokens = 321\n", encoding="utf-8")
     read = await alone("config")
     assert f"# read from {file}" in read.out, read.err
-    assert "MOOTHALL_LLM__FUNCTION_TOKENS=321 " in read.out
-    file.write_text("[llm]\nfunction_token = 321\n", encoding="utf-8")
+    assert "MOOTHALL_LLM__MAX_TOKENS=321 " in read.out
+    file.write_text("[llm]\nmax_token = 321\n", encoding="utf-8")
     wrong = await alone("config")
-    assert (wrong.code, "function_token" in wrong.err) == (2, True)
+    assert (wrong.code, "max_token" in wrong.err) == (2, True)
 
 
 async def test_outside_a_repository_a_council_is_not_silently_about_text(

@@ -123,7 +123,6 @@ async def cluster(
             "MOOTHALL_METRICS__PORT": "0",
             "MOOTHALL_METRICS__TOKEN": SCRAPER,
             "MOOTHALL_LOG__LEVEL": "warning",  # logs what the bus refuses
-            "MOOTHALL_SERVE__LEASE_SECONDS": "4",
         }
         parts: dict[str, list[Part]] = {}
         for roles, user in _ROLES.items():

@@ -177,15 +177,12 @@ async def test_one_trace_from_the_call_to_each_model_and_tool_call(tmp_path: Pat
             "MOOTHALL_TRACE__EXPORTER": "otlp",
             "MOOTHALL_TRACE__ENDPOINT": endpoint,
             "MOOTHALL_TRACE__HEADERS_FILE": str(tmp_path / "headers"),
-            "MOOTHALL_TRACE__DELAY_SECONDS": "0.2",
-            "MOOTHALL_TRACE__TIMEOUT_SECONDS": "2",
             "MOOTHALL_MODELS": (
                 '{"cool": {"temperature": 0, "roles": ["dev"]}, "away": {"base_url": '
                 '"http://127.0.0.1:9/v1"}}'
             ),
             "MOOTHALL_METRICS__PORT": "0",
             "MOOTHALL_METRICS__TOKEN": "scraper-scraper",
-            "MOOTHALL_METRICS__REPORT_SECONDS": "0.3",
         }
         command = Command(tmp_path / "data", model.base_url, extra)
         registered = (await command("repo", "add", str(repo), "--json")).document["id"]

@@ -29,7 +29,9 @@ class App:
 
     def of(self, name: str) -> BusSettings:
         """Return the bus settings of the user with this name."""
-        return BusSettings(url=self.url, credentials_file=self.keys / f"{name}.creds")
+        return BusSettings.model_validate(
+            {"url": self.url, "credentials_file": self.keys / f"{name}.creds"}
+        )
 
     @property
     def services(self) -> BusSettings:

@@ -73,7 +73,7 @@ async def serving_page(
     dependencies: ApiDependencies, *, auto_decompress: bool = True
 ) -> AsyncIterator[Browser]:
     """Serve the page on a free port, and yield a browser that is not signed in."""
-    settings = config.WebSettings(port=0, grace_seconds=0.2)
+    settings = config.WebSettings(port=0)
     jar = aiohttp.CookieJar(unsafe=True)  # of an address without a name
     async with (
         http_server(settings, dependencies, BearerTokens(TOKENS), configured=True) as served,

@@ -145,7 +145,6 @@ async def serving(
         AsyncExitStack() as callers,
         grpc_server(
             grpc_settings,
-            config.LimitSettings(),
             dependencies or api_dependencies(deliberations),
             BearerTokens(TOKENS),
         ) as server,

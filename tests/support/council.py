@@ -216,7 +216,6 @@ async def open_council(
             settings := LlmSettings(
                 **{
                     "retries": 0,
-                    "retry_seconds": 0.01,
                     "approaches": "on",
                     "functions": "off",
                     "seats_in_turn": "off",

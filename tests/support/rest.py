@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from http import HTTPStatus
 from typing import Any
 
 import aiohttp
 
 from moothall import config
+from moothall.api.asgi import ServerLimits
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens
@@ -58,10 +59,18 @@ class Web:
 
 @asynccontextmanager
 async def serving_http(dependencies: ApiDependencies, **settings: Any) -> AsyncIterator[Web]:
-    """Serve until the context ends."""
-    web_settings = config.WebSettings(**({"port": 0, "grace_seconds": 0.2} | settings))
+    """Serve until the context ends. The keywords are settings and limits of connections."""
+    names = {field.name for field in fields(ServerLimits)} - set(config.WebSettings.model_fields)
+    limits = {"grace_seconds": 0.2} | {name: settings.pop(name) for name in names & set(settings)}
+    web_settings = config.WebSettings(**({"port": 0} | settings))
     async with (
-        http_server(web_settings, dependencies, BearerTokens(TOKENS), configured=True) as served,
+        http_server(
+            web_settings,
+            dependencies,
+            BearerTokens(TOKENS),
+            configured=True,
+            limits=ServerLimits(**limits),
+        ) as served,
         aiohttp.ClientSession() as session,
     ):
         yield Web(session, served.port)

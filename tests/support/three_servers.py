@@ -50,8 +50,13 @@ class Three:
     def of(self, keys: Path, name: str, *numbers: int) -> BusSettings:
         """Return the bus settings of a user, for some of the servers."""
         url = ",".join(f"nats://127.0.0.1:{self.ports[number]}" for number in numbers or range(3))
-        return BusSettings(
-            url=url, credentials_file=keys / f"{name}.creds", replicas=3, wait_seconds=60
+        return BusSettings.model_validate(
+            {
+                "url": url,
+                "credentials_file": keys / f"{name}.creds",
+                "replicas": 3,
+                "wait_seconds": 60,
+            }
         )
 
 

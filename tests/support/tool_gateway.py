@@ -15,6 +15,7 @@ from moothall.authorization.audit import AuditLog
 from moothall.authorization.call_context import CallContext
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.grants import grant_for
+from moothall.authorization.limits import GATEWAY_LIMITS, GatewayLimits
 from moothall.authorization.rules import Rules
 from moothall.config import GuardSettings
 from moothall.domain.budget import Ledger
@@ -128,12 +129,19 @@ class App:
     """A gateway, its audit log and its one workspace."""
 
     def __init__(
-        self, data_dir: Path, audit: AuditLog, limits: GuardSettings, **rules: Any
+        self,
+        data_dir: Path,
+        audit: AuditLog,
+        settings: GuardSettings,
+        limits: GatewayLimits = GATEWAY_LIMITS,
+        **rules: Any,
     ) -> None:
         self.workspace = FakeWorkspace()
         self.facts = Facts()
         self.audit = audit
-        self.tool_gateway = ToolGateway(limits, audit, self.facts.publish, Rules(**rules))
+        self.tool_gateway = ToolGateway(
+            settings, audit, self.facts.publish, Rules(**rules), limits=limits
+        )
         self.data_dir = data_dir
         self.chain = data_dir / "audit" / "local" / "host-1.jsonl"
 
@@ -174,8 +182,14 @@ class App:
 
 @asynccontextmanager
 async def open_app(data_dir: Path, **given: Any) -> AsyncIterator[App]:
-    """Open a gateway with these limits, and rules by their names."""
+    """Open a gateway with these limits, settings and rules, by their names."""
+    limits = _pop(given, {field.name for field in fields(GatewayLimits)})
     rules = {field.name for field in fields(Rules)}
-    limits = {name: given.pop(name) for name in tuple(given) if name not in rules}
+    settings = _pop(given, set(GuardSettings.model_fields) - rules)
     async with AuditLog(data_dir, "host-1") as audit:
-        yield App(data_dir, audit, GuardSettings(**limits), **given)
+        yield App(data_dir, audit, GuardSettings(**settings), GatewayLimits(**limits), **given)
+
+
+def _pop(given: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    """Remove the values with these names, and return them."""
+    return {name: given.pop(name) for name in names & set(given)}

@@ -17,6 +17,7 @@ from moothall.domain.event import EventType, new_event
 from moothall.domain.tool import ToolCall
 from moothall.domain.topic import Channel
 from moothall.events import codec
+from moothall.events.delivery import BusLimits
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.events.nats.server import embedded_server
 from moothall.events.registry import subject
@@ -206,14 +207,16 @@ async def open_tool_server(
         guard=guard,
         data_dir=folder / "data",
         workspace={"allowed_roots": [str(folder)], "warm": 0},
-        bus=BusSettings(retry_seconds=0.05) if at is None else at,
+        bus=BusSettings() if at is None else at,
         **settings,
     )
     async with AsyncExitStack() as stack:
         url = loaded.bus.url or await stack.enter_async_context(
             embedded_server(loaded.bus, loaded.data_dir / "bus")
         )
-        bus = await stack.enter_async_context(open_bus(loaded.bus, str(url)))
+        bus = await stack.enter_async_context(
+            open_bus(loaded.bus, str(url), limits=BusLimits(retry_seconds=0.05))
+        )
         rules = await stack.enter_async_context(open_rules(loaded, bus))
         session_manager = await stack.enter_async_context(tool_service(loaded, bus, rules))
         workflows = await stack.enter_async_context(workflow_service(bus, session_manager))

@@ -25,6 +25,7 @@ from hostile_site import site
 from moothall.authorization.audit import AuditLog
 from moothall.authorization.call_context import CallContext, Meter
 from moothall.authorization.gateway import ToolGateway
+from moothall.authorization.limits import GatewayLimits
 from moothall.authorization.rules import Rules
 from moothall.config import GuardSettings, SandboxSettings
 from moothall.domain.identity import LOCAL
@@ -308,7 +309,11 @@ async def open_canary_workspace(folder: Path, **limits: Any) -> AsyncIterator[Ca
             rules = Rules(catalogue=rules_catalogue, toolkits={"http": web.call, "web": web.call})
             facts = Facts()
             tool_gateway = ToolGateway(
-                GuardSettings(breaker_failures=1000), audit, facts.publish, rules
+                GuardSettings(),
+                audit,
+                facts.publish,
+                rules,
+                limits=GatewayLimits(breaker_failures=1000),
             )
             prepared = await app.prepared({"tests": PYTEST})
             standing = PersistentWorkspace("ws-1", app.workspaces, prepared, rules_catalogue)

@@ -14,6 +14,7 @@ from typing import Any, cast
 from moothall.authorization.audit import AuditLog
 from moothall.authorization.call_context import CallContext, Meter
 from moothall.authorization.gateway import ToolGateway
+from moothall.authorization.limits import GatewayLimits
 from moothall.authorization.rules import Rules
 from moothall.config import GuardSettings, Settings
 from moothall.domain.identity import LOCAL
@@ -86,7 +87,7 @@ class McpWorkspace:
 
 @asynccontextmanager
 async def open_mcp_workspace(
-    settings: Settings, folder: Path, **guard: Any
+    settings: Settings, folder: Path, breaker_failures: int = 1000
 ) -> AsyncIterator[McpWorkspace]:
     """Accept the tools that the servers offer, and open a workspace."""
     mcp_settings = FAMILY.own_settings(settings)
@@ -104,7 +105,11 @@ async def open_mcp_workspace(
         rules = Rules(catalogue=catalogue, toolkits={"mcp": opened.toolkit})
         async with app.workspaces.open(await app.prepared(), "ws-1") as workspace:
             tool_gateway = ToolGateway(
-                GuardSettings(**{"breaker_failures": 1000, **guard}), audit, facts.publish, rules
+                GuardSettings(),
+                audit,
+                facts.publish,
+                rules,
+                limits=GatewayLimits(breaker_failures=breaker_failures),
             )
             yield McpWorkspace(
                 tool_gateway,

@@ -202,7 +202,6 @@ async def test_limits_hold_and_say_so(
         tools=None,
         memory_bytes=32_000_000,
         processes=16,
-        output_bytes=2000,
         scratch_bytes=1_000_000,
     )
     eats = await small.run("/bin/busybox", "sh", "-c", "x=x; while true; do x=$x$x; done")
@@ -216,7 +215,7 @@ async def test_limits_hold_and_say_so(
     )
     assert "can't fork" in forks.output["output"], forks
     talks = await small.run("/bin/busybox", "sh", "-c", "yes | /bin/busybox head -c 100000")
-    assert (len(talks.output["output"]), talks.output["truncated"]) == (2000, True)
+    assert (len(talks.output["output"]), talks.output["truncated"]) == (30_000, True)
     fills = await small.run(
         "/bin/busybox", "sh", "-c", "dd if=/dev/zero of=/tmp/x bs=1M count=10; echo $?"
     )

@@ -5,6 +5,7 @@ in its own way.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,7 @@ from moothall.errors import ConfigurationError
 from moothall.sandbox_runtime.wasm import Run, compile_module
 from moothall.settings import load_settings
 from moothall.telemetry import metrics
+from moothall.workspace.wasm import MAX_MODULE_BYTES
 from support.repos import make_repo
 
 pytestmark = pytest.mark.e2e
@@ -248,6 +250,7 @@ async def test_it_is_compiled_once_and_what_is_no_module_stops_the_start(tmp_pat
     ):
         async with _app(tmp_path):
             pass
-    with pytest.raises(ConfigurationError, match=r"wasm\.module_bytes"):
-        async with _app(tmp_path, module_bytes=8):
+    os.truncate(tmp_path / "tools" / "echo.wasm", MAX_MODULE_BYTES + 1)
+    with pytest.raises(ConfigurationError, match="more than 20000000 bytes"):
+        async with _app(tmp_path):
             pass

@@ -9,6 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from moothall.api.asgi import MAX_BODY_BYTES
+from moothall.api.grpc_server import MAX_MESSAGE_BYTES
 from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens
 from moothall.app.bus import ROLES, embedded_parts, parse_roles
@@ -231,10 +233,10 @@ def test_the_ingress_brings_calls_of_tools_to_them_and_a_browser_back(overlay: O
     assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/affinity"] == "cookie"
 
 
-def test_the_ingresses_let_through_what_the_apis_take(overlay: Objects, settings: Settings) -> None:
+def test_the_ingresses_let_through_what_the_apis_take(overlay: Objects) -> None:
     for name, most in (
-        ("moothall", settings.web.body_bytes),
-        ("moothall-grpc", settings.limits.message_bytes),
+        ("moothall", MAX_BODY_BYTES),
+        ("moothall-grpc", MAX_MESSAGE_BYTES),
     ):
         limit = overlay["Ingress", "moothall", name]["metadata"]["annotations"][
             "nginx.ingress.kubernetes.io/proxy-body-size"

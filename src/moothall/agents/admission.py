@@ -26,6 +26,9 @@ _CHARS_PER_TOKEN = 4
 _MAX_USERS = 10_000
 _MAX_TENANTS = 10_000
 _FAILED_SHARE = 0.5
+BREAKER_CALLS = 20
+_BREAKER_SECONDS = 30.0
+"""The window of the last calls, and how long an open circuit breaker refuses queries."""
 """The share of failed queries that opens the breaker."""
 
 
@@ -125,9 +128,7 @@ class CallAdmission:
                 call.end(failed=failed)
 
     def _enter_circuit(self, tenant: str) -> CircuitCall:
-        breaker = self._breakers.setdefault(
-            tenant, query_breaker(self._settings.breaker_calls, self._settings.breaker_seconds)
-        )
+        breaker = self._breakers.setdefault(tenant, query_breaker(BREAKER_CALLS, _BREAKER_SECONDS))
         try:
             return breaker.enter()
         except CircuitOpenError as error:

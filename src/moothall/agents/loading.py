@@ -17,6 +17,8 @@ from yaml.reader import ReaderError
 from moothall.agents.specs import Spec, order_specs, order_tasks
 from moothall.errors import InvalidRequest, WrongField, wrong_fields
 
+_MAX_FILE_BYTES = 256_000
+
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
@@ -54,9 +56,9 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-def load(paths: Sequence[Path], most: int = 256_000) -> Loaded:
-    """Load files and folders; a file has at most `most` bytes. Raises `InvalidRequest` for a path
-    that does not exist.
+def load(paths: Sequence[Path]) -> Loaded:
+    """Load files and folders; larger files than `_MAX_FILE_BYTES` are errors. Raises
+    `InvalidRequest` for a path that does not exist.
     """
     specs: dict[str, Spec] = {}
     errors: list[Wrong] = []
@@ -64,7 +66,7 @@ def load(paths: Sequence[Path], most: int = 256_000) -> Loaded:
     for path in dict.fromkeys(files_of(paths)):
         file = str(path)
         try:
-            spec, node = _read_spec(path, most)
+            spec, node = _read_spec(path)
         except _InvalidFile as invalid:
             errors += invalid.wrong
             continue
@@ -127,15 +129,13 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-def _read_spec(path: Path, most: int) -> tuple[Spec, yaml.Node]:
+def _read_spec(path: Path) -> tuple[Spec, yaml.Node]:
     file = str(path)
     try:
         with path.open("rb") as stream:
-            raw = stream.read(most + 1)
-        if len(raw) > most:
-            raise _InvalidFile(
-                [Wrong(file, 0, f"it has more than {most} bytes (agents.file_bytes)")]
-            )
+            raw = stream.read(_MAX_FILE_BYTES + 1)
+        if len(raw) > _MAX_FILE_BYTES:
+            raise _InvalidFile([Wrong(file, 0, f"it has more than {_MAX_FILE_BYTES:,} bytes")])
         node, data = _parse(file, raw.decode("utf-8"))
     except OSError as error:
         raise _InvalidFile([Wrong(file, 0, error.strerror or str(error))]) from error

@@ -24,6 +24,7 @@ from moothall.errors import ConfigurationError
 
 log = telemetry.get_logger(__name__)
 
+MAX_BODY_BYTES = 4_000_000
 _BACKLOG = 1024
 _NO_LOGS = logging.CRITICAL + 1
 _DRAIN_POLL_SECONDS = 0.02
@@ -35,7 +36,8 @@ _CLEANUP_SECONDS = 5.0
 class ServerLimits:
     """Limits for connections. `head_seconds` counts from the connection's start, or the first byte
     after a response, to the end of a request's head. `keep_seconds` is the idle time after a
-    response. `stall_seconds` is how long a client may read nothing of a response.
+    response. `stall_seconds` is how long a client may read nothing of a response. Applications
+    limit bodies by `body_bytes` and `body_seconds`.
     """
 
     connections: int = 100
@@ -44,6 +46,8 @@ class ServerLimits:
     keep_seconds: float = 75.0
     stall_seconds: float = 60.0
     grace_seconds: float = 1.0
+    body_bytes: int = MAX_BODY_BYTES
+    body_seconds: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,20 @@ _STOP_SECONDS = 1.0
 """Time to send the last responses."""
 _KEEPALIVE_SECONDS = 30.0
 """A silent connection is pinged after this time."""
+MAX_MESSAGE_BYTES = 4_000_000
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Responses may be long (diffs of many seats); the client sets its own limit.
+    ("grpc.max_send_message_length", -1),
+    # Detect callers that vanished, so that their deliberations are cancelled.
+    ("grpc.keepalive_time_ms", int(_KEEPALIVE_SECONDS * 1000)),
+    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    # Callers that wait for long may ping too.
+    ("grpc.http2.min_ping_interval_without_data_ms", _PING_INTERVAL_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Two servers on one port would share the calls between them.
+    ("grpc.so_reuseport", 0),
+]
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -260,7 +274,6 @@ class Server:
 @asynccontextmanager
 async def grpc_server(
     settings: config.GrpcSettings,
-    limits: config.LimitSettings,
     dependencies: ApiDependencies,
     bearers: BearerTokens,
     leave_seconds: float = 0.0,
@@ -277,7 +290,7 @@ async def grpc_server(
         # The first interceptor sees a call first: nothing is answered, not even with an error,
         # before the caller is authenticated.
         interceptors=(IdentityInterceptor(bearers), calls),
-        options=_options(limits),
+        options=_OPTIONS,
         maximum_concurrent_rpcs=settings.calls,
     )
     services = services_of(dependencies)
@@ -312,22 +325,6 @@ async def grpc_server(
 
 def _address(host: str, port: int) -> str:
     return f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _options(limits: config.LimitSettings) -> list[tuple[str, int]]:
-    return [
-        ("grpc.max_receive_message_length", limits.message_bytes),
-        # Responses may be long (diffs of many seats); the client sets its own limit.
-        ("grpc.max_send_message_length", -1),
-        # Detect callers that vanished, so that their deliberations are cancelled.
-        ("grpc.keepalive_time_ms", int(_KEEPALIVE_SECONDS * 1000)),
-        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-        # Callers that wait for long may ping too.
-        ("grpc.http2.min_ping_interval_without_data_ms", _PING_INTERVAL_MS),
-        ("grpc.keepalive_permit_without_calls", 1),
-        # Two servers on one port would share the calls between them.
-        ("grpc.so_reuseport", 0),
-    ]
 
 
 def _credentials(settings: config.GrpcSettings) -> grpc.ServerCredentials | None:

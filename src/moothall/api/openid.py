@@ -40,6 +40,7 @@ _ALGORITHMS = ("RS256", "PS256", "ES256", "EdDSA")
 _KEY_TYPES = frozenset({"RSA", "EC", "OKP"})
 _ACCESS_TOKEN_TYPES = frozenset({"", "jwt", "at+jwt", "application/at+jwt"})
 _ACCESS_TOKEN_CLAIMS = ("exp", "iss", "aud")
+_REQUEST_SECONDS = 10.0
 _LEEWAY_SECONDS = 60
 _KEY_FETCH_SECONDS = 30.0
 """The minimum time between two fetches of the keys, however many tokens name unknown ones."""
@@ -226,7 +227,7 @@ class Issuer:
         """Return status and JSON document. Redirects are not followed."""
         import aiohttp
 
-        limit = aiohttp.ClientTimeout(total=self.settings.seconds)
+        limit = aiohttp.ClientTimeout(total=_REQUEST_SECONDS)
         request_headers = {"Accept": "application/json", **(headers or {})}
         try:
             async with (

@@ -45,6 +45,22 @@ _HEALTH_TIMEOUT_SECONDS, _HEALTH_INTERVAL_SECONDS = 2.0, 5.0
 _BREAKER_CALLS = 2
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteAgentLimits:
+    """Limits of calls to remote agents.
+
+    max_chars: the length of one streamed answer. retry_seconds: the delay before the next replica
+    is called; it doubles. breaker_seconds: how long a replica with two failures is not called.
+    """
+
+    max_chars: int = 1_000_000
+    retry_seconds: float = 0.5
+    breaker_seconds: float = 30.0
+
+
+_LIMITS = RemoteAgentLimits()
+
+
 @dataclass(slots=True)
 class _Replica:
     """A replica of an agent. `free_share` is the free share of its task capacity, from its last
@@ -71,16 +87,20 @@ class RemoteAgent:
     """
 
     def __init__(
-        self, endpoint: str, stubs: Sequence[tuple[str, Any]], token: str, settings: AgentSettings
+        self,
+        endpoint: str,
+        stubs: Sequence[tuple[str, Any]],
+        token: str,
+        limits: RemoteAgentLimits = _LIMITS,
     ) -> None:
         self._endpoint = endpoint
         self._replicas = [
-            _Replica(target, stub, query_breaker(_BREAKER_CALLS, settings.breaker_seconds))
+            _Replica(target, stub, query_breaker(_BREAKER_CALLS, limits.breaker_seconds))
             for target, stub in stubs
         ]
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
-        self._retry_pause_seconds = settings.endpoint_pause_seconds
-        self._max_chars = settings.endpoint_chars
+        self._retry_pause_seconds = limits.retry_seconds
+        self._max_chars = limits.max_chars
 
     async def reply_mode(self) -> ReplyMode:
         """Return "blocks": remote agents need no reply format."""
@@ -244,12 +264,12 @@ async def _read_stream(
     `ModelReplyInvalid` for more than `max_chars` characters.
     """
     response = pb.ExecuteTaskResponse(status=common.STATUS_CODE_ERROR)
-    has_status = False
+    has_status, limit = False, max_chars
     async for update in updates:
         max_chars -= len(update.delta) + len(update.message)
         if max_chars < 0:
             raise ModelReplyInvalid(
-                "the answer of the remote agent is too long (agents.endpoint_chars)"
+                f"the answer of the remote agent has more than {limit:,} characters"
             )
         if update.delta and on_text is not None:
             on_text(update.delta)
@@ -300,7 +320,9 @@ def _reply(response: pb.ExecuteTaskResponse, endpoint: str, duration_ms: int) ->
 
 
 @asynccontextmanager
-async def open_remote_agents(settings: AgentSettings) -> AsyncIterator[dict[str, RemoteAgent]]:
+async def open_remote_agents(
+    settings: AgentSettings, limits: RemoteAgentLimits = _LIMITS
+) -> AsyncIterator[dict[str, RemoteAgent]]:
     """Connect to the remote agents that the settings allow. Yields them by endpoint. Raises
     `ConfigurationError`.
     """
@@ -321,5 +343,5 @@ async def open_remote_agents(settings: AgentSettings) -> AsyncIterator[dict[str,
                     await open_channel(target, settings.endpoint_ca)
                 )
                 stubs.append((target, pb_grpc.AgentServiceStub(channel)))
-            agents[endpoint] = RemoteAgent(endpoint, stubs, token, settings)
+            agents[endpoint] = RemoteAgent(endpoint, stubs, token, limits)
         yield agents

@@ -48,6 +48,8 @@ _FIELDS = {
 }
 """The events that are sent, with the fields of their data."""
 _RETRY_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 60.0
+_ATTEMPT_SECONDS = 10.0
+_MAX_ATTEMPTS = 8
 _SUCCESS_STATUSES = range(200, 300)
 
 
@@ -62,12 +64,13 @@ class Webhooks:
         settings: Settings,
         session: aiohttp.ClientSession,
         *,
+        max_attempts: int = _MAX_ATTEMPTS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._bus = bus
         self._url = settings.url or ""
         self._secret = settings.secret.get_secret_value().encode() if settings.secret else b""
-        self._max_attempts = settings.tries
+        self._max_attempts = max_attempts
         self._session = session
         self._sleep = sleep
 
@@ -157,9 +160,11 @@ def payload(recorded: Recorded) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def open_webhooks(bus: Bus, settings: Settings) -> AsyncIterator[Webhooks]:
+async def open_webhooks(
+    bus: Bus, settings: Settings, max_attempts: int = _MAX_ATTEMPTS
+) -> AsyncIterator[Webhooks]:
     """Open the HTTP session. Raises `ConfigurationError` for a URL without encryption."""
     check_address("webhook.url", settings.url or "")
-    limit = aiohttp.ClientTimeout(total=settings.seconds)
+    limit = aiohttp.ClientTimeout(total=_ATTEMPT_SECONDS)
     async with aiohttp.ClientSession(timeout=limit, cookie_jar=aiohttp.DummyCookieJar()) as session:
-        yield Webhooks(bus, settings, session)
+        yield Webhooks(bus, settings, session, max_attempts=max_attempts)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from moothall import telemetry
 from moothall.api.access_tokens import AccessTokens
+from moothall.api.asgi import ServerLimits
 from moothall.api.bundles import BUCKET as BUNDLES
 from moothall.api.bundles import Bundles
 from moothall.api.dependencies import ApiDependencies
@@ -182,9 +183,7 @@ async def open_apis(
         bearers = await _open_bearers(settings)
         http = await stack.enter_async_context(_serve_http(settings, dependencies, bearers))
         server = await stack.enter_async_context(
-            grpc_server(
-                settings.grpc, settings.limits, dependencies, bearers, settings.serve.leave_seconds
-            )
+            grpc_server(settings.grpc, dependencies, bearers, settings.serve.leave_seconds)
         )
         yield ListeningPorts(server.port, http.port, metrics, http.link)
 
@@ -212,7 +211,7 @@ async def _start_background_work(
     bus = inputs.bus
     if "collector" in inputs.roles:
         log_check = beside(
-            watch_log(settings.data_dir, settings.bus.check_seconds, bus, report_progress),
+            watch_log(settings.data_dir, bus, report_progress),
             "log-check",
         )
         await enter_beside(stack, log_check)
@@ -348,6 +347,7 @@ async def _serve_http(
         configured=configured,
         accounts=users,
         provider=provider,
+        limits=ServerLimits(grace_seconds=settings.grpc.grace_seconds),
     ) as served:
         yield served
 
@@ -367,11 +367,7 @@ async def send_webhooks(settings: Settings, bus: Bus) -> AsyncIterator[None]:
         async def send() -> None:
             await webhooks.deliver_events((await bus.state(EVENTS.name)).last_seq)
 
-        work = (
-            send()
-            if settings.bus.url is None
-            else lease_of(settings.serve, bus, "webhook").lead(send)
-        )
+        work = send() if settings.bus.url is None else lease_of(bus, "webhook").lead(send)
         async with beside(work, "webhook"):
             yield
 
@@ -394,7 +390,7 @@ async def serve_metrics(
     def update_active_count() -> None:
         metrics.COLLECTOR_UNDER_WAY.set(count_active())
 
-    reports = aggregation.Reports(settings.report_seconds)
+    reports = aggregation.Reports(aggregation.REPORT_SECONDS)
 
     async def listen() -> None:
         async for data in bus.signals(Channel.FIGURES.all):

@@ -26,7 +26,7 @@ from typing import get_args
 from moothall import telemetry
 from moothall.app import data_dir_lock
 from moothall.config import BusSettings, Settings
-from moothall.config.services import Duty, ServeSettings
+from moothall.config.services import Duty
 from moothall.domain.causation import request_event_id
 from moothall.domain.codec import load
 from moothall.domain.event import EventType
@@ -50,6 +50,10 @@ _NEEDED = frozenset({"collector", "hosts"})
 """Roles that a server needs if no other process can reach its bus."""
 _ATTACH_SECONDS, _POLL_SECONDS, _REPLY_SECONDS = 300.0, 0.1, 1.0
 _MAX_SHOWN = 100
+_LOG_CHECK_SECONDS = 3600.0
+"""How often the whole log is read to detect lost messages."""
+_LEASE_SECONDS = 6.0
+"""How long the holder of a lease may be silent until another process replaces it."""
 
 
 @asynccontextmanager
@@ -145,9 +149,7 @@ async def hosts_on(bus: Bus) -> Sequence[HostState]:
         )
 
 
-async def watch_log(
-    data_dir: Path, every_seconds: float, bus: Bus, report_progress: ReportProgress
-) -> None:
+async def watch_log(data_dir: Path, bus: Bus, report_progress: ReportProgress) -> None:
     """Check the log at once and periodically, until cancelled. Report and log faults, and mark the
     deliberations concerned.
     """
@@ -167,7 +169,7 @@ async def watch_log(
             await mark_damaged(bus, report)
         except (MoothallError, OSError) as error:
             log.warning("the log could not be checked", reason=str(error))
-        await asyncio.sleep(every_seconds)
+        await asyncio.sleep(_LOG_CHECK_SECONDS)
 
 
 async def check_log_end(data_dir: Path, bus: Bus) -> LogReport:
@@ -271,13 +273,13 @@ def instance(settings: Settings, stack: ExitStack) -> str:
     return f"{disk_of(settings.data_dir)}-{number}"
 
 
-def lease_of(serve: ServeSettings, bus: Bus, name: str) -> Lease:
+def lease_of(bus: Bus, name: str) -> Lease:
     """Return the lease of work that one process does at a time."""
-    return Lease(bus.bucket(BUCKET), name, serve.lease_seconds)
+    return Lease(bus.bucket(BUCKET), name, _LEASE_SECONDS)
 
 
 def alone(settings: Settings, bus: Bus, name: str) -> AbstractAsyncContextManager[None]:
     """Wait until no other process does the work `name`, and exclude others meanwhile. Returns at
     once with an embedded bus, which has no other processes.
     """
-    return nullcontext() if settings.bus.url is None else lease_of(settings.serve, bus, name).wait()
+    return nullcontext() if settings.bus.url is None else lease_of(bus, name).wait()

@@ -26,7 +26,7 @@ from moothall.errors import BusUnavailable, ConfigurationError, GraphUnavailable
 from moothall.events.lease import Lease
 from moothall.events.raw_store import StreamState
 from moothall.events.registry import EVENTS
-from moothall.graph.projector import Projector
+from moothall.graph.projector import BATCH_EVENTS, Projector
 from moothall.graph.remote import BusGraphClient, SocketGraphClient, serve_bus, serve_socket
 from moothall.graph.store import CypherGraph
 from moothall.telemetry import get_logger
@@ -140,7 +140,7 @@ async def open_in_turns(settings: Settings, bus: Bus, *, at_once: bool) -> Async
     """Open the graph, and project the log into it while no other process on this bus does. An
     embedded graph that falls behind reads on in the log.
     """
-    lease = lease_of(settings.serve, bus, "graph")
+    lease = lease_of(bus, "graph")
     async with (
         open_graph(settings.graph, settings.data_dir, at_once=at_once) as graph,
         AsyncExitStack() as stack,
@@ -169,7 +169,7 @@ async def open_writer(
     """Open the graph, project the log into it in the background, and let other commands on this
     data directory query it.
 
-    `drain`: at the end the graph gets `graph.drain_seconds` to catch up, and a long wait is
+    `drain`: at the end the graph gets 10 seconds to catch up, and a long wait is
     reported to this function. The next start projects the rest.
     """
     async with (
@@ -231,7 +231,11 @@ class RebuildReport:
 
 
 async def rebuild(
-    settings: Settings, on_batch: Callable[[int, int], None], *, lossy: bool = False
+    settings: Settings,
+    on_batch: Callable[[int, int], None],
+    *,
+    lossy: bool = False,
+    batch_size: int = BATCH_EVENTS,
 ) -> RebuildReport:
     """Empty the graph and replay the log. `on_batch` receives the seq and the end of the log.
 
@@ -259,7 +263,7 @@ async def rebuild(
                 "run this again"
             )
         graph = await stack.enter_async_context(open_graph(settings.graph, settings.data_dir))
-        projector = Projector(bus, graph, settings.graph)
+        projector = Projector(bus, graph, settings.graph, batch_size=batch_size)
         await projector.catch_up(state.last_seq)
         before = tuple([line async for line in graph.dump()])
         await graph.clear()
@@ -297,7 +301,7 @@ async def _may_write(settings: Settings, bus: Bus, stack: AsyncExitStack) -> boo
     """
     if settings.bus.url is None or settings.graph.url is None:
         return True
-    return await stack.enter_async_context(lease_of(settings.serve, bus, "graph").try_acquire())
+    return await stack.enter_async_context(lease_of(bus, "graph").try_acquire())
 
 
 @asynccontextmanager

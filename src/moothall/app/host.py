@@ -308,7 +308,7 @@ async def report_metrics(settings: MetricsSettings, bus: Bus, name: str) -> Asyn
     with aggregation.watch():
         async with asyncio.TaskGroup() as group:
             reporting = group.create_task(
-                aggregation.report(bus.signal, name, settings.report_seconds), name="figures"
+                aggregation.report(bus.signal, name, aggregation.REPORT_SECONDS), name="figures"
             )
             try:
                 yield

@@ -35,6 +35,8 @@ from moothall.tools.wasm_tools import read_tools
 
 _GRACE_SECONDS = 60.0
 _MAX_TENANTS = 1000
+_DECISION_SECONDS = 60.0
+"""How long a decision of the policy is cached."""
 
 
 @asynccontextmanager
@@ -140,7 +142,7 @@ async def open_policy(guard: GuardSettings) -> AsyncIterator[Policy]:
 
         token = guard.policy_token.get_secret_value() if guard.policy_token else ""
         async with opa(guard.policy_url, seconds=guard.policy_seconds, token=token) as server:
-            yield Policy(guard.policy, server.decide, keep_seconds=guard.policy_cache_seconds)
+            yield Policy(guard.policy, server.decide, keep_seconds=_DECISION_SECONDS)
         return
     from moothall.policy.opa import Rego
 
@@ -150,7 +152,7 @@ async def open_policy(guard: GuardSettings) -> AsyncIterator[Policy]:
     # Not created in another thread, because an engine belongs to the thread that creates it.
     engine = Rego(folder)
     try:
-        yield Policy(guard.policy, engine.decide, keep_seconds=guard.policy_cache_seconds)
+        yield Policy(guard.policy, engine.decide, keep_seconds=_DECISION_SECONDS)
     finally:
         engine.close()
 
@@ -172,12 +174,11 @@ async def audit_log(
     async with AsyncExitStack() as stack:
         if settings.guard.audit_exporter == "otlp":
             from moothall.telemetry.log_export import open_sender
+            from moothall.telemetry.recording import EXPORT_INTERVAL_SECONDS, EXPORT_SECONDS
 
             sender = stack.enter_context(open_sender(settings.trace, writer))
-            shipper = AuditShipper(settings.data_dir, sender.send, settings.trace.delay_seconds)
-            await stack.enter_async_context(
-                shipping(shipper, sender.close, settings.trace.timeout_seconds)
-            )
+            shipper = AuditShipper(settings.data_dir, sender.send, EXPORT_INTERVAL_SECONDS)
+            await stack.enter_async_context(shipping(shipper, sender.close, EXPORT_SECONDS))
         yield await stack.enter_async_context(
             AuditLog(
                 settings.data_dir,

@@ -533,9 +533,7 @@ async def model_url(
 
 def collector_of(settings: Settings, bus: Bus, repositories: Repositories) -> Collector:
     """Return a collector that decides, in turns with others on the same bus."""
-    return Collector(
-        bus, repositories, settings.limits, lock=functools.partial(alone, settings, bus)
-    )
+    return Collector(bus, repositories, lock=functools.partial(alone, settings, bus))
 
 
 class CollectorRole:

@@ -13,7 +13,7 @@ from typing import Literal
 from cachetools import LRUCache
 
 from moothall.authorization.call_context import CallContext
-from moothall.config import GuardSettings
+from moothall.authorization.limits import GATEWAY_LIMITS, GatewayLimits
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType
 from moothall.domain.ids import TaskKey
@@ -49,7 +49,9 @@ class Alerts:
     Nothing here awaits.
     """
 
-    def __init__(self, limits: GuardSettings, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, limits: GatewayLimits = GATEWAY_LIMITS, clock: Callable[[], float] = monotonic
+    ) -> None:
         self._limits = limits
         self._clock = clock
         self._windows: LRUCache[tuple[str, ...], deque[float]] = LRUCache(_MAX_WINDOWS)

@@ -33,6 +33,8 @@ from moothall.authorization.checks import (
     with_token,
 )
 from moothall.authorization.limits import (
+    GATEWAY_LIMITS,
+    GatewayLimits,
     book_time,
     check_limits,
     check_spending,
@@ -68,19 +70,20 @@ class ToolGateway:
 
     def __init__(
         self,
-        limits: GuardSettings,
+        settings: GuardSettings,
         audit: AuditLog,
         publish: Publish,
         rules: Rules | None = None,
         *,
         source: str = "host",
+        limits: GatewayLimits = GATEWAY_LIMITS,
     ) -> None:
         self._rules = rules or Rules()
         self._rates = Rates()
-        self._breakers = ToolCircuits(limits.breaker_failures, limits.breaker_seconds)
+        self._breakers = ToolCircuits(limits.breaker_failures, settings.breaker_seconds)
         self._cache = ResultCache(_CACHE_BYTES)
         self._alerts = Alerts(limits)
-        self._limits = limits
+        self._settings, self._limits = settings, limits
         self._audit = audit
         self._publish_event = publish
         self._source = source
@@ -173,12 +176,12 @@ class ToolGateway:
         try:
             checked = await self._admit(context, call, entry)
             key = scope_of(context, checked.spec)
-            own_limit = min(checked.spec.timeout_seconds, self._limits.call_seconds)
+            own_limit = min(checked.spec.timeout_seconds, self._settings.call_seconds)
             has_full_time = self._seconds_allowed(context, call, checked) >= own_limit
             with self._breakers.watching(
                 key, checked.spec, has_full_time=has_full_time
             ) as report_status:
-                check_spending(context.ledger, context.meter, self._limits)
+                check_spending(context.ledger, context.meter, self._settings)
                 result = await self._run(context, call, checked)
                 report_status(result.status)
         except Stopped as stopped:
@@ -211,7 +214,7 @@ class ToolGateway:
                 replace(entry, phase="approved", approved_by=approval.approver)
             )
         await check_rate(self._rates, rules.rates, context, checked.spec)
-        check_limits(context.meter, self._limits)
+        check_limits(context.meter, self._limits.seat_in_flight)
         return checked
 
     async def _record_approval(self, entry: AuditEntry) -> None:
@@ -224,7 +227,7 @@ class ToolGateway:
         allowed = self._seconds_allowed(context, call, checked)
         if allowed <= 0:
             raise Stopped(ToolStatus.TIMEOUT, "the deadline was over before the tool could start")
-        with reserve(context.meter, self._limits, allowed) as seconds:
+        with reserve(context.meter, self._settings, allowed) as seconds:
             key = ""
             if checked.spec.cache_seconds > 0:
                 key = cache_key(
@@ -292,7 +295,7 @@ class ToolGateway:
         return min(
             until.total_seconds(),
             checked.spec.call_seconds(checked.arguments),
-            self._limits.call_seconds,
+            self._settings.call_seconds,
         )
 
     def _sanitize_result(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -21,11 +22,41 @@ _MAX_DEPTH = 20
 _MAX_NAME_CHARS = 100
 
 
-def check_limits(meter: Meter, limits: GuardSettings) -> None:
-    """Raise `Stopped` if the seat may not start another call now."""
-    if meter.in_flight >= limits.seat_in_flight:
+@dataclass(frozen=True, slots=True)
+class GatewayLimits:
+    """The limits of one gateway that are not settings.
+
+    calls_in_flight: concurrent calls of all seats; further ones wait. seat_in_flight: those of one
+    seat; further ones are refused. grace_seconds: how long a workspace may take to end a call
+    itself after its deadline. argument_bytes: arguments of one call, as JSON. result_bytes,
+    event_bytes: the output of a call that the seat gets, and that its event has; more is truncated.
+    breaker_failures: consecutive failures of a tool that open its circuit breaker. alert_denials,
+    alert_escapes: denied calls, and attempts to escape a sandbox, of one principal or task within
+    alert_seconds that raise an alert.
+    """
+
+    calls_in_flight: int = 32
+    seat_in_flight: int = 4
+    grace_seconds: float = 8.0
+    argument_bytes: int = 1_000_000
+    result_bytes: int = 60_000
+    event_bytes: int = 16_000
+    breaker_failures: int = 5
+    alert_denials: int = 20
+    alert_escapes: int = 3
+    alert_seconds: float = 60.0
+
+
+GATEWAY_LIMITS = GatewayLimits()
+
+
+def check_limits(meter: Meter, seat_in_flight: int) -> None:
+    """Raise `Stopped` if the seat, which may have `seat_in_flight` concurrent calls, may not start
+    another one now.
+    """
+    if meter.in_flight >= seat_in_flight:
         reason = (
-            f"{meter.in_flight} of your calls are still running and {limits.seat_in_flight} may; "
+            f"{meter.in_flight} of your calls are still running and {seat_in_flight} may; "
             "wait for one to end"
         )
         raise Stopped(ToolStatus.RATE_LIMITED, reason)

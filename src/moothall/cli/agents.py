@@ -196,7 +196,7 @@ def _load(settings: Settings, paths: Sequence[Path]) -> Loaded:
     from moothall.agents.runner import request_of
 
     loaded, max_seconds = (
-        load(paths or (Path("agents"),), settings.agents.file_bytes),
+        load(paths or (Path("agents"),)),
         int(settings.limits.deliberation_seconds),
     )
     problems, notes = list(loaded.wrong), list(loaded.kept)

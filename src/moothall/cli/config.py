@@ -21,7 +21,7 @@ def config(context: click.Context, as_json: bool) -> None:  # noqa: FBT001 - a f
     """Print the effective settings and the file that they come from; secrets are redacted.
 
     A setting of the environment (MOOTHALL_LLM__MODEL) goes before the file ([llm] model = …), that
-    before the default.
+    before the default. A secret can be in a file: MOOTHALL_LLM__API_KEY_FILE, or api_key_file.
     """
     settings = settings_of(context)
     values = settings.model_dump(mode="json")

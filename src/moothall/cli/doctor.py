@@ -22,7 +22,7 @@ from moothall.cli.text import plain
 from moothall.config import LlmSettings, RaySettings, SandboxSettings, Settings
 from moothall.config.models import DEFAULT
 from moothall.deliberation.model_texts import describe_reply, price_text, window_text
-from moothall.domain.code import CodeBlock
+from moothall.domain.code import PYTHON_WINDOW, CodeBlock
 from moothall.domain.fleet import HostState
 from moothall.domain.status import Finding
 from moothall.domain.tool import ToolResult, ToolStatus
@@ -256,11 +256,11 @@ async def _python(settings: Settings, make: CreateExecutor | None = None) -> Fin
             detail=str(error),
             mend="set MOOTHALL_RUNNER__ENABLED=false to go without",
         )
-    offered = settings.llm.assumed_window >= settings.runner.offer_from_tokens
+    offered = settings.llm.assumed_window >= PYTHON_WINDOW
     offer_text = (
         "offered in prompts"
         if offered
-        else f"not offered: the window is below {settings.runner.offer_from_tokens} tokens"
+        else f"not offered: the window is below {PYTHON_WINDOW} tokens"
     )
     return Finding("python blocks", ok=True, detail=f"{detail}; {offer_text}")
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from cachetools import FIFOCache
 
@@ -37,7 +37,6 @@ from moothall.collector.records import (
     replay_state,
     with_log_time,
 )
-from moothall.config import LimitSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.ids import TaskKey, check_task_key
@@ -110,7 +109,6 @@ class Collector:
         self,
         bus: Bus,
         repositories: Repositories,
-        limits: LimitSettings,
         *,
         lock: Callable[[str], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
         tick_seconds: float = 1.0,
@@ -118,8 +116,6 @@ class Collector:
     ) -> None:
         self._bus = bus
         self._repositories = repositories
-        self._quorum = limits.quorum
-        self._grace = timedelta(seconds=limits.grace_seconds)
         self._lock = lock
         self._tick_seconds = tick_seconds
         self._clock = clock
@@ -283,7 +279,7 @@ class Collector:
         return self._active.get(task_key)
 
     async def _update(self, active: _ActiveDeliberation) -> None:
-        if active.state.decided is not None or is_ready(active.state, self._clock(), self._grace):
+        if active.state.decided is not None or is_ready(active.state, self._clock()):
             await self._decide_once(active)
         else:
             await self._publish_status(active)
@@ -344,10 +340,10 @@ class Collector:
         if state.decided is not None:
             await self._publish_outcome(active, state.decided.value)
             return
-        if not is_ready(state, self._clock(), self._grace):
+        if not is_ready(state, self._clock()):
             return  # it was paused in the meantime
         deliberation = state.requested.value
-        outcome = decide(state, quorum=self._quorum, grace=self._grace)
+        outcome = decide(state)
         if outcome.winner_id and outcome.final_state == "committed":
             outcome = await deliver(self._repositories, deliberation, outcome)
         if (
@@ -442,7 +438,7 @@ class Collector:
                 # If a decided deliberation is still in memory, its outcome could not be published,
                 # and its event has been acked.
                 if not active.decision_lock.locked() and (
-                    active.state.decided is not None or is_ready(active.state, now, self._grace)
+                    active.state.decided is not None or is_ready(active.state, now)
                 ):
                     group.create_task(self._try_decide(active), name=f"decide-{task_key}")
 

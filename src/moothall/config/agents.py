@@ -13,7 +13,6 @@ class AgentSettings(Section):
     """Agents: queries of other orchestrators, and runs of `moothall agents run`."""
 
     at_once: int = Field(4, ge=1, le=1000, description="concurrent agents of one run of specs")
-    file_bytes: int = Field(256_000, ge=1000, description="maximum size of a spec file")
     tasks: int = Field(
         64, ge=1, description="running queries of one tenant; further ones are refused"
     )
@@ -28,14 +27,6 @@ class AgentSettings(Section):
     )
     timeout_seconds: float = Field(
         900.0, gt=0, description="maximum duration of a query, whatever its caller requests"
-    )
-    breaker_calls: int = Field(
-        20,
-        ge=1,
-        description="last queries of one tenant; if half of them failed, the circuit breaker opens",
-    )
-    breaker_seconds: float = Field(
-        30.0, gt=0, description="the window, and how long an open circuit breaker refuses queries"
     )
     session_seconds: int = Field(
         1800,
@@ -60,10 +51,4 @@ class AgentSettings(Section):
         None,
         description="the certificate authority of their certificates; default: those of this "
         "machine",
-    )
-    endpoint_chars: int = Field(
-        1_000_000, ge=1000, description="maximum length of one streamed answer of a remote agent"
-    )
-    endpoint_pause_seconds: float = Field(
-        0.5, gt=0, description="delay before the next replica is called; doubles"
     )

@@ -6,13 +6,13 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import platformdirs
 from pydantic import BaseModel
 
+from moothall.config.unknown import describe_unknown
 from moothall.errors import ConfigurationError
 
 _HEADER = re.compile(r"\s*\[+\s*([^\[\]]+?)\s*\]+\s*(?:#.*)?")
@@ -77,10 +77,7 @@ def describe_unknown_key(settings: type[BaseModel], keys: Sequence[str]) -> str:
                 model.model_fields[key].annotation if model and key in model.model_fields else None
             )
         model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-    matches = get_close_matches(keys[-1], model.model_fields, n=1) if model else []
-    return "is not a setting; " + (
-        f"did you mean {matches[0]}?" if matches else "`moothall config` lists all"
-    )
+    return describe_unknown(keys, keys[-1], model.model_fields if model else ())
 
 
 def _split_key(dotted: str) -> list[str]:

@@ -44,9 +44,6 @@ class ForgeSettings(Section):
     )
     poll_seconds: float = Field(60.0, gt=0, description="how often the forge is polled for changes")
     at_once: int = Field(2, ge=1, le=100, description="issues that are worked on concurrently")
-    call_seconds: float = Field(
-        30.0, gt=0, description="maximum duration of one request to the forge"
-    )
     webhook_host: str = Field("127.0.0.1", description="address to listen on for webhooks")
     webhook_port: int | None = Field(
         None,
@@ -57,9 +54,6 @@ class ForgeSettings(Section):
     )
     webhook_secret: SecretStr | None = Field(
         None, description="secret that the forge signs webhooks with; unsigned webhooks are refused"
-    )
-    webhook_secret_file: Path | None = Field(
-        None, description="file that contains `webhook_secret`"
     )
 
     @field_validator("repositories")
@@ -88,14 +82,6 @@ class WebhookSettings(Section):
     )
     secret: SecretStr | None = Field(
         None, description="secret to sign the body with: in a file, or in MOOTHALL_WEBHOOK__SECRET"
-    )
-    secret_file: Path | None = Field(None, description="file that contains `secret`")
-    seconds: float = Field(10.0, gt=0, description="maximum duration of one attempt")
-    tries: int = Field(
-        8,
-        ge=1,
-        description="attempts for one webhook, with growing pauses; then it is dropped. Later "
-        "webhooks wait for it",
     )
 
     @model_validator(mode="after")

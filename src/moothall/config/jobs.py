@@ -44,7 +44,6 @@ class JobSettings(Section):
         description="links.json of `moothall bus keys`: each link gets credentials for only its "
         "two subjects; empty: the bus's own credentials",
     )
-    link_keys_file: Path | None = Field(None, description="file that contains `link_keys`")
     context: str = Field(
         "",
         description="context of the kubeconfig; empty: the pod's service account, else the "

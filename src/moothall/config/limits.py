@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr
 
 from moothall.config.section import Section
-
-REMOVED_LIMITS = frozenset(
-    {
-        "counter_proofs",
-        "counter_cases",
-        "apart_seconds",
-        "inputs",
-        "inputs_seconds",
-        "inputs_tokens",
-    }
-)
-"""Limits of earlier versions. They are ignored if files and environments still contain them."""
 
 
 class LimitSettings(Section):
     """Limits of requests, deliberations and seats."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_removed(cls, data: Any) -> Any:
-        return (
-            {key: value for key, value in data.items() if key not in REMOVED_LIMITS}
-            if isinstance(data, Mapping)
-            else data
-        )
 
     agents: int = Field(16, ge=1, description="maximum number of seats of a council")
     rounds: int = Field(8, ge=0, description="maximum rounds of review and revision of a request")
@@ -70,17 +48,6 @@ class LimitSettings(Section):
         ge=1,
         description="attempts of a seat that makes no progress, including the first",
     )
-    stuck_turns: int = Field(
-        3,
-        ge=2,
-        description="changes with the same failed tests after which a seat starts a new attempt",
-    )
-    own_check_seconds: float = Field(
-        10.0,
-        ge=0,
-        description="after each change, a seat runs the whole suite if it took no longer than "
-        "this on the base; otherwise only related tests",
-    )
     patience: float = Field(
         1.0,
         ge=0,
@@ -93,23 +60,9 @@ class LimitSettings(Section):
         description="if no proposal is reproduced or proven, seats propose once more, based on "
         "notes about the first proposals; auto: with the protocol tournament",
     )
-    quorum: float = Field(
-        0.5, gt=0, le=1, description="share of seats that is enough to decide at the deadline"
-    )
-    grace_seconds: float = Field(
-        10.0,
-        ge=0,
-        description="after this time beyond its deadline, a deliberation is decided with the "
-        "available answers",
-    )
-    message_bytes: int = Field(4_000_000, ge=10_000, description="maximum size of a gRPC message")
-    agent_chars: int = Field(
-        4000, ge=100, description="total length of capabilities and metadata of a registered agent"
-    )
     context_tokens: int = Field(
         2000, ge=100, description="size of the context from the graph for a seat or a caller"
     )
-    plan_tasks: int = Field(64, ge=1, description="tasks of one plan")
     architects: int = Field(
         default=3,
         ge=0,
@@ -161,12 +114,6 @@ class ToolSettings(Section):
 class GuardSettings(Section):
     """Limits, policy and audit of the tool gateway, and tool sessions of external callers."""
 
-    calls_in_flight: int = Field(
-        32, ge=1, description="concurrent tool calls of one gateway; further ones wait"
-    )
-    seat_in_flight: int = Field(
-        4, ge=1, description="concurrent tool calls of one seat; further ones are refused"
-    )
     seat_calls: int = Field(400, ge=1, description="tool calls of one seat")
     seat_seconds: float = Field(1200.0, gt=0, description="total running time of one seat's tools")
     call_seconds: float = Field(
@@ -174,26 +121,11 @@ class GuardSettings(Section):
         gt=0,
         description="maximum duration of one tool call; a tool's own limit may be lower",
     )
-    grace_seconds: float = Field(
-        8.0,
-        ge=0,
-        description="how long a workspace may take to end a call itself after its deadline",
-    )
-    argument_bytes: int = Field(
-        1_000_000, ge=1000, description="size of the arguments of one call, as JSON"
-    )
-    result_bytes: int = Field(
-        60_000, ge=1000, description="output of a call that the seat gets; more is truncated"
-    )
-    event_bytes: int = Field(
-        16_000, ge=1000, description="output of a call in its event; more is truncated"
-    )
     key: SecretStr | None = Field(
         None,
         description="signs capability tokens; the same on every machine; empty: a key in the "
         "data directory is created",
     )
-    key_file: Path | None = Field(None, description="file that contains `key`")
     token_seconds: float = Field(
         3600.0, ge=10, description="maximum lifetime of a capability token"
     )
@@ -212,14 +144,10 @@ class GuardSettings(Section):
         description="root of an OPA server that replaces the *.rego of guard.policies",
     )
     policy_token: SecretStr | None = Field(None, description="bearer token for the OPA server")
-    policy_token_file: Path | None = Field(None, description="file that contains `policy_token`")
     policy_seconds: float = Field(
         1.0,
         gt=0,
         description="how long the OPA server may take for one decision; a timeout is a deny",
-    )
-    policy_cache_seconds: float = Field(
-        60.0, ge=0, description="how long a policy decision is cached"
     )
     visits: int = Field(
         32, ge=1, description="workspaces that external callers may have open at a time"
@@ -231,9 +159,6 @@ class GuardSettings(Section):
     )
     approval_seconds: float = Field(
         900.0, ge=1, description="how long an operator's approval of a parked request is valid"
-    )
-    breaker_failures: int = Field(
-        5, ge=1, description="consecutive failures of a tool that open its circuit breaker"
     )
     breaker_seconds: float = Field(
         30.0,
@@ -250,19 +175,4 @@ class GuardSettings(Section):
         "off",
         description="otlp: each audit record is sent as an OpenTelemetry log record to "
         "trace.endpoint",
-    )
-    alert_denials: int = Field(
-        20,
-        ge=1,
-        description="denied calls of one principal or task within alert_seconds that raise an "
-        "alert",
-    )
-    alert_escapes: int = Field(
-        3,
-        ge=1,
-        description="attempts of one principal or task to escape a sandbox within alert_seconds "
-        "that raise an alert",
-    )
-    alert_seconds: float = Field(
-        60.0, gt=0, description="window in which denials and escapes are counted"
     )

@@ -59,7 +59,6 @@ class LlmSettings(Section):
     api_key: SecretStr | None = Field(
         None, description="key of the model server, sent as a bearer token"
     )
-    api_key_file: Path | None = Field(None, description="file that contains `api_key`")
     model_path: Path | None = Field(None, description="a GGUF file of your own for the local model")
     models_dir: Path | None = Field(
         None,
@@ -145,12 +144,6 @@ class LlmSettings(Section):
         description="completion tokens of a call; 0: a quarter of the window, at most 32,768; "
         "for the local model 1,024",
     )
-    function_tokens: int = Field(
-        512,
-        ge=16,
-        description="completion tokens of a call that asks for one function, if its file is not "
-        "longer",
-    )
     function_turns: int = Field(
         1,
         ge=1,
@@ -172,7 +165,6 @@ class LlmSettings(Section):
     concurrency: int = Field(
         256, ge=1, description="concurrent calls to one server, which queues what it cannot start"
     )
-    connect_seconds: float = Field(5.0, gt=0, description="maximum time to connect to the server")
     wait_seconds: float = Field(
         0.0,
         ge=0,
@@ -192,14 +184,8 @@ class LlmSettings(Section):
     retries: int = Field(
         8,
         ge=0,
-        description="with the delays below about a minute, enough for a restart of the model "
-        "server",
+        description="with growing delays about a minute, enough for a restart of the model server",
     )
-    retry_seconds: float = Field(0.5, gt=0, description="first delay; doubles, at most 30")
-    max_reply_bytes: int = Field(
-        4_000_000, ge=1024, description="maximum size of one reply; longer ones are refused"
-    )
-    local_threads: int = Field(0, ge=0, description="0: cores - 1, at least 1")
     local_slots: int = Field(3, ge=1, description="concurrent calls of the local model")
 
     @field_validator("max_tokens", "context_tokens")

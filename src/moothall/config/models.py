@@ -18,7 +18,6 @@ SERVER_FIELDS = frozenset(
         "replicas",
         "model",
         "api_key",
-        "api_key_file",
         "api",
         "price_in",
         "price_out",

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, SecretStr, model_validator
 
 
 class Section(BaseModel):
-    """A frozen section of the settings without unknown keys. Secrets can also be in files."""
+    """A frozen section of the settings without unknown keys. Each secret `name` can also be in a
+    file, whose path is the key `name_file`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _read_secret_files(cls, data: Any) -> Any:
-        """Read a secret from the file in `<name>_file` if the secret itself is not set. Each secret
-        must have such a field.
-        """
+        """Replace the key of a file by the secret in it, unless the secret itself is set."""
         if not isinstance(data, dict):
             return data
-        return data | {
-            name: _read_secret(f"{name}_file", Path(data[f"{name}_file"]))
-            for name in cls.model_fields
-            if data.get(f"{name}_file")
-            and f"{name}_file" in cls.model_fields
-            and not data.get(name)
-        }
+        read = dict(data)
+        for name in secret_fields(cls):
+            key = f"{name}_file"
+            path = read.get(key) if key in cls.model_fields else read.pop(key, None)
+            if path and not read.get(name):
+                read[name] = _read_secret(key, Path(path))
+        return read
+
+
+def secret_fields(model: type[BaseModel]) -> Iterator[str]:
+    """Yield the names of the fields that are secret."""
+    for name, field in model.model_fields.items():
+        if SecretStr in (field.annotation, *get_args(field.annotation)):
+            yield name
 
 
 def _read_secret(name: str, path: Path) -> str:

@@ -24,7 +24,6 @@ class GrpcSettings(Section):
         description="bearer token of the local operator; if it and tokens_file are empty, one is "
         "created in the data directory",
     )
-    token_file: Path | None = Field(None, description="file that contains `token`")
     tls_cert: Path | None = Field(None, description="certificate chain of the server, PEM")
     tls_key: Path | None = Field(None, description="private key of the server, PEM")
     tls_client_ca: Path | None = Field(
@@ -70,8 +69,6 @@ class WebSettings(Section):
     )
     tls_cert: Path | None = Field(None, description="certificate chain of the server, PEM")
     tls_key: Path | None = Field(None, description="private key of the server, PEM")
-    body_bytes: int = Field(4_000_000, ge=1000, description="maximum size of a request body")
-    body_seconds: float = Field(30.0, gt=0, description="maximum time to receive a request body")
     calls: int = Field(
         256,
         ge=1,
@@ -81,18 +78,7 @@ class WebSettings(Section):
         2000, ge=1, description="concurrent streams of server-sent events; further ones are refused"
     )
     connections: int = Field(4096, ge=1, description="open connections; further ones are closed")
-    head_seconds: float = Field(
-        20.0,
-        gt=0,
-        description="maximum time from a new connection to its first request; then it is closed",
-    )
     keep_seconds: float = Field(75.0, gt=0, description="how long an idle connection stays open")
-    stall_seconds: float = Field(
-        60.0, gt=0, description="how long a client may stop reading its response"
-    )
-    grace_seconds: float = Field(
-        5.0, ge=0, description="how long running requests may take to finish when the server stops"
-    )
     session_seconds: float = Field(43_200.0, gt=0, description="duration of a browser's sign-in")
 
 
@@ -113,7 +99,6 @@ class OidcSettings(Section):
     client_secret: SecretStr | None = Field(
         None, description="empty for a public client; PKCE is used in both cases"
     )
-    client_secret_file: Path | None = Field(None, description="file that contains `client_secret`")
     url: str = Field(
         "",
         pattern="^(https?://[^/?#]+)?$",
@@ -146,12 +131,6 @@ class OidcSettings(Section):
         {},
         description="roles of each group; reader: read, write stories and comment. Users without "
         "a role cannot sign in",
-    )
-    seconds: float = Field(
-        10.0, gt=0, description="maximum duration of one request to the provider"
-    )
-    sign_in_seconds: float = Field(
-        600.0, gt=0, description="maximum time that a user may spend at the provider to sign in"
     )
     audience: str = Field(
         "",

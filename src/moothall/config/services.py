@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
@@ -20,7 +19,6 @@ class BusSettings(Section):
         None, description="URL of a NATS server, e.g. nats://127.0.0.1:4222; empty: an embedded one"
     )
     token: SecretStr | None = Field(None, description="token of the bus")
-    token_file: Path | None = Field(None, description="file that contains `token`")
     wait_seconds: float = Field(
         0.0,
         ge=0,
@@ -29,7 +27,6 @@ class BusSettings(Section):
     credentials: SecretStr | None = Field(
         None, description="token and seed of a NATS user: the text of a .creds file"
     )
-    credentials_file: Path | None = Field(None, description="file that contains `credentials`")
     replicas: int = Field(
         1, ge=1, le=5, description="copies of each stream; more than one requires a NATS cluster"
     )
@@ -38,37 +35,18 @@ class BusSettings(Section):
         description="how often the embedded server syncs to disk; a power failure can lose what "
         "was acked since then. 'always': before each ack",
     )
-    blob_bytes: int = Field(
-        256_000, ge=1024, description="larger payload fields are stored in the object store"
-    )
-    max_deliver: int = Field(
-        5, ge=1, description="maximum deliveries of a work item before it becomes a dead letter"
-    )
     ack_wait_seconds: float = Field(
         10.0, gt=0, description="how long a host may be silent before another one gets its work"
     )
     max_store_bytes: int = Field(
         8_000_000_000, ge=10_000_000, description="maximum disk space of all streams together"
     )
-    retry_seconds: float = Field(
-        0.5, gt=0, description="first delay of a redelivery; doubles, at most 60"
-    )
-    in_flight: int = Field(1024, ge=1, description="concurrent publishes; further ones wait")
     batch_seconds: float = Field(
         0.01,
         ge=0,
         le=1,
         description="events of a deliberation within this time form one message, a JSON batch of "
         "CloudEvents; 0: one message per event, for consumers that cannot read batches",
-    )
-    check_seconds: float = Field(
-        3600.0,
-        gt=0,
-        description="how often `serve` reads the whole log to detect lost messages; also at the "
-        "start",
-    )
-    publish_seconds: float = Field(
-        30.0, gt=0, description="how long a publish is retried while the bus is unavailable"
     )
 
 
@@ -112,7 +90,6 @@ class RaySettings(Section):
         description="bus credentials of hosts on the Ray cluster at address, such as hosts.creds "
         "of `moothall bus keys`; empty: bus.credentials",
     )
-    credentials_file: Path | None = Field(None, description="file that contains `credentials`")
     allow_no_token: bool = Field(
         default=False,
         description="accept a Ray cluster at address without a token: anyone who can reach its "
@@ -135,12 +112,6 @@ class ServeSettings(Section):
     only: tuple[Duty, ...] = Field(
         (), description="roles of this process; empty: all roles. A selection needs bus.url"
     )
-    lease_seconds: float = Field(
-        6.0,
-        ge=1,
-        description="how long the process that decides, plans or writes the graph may be silent "
-        "until another one replaces it; with bus.url",
-    )
     leave_seconds: float = Field(
         0.0,
         ge=0,
@@ -159,9 +130,7 @@ class GraphSettings(Section):
     )
     user: str = Field("neo4j", description="user of the Neo4j server")
     password: SecretStr | None = Field(None, description="password of `user`")
-    password_file: Path | None = Field(None, description="file that contains `password`")
     database: str = Field("neo4j", description="database of the Neo4j server")
-    batch: int = Field(2000, ge=1, le=10_000, description="events written in one transaction")
     pace_seconds: float = Field(
         0.5, ge=0, description="pause between two batches, which leaves the CPU to the councils"
     )
@@ -179,10 +148,4 @@ class GraphSettings(Section):
     )
     query_seconds: float = Field(
         30.0, gt=0, description="maximum duration of one question or one batch"
-    )
-    connect_seconds: float = Field(
-        5.0, gt=0, description="maximum time to connect to the Neo4j server"
-    )
-    retry_seconds: float = Field(
-        15.0, gt=0, description="how long the driver retries after temporary errors"
     )

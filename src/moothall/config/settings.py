@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import unquote
@@ -23,7 +22,6 @@ from moothall.config.agents import AgentSettings
 from moothall.config.file import describe_unknown_key, location_of, read_toml
 from moothall.config.integrations import ForgeSettings, WebhookSettings
 from moothall.config.limits import (
-    REMOVED_LIMITS,
     EvidenceSettings,
     GuardSettings,
     LimitSettings,
@@ -32,10 +30,11 @@ from moothall.config.limits import (
 from moothall.config.llm import LlmSettings
 from moothall.config.models import Models
 from moothall.config.quotas import QuotaSettings
-from moothall.config.section import Section
+from moothall.config.section import Section, secret_fields
 from moothall.config.servers import GrpcSettings, OidcSettings, WebSettings
 from moothall.config.services import BusSettings, GraphSettings, RaySettings, ServeSettings
 from moothall.config.telemetry import LogSettings, MetricsSettings, TraceSettings
+from moothall.config.unknown import describe_unknown
 from moothall.config.workspace import WorkspaceSections
 from moothall.errors import ConfigurationError, wrong_fields
 
@@ -52,7 +51,6 @@ class Secrets(Section):
         description="environment variables whose values are secrets; unset ones are ignored",
     )
     values: SecretStr | None = Field(None, description="further secrets, one per line")
-    values_file: Path | None = Field(None, description="file that contains `values`")
 
     @model_validator(mode="after")
     def _read_variables(self) -> Self:
@@ -229,34 +227,35 @@ def known_variables(settings: type[BaseModel], prefix: str) -> Iterator[str]:
         yield variable
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from known_variables(field.annotation, f"{variable}__")
-
-
-_REMOVED = frozenset(f"{_PREFIX}LIMITS__{name.upper()}" for name in REMOVED_LIMITS)
+    yield from (f"{prefix}{name}_file".upper() for name in secret_fields(settings))
 
 
 def describe_wrong_variables(
     settings: type[BaseModel], environment: Mapping[str, str]
 ) -> list[str]:
     """Return a message for each variable with Moothall's prefix that is not a setting."""
-    variables = list(known_variables(settings, _PREFIX))
+    known = list(known_variables(settings, ""))
     messages = []
     for variable, value in sorted(environment.items()):
-        name = variable.upper()
-        if (
-            not name.startswith(_PREFIX)
-            or name in variables
-            or name in _REMOVED
-            or _is_kubernetes_variable(name, value)
-        ):
+        prefix, name = variable.upper()[: len(_PREFIX)], variable.upper()[len(_PREFIX) :]
+        if prefix != _PREFIX or name in known or _is_kubernetes_variable(prefix + name, value):
             continue
-        matches = get_close_matches(
-            name.removeprefix(_PREFIX),
-            [known_name.removeprefix(_PREFIX) for known_name in variables],
-            n=1,
-        )
-        hint = f"did you mean {_PREFIX}{matches[0]}?" if matches else "`moothall config` lists all"
-        messages.append(f"{variable[:100]} is not a setting; {hint}")
+        messages.append(f"{variable[:100]} {_describe_unknown_variable(name, known)}")
     return messages
+
+
+def _describe_unknown_variable(name: str, known: Sequence[str]) -> str:
+    """Return the error message for a variable, both without the prefix. A name in a section that
+    exists is compared with the other names of the section only.
+    """
+    keys = name.lower().split("__")
+    section, separator, word = name.rpartition("__")
+    siblings = [
+        key for path, _, key in (other.rpartition("__") for other in known) if path == section
+    ]
+    if separator and siblings:
+        return describe_unknown(keys, word, siblings, f"{_PREFIX}{section}__")
+    return describe_unknown(keys, name, known, _PREFIX)
 
 
 def _is_kubernetes_variable(name: str, value: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, SecretStr
@@ -35,7 +34,6 @@ class TraceSettings(Section):
     headers: SecretStr | None = Field(
         None, description="sent with every export: name=value,name=value"
     )
-    headers_file: Path | None = Field(None, description="file that contains `headers`")
     service: str = Field("moothall", description="service.name of the spans")
     sample_ratio: float = Field(
         1.0,
@@ -45,19 +43,6 @@ class TraceSettings(Section):
         "caller's flag decides",
     )
     content: bool = Field(False, description="record prompts and answers too, without secrets")
-    attribute_chars: int = Field(
-        2000, ge=100, description="maximum length of an attribute; longer ones are truncated"
-    )
-    queue_spans: int = Field(
-        8192, ge=1, description="spans waiting to be sent; further ones are dropped"
-    )
-    delay_seconds: float = Field(2.0, gt=0, description="interval between exports")
-    timeout_seconds: float = Field(
-        3.0,
-        gt=0,
-        le=8,
-        description="maximum duration of one export, and of the last one at the end of a process",
-    )
 
 
 class MetricsSettings(Section):
@@ -73,7 +58,3 @@ class MetricsSettings(Section):
         "any free port",
     )
     token: SecretStr | None = Field(None, description="bearer token that scrapers must send")
-    token_file: Path | None = Field(None, description="file that contains `token`")
-    report_seconds: float = Field(
-        5.0, gt=0, description="how often hosts report their metrics to the serving process"
-    )

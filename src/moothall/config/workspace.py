@@ -41,18 +41,6 @@ class WorkspaceSettings(Section):
         description="the same on the untouched base for a command that reports no test cases, "
         "such as make, because a hanging case cannot be identified",
     )
-    stopped_seconds: float = Field(
-        3600.0,
-        ge=0,
-        description="how long a timeout of a check on the untouched base is remembered; 0: the "
-        "check is always repeated",
-    )
-    check_factor: float = Field(
-        5.0,
-        ge=1,
-        description="maximum duration of a check or of one case, as a multiple of its duration "
-        "on the untouched base",
-    )
     check_floor_seconds: float = Field(
         60.0, gt=0, description="minimum time limit of a check, however fast it was on the base"
     )
@@ -117,7 +105,6 @@ class WorkspaceSettings(Section):
         ge=1_000_000,
         description="maximum size of a clone or bundle on disk; larger ones are refused",
     )
-    max_patch_files: int = Field(1000, ge=1, description="maximum number of files in a patch")
     history_commits: int = Field(
         10_000,
         ge=0,
@@ -207,12 +194,6 @@ class RunnerSettings(Section):
     enabled: bool = Field(
         default=True, description="off: models are told that Python is not available"
     )
-    offer_from_tokens: int = Field(
-        16_000,
-        ge=0,
-        description="minimum window (llm.context_tokens) for which prompts offer Python; small "
-        "models need short prompts",
-    )
     workers: int = Field(
         2, ge=1, le=64, description="concurrent blocks of one process; further ones wait"
     )
@@ -265,9 +246,6 @@ class WasmSettings(Section):
     memory_bytes: int = Field(256_000_000, ge=65_536, description="linear memory of one run")
     instances: int = Field(
         4, ge=1, description="maximum number of instances, of tables and of memories of one run"
-    )
-    module_bytes: int = Field(
-        20_000_000, ge=8, description="size of a module's file; a larger one prevents the start"
     )
 
 

@@ -28,7 +28,12 @@ from moothall.deliberation.code_blocks import BlockRunner
 from moothall.deliberation.conversation import Conversation, Ending
 from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.examples import find_broken_examples
-from moothall.deliberation.local_checks import CheckedWorkspace, WorkspaceState, check_changes
+from moothall.deliberation.local_checks import (
+    OWN_CHECK_SECONDS,
+    CheckedWorkspace,
+    WorkspaceState,
+    check_changes,
+)
 from moothall.deliberation.prompts.reply import Turn
 from moothall.deliberation.prompts.report import check_text, ignored_text, verdict_text
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, fence
@@ -338,7 +343,7 @@ class AgentLoop:
             attempt.last_change = turn_reply.turn
             return True
         state, function = attempt.state, self.conversation.function
-        max_seconds = self._limits.own_check_seconds
+        max_seconds = OWN_CHECK_SECONDS
         message = f"turn {turn_reply.round}.{turn_reply.turn}"
         attempt.state, checks_ran = await check_changes(
             workspace,
@@ -427,7 +432,7 @@ class AgentLoop:
         # About text, the seat is asked again a few times whatever it replies. An ended attempt
         # cannot be stuck.
         steps = () if attempt.ended or attempt.workspace is None else attempt.steps
-        reason = find_stuck_reason(steps, self._limits.stuck_turns)
+        reason = find_stuck_reason(steps)
         if self._events is None:
             return reason
         if (

@@ -31,6 +31,8 @@ Ending = Literal["may", "must", "not"]
 
 _UNLIMITED_STRINGS_WINDOW = 16_000
 """Context windows of at least this many tokens have no limit for strings in replies."""
+_FUNCTION_TOKENS = 512
+"""Completion tokens of a call that asks for one function, if its file is not longer."""
 _KEPT_TURNS = 2
 _SHRINK_FACTOR = 0.6
 """The share of a conversation that is kept if the server refuses it as too long."""
@@ -205,7 +207,7 @@ class Conversation:
         )
         max_tokens = min(self.llm.max_tokens, self.llm.context_tokens // 3)
         if function:  # a small model that repeats itself would go on to the end
-            max_tokens = min(max_tokens, max(self.llm.function_tokens, function.file_tokens))
+            max_tokens = min(max_tokens, max(_FUNCTION_TOKENS, function.file_tokens))
         prompt = function and (
             function.full_prompt if self.exchanges else function.prompt_for(sampling.prompt_number)
         )

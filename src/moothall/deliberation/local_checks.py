@@ -42,6 +42,10 @@ from moothall.ranking.joined_secrets import find_joined_secrets
 
 Clean = Callable[[str], str]
 T = TypeVar("T")
+OWN_CHECK_SECONDS = 10.0
+"""After each change, a seat runs the whole suite if it took no longer on the base; otherwise only
+related tests.
+"""
 _KEY_REFUSAL = (
     "the change writes what looks like a key or password into a file; take it out again: read it "
     "from the environment, or in a test make it of parts."

@@ -18,6 +18,7 @@ from moothall.deliberation.prompts.text import tokens
 from moothall.deliberation.recorded_model import NamedModel
 from moothall.deliberation.seat_tools import SeatTools
 from moothall.domain.chat import ReplyMode
+from moothall.domain.code import PYTHON_WINDOW
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
 from moothall.domain.tool import Action, Grant
@@ -96,9 +97,7 @@ async def create_seat_setup(
         system = tool_prompt.system_text(shell=tools.has_shell, alone=len(deliberation.seats) == 1)
         return SeatSetup(llm, native, mode, turns, system, shared, specs, tools)
     python = (
-        dependencies.run_code is not None
-        and bool(specs)
-        and llm.context_tokens >= dependencies.python.offer_from_tokens
+        dependencies.run_code is not None and bool(specs) and llm.context_tokens >= PYTHON_WINDOW
     )
     setup = SeatSetup(llm, native, mode, turns, "", "", specs, python=python)
     return await _add_prompts(deliberation, prepared, dependencies, setup)

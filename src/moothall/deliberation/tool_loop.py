@@ -31,6 +31,7 @@ from moothall.deliberation.attempt_state import (
 )
 from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.local_checks import (
+    OWN_CHECK_SECONDS,
     CheckedWorkspace,
     WorkspaceState,
     check_changes,
@@ -304,7 +305,7 @@ class ToolLoop:
             before,
             round_.step(0),
             clean=self.conversation.model.clean,
-            max_seconds=self._limits.own_check_seconds,
+            max_seconds=OWN_CHECK_SECONDS,
         )
         state = round_.state
         if state.refusal is not None:

@@ -153,6 +153,8 @@ FUNCTION_FAILS, FUNCTION_BREAKS_EXAMPLES = (
 """The reasons for a seat that writes one function, after `llm.function_turns`."""
 _MAX_REPEATS = 3
 """A seat is stuck after this many equal steps on the same files without a change."""
+_MAX_TURNS_WITH_SAME_FAILURES = 3
+"""A seat is stuck after this many changes with the same failed tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,9 @@ def is_repeat(steps: Sequence[TurnStep]) -> bool:
     return bool(steps) and not steps[-1].changed and _count_repeats(steps) > 1
 
 
-def find_stuck_reason(steps: Sequence[TurnStep], max_turns_with_same_failures: int) -> str:
+def find_stuck_reason(
+    steps: Sequence[TurnStep], max_turns_with_same_failures: int = _MAX_TURNS_WITH_SAME_FAILURES
+) -> str:
     """Return why the last turn shows a stuck seat, or an empty string.
 
     `max_turns_with_same_failures` counts the turns with changes.

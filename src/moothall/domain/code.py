@@ -15,6 +15,9 @@ AGENTS_RUN = "agents.run"
 Ask = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
 """Runs a tool call of a block: the tool's name and its arguments, neither of them checked."""
 
+PYTHON_WINDOW = 16_000
+"""The minimum window in tokens for which prompts offer Python; small models need short prompts."""
+
 
 @dataclass(frozen=True, slots=True)
 class CodeBlock:

@@ -5,12 +5,31 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from moothall.config import BusSettings
 from moothall.domain.event import Recorded
 from moothall.errors import Permanent, Superseded, Temporary
 from moothall.ports import Handler
 
 MAX_DELAY = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class BusLimits:
+    """The limits of a connection to the bus that are not limits.
+
+    blob_bytes: larger payload fields are stored in the object store. max_deliver: deliveries of a
+    work item before it becomes a dead letter. retry_seconds: the first delay of a redelivery; it
+    doubles, up to `MAX_DELAY`. in_flight: concurrent publishes; further ones wait. publish_seconds:
+    how long a publish is retried while the bus is unavailable.
+    """
+
+    blob_bytes: int = 256_000
+    max_deliver: int = 5
+    retry_seconds: float = 0.5
+    in_flight: int = 1024
+    publish_seconds: float = 30.0
+
+
+BUS_LIMITS = BusLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +61,16 @@ class Leave:
 Verdict = Ack | Nak | Bury | Leave
 
 
-def delay_of(settings: BusSettings, deliveries: int, requested: float | None) -> float:
+def delay_of(limits: BusLimits, deliveries: int, requested: float | None) -> float:
     """Return the seconds before the next delivery: what the error requested, or else a delay that
     doubles with each delivery; at most a minute.
     """
-    doubled = settings.retry_seconds * 2.0 ** min(deliveries - 1, 16)
+    doubled = limits.retry_seconds * 2.0 ** min(deliveries - 1, 16)
     return min(requested if requested is not None else doubled, MAX_DELAY)
 
 
 async def judge(
-    settings: BusSettings,
+    limits: BusLimits,
     handler: Handler,
     unpack: Callable[[], Awaitable[Sequence[Recorded | Permanent]]],
     *,
@@ -66,8 +85,8 @@ async def judge(
     The limit on deliveries is enforced here and not by the bus, which would silently stop
     delivering.
     """
-    if deliveries > settings.max_deliver:
-        return Bury("UNANSWERED", f"delivered {settings.max_deliver} times without an answer")
+    if deliveries > limits.max_deliver:
+        return Bury("UNANSWERED", f"delivered {limits.max_deliver} times without an answer")
     try:
         failures: list[Permanent] = []
         for recorded in await unpack():
@@ -83,9 +102,9 @@ async def judge(
     except Superseded:
         return Leave()
     except Temporary as error:
-        if deliveries >= settings.max_deliver:
+        if deliveries >= limits.max_deliver:
             return Bury(error.code, f"still failing at delivery {deliveries}: {error.message}")
-        return Nak(delay_of(settings, deliveries, error.retry_after), error.message)
+        return Nak(delay_of(limits, deliveries, error.retry_after), error.message)
     except Permanent as error:
         return Bury(error.code, error.message)
     return Bury(failures[0].code, failures[0].message) if failures else Ack()

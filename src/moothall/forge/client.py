@@ -33,6 +33,7 @@ from moothall.errors import CallFailed, ConfigurationError, NotFound, Refused, T
 
 _MAX_RESPONSE_BYTES, _MESSAGE_CHARS, _PAGE_SIZE, _MAX_PAGES = 8_000_000, 300, 50, 200
 _WRITE_PERMISSIONS = frozenset({"owner", "admin", "maintain", "write"})
+_CALL_SECONDS = 30.0
 _REFUSED_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _BUSY_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT)
 _CHANGE_REQUEST_STATES = frozenset({"CHANGES_REQUESTED", "REQUEST_CHANGES"})
@@ -338,6 +339,6 @@ async def forge_client(settings: Settings) -> AsyncIterator[ForgeClient]:
         raise ConfigurationError(
             "forge.token is missing: set forge.token_file, or MOOTHALL_FORGE__TOKEN"
         )
-    limit = aiohttp.ClientTimeout(total=settings.call_seconds)
+    limit = aiohttp.ClientTimeout(total=_CALL_SECONDS)
     async with aiohttp.ClientSession(timeout=limit, cookie_jar=aiohttp.DummyCookieJar()) as session:
         yield ForgeClient(settings, session, settings.token.get_secret_value())

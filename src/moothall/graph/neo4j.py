@@ -25,6 +25,7 @@ _EXISTS_CODES = frozenset(
     }
 )
 _REMOVAL_BATCH = 5000
+_CONNECT_SECONDS, _RETRY_SECONDS = 5.0, 15.0
 """The number of nodes that are removed in one transaction."""
 
 
@@ -99,11 +100,12 @@ class Neo4jStore:
 
 @asynccontextmanager
 async def neo4j_store(
-    settings: GraphSettings, *, must_answer: bool = True
+    settings: GraphSettings, *, must_answer: bool = True, retry_seconds: float = _RETRY_SECONDS
 ) -> AsyncIterator[Neo4jStore]:
     """Connect to `settings.url`. Raises `ConfigurationError` if the server refuses the connection,
     and `GraphUnavailable` if no server answers. If `must_answer` is False, the latter is not
-    raised; calls fail until the server is available.
+    raised; calls fail until the server is available. retry_seconds: how long the driver retries
+    after temporary errors.
     """
     scheme = (settings.url or "").partition("://")[0]
     if scheme not in _SCHEMES:
@@ -116,9 +118,9 @@ async def neo4j_store(
         driver = neo4j.AsyncGraphDatabase.driver(
             settings.url or "",
             auth=(settings.user, password),
-            connection_timeout=settings.connect_seconds,
-            connection_acquisition_timeout=settings.connect_seconds * 2,
-            max_transaction_retry_time=settings.retry_seconds,
+            connection_timeout=_CONNECT_SECONDS,
+            connection_acquisition_timeout=2 * _CONNECT_SECONDS,
+            max_transaction_retry_time=retry_seconds,
             notifications_min_severity="OFF",
             user_agent="moothall",
         )

@@ -20,6 +20,8 @@ from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
 
+BATCH_EVENTS = 2000
+"""Events that are written in one transaction."""
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
 
 
@@ -34,12 +36,14 @@ class Projector:
         graph: CypherGraph,
         settings: Settings,
         *,
+        batch_size: int = BATCH_EVENTS,
         pause_seconds: float = _FIRST_PAUSE_SECONDS,
         is_writer: Callable[[], bool] = lambda: True,
     ) -> None:
         self._log = log_
         self._graph = graph
         self._settings = settings
+        self._batch_size = batch_size
         self._pause_seconds = pause_seconds
         self._is_writer = is_writer
         self._written = 0
@@ -55,7 +59,7 @@ class Projector:
         of it belongs to another log.
         """
         self._written = await self._start(last_seq)
-        waiting: asyncio.Queue[Recorded] = asyncio.Queue(2 * self._settings.batch)
+        waiting: asyncio.Queue[Recorded] = asyncio.Queue(2 * self._batch_size)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._read(waiting, self._written), name="graph-read")
             group.create_task(self._write(waiting), name="graph-write")
@@ -71,7 +75,7 @@ class Projector:
         async with aclosing(self._log.replay(after_seq=self._written)) as records:
             async for recorded in records:
                 batch.append(recorded)
-                if len(batch) == self._settings.batch:
+                if len(batch) == self._batch_size:
                     await self._project(batch)
                     count += len(batch)
                     on_batch(batch[-1].seq)
@@ -106,7 +110,7 @@ class Projector:
         while True:
             batch = [await waiting.get()]
             await asyncio.sleep(self._settings.pace_seconds)
-            while len(batch) < self._settings.batch and not waiting.empty():
+            while len(batch) < self._batch_size and not waiting.empty():
                 batch.append(waiting.get_nowait())
             await self._project_until_written(batch)
 

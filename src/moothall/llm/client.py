@@ -97,13 +97,27 @@ _ALTERNATIVES_SCHEMA = {
 }
 """A schema with alternatives at the root, like the schemas of turns."""
 _SYSTEM = Message("system", "You answer questions.")
+_RETRY_SECONDS = 0.5
+_MAX_REPLY_BYTES = 4_000_000
 
 
 class OpenAIModel:
-    """Implements `ChatModel`. Created by `open_model`; belongs to one event loop."""
+    """Implements `ChatModel`. Created by `open_model`; belongs to one event loop.
 
-    def __init__(self, settings: LlmSettings, pool: ConnectionPool) -> None:
+    retry_seconds: the first delay before a call is repeated; it doubles, up to 30. max_reply_bytes:
+    a longer reply is refused.
+    """
+
+    def __init__(
+        self,
+        settings: LlmSettings,
+        pool: ConnectionPool,
+        *,
+        retry_seconds: float = _RETRY_SECONDS,
+        max_reply_bytes: int = _MAX_REPLY_BYTES,
+    ) -> None:
         self._settings = settings
+        self._retry_seconds, self._max_reply_bytes = retry_seconds, max_reply_bytes
         self._pool = pool
         self._url = pool.url
         self._base_url = str(pool.url)
@@ -462,9 +476,7 @@ class OpenAIModel:
         started = time.monotonic()
         by_responses = self._capabilities.api == "responses"
         partial_reply = ResponsesReply() if by_responses else PartialReply()
-        reader = ChatResponseReader(
-            self._base_url, self._settings.max_reply_bytes, on_text, partial_reply
-        )
+        reader = ChatResponseReader(self._base_url, self._max_reply_bytes, on_text, partial_reply)
         headers = JSON | {"X-Request-Id": call_id} | telemetry.headers()
         url = self._url / ("responses" if by_responses else "chat/completions")
         payload = (
@@ -587,7 +599,7 @@ class OpenAIModel:
                         failure.retry_after,
                     ) from failure
                 delay = retry.delay_before(
-                    attempts, call_id, self._settings.retry_seconds, failure.retry_after
+                    attempts, call_id, self._retry_seconds, failure.retry_after
                 )
                 if failure.at_once and attempts == 1:
                     delay = 0.0
@@ -626,9 +638,17 @@ def _is_filled_by_reasoning(reply: ChatReply) -> bool:
 
 
 @asynccontextmanager
-async def open_model(settings: LlmSettings, base_url: str) -> AsyncIterator[OpenAIModel]:
+async def open_model(
+    settings: LlmSettings,
+    base_url: str,
+    *,
+    retry_seconds: float = _RETRY_SECONDS,
+    max_reply_bytes: int = _MAX_REPLY_BYTES,
+) -> AsyncIterator[OpenAIModel]:
     """Open a client for the server at `base_url`. Raises `ConfigurationError` for an invalid URL;
     sends no request yet.
     """
     async with open_pool(settings, base_url) as pool:
-        yield OpenAIModel(settings, pool)
+        yield OpenAIModel(
+            settings, pool, retry_seconds=retry_seconds, max_reply_bytes=max_reply_bytes
+        )

@@ -53,7 +53,7 @@ async def local_model_server(
     parameters = ServerParameters(
         model=str(weights),
         name=settings.model or weights.name.removesuffix(".gguf"),
-        threads=settings.local_threads or max(1, _cores() - 1),
+        threads=max(1, _cores() - 1),
         slots=settings.local_slots,
         context_tokens=settings.assumed_window,
         api_key=secrets.token_hex(16),

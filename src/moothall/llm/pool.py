@@ -40,6 +40,7 @@ _REST_SECONDS = 1.0
 _FINAL_STATUS = 200  # lower statuses are informational
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _MAX_IDLE_SECONDS = 15.0
+_CONNECT_SECONDS = 5.0
 _EYEBALLS_SECONDS = 0.25
 _OK = 200
 
@@ -333,7 +334,7 @@ class ConnectionPool:
         return head
 
     async def _connect(self, until: float) -> Connection:
-        seconds = self._settings.connect_seconds
+        seconds = _CONNECT_SECONDS
         remaining = until - self._loop.time()
         host, port = (self._proxy or self.url).host or "", (self._proxy or self.url).port or 0
         try:
@@ -342,10 +343,7 @@ class ConnectionPool:
         except TimeoutError as error:
             if remaining <= seconds:
                 raise
-            raise Failed(
-                f"Connection timeout to host {host}:{port}: {seconds:g} s "
-                "(MOOTHALL_LLM__CONNECT_SECONDS)"
-            ) from error
+            raise Failed(f"Connection timeout to host {host}:{port}: {seconds:g} s") from error
         except OSError as error:  # includes TLS errors and names that cannot be resolved
             raise Failed(f"Cannot connect to host {host}:{port} [{error}]") from error
         self._all.add(connection)

@@ -115,8 +115,8 @@ class WholeResponseReader:
     def _check_size(self, size: int) -> None:
         if size > self._limit:
             raise ModelReplyInvalid(
-                f"{self._url} sent more than {self._limit} bytes of response "
-                "(MOOTHALL_LLM__MAX_REPLY_BYTES); the call was cancelled"
+                f"{self._url} sent more than {self._limit} bytes of response; "
+                "the call was cancelled"
             )
 
 

@@ -32,6 +32,7 @@ TOPICS = (Channel.COUNCILS.all,)
 AGENT_TYPES = ("", "vllm", "ray_vllm")
 _SCHEMES = ("http", "https", "grpc", "grpcs")
 _ENDPOINT_CHARS = 500
+_AGENT_CHARS = 4000
 
 Councils = Mapping[str, Council | None]
 """By role. None: the council was deleted, and the role refuses requests."""
@@ -236,11 +237,8 @@ class CouncilRegistry:
             *agent.metadata,
             *agent.metadata.values(),
         )
-        if sum(map(len, texts)) + 8 * len(texts) > self._limits.agent_chars:
-            raise InvalidRequest(
-                f"capabilities and metadata are over {self._limits.agent_chars} characters "
-                "(limits.agent_chars)"
-            )
+        if sum(map(len, texts)) + 8 * len(texts) > _AGENT_CHARS:
+            raise InvalidRequest(f"capabilities and metadata are over {_AGENT_CHARS} characters")
         if agent.endpoint:
             check_endpoint(agent.endpoint)
 

@@ -80,7 +80,7 @@ class TrustedClone:
         self._read_lists: dict[tuple[str, str], Mapping[str, bytes]] = {}
         self._trees: dict[str, tuple[tuple[TreeEntry, ...], Mapping[str, str]]] = {}
         self._limits = patch_rules.ChangeLimits(
-            files=settings.max_patch_files,
+            files=patch_rules.MAX_PATCH_FILES,
             file_bytes=settings.max_file_bytes,
             total_bytes=4 * settings.max_file_bytes,
         )

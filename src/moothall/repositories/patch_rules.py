@@ -23,6 +23,7 @@ from moothall.ranking.test_authorship import EXPECTED_RESULTS
 
 FILE, EXECUTABLE, SYMLINK, SUBMODULE, ABSENT = "100644", "100755", "120000", "160000", "000000"
 MODES = (FILE, EXECUTABLE, SYMLINK)
+MAX_PATCH_FILES = 1000
 _NAME_BYTES = 255
 _PATH_BYTES = 4096
 _TARGET_BYTES = 4096
@@ -114,7 +115,7 @@ class RawChange:
 class ChangeLimits:
     """The limits of one patch."""
 
-    files: int = 1000
+    files: int = MAX_PATCH_FILES
     file_bytes: int = 5_000_000
     total_bytes: int = 20_000_000
 
@@ -157,7 +158,7 @@ def check_changes(changes: Sequence[RawChange], limits: ChangeLimits = ChangeLim
         )
         raise PatchRefused(
             f"the patch changes {len(changes)} files; at most {limits.files} "
-            f"(workspace.max_patch_files) are allowed. Most are in {shown}. {ADVICE}"
+            f"are allowed. Most are in {shown}. {ADVICE}"
         )
     total = 0
     for change in changes:

@@ -16,6 +16,7 @@ from moothall.errors import InvalidRequest
 ORDER = ("po", "architect", "data", "dev", "devops", "qa")
 """The default order of roles."""
 DEFAULT_ROLES = ("architect", "dev", "qa")
+MAX_PLAN_TASKS = 64
 WRITING = frozenset({"architect", "po"})
 """Roles whose tasks produce text: their answers are context for later tasks."""
 
@@ -56,8 +57,7 @@ def derive(
         criteria_groups = _groups(story.ac, strategy.per_role or 1)
         if len(tasks) + len(criteria_groups) > max_tasks:
             raise InvalidRequest(
-                f"the plan has more than {max_tasks} tasks (limits.plan_tasks); lower "
-                "max_tasks_per_role"
+                f"the plan has more than {max_tasks} tasks; lower max_tasks_per_role"
             )
         role_task_ids: list[TaskId] = []
         for number, criteria in enumerate(criteria_groups, 1):
@@ -159,7 +159,7 @@ def check_plan(tasks: Iterable[AtomicTask], max_tasks: int) -> None:
             )
         task_ids.add(task.task_id)
         if len(task_ids) > max_tasks:
-            raise InvalidRequest(f"the plan has more than {max_tasks} tasks (limits.plan_tasks)")
+            raise InvalidRequest(f"the plan has more than {max_tasks} tasks")
 
 
 def _groups(criteria: Sequence[str], max_groups: int) -> list[tuple[str, ...]]:

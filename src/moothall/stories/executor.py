@@ -30,7 +30,7 @@ from moothall.errors import InvalidRequest, MoothallError, NotFound, Skipped, Te
 from moothall.ports import Bus, Deliberations, DeliverCommit
 from moothall.stories.architect_prompts import design_request, design_task, read_tasks
 from moothall.stories.board import Board
-from moothall.stories.derive import check_plan, repair_task
+from moothall.stories.derive import MAX_PLAN_TASKS, check_plan, repair_task
 from moothall.stories.intake import check_event
 from moothall.stories.integration import (
     IntegrationTarget,
@@ -148,7 +148,7 @@ class StoryExecutor:
         if moves_to_planning(event):
             await self._planner.derive_for(event)
         elif event.type is EventType.PLAN_DERIVED:
-            check_plan(plan_of(event).tasks, self._limits.plan_tasks)
+            check_plan(plan_of(event).tasks, MAX_PLAN_TASKS)
         elif event.type is EventType.STORY_TRANSITIONED:
             await self._board.check_move(story_id, event)
 
@@ -282,7 +282,7 @@ class StoryExecutor:
         """Return the plan with the tasks from a council of architects, or with the reason why it
         has none.
         """
-        max_tasks, story = self._limits.plan_tasks, card.story
+        max_tasks, story = MAX_PLAN_TASKS, card.story
         comment = str(card.entered.data.get("comment") or "") if card.entered else ""
         request = design_request(
             story,
@@ -313,7 +313,7 @@ class StoryExecutor:
 
     def _start_plan(self, derived: Event, group: asyncio.TaskGroup) -> None:
         plan = plan_of(derived)
-        check_plan(plan.tasks, self._limits.plan_tasks)
+        check_plan(plan.tasks, MAX_PLAN_TASKS)
         if plan.publish:
             self._start_once(derived.id, lambda: self._execute_plan(plan, derived), group)
 

@@ -39,7 +39,7 @@ from moothall.ports import Log
 from moothall.stories import story as stories
 from moothall.stories.architect_prompts import design_task
 from moothall.stories.board import EDITOR_ROLES, Board
-from moothall.stories.derive import derive
+from moothall.stories.derive import MAX_PLAN_TASKS, derive
 from moothall.stories.plan_document import Outline, create_tasks
 from moothall.stories.requests import task_request
 from moothall.stories.story_state import COMPLETED, StoryState
@@ -222,7 +222,7 @@ class Planner:
             roles,
             strategy or Strategy(),
             tenant=tenant,
-            max_tasks=limits.plan_tasks,
+            max_tasks=MAX_PLAN_TASKS,
             chars=limits.task_chars,
         )
 
@@ -272,7 +272,7 @@ class Planner:
                 card.story,
                 new_plan_id,
                 tenant=who.tenant,
-                max_tasks=self._limits.plan_tasks,
+                max_tasks=MAX_PLAN_TASKS,
                 chars=self._limits.task_chars,
             )
             design = current.design or (design_task(plan_id) if current.by == "architects" else "")

@@ -28,6 +28,8 @@ log = get_logger(__name__)
 
 PATIENCE = 6
 _PROCESSES = 1000
+REPORT_SECONDS = 5.0
+"""How often hosts report their metrics to the serving process."""
 _NAME_CHARS = 64
 
 

@@ -42,7 +42,7 @@ class AuditSender:
 
     def send(self, records: Sequence[Mapping[str, Any]]) -> bool:
         """Send a batch, and return whether the collector accepted it. This blocks for at most
-        `trace.timeout_seconds`.
+        `EXPORT_SECONDS`.
         """
         batch = [self._log_record(record) for record in records]
         return self._exporter.export(batch) is LogRecordExportResult.SUCCESS

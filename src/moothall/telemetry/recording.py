@@ -1,7 +1,7 @@
 """Spans recorded with OpenTelemetry, and sent by a thread of their own.
 
 An unavailable collector loses spans and delays nothing: the queue is bounded, and a process that
-ends waits at most `trace.timeout_seconds`.
+ends waits at most `EXPORT_SECONDS`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ log = get_logger(__name__)
 
 _KINDS = {kind.name.lower(): kind for kind in trace.SpanKind}
 _WARNING_INTERVAL_SECONDS = 60.0
+_ATTRIBUTE_CHARS = 2000
+_QUEUE_SPANS, _BATCH_SPANS = 8192, 512
+EXPORT_INTERVAL_SECONDS = 2.0
+EXPORT_SECONDS = 3.0
+"""The maximum duration of one export, and of the last one at the end of a process."""
 
 
 class _Recorded(Span):
@@ -161,7 +166,7 @@ class OtelRecorder:
 
     def clean_text(self, text: str) -> str:
         """Return a text without secrets, cut. Secrets go first, since half of one is not found."""
-        return scrub(text, self._secrets)[: self._settings.attribute_chars]
+        return scrub(text, self._secrets)[:_ATTRIBUTE_CHARS]
 
 
 def _context_of(traceparent: str) -> trace.SpanContext | None:
@@ -198,7 +203,7 @@ async def recording(
     exporter: SpanExporter | None = None,
 ) -> AsyncIterator[None]:
     """Record this process's spans until the context ends. Then send the rest for at most
-    `timeout_seconds`.
+    `EXPORT_SECONDS`.
 
     process: its name in the spans. exporter: instead of the settings' exporter, for tests. Raises
     `ConfigurationError`.
@@ -214,16 +219,16 @@ async def recording(
         ),
         sampler=ParentBased(TraceIdRatioBased(settings.sample_ratio)),
         span_limits=SpanLimits(
-            max_attributes=64, max_links=16, max_attribute_length=settings.attribute_chars
+            max_attributes=64, max_links=16, max_attribute_length=_ATTRIBUTE_CHARS
         ),
         shutdown_on_exit=False,
     )
     provider.add_span_processor(
         BatchSpanProcessor(
             chosen,
-            max_queue_size=settings.queue_spans,
-            schedule_delay_millis=settings.delay_seconds * 1000,
-            max_export_batch_size=min(512, settings.queue_spans),
+            max_queue_size=_QUEUE_SPANS,
+            schedule_delay_millis=EXPORT_INTERVAL_SECONDS * 1000,
+            max_export_batch_size=_BATCH_SPANS,
         )
     )
     with RedirectedLogs():
@@ -233,7 +238,7 @@ async def recording(
             yield
         finally:
             spans.record_with(None)
-            await _close_provider(provider, chosen, settings.timeout_seconds)
+            await _close_provider(provider, chosen, EXPORT_SECONDS)
 
 
 class _Closable(Protocol):
@@ -267,7 +272,7 @@ def otlp_options(settings: TraceSettings) -> dict[str, Any]:
         "endpoint": settings.endpoint,
         "insecure": settings.endpoint.startswith("http://"),
         "headers": _headers(settings),
-        "timeout": settings.timeout_seconds,
+        "timeout": EXPORT_SECONDS,
     }
 
 

@@ -32,7 +32,7 @@ from moothall.errors import (
 )
 from moothall.events import batching, codec, dead_letters, forwarding, registry, turns
 from moothall.events.buckets import DOCUMENTS, bucket_of
-from moothall.events.delivery import Ack, Bury, Nak, judge
+from moothall.events.delivery import BUS_LIMITS, Ack, Bury, BusLimits, Nak, judge
 from moothall.events.envelope import EnvelopeCodec
 from moothall.events.raw_store import NO_HEADERS, Raw, StreamState
 from moothall.events.turns import Turns
@@ -109,12 +109,17 @@ class _Stream:
 class MemoryBus:
     """A bus and its raw store, within one event loop."""
 
-    def __init__(self, settings: BusSettings | None = None, secrets: Sequence[str] = ()) -> None:
-        self._settings = settings or BusSettings()
+    def __init__(
+        self,
+        settings: BusSettings | None = None,
+        secrets: Sequence[str] = (),
+        limits: BusLimits = BUS_LIMITS,
+    ) -> None:
+        self._settings, self._limits = settings or BusSettings(), limits
         self._secrets = tuple(secrets)
         self.blobs = MemoryBlobs()
         self._packer = EnvelopeCodec(
-            self.blobs.put, self.blobs.get, self._settings.blob_bytes, self._secrets
+            self.blobs.put, self.blobs.get, limits.blob_bytes, self._secrets
         )
         self._streams = {spec.name: _Stream(spec) for spec in registry.STREAMS}
         self._durables: dict[str, _Durable] = {}
@@ -303,7 +308,7 @@ class MemoryBus:
             return
         try:
             verdict = await judge(
-                self._settings,
+                self._limits,
                 handler,
                 functools.partial(self._unpack, raw, extra),
                 deliveries=deliveries,

@@ -119,12 +119,21 @@ def ask(
 
 @asynccontextmanager
 async def talking(
-    answer: Answer, server: dict[str, Any] | None = None, **settings: Any
+    answer: Answer,
+    server: dict[str, Any] | None = None,
+    *,
+    max_reply_bytes: int = 4_000_000,
+    **settings: Any,
 ) -> AsyncIterator[tuple[OpenAIModel, ScriptedModel]]:
     """Open a client with these `LlmSettings`, and its scripted server with these arguments."""
-    all_settings = {"retry_seconds": 0.001, "retries": 2, "connect_seconds": 2.0, **settings}
+    all_settings = {"retries": 2, **settings}
     async with (
         scripted_model(answer, **(server or {})) as running,
-        open_model(LlmSettings(**all_settings), running.base_url) as model,
+        open_model(
+            LlmSettings(**all_settings),
+            running.base_url,
+            retry_seconds=0.001,
+            max_reply_bytes=max_reply_bytes,
+        ) as model,
     ):
         yield model, running

@@ -17,6 +17,7 @@ from typing import Self
 from moothall.authorization.approval_queue import Parked
 from moothall.authorization.call_context import CallContext
 from moothall.authorization.gateway import ToolGateway
+from moothall.authorization.limits import GATEWAY_LIMITS
 from moothall.authorization.tokens import Capability, Tokens, request_digest
 from moothall.concurrency import seconds_until
 from moothall.config import GuardSettings
@@ -255,7 +256,7 @@ class ToolSessions:
                 persona=persona,
             )
         )
-        slots = asyncio.Semaphore(self._settings.seat_in_flight)
+        slots = asyncio.Semaphore(GATEWAY_LIMITS.seat_in_flight)
         self._sessions[name] = _Session(
             seat,
             workspace,

@@ -9,6 +9,8 @@ from moothall.domain.repository import Prepared
 from moothall.ranking.assess import HIT_LIMIT
 from moothall.sandbox_runtime.checks import may_report_cases
 
+_BASE_FACTOR = 5.0
+"""The limit of a check or a case, as a multiple of its duration on the untouched base."""
 _BASE_CASE_FACTOR = 3
 _SETTINGS = {
     "cpu": "sandbox.cpu_seconds",
@@ -55,15 +57,15 @@ def limit(settings: WorkspaceSettings, prepared: Prepared, name: str) -> CheckLi
         max((ms for case, ms in base.durations.items() if case not in stopped_cases), default=0)
         / 1000
     )
-    case_seconds = max(settings.case_seconds, settings.check_factor * longest)
-    allowed = settings.check_factor * max(base_seconds, 0.0)
+    case_seconds = max(settings.case_seconds, _BASE_FACTOR * longest)
+    allowed = _BASE_FACTOR * max(base_seconds, 0.0)
     if allowed > max_seconds:
         return CheckLimit(max_seconds, min(max_seconds, case_seconds), "workspace.check_seconds")
     if allowed > settings.check_floor_seconds:
         return CheckLimit(
             allowed,
             case_seconds,
-            f"workspace.check_factor times the {base_seconds:.1f} s of the untouched base",
+            f"{_BASE_FACTOR:g} times the {base_seconds:.1f} s of the untouched base",
         )
     seconds = min(max_seconds, settings.check_floor_seconds)
     return CheckLimit(seconds, min(seconds, case_seconds), "workspace.check_floor_seconds")

@@ -36,6 +36,9 @@ from moothall.workspace.limits import limit
 from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.toolchains import choose
 
+_TIMEOUT_MEMORY_SECONDS = 3600.0
+"""How long a timeout of a check on the untouched base is remembered."""
+
 
 class Preparer:
     """A preparer of bases on this machine."""
@@ -45,10 +48,13 @@ class Preparer:
         settings: WorkspaceSections,
         clones: Callable[[str], TrustedClone],
         workspaces: LocalWorkspaces,
+        *,
+        timeout_memory_seconds: float = _TIMEOUT_MEMORY_SECONDS,
     ) -> None:
         self._settings = settings
         self._clones = clones
         self._workspaces = workspaces
+        self._timeout_memory_seconds = timeout_memory_seconds
         self._layout = workspaces.pool.layout
         self._environments = Environments(settings, workspaces.pool)
 
@@ -98,7 +104,7 @@ class Preparer:
             path.is_dir() for path in (*place.tree, *((place.env,) if place.env else ()))
         )
         inconclusive = [run for run in prepared.runs.values() if not _is_conclusive(run)]
-        if not complete or (inconclusive and age > self._settings.workspace.stopped_seconds):
+        if not complete or (inconclusive and age > self._timeout_memory_seconds):
             return None
         if any(
             not self._hits_limit_again(replace(prepared, base=base), run) for run in inconclusive
@@ -106,8 +112,7 @@ class Preparer:
             return None  # it may have more time now
         for run in inconclusive:
             report_progress(
-                f"{run.check} hit its limit {age / 60:.0f} minutes ago and is not run again yet "
-                "(workspace.stopped_seconds)"
+                f"{run.check} hit its limit {age / 60:.0f} minutes ago and is not run again yet"
             )
         if not inconclusive:
             os.utime(document)  # `prune` removes the least recently used ones

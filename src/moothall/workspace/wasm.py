@@ -28,6 +28,7 @@ _BOOT = (
 )
 _COMPILE_SECONDS = 120.0
 _TABLE_ELEMENTS = 100_000
+MAX_MODULE_BYTES = 20_000_000
 
 
 class ModuleFolder:
@@ -67,16 +68,14 @@ class ModuleFolder:
 
     def _key(self, file: Path) -> str:
         """Return a key from the module, the compiler and its settings."""
-        max_bytes = self._settings.wasm.module_bytes
+        max_bytes = MAX_MODULE_BYTES
         try:
             with file.open("rb") as stream:
                 module = stream.read(max_bytes + 1)
         except OSError as error:
             raise ConfigurationError(f"{file}: {error.strerror}") from error
         if len(module) > max_bytes:
-            raise ConfigurationError(
-                f"{file} has more than {max_bytes} bytes, the limit of a module (wasm.module_bytes)"
-            )
+            raise ConfigurationError(f"{file} has more than {max_bytes} bytes")
         with Path(find_spec("moothall.sandbox_runtime.wasm").origin or "").open("rb") as host_file:  # type: ignore[union-attr] # it exists
             host_digest = hashlib.sha256(host_file.read()).hexdigest()
         origin = f"{importlib.metadata.version('wasmtime')} {os.uname().machine} {host_digest}"

@@ -80,7 +80,7 @@ async def serve() -> None:
             served=frozenset({"api"}),
         )
         bearers = BearerTokens(read_tokens(settings.grpc, settings.data_dir))
-        async with grpc_server(settings.grpc, settings.limits, dependencies, bearers):
+        async with grpc_server(settings.grpc, dependencies, bearers):
             await asyncio.Event().wait()
 
 
@@ -92,7 +92,7 @@ async def collector() -> None:
 
     settings = load_settings()
     async with open_bus(settings.bus, _bus(settings)) as bus:
-        await Collector(bus, trusted_repositories(settings), settings.limits).run()
+        await Collector(bus, trusted_repositories(settings)).run()
 
 
 async def host(name: str) -> None:

@@ -46,7 +46,7 @@ HOSTILE: list[tuple[str, int, str]] = [
     (f"{GOOD}---\n{GOOD}", 4, "it is no YAML: but found another document"),
     ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", 2, "it has an alias"),
     ("# nothing\n", 0, "it is no map of sections"),
-    ("x" * 300_000, 0, "it has more than 256000 bytes (agents.file_bytes)"),
+    ("x" * 300_000, 0, "it has more than 256,000 bytes"),
     (f"{GOOD}dependencies:\n  required: 5\n", 4, "dependencies: dependencies is no list"),
     (f"{GOOD}dependencies: [[a]]\n", 4, "dependencies.0: it is no map of keys and values"),
     (f"{GOOD}tasks:\n  default: {{a: 1}}\n", 4, "tasks: tasks.default is no list"),

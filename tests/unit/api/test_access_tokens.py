@@ -165,7 +165,6 @@ async def test_grpc_refuses_a_revoked_token_without_a_restart_and_says_why(
     async with (
         grpc_server(
             config.GrpcSettings(port=0, grace_seconds=0.2),
-            config.LimitSettings(),
             dependencies,
             bearers,
         ) as server,
@@ -188,7 +187,7 @@ async def test_http_and_the_page_end_with_the_token(tmp_path: Path) -> None:
     dependencies = replace(api_dependencies(MemoryDeliberations()), board=Board(MemoryBus()))
     async with (
         http_server(
-            config.WebSettings(port=0, grace_seconds=0.2),
+            config.WebSettings(port=0),
             dependencies,
             BearerTokens({"a-token-of-the-settings": LOCAL}, [tokens]),
             configured=True,

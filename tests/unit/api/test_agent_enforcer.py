@@ -10,6 +10,7 @@ import time
 import grpc
 import pytest
 
+from moothall.agents.admission import BREAKER_CALLS
 from moothall.config import AgentSettings
 from moothall.domain.ids import key_of
 from moothall.domain.outcome import DeliberationStatus
@@ -124,11 +125,11 @@ class TestTight:
 class TestFragile:
     @pytest.fixture
     def settings(self) -> AgentSettings:
-        return AgentSettings(calls_a_second=1000, breaker_calls=3, breaker_seconds=600)
+        return AgentSettings(calls_a_second=1000)
 
     async def test_after_many_failures_nothing_is_asked_for_a_while(self, agent: Agent) -> None:
         agent.deliberations.failure = Temporary("the bus is away")
-        for _ in range(3):
+        for _ in range(BREAKER_CALLS):
             assert (await refused(agent.ExecuteTask(requested("Why?"))))[
                 0
             ] is grpc.StatusCode.UNAVAILABLE

@@ -69,7 +69,6 @@ async def test_it_never_serves_without_a_token(
     with pytest.raises(ConfigurationError, match="token"):
         async with grpc_server(
             config.GrpcSettings(port=0),
-            config.LimitSettings(),
             api_dependencies(deliberations),
             BearerTokens(tokens),  # type: ignore[arg-type] # of both kinds
         ):
@@ -288,7 +287,6 @@ async def test_its_health_is_not_serving_while_it_still_takes_calls(
         async def serve(ready: asyncio.Future[str]) -> None:
             async with grpc_server(
                 config.GrpcSettings(port=0),
-                config.LimitSettings(),
                 dependencies,
                 BearerTokens(TOKENS),
                 leave_seconds=3,

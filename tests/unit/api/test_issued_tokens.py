@@ -40,9 +40,7 @@ NOW = int(time.time())
 
 
 def settings(issuer: str, **more: Any) -> config.OidcSettings:
-    return config.OidcSettings(
-        **({"issuer": issuer, "audience": AUDIENCE, "roles": ROLES, "seconds": 2.0} | more)
-    )
+    return config.OidcSettings(**({"issuer": issuer, "audience": AUDIENCE, "roles": ROLES} | more))
 
 
 class Clock:
@@ -224,13 +222,10 @@ async def servers(there: Provider) -> AsyncIterator[tuple[grpc.aio.Channel, str]
     async with (
         grpc_server(
             config.GrpcSettings(port=0, grace_seconds=0.2),
-            config.LimitSettings(),
             dependencies,
             bearers,
         ) as server,
-        http_server(
-            config.WebSettings(port=0, grace_seconds=0.2), dependencies, bearers, configured=True
-        ) as web,
+        http_server(config.WebSettings(port=0), dependencies, bearers, configured=True) as web,
         grpc.aio.insecure_channel(server.target) as channel,
     ):
         yield channel, f"http://127.0.0.1:{web.port}"

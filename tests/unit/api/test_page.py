@@ -98,7 +98,7 @@ async def test_a_link_used_twice_is_refused() -> None:
 
     local = dict.fromkeys(local, LOCAL)
     async with http_server(
-        config.WebSettings(port=0, grace_seconds=0.2),
+        config.WebSettings(port=0),
         dependencies,
         BearerTokens(local),
         configured=False,

@@ -53,14 +53,20 @@ def settings(issuer: str, **more: Any) -> config.OidcSettings:
 
 
 @asynccontextmanager
-async def at_server(requested: config.OidcSettings, **web: Any) -> AsyncIterator[Browser]:
+async def at_server(
+    requested: config.OidcSettings, sign_in_seconds: float = 600, **web: Any
+) -> AsyncIterator[Browser]:
     dependencies = replace(
         api_dependencies(MemoryDeliberations()), board=Board(MemoryBus()), stopping=asyncio.Event()
     )
-    opened = config.WebSettings(**({"port": 0, "grace_seconds": 0.2} | web))
+    opened = config.WebSettings(**({"port": 0} | web))
     async with (
         http_server(
-            opened, dependencies, BearerTokens(TOKENS), configured=True, provider=Client(requested)
+            opened,
+            dependencies,
+            BearerTokens(TOKENS),
+            configured=True,
+            provider=Client(requested, sign_in_seconds=sign_in_seconds),
         ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
@@ -177,7 +183,7 @@ async def test_an_answer_counts_once_and_in_the_browser_that_asked(there: Provid
 
 
 async def test_a_sign_in_that_takes_too_long_is_over(there: Provider) -> None:
-    async with at_server(settings(there.issuer, sign_in_seconds=0.2)) as browser:
+    async with at_server(settings(there.issuer), sign_in_seconds=0.2) as browser:
         back = await came_back(browser)
         await asyncio.sleep(0.3)
         assert (await browser.get(back)).status == 403
@@ -208,7 +214,7 @@ async def test_a_new_key_is_looked_for_and_one_of_another_kind_serves(there: Pro
     dependencies = api_dependencies(MemoryDeliberations())
     async with (
         http_server(
-            config.WebSettings(port=0, grace_seconds=0.2),
+            config.WebSettings(port=0),
             dependencies,
             BearerTokens(TOKENS),
             configured=True,

@@ -56,7 +56,7 @@ def bus() -> CountingBus:
 @pytest.fixture
 async def browser(bus: CountingBus) -> AsyncIterator[Browser]:
     dependencies = replace(api_dependencies(MemoryDeliberations()), board=Board(bus))
-    settings = config.WebSettings(port=0, grace_seconds=0.2, calls=2, readers=MANY)
+    settings = config.WebSettings(port=0, calls=2, readers=MANY)
     connector = aiohttp.TCPConnector(limit=0)
     async with (
         http_server(settings, dependencies, BearerTokens(TOKENS), configured=True) as served,

@@ -117,7 +117,7 @@ async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_
 
     dependencies = replace(app.browser.dependencies, query_graph=down)
     async with http_server(
-        config.WebSettings(port=0, grace_seconds=0.2),
+        config.WebSettings(port=0),
         dependencies,
         BearerTokens(TOKENS),
         configured=True,

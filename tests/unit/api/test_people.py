@@ -41,7 +41,7 @@ def serve(people: UserAccounts) -> Serve:
     @asynccontextmanager
     async def serving(jar: aiohttp.CookieJar | None = None) -> AsyncIterator[Browser]:
         jar = jar or aiohttp.CookieJar(unsafe=True)
-        settings = config.WebSettings(port=0, grace_seconds=0.2)
+        settings = config.WebSettings(port=0)
         async with (
             http_server(
                 settings,

@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 
 from moothall.api import protobuf
-from moothall.api.remote_agents import RemoteAgent, open_remote_agents
+from moothall.api.remote_agents import RemoteAgent, RemoteAgentLimits, open_remote_agents
 from moothall.config import AgentSettings
 from moothall.deliberation.recorded_model import Recording
 from moothall.domain.budget import Usage
@@ -112,7 +112,7 @@ class Elsewhere:
 
 
 @asynccontextmanager
-async def elsewhere(folder: Path, count: int = 2, **settings: Any) -> AsyncIterator[Elsewhere]:
+async def elsewhere(folder: Path, count: int = 2, **limits: Any) -> AsyncIterator[Elsewhere]:
     async with AsyncExitStack() as stack:
         ends, replicas = [], []
         for number in range(count):
@@ -131,7 +131,8 @@ async def elsewhere(folder: Path, count: int = 2, **settings: Any) -> AsyncItera
         }
         agents = await stack.enter_async_context(
             open_remote_agents(
-                AgentSettings(endpoint_pause_seconds=0.01, **output_text, **settings)
+                AgentSettings(**output_text),
+                RemoteAgentLimits(**({"retry_seconds": 0.01} | limits)),
             )
         )
         yield Elsewhere(replicas, ends, agents[ENDPOINT])
@@ -224,7 +225,7 @@ class Streams:
 @pytest.mark.parametrize(
     ("updates", "output_text"),
     [
-        ([pb.TaskUpdate(delta="x" * 600)] * 2, "agents.endpoint_chars"),
+        ([pb.TaskUpdate(delta="x" * 600)] * 2, "more than 1,000 characters"),
         ([pb.TaskUpdate(delta="words")], "failed: no reason"),
         ([], "failed: no reason"),
     ],
@@ -232,7 +233,7 @@ class Streams:
 async def test_a_stream_that_means_no_good_is_no_answer(
     tmp_path: Path, updates: list[pb.TaskUpdate], output_text: str
 ) -> None:
-    async with elsewhere(tmp_path, 1, endpoint_chars=1000) as app:
+    async with elsewhere(tmp_path, 1, max_chars=1000) as app:
         replica = app.model._replicas[0]
         replica.stub = stream = Streams(replica.stub, *updates)
         with pytest.raises(ModelReplyInvalid, match=output_text):

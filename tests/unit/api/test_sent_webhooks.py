@@ -78,8 +78,8 @@ async def hearing(*statuses: int) -> AsyncIterator[Hook]:
 
 @asynccontextmanager
 async def delivering(bus: MemoryBus, hook: Hook, *, tries: int = 8) -> AsyncIterator[None]:
-    settings = WebhookSettings(url=hook.url, secret=SecretStr(SECRET), tries=tries)
-    async with open_webhooks(bus, settings) as webhooks:
+    settings = WebhookSettings(url=hook.url, secret=SecretStr(SECRET))
+    async with open_webhooks(bus, settings, tries) as webhooks:
         webhooks._sleep = hook.sleep
         async with beside(
             webhooks.deliver_events((await bus.state(EVENTS.name)).last_seq), "webhooks"

@@ -24,6 +24,7 @@ from moothall.domain.task import DeliberationRequest
 from moothall.domain.topic import Channel
 from moothall.errors import ConfigurationError
 from moothall.events.adapter import Bus, embedded_server, open_bus
+from moothall.events.delivery import BusLimits
 from moothall.events.registry import EVENTS, WORK
 from moothall.orchestrator.planning import Defaults
 from moothall.orchestrator.service import DeliberationService
@@ -92,7 +93,9 @@ async def _git(folder: Path, *arguments: str) -> str:
 @asynccontextmanager
 async def written(settings: Settings) -> AsyncIterator[Writer]:
     """Open a bus, and write until the context ends."""
-    async with open_bus(settings.bus, settings.bus.url or "") as bus:
+    async with open_bus(
+        settings.bus, settings.bus.url or "", limits=BusLimits(blob_bytes=2000)
+    ) as bus:
         writer = Writer(bus, settings.data_dir)
         async with asyncio.TaskGroup() as group:
             group.create_task(writer.write_events())
@@ -111,7 +114,7 @@ async def test_a_backup_under_load_equals_the_log_up_to_its_mark(tmp_path: Path)
     data_dir, file = tmp_path / "data", tmp_path / "backup.tar"
     data_dir.mkdir(mode=0o700)
     async with embedded_server(BusSettings(), tmp_path / "bus") as url:
-        settings = Settings(data_dir=data_dir, bus=BusSettings(url=url, blob_bytes=2000))
+        settings = Settings(data_dir=data_dir, bus=BusSettings(url=url))
         async with written(settings) as writer:
             await wait_for(writer, 40)
             before = writer.written
@@ -123,7 +126,7 @@ async def test_a_backup_under_load_equals_the_log_up_to_its_mark(tmp_path: Path)
     assert max(original) > report.mark
     assert file.stat().st_mode & 0o777 == 0o600
 
-    restored = Settings(data_dir=tmp_path / "restored", bus=BusSettings(blob_bytes=2000))
+    restored = Settings(data_dir=tmp_path / "restored", bus=BusSettings())
     assert await restore_backup(restored, file, lambda _: None) == report
     async with (
         embedded_server(restored.bus, restored.data_dir / "bus") as url,

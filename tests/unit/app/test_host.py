@@ -21,14 +21,14 @@ from moothall.workers.in_process import Alive
 HOST = """
 import asyncio, os, sys
 from pathlib import Path
-from moothall.config import BusSettings, Settings
+from moothall.config import Settings
 from moothall.settings import load_settings
 from moothall.errors import MoothallError
 from moothall.workers.owner import Process
 from moothall.app.host import host_main
 
 os.umask(0)
-settings = load_settings(data_dir=Path(sys.argv[1]), bus=BusSettings(publish_seconds=0.1))
+settings = load_settings(data_dir=Path(sys.argv[1]))
 try:
     asyncio.run(host_main("host-1", print, app=Process(0, 0, ""), settings=settings, bus_url="nats://127.0.0.1:1", model_url=""))
 except* MoothallError:

@@ -165,7 +165,7 @@ async def test_on_a_bus_of_its_own_a_cancel_waits_for_who_decides(tmp_path: Path
         shared = AllSettings(bus=config.BusSettings(url=url), data_dir=tmp_path / "data")
         for task in ("task-a1", "task-b2"):
             await bus.create(request_event(task, deadline=datetime(2100, 1, 1, tzinfo=UTC)))
-        async with lease_of(shared.serve, bus, "decide.task-a1").try_acquire():
+        async with lease_of(bus, "decide.task-a1").try_acquire():
             messages: list[str] = []
             assert (await cancel(shared, "task-a1", "", messages.append))[
                 1

@@ -7,7 +7,7 @@ import pytest
 
 from moothall.authorization.alerts import Alerts
 from moothall.authorization.audit_chain import verify_all
-from moothall.config import GuardSettings
+from moothall.authorization.limits import GatewayLimits
 from moothall.domain.event import Event, EventType
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.events.registry import subject_of
@@ -89,7 +89,7 @@ async def test_mistakes_are_no_refusals(tmp_path: Path) -> None:
 
 async def test_one_window_knows_nothing_of_what_is_long_past(app: App) -> None:
     now = 0.0
-    alerts = Alerts(GuardSettings(alert_denials=3, alert_seconds=10), lambda: now)
+    alerts = Alerts(GatewayLimits(alert_denials=3, alert_seconds=10), lambda: now)
     for moment in (0, 4, 9, 15, 16, 30):
         now = moment
         alerts.count_refusal(app.seat(), tool_call(path="a"), "no", escape=False)

@@ -312,9 +312,9 @@ def test_a_seats_seconds_are_held_while_it_runs_and_booked_after() -> None:
 
 
 def test_the_limit_step_stands_alone() -> None:
-    check_limits(Meter(in_flight=1), GuardSettings(seat_in_flight=2))
+    check_limits(Meter(in_flight=1), 2)
     with pytest.raises(Stopped, match="still running"):
-        check_limits(Meter(in_flight=2), GuardSettings(seat_in_flight=2))
+        check_limits(Meter(in_flight=2), 2)
 
 
 def test_grants_are_patterns() -> None:

@@ -14,7 +14,6 @@ from typing import Any, Self
 import pytest
 
 from moothall.collector.collector import Collector
-from moothall.config import LimitSettings
 from moothall.domain.event import Event, EventType, new_event
 from support.story import (
     DEADLINE,
@@ -35,9 +34,7 @@ TASKS = [f"task-{letter}" for letter in "abcdefgh"]
 async def with_one(story: Story) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the decision of a single collector on a story, and the branches that it creates."""
     bus, repositories = FaultyBus(), Remembering()
-    running = asyncio.create_task(
-        Collector(bus, repositories, LimitSettings(), clock=lambda: START).run()
-    )
+    running = asyncio.create_task(Collector(bus, repositories, clock=lambda: START).run())
     await publish_story(bus, story)
     await until(lambda: bool(bus.decisions))
     running.cancel()
@@ -53,7 +50,7 @@ class Two:
         self.repositories = (Remembering(), Remembering())
         self._locks: dict[str, asyncio.Lock] = {}
         self.collectors = [
-            Collector(bus, mine, LimitSettings(), lock=self._alone, tick_seconds=0.005, clock=now)
+            Collector(bus, mine, lock=self._alone, tick_seconds=0.005, clock=now)
             for mine in self.repositories
         ]
         self.running: list[asyncio.Task[None]] = []
@@ -197,8 +194,8 @@ async def test_who_could_not_deliver_takes_the_decision_that_another_recorded_me
     slow = Remembering()
     slow.gates["moothall/task-a"] = release
     await publish_story(bus, full())
-    first = Collector(bus, slow, LimitSettings(), tick_seconds=0.005, clock=lambda: DEADLINE)
-    second = Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.005, clock=lambda: START)
+    first = Collector(bus, slow, tick_seconds=0.005, clock=lambda: DEADLINE)
+    second = Collector(bus, Remembering(), tick_seconds=0.005, clock=lambda: START)
     # It is stopped, so that nothing keeps the other from it.
     running = asyncio.create_task(first.handle(bus.log[-1]))
     await until(lambda: slow.deliveries > 0)

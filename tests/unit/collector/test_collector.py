@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from moothall.collector.collector import Collector
-from moothall.config import LimitSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
 from moothall.domain.outcome import DeliberationStatus, Outcome
@@ -33,7 +32,7 @@ LATE = DEADLINE + timedelta(seconds=11)
 def collector(
     bus: FaultyBus, repositories: Remembering, now: Callable[[], datetime] = lambda: START
 ) -> Collector:
-    return Collector(bus, repositories, LimitSettings(), tick_seconds=0.005, clock=now)
+    return Collector(bus, repositories, tick_seconds=0.005, clock=now)
 
 
 @asynccontextmanager

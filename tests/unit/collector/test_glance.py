@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.collector.collector import Collector
-from moothall.config import LimitSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.outcome import DeliberationStatus, Outcome
@@ -44,7 +43,7 @@ def place(seq: int) -> dict[str, str]:
 def test_whatever_comes_is_left_to_its_handling(
     kind: EventType, task_id: Any, rest: dict[str, Any]
 ) -> None:
-    collector = Collector(FaultyBus(), Remembering(), LimitSettings(), clock=lambda: START)
+    collector = Collector(FaultyBus(), Remembering(), clock=lambda: START)
     assert not glanced(collector, 1, kind, {**rest, "task_id": task_id})
     assert collector.active_count == 0
 
@@ -52,7 +51,7 @@ def test_whatever_comes_is_left_to_its_handling(
 @pytest.mark.parametrize("damage", [None, [], {}, "x", 1])
 async def test_a_damaged_event_of_a_known_deliberation_is_left_to_its_handling(damage: Any) -> None:
     requested, *rest = full().events
-    collector = Collector(FaultyBus(), Remembering(), LimitSettings(), clock=lambda: START)
+    collector = Collector(FaultyBus(), Remembering(), clock=lambda: START)
     folded = glanced(collector, 1, requested.type, dict(requested.data))
     assert isinstance(folded, asyncio.Future)
     assert not folded.done()
@@ -67,7 +66,7 @@ async def test_a_decision_at_the_deadline_is_left_to_its_handling_though_no_seat
     None
 ):
     requested, started, *_ = full().events
-    collector = Collector(FaultyBus(), Remembering(), LimitSettings(), clock=lambda: START)
+    collector = Collector(FaultyBus(), Remembering(), clock=lambda: START)
     glanced(collector, 1, requested.type, dict(requested.data))
     assert glanced(collector, 2, started.type, dict(started.data)) is True
     decided = dump(Outcome("task-a", DeliberationStatus.TIMEOUT)) | {"task_id": "task-a"}
@@ -77,9 +76,7 @@ async def test_a_decision_at_the_deadline_is_left_to_its_handling_though_no_seat
 async def test_a_request_is_not_acked_before_its_deadline_is_told_of() -> None:
     requested, started, *_ = full().events
     bus = FaultyBus()
-    collector = Collector(
-        bus, Remembering(), LimitSettings(), tick_seconds=0.01, clock=lambda: START
-    )
+    collector = Collector(bus, Remembering(), tick_seconds=0.01, clock=lambda: START)
     for number in range(100):  # concurrent requests are not held back: each is a message in hand
         data = dict(requested.data) | {"task_id": f"task-{number}"}
         folded = collector.try_fold(
@@ -92,7 +89,7 @@ async def test_a_request_is_not_acked_before_its_deadline_is_told_of() -> None:
     await bus.publish(requested)
     await bus.publish(started)
     run = asyncio.create_task(
-        Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.01, clock=lambda: START).run()
+        Collector(bus, Remembering(), tick_seconds=0.01, clock=lambda: START).run()
     )
     async with asyncio.timeout(20):
         while not bus.history:

@@ -12,7 +12,6 @@ import pytest
 from moothall.collector.collector import Collector
 from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.observer import Observer
-from moothall.config import LimitSettings
 from moothall.domain.event import EventType, new_event
 from moothall.domain.ids import TaskKey
 from moothall.testing.bus import MemoryBus
@@ -60,9 +59,7 @@ async def test_it_knows_what_was_asked_for_before_it_came_and_forgets_what_is_de
             )
         )
         deciding = group.create_task(
-            Collector(
-                bus, Remembering(), LimitSettings(), tick_seconds=0.02, clock=lambda: START
-            ).run()
+            Collector(bus, Remembering(), tick_seconds=0.02, clock=lambda: START).run()
         )
         await bus.publish(events[-1])
         await until(lambda: not observer.active_count)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -7,6 +8,7 @@ import pytest
 from pydantic import BaseModel, SecretStr
 
 from moothall.config.settings import known_variables
+from moothall.config.unknown import REMOVED
 from moothall.errors import ConfigurationError
 from moothall.settings import AllSettings, load_settings
 
@@ -19,6 +21,7 @@ from moothall.settings import AllSettings, load_settings
         ("MOOTHALL_GRPC_PORT", "did you mean MOOTHALL_GRPC__PORT?"),
         ("MOOTHALL_DATADIR", "did you mean MOOTHALL_DATA_DIR?"),
         ("MOOTHALL_ZZZ", "`moothall config` lists all"),
+        ("MOOTHALL_LIMITS__CORES", "not a setting; `moothall config` lists all"),
     ],
 )
 def test_a_mistyped_variable_is_an_error_that_names_the_right_one(
@@ -109,7 +112,30 @@ def test_every_secret_comes_from_a_file_too(
     assert read() == "given-itself"
 
 
-def test_limits_of_earlier_versions_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MOOTHALL_LIMITS__COUNTER_PROOFS", "0")
-    monkeypatch.setenv("MOOTHALL_LIMITS__AGENTS", "5")
-    assert load_settings().limits.agents == 5
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("limits.counter_proofs", "the checks that it limited no longer exist"),
+        ("web.head_seconds", "it is always 20 seconds"),
+        ("workspace.image", "use jobs.images"),
+    ],
+)
+def test_a_removed_setting_is_an_error_that_says_what_applies_instead(
+    name: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section, _, key = name.rpartition(".")
+    file = tmp_path / "m.toml"
+    file.write_text(f"[{section}]\n{key} = 1\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(file)
+    message = f"was removed: {reason}. Delete it"
+    assert f"{file}, line 2: {name} {message}" in str(caught.value)
+    variable = f"MOOTHALL_{name.upper().replace('.', '__')}"
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(ConfigurationError, match=f"{variable} {re.escape(message)}"):
+        load_settings()
+
+
+def test_no_removed_setting_exists() -> None:
+    known = set(known_variables(AllSettings, ""))
+    assert {name for name in REMOVED if name.upper().replace(".", "__") in known} == set()

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from moothall.config import BusSettings
+from moothall.events.delivery import BusLimits
 from moothall.events.nats.connection import connection
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.events.nats.server import embedded_server
@@ -39,19 +41,25 @@ def opened(request: pytest.FixtureRequest) -> Opened:
     url: str = "" if request.param == "memory" else request.getfixturevalue("server")
 
     @asynccontextmanager
-    async def memory(settings: BusSettings, secrets: tuple[str, ...]) -> AsyncIterator[AnyBus]:
-        yield MemoryBus(settings, secrets)
+    async def memory(
+        settings: BusSettings, secrets: tuple[str, ...], limits: BusLimits
+    ) -> AsyncIterator[AnyBus]:
+        yield MemoryBus(settings, secrets, limits)
 
     @asynccontextmanager
-    async def jetstream(settings: BusSettings, secrets: tuple[str, ...]) -> AsyncIterator[AnyBus]:
-        async with open_bus(settings, await emptied(url), secrets=secrets) as bus:
+    async def jetstream(
+        settings: BusSettings, secrets: tuple[str, ...], limits: BusLimits
+    ) -> AsyncIterator[AnyBus]:
+        async with open_bus(settings, await emptied(url), secrets=secrets, limits=limits) as bus:
             yield bus
 
     def open_any(
-        secrets: tuple[str, ...] = (), **settings: Any
+        secrets: tuple[str, ...] = (), **given: Any
     ) -> AbstractAsyncContextManager[AnyBus]:
+        names = {field.name for field in fields(BusLimits)} & set(given)
+        limits = {"retry_seconds": 0.01} | {name: given.pop(name) for name in names}
         return (memory if request.param == "memory" else jetstream)(
-            BusSettings(retry_seconds=0.01, **settings), secrets
+            BusSettings(**given), secrets, BusLimits(**limits)
         )
 
     return open_any

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.collector.collector import Collector
-from moothall.config import LimitSettings
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import BusUnavailable, InvalidRequest, Permanent
@@ -221,9 +220,7 @@ async def test_however_its_events_travel_a_deliberation_is_decided_the_same() ->
     decisions = []
     for seed in range(12):
         bus, chance = MemoryBus(), random.Random(seed)  # noqa: S311 - no secret
-        collector = Collector(
-            bus, Remembering(), LimitSettings(), tick_seconds=0.005, clock=lambda: START
-        )
+        collector = Collector(bus, Remembering(), tick_seconds=0.005, clock=lambda: START)
         left = [codec.encode(event) for event in full().events]
         running = asyncio.create_task(collector.run())
         while left:

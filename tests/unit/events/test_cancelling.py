@@ -14,6 +14,7 @@ import pytest
 from moothall.config import BusSettings
 from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.topic import Channel
+from moothall.events.delivery import BusLimits
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 
 Act = Callable[[JetStreamBus], Awaitable[object]]
@@ -78,7 +79,10 @@ async def test_a_cancellation_is_never_lost(act: Act, server: str) -> None:
         while not failed:
             await act(bus)
 
-    async with open_bus(BusSettings(blob_bytes=1024), server) as bus, asyncio.TaskGroup() as group:
+    async with (
+        open_bus(BusSettings(), server, limits=BusLimits(blob_bytes=1024)) as bus,
+        asyncio.TaskGroup() as group,
+    ):
         await bus.put("key", {"large": "x" * 5000})
         others = asyncio.all_tasks()
         for answers, turns in itertools.product(range(5), range(8)):

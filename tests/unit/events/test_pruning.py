@@ -12,6 +12,7 @@ import pytest_asyncio
 from moothall.config import BusSettings
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.topic import Channel
+from moothall.events.delivery import BusLimits
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.events.nats.layout import BLOBS_STREAM
 from moothall.events.nats.pruning import (
@@ -31,10 +32,10 @@ COMMIT = "c" * 40
 
 @pytest_asyncio.fixture
 async def bus(tmp_path: Path) -> AsyncIterator[JetStreamBus]:
-    settings = BusSettings(blob_bytes=1024)
+    settings = BusSettings()
     async with (
         embedded_server(settings, tmp_path / "bus") as url,
-        open_bus(settings, url) as opened,
+        open_bus(settings, url, limits=BusLimits(blob_bytes=1024)) as opened,
     ):
         yield opened
 

@@ -31,7 +31,6 @@ def settings_for(address: Address) -> GraphSettings:
         user=address.user,
         password=SecretStr(address.password),
         query_seconds=120,
-        retry_seconds=60,
     )
 
 
@@ -42,7 +41,9 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         async with embedded_store(tmp_path / "graph" / "context.kgl", query_seconds=30) as embedded:
             yield embedded
     else:
-        async with neo4j_store(settings_for(request.getfixturevalue("neo4j"))) as server:
+        async with neo4j_store(
+            settings_for(request.getfixturevalue("neo4j")), retry_seconds=60
+        ) as server:
             await server.empty()
             yield server
 

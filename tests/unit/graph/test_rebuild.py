@@ -35,7 +35,7 @@ async def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
             "password": SecretStr(server.password),
             "query_seconds": 120,
         }
-    settings = load_settings(data_dir=tmp_path / "data", graph=GraphSettings(**named, batch=7))
+    settings = load_settings(data_dir=tmp_path / "data", graph=GraphSettings(**named))
     async with open_graph(settings.graph, settings.data_dir) as graph:
         await graph.clear()
     async with open_log(settings, lambda _: None) as bus:
@@ -50,7 +50,7 @@ async def test_a_rebuild_gives_the_same_graph_and_reports_progress(settings: Set
         assert row["decisions"]
         counts = await answers.counts()
     progress: list[tuple[int, int]] = []
-    result = await rebuild(settings, lambda seq, last: progress.append((seq, last)))
+    result = await rebuild(settings, lambda seq, last: progress.append((seq, last)), batch_size=7)
     number = len(EventLog().whole().events)
     assert result.events == number
     assert result.before == result.after

@@ -123,14 +123,13 @@ async def test_an_unanswered_socket_is_reported(tmp_path: Path) -> None:
 
 async def test_an_unreachable_server_is_unavailable() -> None:
     with pytest.raises(GraphUnavailable, match="did not answer"):
-        async with neo4j_store(GraphSettings(url="bolt://127.0.0.1:9", connect_seconds=1)):
+        async with neo4j_store(GraphSettings(url="bolt://127.0.0.1:9")):
             pass
 
 
 async def test_an_unreachable_server_is_accepted_if_it_need_not_answer() -> None:
     async with neo4j_store(
-        GraphSettings(url="bolt://127.0.0.1:9", connect_seconds=1, retry_seconds=0.1),
-        must_answer=False,
+        GraphSettings(url="bolt://127.0.0.1:9"), must_answer=False, retry_seconds=0.1
     ) as store:
         with pytest.raises(GraphUnavailable, match="did not answer"):
             await store.read("RETURN 1", {})
@@ -146,13 +145,14 @@ async def test_a_late_server_gets_its_constraints_before_the_first_write(
             user=neo4j.user,
             password=SecretStr(neo4j.password),
             query_seconds=120,
-            retry_seconds=1,
         )
 
     port, at = free_port(), urlsplit(neo4j.url)
     async with (
         neo4j_store(settings(neo4j.url)) as client,
-        neo4j_store(settings(f"bolt://127.0.0.1:{port}"), must_answer=False) as later,
+        neo4j_store(
+            settings(f"bolt://127.0.0.1:{port}"), must_answer=False, retry_seconds=1
+        ) as later,
         relayed((at.hostname or "", at.port or 0), port=port),
     ):
         for kind, kinds in (("CONSTRAINT", "CONSTRAINTS"), ("INDEX", "INDEXES")):
@@ -178,7 +178,6 @@ async def test_concurrent_processes_prepare_an_empty_server(neo4j: Address) -> N
         user=neo4j.user,
         password=SecretStr(neo4j.password),
         query_seconds=120,
-        retry_seconds=60,
     )
     async with neo4j_store(settings) as first, AsyncExitStack() as stack:
         for kind, kinds in (("CONSTRAINT", "CONSTRAINTS"), ("INDEX", "INDEXES")):
@@ -187,7 +186,7 @@ async def test_concurrent_processes_prepare_an_empty_server(neo4j: Address) -> N
             ):
                 await first.write([(f"DROP {kind} {row['name']} IF EXISTS", {})])
         stores = await asyncio.gather(
-            *(stack.enter_async_context(neo4j_store(settings)) for _ in range(5))
+            *(stack.enter_async_context(neo4j_store(settings, retry_seconds=60)) for _ in range(5))
         )
         rows = await stores[-1].read(
             "SHOW INDEXES YIELD name WHERE name STARTS WITH 'moothall_'", {}
@@ -211,7 +210,6 @@ async def test_a_missing_database_is_named(neo4j: Address) -> None:
         user=neo4j.user,
         password=SecretStr(neo4j.password),
         database="nothing",
-        retry_seconds=1,
     )
     with pytest.raises(ConfigurationError, match="no database 'nothing'"):
         async with neo4j_store(settings):

@@ -66,7 +66,7 @@ async def test_a_server_that_is_down() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{reserved.getsockname()[1]}/v1"
-        async with open_model(LlmSettings(retries=1, retry_seconds=0.001), url) as model:
+        async with open_model(LlmSettings(retries=1), url, retry_seconds=0.001) as model:
             with pytest.raises(ModelUnavailable, match=f"{url} failed 2 times.*onnect"):
                 await model.chat(ask())
 
@@ -76,7 +76,7 @@ async def test_a_restarted_server_is_used() -> None:
         port = int(first.base_url.split(":")[2].split("/")[0])
     # whether the deadline comes between two attempts or in one
     server_is_away = "failed|not answered by its deadline"
-    async with open_model(LlmSettings(retries=50, retry_seconds=0.01), first.base_url) as model:
+    async with open_model(LlmSettings(retries=50), first.base_url, retry_seconds=0.01) as model:
         with pytest.raises(DeadlineExceeded, match=server_is_away):
             await model.chat(ask(seconds=0.1))
         async with scripted_model(lambda _b, _h: "back", port=port):

@@ -62,15 +62,16 @@ async def hostile(send: Say, **settings: Any) -> AsyncIterator[OpenAIModel]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     quick = {
         "retries": 1,
-        "retry_seconds": 0.001,
         "call_seconds": 20.0,
-        "max_reply_bytes": 20_000,
         **settings,
     }
     async with (
         server,
         open_model(
-            LlmSettings(**quick), f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+            LlmSettings(**quick),
+            f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1",
+            retry_seconds=0.001,
+            max_reply_bytes=20_000,
         ) as model,
     ):
         yield model

@@ -35,7 +35,7 @@ async def fronted(
             salt="",
         ) as port,
         open_model(
-            LlmSettings(retries=1, retry_seconds=0.001), f"http://outer@127.0.0.1:{port}/v1"
+            LlmSettings(retries=1), f"http://outer@127.0.0.1:{port}/v1", retry_seconds=0.001
         ) as model,
     ):
         yield model, engine, f"http://127.0.0.1:{port}/v1"

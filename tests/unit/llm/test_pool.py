@@ -31,7 +31,7 @@ needs_openssl = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="needs openssl to make a certificate"
 )
 LISTED = b'{"data": [{"id": "m"}]}'
-QUICK = {"retries": 0, "connect_seconds": 5.0}
+QUICK = {"retries": 0}
 
 
 def whole(body: bytes, kind: bytes = b"application/json", more: bytes = b"") -> bytes:

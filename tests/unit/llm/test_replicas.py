@@ -19,7 +19,7 @@ from moothall.llm.replicas import ReplicatedModel, open_models
 from moothall.testing.chat_contract import ask
 from moothall.testing.model import Answer, Fault, ScriptedModel, scripted_model
 
-QUICK = LlmSettings(retries=0, retry_seconds=0.001)
+QUICK = LlmSettings(retries=0)
 
 
 @asynccontextmanager

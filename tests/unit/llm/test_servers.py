@@ -77,7 +77,7 @@ async def model_of(
     async with (
         served(kind, answer) as server,
         open_model(
-            LlmSettings(retries=1, retry_seconds=0.01, **settings), server.base_url
+            LlmSettings(retries=1, **settings), server.base_url, retry_seconds=0.01
         ) as model,
     ):
         yield model, server
@@ -184,8 +184,11 @@ class TestStubs(ServerContract):
 
     @pytest_asyncio.fixture
     async def model(self, kind: ServerKind) -> AsyncIterator[OpenAIModel]:
-        settings = LlmSettings(retries=1, retry_seconds=0.01)
-        async with served(kind, follow) as server, open_model(settings, server.base_url) as model:
+        settings = LlmSettings(retries=1)
+        async with (
+            served(kind, follow) as server,
+            open_model(settings, server.base_url, retry_seconds=0.01) as model,
+        ):
             yield model
 
     @pytest.fixture

@@ -465,9 +465,7 @@ async def test_a_task_that_cannot_start_has_a_failed_result_with_its_reason(bus:
     request = replace(TASK, task_id="task-9", repository=RepositoryRef(id="gone"))
     reason = NoCouncil("the dev council was deleted; make one with CreateCouncil")
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
-        collecting = group.create_task(
-            Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.01).run()
-        )
+        collecting = group.create_task(Collector(bus, Remembering(), tick_seconds=0.01).run())
         await deliberations.refuse(request, reason, OTHER)
         outcome = await deliberations.wait(TaskId("task-9"), OTHER)
         assert (outcome.status, outcome.winner_id) == (DeliberationStatus.FAILED, "")

@@ -81,7 +81,7 @@ async def test_a_deliberation_stays_in_its_trace(tmp_path: Path) -> None:
         calls = len(app.server.requests)
         await work(app, requested, 2)  # its ack was lost, and another host resumes it
         assert len(app.server.requests) == calls
-        collecting = asyncio.ensure_future(Collector(app.bus, Remembering(), LimitSettings()).run())
+        collecting = asyncio.ensure_future(Collector(app.bus, Remembering()).run())
         events = await until(has(EventType.DELIBERATION_DECIDED), app.bus)
         collecting.cancel()
         await asyncio.wait({collecting})

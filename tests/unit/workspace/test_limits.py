@@ -10,7 +10,7 @@ from moothall.domain.repository import Base, Prepared, Profile
 from moothall.workspace.limits import CheckLimit, describe_limit, describe_shell_limit, limit
 
 SETTINGS = WorkspaceSettings(
-    check_seconds=100, base_seconds=50, check_factor=5, check_floor_seconds=20, case_seconds=2
+    check_seconds=100, base_seconds=50, check_floor_seconds=20, case_seconds=2
 )
 
 
@@ -51,7 +51,7 @@ def test_the_base_gets_the_most_and_three_times_a_case(
         ({}, (20, 2, "workspace.check_floor_seconds")),
         (
             {"duration_ms": 10_000},
-            (50, 2, "workspace.check_factor times the 10.0 s of the untouched base"),
+            (50, 2, "5 times the 10.0 s of the untouched base"),
         ),
         ({"duration_ms": 90_000}, (100, 2, "workspace.check_seconds")),
         ({"durations": {"a": 3000}}, (20, 15, "workspace.check_floor_seconds")),

@@ -148,21 +148,21 @@ async def body(request: Request) -> bytes:
         raise HttpRefusal(
             415, "NOT_JSON", f"the body is encoded as {encoding[:80]!r}; send it unencoded"
         )
-    settings = request.app.state.settings
+    limits = request.app.state.limits
     content = bytearray()
     try:
-        async with asyncio.timeout(settings.body_seconds):
+        async with asyncio.timeout(limits.body_seconds):
             async for chunk in request.stream():
                 content += chunk
-                if len(content) > settings.body_bytes:
+                if len(content) > limits.body_bytes:
                     raise HttpRefusal(
                         413,
                         "BODY_TOO_LARGE",
-                        f"the body is larger than {settings.body_bytes} bytes (web.body_bytes)",
+                        f"the body is larger than {limits.body_bytes} bytes",
                     )
     except TimeoutError as error:
         raise HttpRefusal(
-            408, "BODY_TOO_SLOW", f"the body did not arrive in {settings.body_seconds:g} seconds"
+            408, "BODY_TOO_SLOW", f"the body did not arrive in {limits.body_seconds:g} seconds"
         ) from error
     return bytes(content)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from google.protobuf.message import Message
@@ -41,6 +41,7 @@ DEFAULT_PORT = 8080
 LINK_SECONDS = 600.0
 """How long the link that `serve` prints can sign in a browser, once."""
 _MAX_SESSIONS = 256
+_LIMITS = ServerLimits()
 """Signed-in browsers, and as many again by password; the oldest session ends if there are more."""
 
 
@@ -63,9 +64,11 @@ async def http_server(
     configured: bool,
     accounts: UserAccounts | None = None,
     provider: Provider | None = None,
+    limits: ServerLimits = _LIMITS,
 ) -> AsyncIterator[Served]:
     """Serve until the context ends. Yields the address, with port 0, after a log message, if the
-    default port is taken. `accounts` sign in with passwords, others at a `provider`.
+    default port is taken. `accounts` sign in with passwords, others at a `provider`. The settings
+    override `limits`.
 
     `configured`: the tokens are the operator's, not the one created at the first start. Raises
     `ConfigurationError` for a configured port that is taken, for anything but loopback without TLS
@@ -74,7 +77,7 @@ async def http_server(
     context = tls_context(settings, configured=configured)
     if provider is not None:
         await _check_provider(provider, settings)
-    limits = _limits(settings)
+    limits = _apply(settings, limits)
     address = ListenAddress("HTTP", "web", settings.host, settings.port, DEFAULT_PORT)
     sessions = Sessions(
         _MAX_SESSIONS,
@@ -84,7 +87,10 @@ async def http_server(
         provider_name=provider.name if provider else "",
     )
     async with serve_asgi(
-        application(settings, dependencies, bearers, sessions, provider), address, limits, context
+        application(settings, dependencies, bearers, sessions, provider, limits=limits),
+        address,
+        limits,
+        context,
     ) as port:
         is_local = context is None and is_loopback(settings.host) and bearers.accept(LOCAL)
         has_link = port and is_local and "page" in dependencies.served
@@ -114,17 +120,15 @@ async def serve_app(
     checked = edge.check_origin(checked, settings.host, settings.hosts)
     checked = edge.answer_errors(checked, settings.calls, settings.readers)
     address = ListenAddress(service, "web", settings.host, settings.port, DEFAULT_PORT)
-    async with serve_asgi(checked, address, _limits(settings), context) as port:
+    async with serve_asgi(checked, address, _apply(settings, _LIMITS), context) as port:
         yield port
 
 
-def _limits(settings: config.WebSettings) -> ServerLimits:
-    return ServerLimits(
+def _apply(settings: config.WebSettings, limits: ServerLimits) -> ServerLimits:
+    return replace(
+        limits,
         connections=settings.connections,
-        head_seconds=settings.head_seconds,
         keep_seconds=settings.keep_seconds,
-        stall_seconds=settings.stall_seconds,
-        grace_seconds=settings.grace_seconds,
     )
 
 
@@ -151,6 +155,8 @@ def application(
     bearers: BearerTokens,
     sessions: Sessions,
     provider: Provider | None = None,
+    *,
+    limits: ServerLimits = _LIMITS,
 ) -> Starlette:
     """Return the ASGI application: the routes behind their middleware, outermost first."""
     pages = (
@@ -194,7 +200,7 @@ def application(
         exception_handlers={HTTPException: edge.not_served},
     )
     app.router.redirect_slashes = False
-    app.state.settings = settings
+    app.state.limits = limits
     return app
 
 

@@ -72,21 +72,21 @@ async def read_form(request: Request, max_fields: int = _MAX_FIELDS) -> Mapping[
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM_TYPE:
         raise HttpRefusal(415, "NOT_A_FORM", f"send a form ({_FORM_TYPE})")
-    settings, raw = request.app.state.settings, bytearray()
+    limits, raw = request.app.state.limits, bytearray()
     try:
-        async with asyncio.timeout(settings.body_seconds):
+        async with asyncio.timeout(limits.body_seconds):
             async for chunk in request.stream():
                 raw += chunk
-                if len(raw) > settings.body_bytes:
+                if len(raw) > limits.body_bytes:
                     raise HttpRefusal(
                         413,
                         "BODY_TOO_LARGE",
-                        f"the form is larger than {settings.body_bytes} bytes (web.body_bytes)",
+                        f"the form is larger than {limits.body_bytes} bytes",
                     )
         fields = parse_qs(raw.decode(), keep_blank_values=True, max_num_fields=max_fields)
     except TimeoutError as error:
         raise HttpRefusal(
-            408, "BODY_TOO_SLOW", f"the form did not arrive in {settings.body_seconds:g} seconds"
+            408, "BODY_TOO_SLOW", f"the form did not arrive in {limits.body_seconds:g} seconds"
         ) from error
     except ValueError as error:
         raise InvalidRequest(

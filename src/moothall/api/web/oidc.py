@@ -24,6 +24,7 @@ from moothall.errors import CallFailed, ConfigurationError, Refused
 
 _CLAIMS = ("exp", "iat", "iss", "aud", "sub", "nonce")
 _LABEL = "the ID token"
+_SIGN_IN_SECONDS = 600.0
 
 
 def _secret() -> str:
@@ -46,12 +47,18 @@ class Flow:
 class Provider:
     """The configured provider. Methods raise `Temporary` if it is unreachable, `CallFailed` for an
     invalid response.
+
+    sign_in_seconds: the maximum time that a user may spend at the provider to sign in.
     """
 
     def __init__(
-        self, settings: config.OidcSettings, clock: Callable[[], float] = monotonic
+        self,
+        settings: config.OidcSettings,
+        clock: Callable[[], float] = monotonic,
+        *,
+        sign_in_seconds: float = _SIGN_IN_SECONDS,
     ) -> None:
-        self.settings = settings
+        self.settings, self.sign_in_seconds = settings, sign_in_seconds
         self._issuer = Issuer(settings, clock)
 
     @property

@@ -127,7 +127,7 @@ _MAX_FLOWS = 10_000
 
 def oidc_routes(provider: Provider, sessions: Sessions) -> Sequence[Route]:
     """Return the routes to the provider and back."""
-    seconds = provider.settings.sign_in_seconds
+    seconds = provider.sign_in_seconds
     flows: TTLCache[str, Flow] = TTLCache(_MAX_FLOWS, seconds)
 
     def base_url(request: Request) -> str:

@@ -267,7 +267,7 @@ class PullConsumer:
         if place.deliveries > 1:
             metrics.BUS_REDELIVERIES.add(self.spec.name)
         verdict = await judge(
-            self.stored.settings,
+            self.stored.limits,
             self.handler,
             lambda: self._unpack(message),
             deliveries=place.deliveries,
@@ -330,7 +330,7 @@ class PullConsumer:
             await dead_letters.bury(self.stored, origin, message.data, verdict)
         except (BusUnavailable, Permanent) as error:
             return Nak(
-                self.stored.settings.retry_seconds,
+                self.stored.limits.retry_seconds,
                 f"its dead letter could not be stored: {error.message}",
             )
         metrics.BUS_DEAD_LETTERS.add(self.spec.name)

@@ -28,6 +28,7 @@ from moothall.events import batching, codec, forwarding, registry, turns
 from moothall.events.batching import BatchingWriter
 from moothall.events.buckets import DOCUMENTS, bucket_of
 from moothall.events.codec import load_json
+from moothall.events.delivery import BUS_LIMITS, BusLimits
 from moothall.events.envelope import EnvelopeCodec
 from moothall.events.nats import requests, setup
 from moothall.events.nats.bucket import KvBucket
@@ -133,7 +134,7 @@ class JetStreamBus:
         self._tail = tail
         self._work = WorkQueue(stored)
         self._packer = EnvelopeCodec(
-            self._stored.put, self._stored.get, settings.blob_bytes, self._secrets
+            self._stored.put, self._stored.get, stored.limits.blob_bytes, self._secrets
         )
         documents = self.bucket(DOCUMENTS.name)
         self.put, self.get, self.keys, self.remove = (
@@ -160,7 +161,7 @@ class JetStreamBus:
             self._packer,
             settings.batch_seconds,
             settings.ack_wait_seconds / 2,
-            settings.in_flight,
+            stored.limits.in_flight,
         )
 
     async def publish(self, event: Event) -> int:
@@ -419,7 +420,12 @@ def _publish_span(subject: str, event: Event) -> telemetry.Span:
 
 @asynccontextmanager
 async def open_bus(
-    settings: BusSettings, url: str, *, secrets: Sequence[str] = (), alone: bool = False
+    settings: BusSettings,
+    url: str,
+    *,
+    secrets: Sequence[str] = (),
+    alone: bool = False,
+    limits: BusLimits = BUS_LIMITS,
 ) -> AsyncIterator[JetStreamBus]:
     """Connect, set up the bus as in the registry, and close at the end.
 
@@ -441,9 +447,9 @@ async def open_bus(
     async with connection(settings, url, on_lost=connection_lost) as client, acks.listening(client):
         js = client.jetstream()
         await setup.ensure(js, settings, alone=alone)
-        outbox = Outbox(client, acks, settings.publish_seconds, settings.in_flight)
+        outbox = Outbox(client, acks, limits.publish_seconds, limits.in_flight)
         outboxes.append(outbox)
-        stored = Stored(client, js, settings, acks, outbox)
+        stored = Stored(client, js, settings, limits, acks, outbox)
         tail = StreamTail(stored, registry.EVENTS.name, registry.subject(Channel.RESPONSES.all))
         async with beside(outbox.run(), "outbox"), beside(tail.run(), "decisions"):
             bus = JetStreamBus(stored, settings, secrets, tail)

@@ -23,6 +23,7 @@ from nats.js.object_store import ObjectStore
 from moothall.config import BusSettings
 from moothall.errors import BusUnavailable, InvalidRequest, NotFound
 from moothall.events import codec
+from moothall.events.delivery import BusLimits
 from moothall.events.nats.connection import ConsumerGone, Pull, reason, translate_errors
 from moothall.events.nats.fast_client import FastClient, keep_cancellation
 from moothall.events.nats.layout import BLOB_CHUNKS, BLOBS, BLOBS_STREAM, MESSAGE_ID
@@ -52,6 +53,7 @@ class Stored:
     client: FastClient
     js: JetStreamContext
     settings: BusSettings
+    limits: BusLimits
     acks: ReplyInbox
     outbox: Outbox
 
@@ -63,7 +65,7 @@ class Stored:
 
         Raises `BusUnavailable` after that, and `Permanent` for what the server refuses for good.
         """
-        deadline = time.monotonic() + self.settings.publish_seconds
+        deadline = time.monotonic() + self.limits.publish_seconds
         delay = 0.02
         while True:
             try:
@@ -123,7 +125,7 @@ class Stored:
                             return
             except (ConsumerGone, nats.errors.Error, TimeoutError, OSError) as error:
                 failing_since = failing_since or time.monotonic()
-                patience = self.settings.publish_seconds
+                patience = self.limits.publish_seconds
                 if self.client.is_closed or (
                     until is not None and time.monotonic() - failing_since > patience
                 ):

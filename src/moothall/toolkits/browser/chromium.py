@@ -34,6 +34,8 @@ _PACKAGED = Path("/usr/lib/chromium/chromium")
 
 _START_SECONDS = 30.0
 _MESSAGE_BYTES = 32_000_000
+_PROCESSES = 400
+"""Processes and threads of one browser."""
 _SANDBOX_FOLDER = "/opt/moothall-browser"
 _FLAGS = (
     "--headless",
@@ -149,7 +151,7 @@ def _spec(
         name=f"browser-{secrets.token_hex(4)}",
         argv=(str(interpreter()), "-I", "-S", start, str(pipe), str(program), *_FLAGS),
         limits=sandbox.model_copy(
-            update={"memory_bytes": settings.memory_bytes, "processes": settings.processes}
+            update={"memory_bytes": settings.memory_bytes, "processes": _PROCESSES}
         ),
         ro=tuple(binds),
         env={"HOME": "/tmp", "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},  # noqa: S108 - inside

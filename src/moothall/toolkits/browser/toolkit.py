@@ -25,6 +25,9 @@ from moothall.toolkits.web.family import HttpSettings
 _POLL_SECONDS, _SETTLE_SECONDS = 0.1, 0.15
 _SCRIPT_MS = 5000
 _MAX_REFUSED = 20
+_MAX_ACTIONS = 20
+_TEXT_CHARS = 20_000
+_SCREENSHOT_BYTES = 5_000_000
 _WIDTH, _HEIGHT = 1280, 800
 
 # Each is called with a selector, in an isolated world that the page's scripts cannot access.
@@ -69,10 +72,9 @@ class BrowserTools:
 
     async def _output(self, call: ToolCall, workspace: Workspace) -> Output:
         actions: Sequence[Mapping[str, str]] = call.arguments["actions"]
-        if len(actions) > self._settings.actions:
+        if len(actions) > _MAX_ACTIONS:
             raise InvalidRequest(
-                f"there are {len(actions)} actions; a call may have at most "
-                f"{self._settings.actions} (browser.actions)"
+                f"there are {len(actions)} actions; a call may have at most {_MAX_ACTIONS}"
             )
         self._destinations.check(str(call.arguments["url"]))
         events = _PageEvents()
@@ -226,17 +228,16 @@ class _Page:
         await self._check_allowed()
 
     async def _text(self, selector: str) -> Output:
-        max_chars = self._settings.text_chars
+        max_chars = _TEXT_CHARS
         text = str(await self._evaluate_on(_TEXT % (max_chars + 1), selector))
         return {"text": text[:max_chars], "truncated": len(text) > max_chars}
 
     async def _screenshot(self) -> Output:
         picture = str((await self._tools.call("Page.captureScreenshot", format="png"))["data"])
         size = len(base64.b64decode(picture))
-        if size > self._settings.screenshot_bytes:
+        if size > _SCREENSHOT_BYTES:
             raise CallFailed(
-                f"the screenshot has {size} bytes; at most {self._settings.screenshot_bytes} are "
-                "stored"
+                f"the screenshot has {size} bytes; at most {_SCREENSHOT_BYTES} are stored"
             )
         self.picture = picture
         return {"bytes": size}

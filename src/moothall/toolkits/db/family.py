@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import Field, SecretStr
@@ -32,15 +31,12 @@ class Databases(Section):
     postgres_url: SecretStr | None = Field(
         None, description="postgresql://user:password@host:5432/database; unset: no db.postgres"
     )
-    postgres_url_file: Path | None = Field(None, description="file that contains `postgres_url`")
     redis_url: SecretStr | None = Field(
         None, description="redis://user:password@host:6379/0 or rediss://…; unset: no db.redis"
     )
-    redis_url_file: Path | None = Field(None, description="file that contains `redis_url`")
     neo4j_url: SecretStr | None = Field(
         None, description="neo4j://user:password@host:7687/database; unset: no db.neo4j"
     )
-    neo4j_url_file: Path | None = Field(None, description="file that contains `neo4j_url`")
 
 
 class DbSettings(Databases):
@@ -56,9 +52,6 @@ class DbSettings(Databases):
     )
     seconds: float = Field(15.0, gt=0, description="one query, connecting included")
     rows: int = Field(500, ge=1, le=100_000, description="rows of one answer; more are dropped")
-    result_bytes: int = Field(
-        50_000, ge=1000, description="size of one answer as JSON; a longer one is truncated"
-    )
     receive_bytes: int = Field(
         8_000_000, ge=10_000, description="what a server may send for one call; more ends the call"
     )

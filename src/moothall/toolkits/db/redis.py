@@ -14,7 +14,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 from moothall.errors import CallFailed, InvalidRequest, Refused
 from moothall.toolkits.answering import Output
 from moothall.toolkits.db.family import DbSettings
-from moothall.toolkits.db.rows import jsonable, size
+from moothall.toolkits.db.rows import ANSWER_BYTES, jsonable, size
 
 _FORBIDDEN_FLAGS = frozenset(
     {
@@ -180,15 +180,15 @@ def _text(flag: bytes | str) -> str:
 
 def _truncate(reply: Any, limits: DbSettings) -> Output:
     if isinstance(reply, list):
-        items, remaining = [], limits.result_bytes
+        items, remaining = [], ANSWER_BYTES
         for item in reply[: limits.rows]:
             remaining -= size(item) + 2
             if remaining < 0:
                 break
             items.append(item)
         return {"reply": items, "truncated": len(items) < len(reply)}
-    if isinstance(reply, str) and len(reply) > limits.result_bytes:
-        return {"reply": reply[: limits.result_bytes], "truncated": True}
-    if size(reply) > limits.result_bytes:
+    if isinstance(reply, str) and len(reply) > ANSWER_BYTES:
+        return {"reply": reply[:ANSWER_BYTES], "truncated": True}
+    if size(reply) > ANSWER_BYTES:
         return {"reply": None, "truncated": True}
     return {"reply": reply, "truncated": False}

@@ -13,6 +13,8 @@ from moothall.toolkits.answering import Output
 from moothall.toolkits.db.family import DbSettings
 
 _MAX_DEPTH = 40
+ANSWER_BYTES = 50_000
+"""Size of one answer as JSON; a longer one is truncated."""
 
 
 def jsonable(value: Any, depth: int = _MAX_DEPTH) -> Any:  # noqa: PLR0911 - one case a kind of value
@@ -61,7 +63,7 @@ class Table:
     _chars_left: int = 0
 
     def __post_init__(self) -> None:
-        self._chars_left = self.limits.result_bytes - size(list(self.columns))
+        self._chars_left = ANSWER_BYTES - size(list(self.columns))
 
     def add(self, row: Iterable[Any]) -> bool:
         """Add a row. Return False if it does not fit; no more rows can be added then."""

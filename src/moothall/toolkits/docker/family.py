@@ -56,7 +56,6 @@ class DockerSettings(Section):
         description="containers and images are removed after this long, or with their workspace",
     )
     containers: int = Field(4, ge=1, description="containers of one workspace")
-    built: int = Field(4, ge=1, description="images of one workspace")
     memory_bytes: int = Field(
         512_000_000,
         ge=8_000_000,
@@ -71,11 +70,6 @@ class DockerSettings(Section):
     )
     context_files: int = Field(500, ge=1, description="files of a build")
     context_bytes: int = Field(20_000_000, ge=10_000, description="total size of a build's files")
-    output_bytes: int = Field(
-        30_000,
-        ge=1000,
-        description="output of a container, a build or a log; a longer one is truncated",
-    )
 
 
 class DockerFamily(Family[DockerSettings]):

@@ -38,6 +38,9 @@ log = get_logger(__name__)
 _OWNER, _EXPIRES, _TAG = "moothall.owner", "moothall.expires", "moothall.tag"
 _SWEEP_SECONDS, _STOP_SECONDS, _CLEAN_SECONDS = 30.0, 5, 60.0
 _SHORT, _LINE_BYTES = 12, 1_000_000
+_MAX_IMAGES = 4
+"""Images that one workspace may build."""
+_OUTPUT_BYTES = 30_000
 _FORBIDDEN_NETWORKS = frozenset({"host", "container"})
 
 
@@ -198,8 +201,8 @@ class _WorkspaceContainers:
         ):
             await self._image(image)  # it must exist, because nothing is pulled
         images = await _list_labelled(self._engine, "images", f"{_OWNER}={self._owner}")
-        if len({image["Labels"].get(_TAG) for image in images} - {tag}) >= settings.built:
-            raise Refused(f"a workspace has at most {settings.built} images (docker.built)")
+        if len({image["Labels"].get(_TAG) for image in images} - {tag}) >= _MAX_IMAGES:
+            raise Refused(f"a workspace has at most {_MAX_IMAGES} images")
         query = {
             "t": self._reference(tag),
             "dockerfile": context.dockerfile_path,
@@ -215,7 +218,7 @@ class _WorkspaceContainers:
         output, failure = "", ""
         async with self._engine.stream("POST", "/build", query=query, body=context.tar) as response:
             async for message in _read_json_lines(response.content):
-                output = (output + str(message.get("stream", "")))[-settings.output_bytes :]
+                output = (output + str(message.get("stream", "")))[-_OUTPUT_BYTES:]
                 failure = str(message["error"])[:1000] if "error" in message else failure
         if failure:
             raise InvalidRequest(f"the build failed: {failure}\n{output[-2000:]}")
@@ -273,7 +276,7 @@ class _WorkspaceContainers:
         try:
             body = {"Detach": False, "Tty": False}
             output, truncated = await self._engine.read_output(
-                "POST", f"/exec/{exec_id}/start", self._settings.output_bytes, body=body
+                "POST", f"/exec/{exec_id}/start", _OUTPUT_BYTES, body=body
             )
             has_ended = True
         finally:
@@ -339,7 +342,7 @@ class _WorkspaceContainers:
     async def _read_logs(self, container: str, lines: int) -> tuple[str, bool]:
         query = {"stdout": "1", "stderr": "1", "tail": str(lines)}
         return await self._engine.read_output(
-            "GET", f"/containers/{container}/logs", self._settings.output_bytes, query=query
+            "GET", f"/containers/{container}/logs", _OUTPUT_BYTES, query=query
         )
 
     async def _kill(self, container: str) -> None:

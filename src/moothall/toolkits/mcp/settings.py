@@ -61,7 +61,6 @@ class McpServerSettings(Section):
         description="by name: environment variables of a command, or headers for a url; in the "
         "file, lines of NAME=value. Not allowed together with files",
     )
-    credentials_file: Path | None = Field(None, description="file that contains `credentials`")
     keep_seconds: float = Field(
         900.0,
         ge=0,
@@ -126,7 +125,6 @@ class McpSettings(Section):
         None, description="folder of the lists of accepted tools; unset: mcp in the data directory"
     )
     seconds: float = Field(60.0, gt=0, le=3600, description="one call, the server's start included")
-    at_once: int = Field(4, ge=1, description="calls that one process makes at the same time")
     kept: int = Field(
         16,
         ge=1,
@@ -134,17 +132,9 @@ class McpSettings(Section):
         "one",
     )
     tools: int = Field(100, ge=1, le=1000, description="tools of one server; more are refused")
-    schema_bytes: int = Field(
-        20_000,
-        ge=100,
-        description="size of the schema of one tool's arguments; a tool with more is refused",
-    )
     receive_bytes: int = Field(
         8_000_000,
         ge=10_000,
         le=40_000_000,
         description="what a server may send for one call; a server that sends more is ended",
-    )
-    result_bytes: int = Field(
-        50_000, ge=1000, description="size of one answer as JSON; a longer one is truncated"
     )

@@ -49,6 +49,8 @@ _DEPTH, _PARTS, _CHOICES, _CHOICE_CHARS, _ITEMS = 6, 200, 100, 100, 1000
 _TOOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,63}")
 _DESCRIPTION_CHARS = 160
 _LIST_BYTES = 20_000_000
+_SCHEMA_BYTES = 20_000
+_RESULT_BYTES = 50_000
 _FILE_ACCESS: Mapping[str, Any] = {"none": "none", "read": "read", "write": "write"}
 
 
@@ -69,7 +71,7 @@ class ArgumentsModel(Arguments):
         return {name: value for name, value in handler(self).items() if name in set_names}
 
 
-def arguments_model(schema: Mapping[str, Any], max_bytes: int) -> type[Arguments]:
+def arguments_model(schema: Mapping[str, Any]) -> type[Arguments]:
     """Return the model of a tool's arguments. Raises `ValueError` with the reason if the schema
     cannot be bounded.
     """
@@ -77,10 +79,8 @@ def arguments_model(schema: Mapping[str, Any], max_bytes: int) -> type[Arguments
         size = len(json.dumps(schema, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError("its schema is not JSON") from error
-    if size > max_bytes:
-        raise ValueError(
-            f"its schema has {size} bytes; at most {max_bytes} are allowed (mcp.schema_bytes)"
-        )
+    if size > _SCHEMA_BYTES:
+        raise ValueError(f"its schema has {size} bytes; at most {_SCHEMA_BYTES} are allowed")
     if schema.get("type") != "object":
         raise ValueError("its schema does not describe an object")
     return _SchemaReader(schema).model(schema, 0)
@@ -313,10 +313,10 @@ def _spec(server: str, settings: McpSettings, offer: OfferedTool) -> ToolSpec:
             if description
             else "of an MCP server, which says nothing of it"
         ),
-        arguments=arguments_model(offer.schema, settings.schema_bytes),
+        arguments=arguments_model(offer.schema),
         output=McpOutput,
         danger=Danger.OUTSIDE if server_settings.url else danger,
-        caps=Caps(settings.seconds, settings.result_bytes),
+        caps=Caps(settings.seconds, _RESULT_BYTES),
         requirements=Requirements(
             os_access=bool(server_settings.command),
             network_access=bool(server_settings.url),
@@ -362,11 +362,7 @@ def accepted_tools(settings: Settings, mcp: McpSettings) -> Sequence[AcceptedToo
 def _settings_text(mcp: McpSettings, server: McpServerSettings, name: str) -> str:
     """Return the settings that determine a server's catalogue entries, as JSON."""
     return mcp.model_copy(
-        update={
-            "servers": {
-                name: server.model_copy(update={"credentials": {}, "credentials_file": None})
-            }
-        }
+        update={"servers": {name: server.model_copy(update={"credentials": {}})}}
     ).model_dump_json(exclude_unset=True)
 
 

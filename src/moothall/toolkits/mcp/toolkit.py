@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the SDK takes time to import, and few deployments have serv
 
     from moothall.toolkits.mcp.server_pool import ServerPool
 
+_CONCURRENT_CALLS = 4
 _NOT_INSTALLED = "MCP's library is not installed: pip install 'moothall[tools]'"
 
 
@@ -42,7 +43,7 @@ class McpTools:
         self._destinations = Destinations.read(http.allow, only=http.only_allowed)
         self._tools = {tool.spec.name: tool for tool in tools}
         self._secrets = secret_values(mcp)
-        self._slots = asyncio.Semaphore(mcp.at_once)
+        self._slots = asyncio.Semaphore(_CONCURRENT_CALLS)
         self._server_pool: ServerPool | None = None
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:

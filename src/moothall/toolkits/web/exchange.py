@@ -19,6 +19,7 @@ from moothall.toolkits.web.family import HttpSettings
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CHANGE_TO_GET = frozenset({301, 302, 303})
 _UNCHANGED_METHODS = frozenset({"GET", "HEAD"})
+_MAX_REDIRECTS = 5
 _CHUNK = 65_536
 _SHOWN_HEADERS = frozenset(
     {
@@ -86,7 +87,7 @@ class HttpCaller:
         destination that tools may not call, and `CallFailed`.
         """
         url = self._destinations.check(text)
-        for _ in range(self._settings.redirects + 1):
+        for _ in range(_MAX_REDIRECTS + 1):
             async with self._send(method, url, headers, body) as response:
                 if response.status not in _REDIRECTS or "Location" not in response.headers:
                     return await self._read(response, method, max_bytes, truncate=truncate)
@@ -99,9 +100,7 @@ class HttpCaller:
                     for name, value in headers.items()
                     if name.lower() not in _CREDENTIAL_HEADERS
                 }
-        raise CallFailed(
-            f"{text[:200]} redirects more than {self._settings.redirects} times (http.redirects)"
-        )
+        raise CallFailed(f"{text[:200]} redirects more than {_MAX_REDIRECTS} times")
 
     def _next(self, url: URL, response: aiohttp.ClientResponse) -> URL:
         try:

@@ -29,7 +29,6 @@ class HttpSettings(Section):
     )
     only_allowed: bool = Field(default=False, description="tools may call only those in `allow`")
     seconds: float = Field(30.0, gt=0, description="one call, redirects included")
-    redirects: int = Field(5, ge=0, le=20, description="maximum number of redirects of one call")
     response_bytes: int = Field(
         1_000_000, ge=1024, description="a response after decompression; a longer one is truncated"
     )

@@ -99,7 +99,10 @@ class RoleDeployment:
             for pod in await self.pods("app.kubernetes.io/name=nats")
         )
         self._bus = await self._open.enter_async_context(
-            open_bus(BusSettings(replicas=3, credentials_file=self.credentials), servers)
+            open_bus(
+                BusSettings.model_validate({"replicas": 3, "credentials_file": self.credentials}),
+                servers,
+            )
         )
 
     async def disconnect(self) -> None:

@@ -14,7 +14,7 @@ from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
 from moothall.toolkits.db.family import Databases, DbFamily, DbSettings
-from moothall.toolkits.db.rows import Table, jsonable, size
+from moothall.toolkits.db.rows import ANSWER_BYTES, Table, jsonable, size
 from moothall.toolkits.db.toolkit import DatabaseTools, server_url
 from support.tool_gateway import FakeWorkspace, in_seconds
 from support.tools import CATALOGUE
@@ -47,13 +47,15 @@ def test_what_is_nested_too_deep_ends() -> None:
     assert "deeper than is shown" in json.dumps(jsonable(deep))
 
 
-@given(st.lists(st.lists(st.text(max_size=300), max_size=3), max_size=30))
+@given(
+    st.lists(st.lists(st.text(max_size=300).map(lambda text: 60 * text), max_size=3), max_size=30)
+)
 def test_a_table_lets_out_only_so_much(rows: list[list[str]]) -> None:
-    table = Table(["a"], DbSettings(rows=10, result_bytes=1000))
+    table = Table(["a"], DbSettings(rows=10))
     taken = [row for row in rows if not table.cut and table.add(row)]
     assert table.output()["rows"] == taken == rows[: len(taken)]
     assert len(taken) <= 10
-    assert size(taken) <= 1000
+    assert size(taken) <= ANSWER_BYTES
     assert table.cut is (len(taken) < len(rows))
 
 
