@@ -15,7 +15,7 @@ import pytest
 
 from moothall import config
 from moothall.api.web.charts import draw
-from moothall.api.web.rendering import span
+from moothall.api.web.rendering import MAX_DIFF_LINES, span
 from moothall.collector.overview import Overview
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
@@ -252,7 +252,15 @@ async def test_a_browser_gets_no_more_than_it_shows_well(app: App) -> None:
     outcome = Outcome(TASK, DeliberationStatus.COMPLETED, role="dev", results=(result,))
     await app.bus.put(TASK, dump(outcome))
     shown = await app.shown()
-    assert (shown.count("<code>+x</code>"), "Show 9001 lines" in shown) == (0, True)
+    assert shown.count("<code>+x</code>") == MAX_DIFF_LINES - 1, "the first line is that of a hunk"
+    assert f"Show the next {MAX_DIFF_LINES} of 9,001 lines" in shown
+    part = (await app.browser.get(f"/councils/{TASK}/lines?rank=1&file=1&from=8800")).text
+    assert (part.count("<code>+x</code>"), "Show" in part) == (201, False)
+    page = (await app.browser.get(f"/councils/{TASK}?rank=1&file=1&from=8800")).text
+    assert page.count("<code>+x</code>") == 201
+    assert "Show the file from its first line" in page
+    for place in ("rank=1&file=2", "rank=2&file=1", "rank=x&file=", "file=0&rank=1"):
+        assert (await app.browser.get(f"/councils/{TASK}/lines?{place}")).status == 404, place
 
 
 async def test_a_large_diff_is_shown_file_by_file(app: App) -> None:
@@ -267,12 +275,13 @@ async def test_a_large_diff_is_shown_file_by_file(app: App) -> None:
     )
     await app.bus.put(TASK, dump(outcome))
     shown = await app.shown()
-    assert (shown.count("<code>+one.py</code>"), shown.count("<code>+two.py</code>")) == (1500, 0)
-    assert "Show 1501 lines" in shown
-    for query in ("rank=1&file=2", "on=1.3000"):
+    counts = shown.count("<code>+one.py</code>"), shown.count("<code>+two.py</code>")
+    assert counts == (MAX_DIFF_LINES - 1, 0)
+    assert f"Show {MAX_DIFF_LINES} of 1,501 lines" in shown
+    for query, count in (("rank=1&file=2", 399), ("on=1.3000", 301)):
         text = (await app.browser.get(f"/councils/{TASK}?{query}")).text
-        assert text.count("<code>+two.py</code>") == 1500, query
-        assert "Show 1501 lines" not in text
+        assert text.count("<code>+two.py</code>") == count, query
+    assert 'id="line-1.3000"' in text
 
 
 async def test_something_is_said_of_a_line_which_the_diff_names(app: App) -> None:

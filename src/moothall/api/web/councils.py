@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 from weakref import WeakValueDictionary
 
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -18,10 +19,10 @@ from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import ServerSentEvents
 from moothall.api.web.ask import earlier_tasks
 from moothall.api.web.changes import NOTIFY_SECONDS, BoardChanges, last_seen, reload_delay
-from moothall.api.web.comparison import compare
-from moothall.api.web.council_actions import find_line, line_comments, story_decision
+from moothall.api.web.comparison import Comparison, compare
+from moothall.api.web.council_actions import OpenFile, find_line, line_comments, story_decision
 from moothall.api.web.forms import require_session
-from moothall.api.web.rendering import make_visible, page
+from moothall.api.web.rendering import fragment, make_visible, page, part
 from moothall.api.web.sessions import Session, Sessions
 from moothall.api.web.timeline import draw_timeline
 from moothall.collector.overview import seat_view
@@ -36,6 +37,7 @@ from moothall.domain.outcome import Outcome
 from moothall.domain.task import Deliberation
 from moothall.errors import NotFound
 from moothall.stories.comments import may_act
+from moothall.stories.diffs import read_files
 
 REFRESH_SECONDS = 3
 _TITLE_CHARS = 120
@@ -93,26 +95,53 @@ def council_routes(
         context["changes"] = f"/councils/{task_id}/changes"
         context["growing"] = "" if outcome.status.ended else f"/councils/{task_id}/text"
 
-        def render() -> Response:
-            context["compared"] = compare(outcome, progress)
-            context["open_file"] = _open_file(request, outcome)
-            return page("deliberation.html", session=session, **context)
+        def read_diffs() -> tuple[Comparison, OpenFile]:
+            return compare(outcome, progress), _open_file(request, outcome)
 
-        return await asyncio.to_thread(render)  # a diff may be large
+        # In a thread, because a diff may be large.
+        context["compared"], context["open_file"] = await asyncio.to_thread(read_diffs)
+        return page("deliberation.html", session=session, **context)
 
     return [
         Route("/councils/{id}", require_session(council, sessions)),
+        _lines(dependencies, sessions),
         _changes(dependencies, sessions, board_changes),
         _text(dependencies, sessions),
     ]
 
 
-def _open_file(request: Request, outcome: Outcome) -> tuple[str, str]:
-    """Return the rank and the number of the file that the URL asks for, by number or by a line."""
-    parameters = request.query_params
-    if found := find_line(outcome, parameters.get("on", "")):
-        return str(found.rank), str(found.file)
-    return parameters.get("rank", ""), parameters.get("file", "")
+def _open_file(request: Request, outcome: Outcome) -> OpenFile:
+    """Return the file that the URL asks for, by number or by a line."""
+    found = find_line(outcome, request.query_params.get("on", ""))
+    return OpenFile.of_line(found) if found else OpenFile.of(request)
+
+
+def _lines(dependencies: ApiDependencies, sessions: Sessions) -> Route:
+    async def lines(request: Request, session: Session) -> Response:
+        """Return lines of a file of a diff, for the script to put into the page."""
+        task_id, place = check_task_id(request.path_params["id"]), OpenFile.of(request)
+        outcome = await dependencies.deliberations.result(task_id, session.who)
+        remarks = await line_comments(dependencies, outcome, session.who)
+
+        def render() -> Markup:
+            result = next((item for item in outcome.results if item.rank == place.rank), None)
+            files = read_files(result.diff) if result else ()
+            if not 0 < place.file <= len(files):
+                raise NotFound(f"task {task_id!r} has no such file")
+            return part(
+                "diff_file.html",
+                file=files[place.file - 1],
+                number=place.file,
+                start=place.start,
+                result=result,
+                outcome=outcome,
+                remarks=remarks,
+                on="",
+            )
+
+        return fragment(await asyncio.to_thread(render))
+
+    return Route("/councils/{id}/lines", require_session(lines, sessions))
 
 
 def _changes(

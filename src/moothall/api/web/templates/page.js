@@ -105,23 +105,37 @@ document.addEventListener("click", (event) => {
   step.querySelector("summary").focus({ preventScroll: true });
 });
 
-// A part that is not loaded yet is fetched with its page, and put into place.
-document.addEventListener("click", async (event) => {
-  const link = event.target.closest?.("a[data-part]");
-  if (!link) return;
-  event.preventDefault();
-  setBusy(true);
+// Lines of a file that are not loaded yet are fetched when their link is seen or clicked, and take its place.
+const unloaded = new IntersectionObserver((entries) => {
+  for (const entry of entries) if (entry.isIntersecting) loadLines(entry.target);
+}, { rootMargin: "400px" });
+function watchUnloaded(root) {
+  for (const link of root.querySelectorAll("a[data-part]")) unloaded.observe(link);
+}
+
+async function loadLines(link) {
+  if (link.ariaBusy) return;
+  link.ariaBusy = "true";
+  unloaded.unobserve(link);
   try {
-    const answer = await fetch(link.href);
-    const id = new URL(link.href).hash.slice(1);
-    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById(id);
-    if (answer.ok && fresh) document.getElementById(id).replaceWith(document.importNode(fresh, true));
-    else location.assign(link.href);
+    const fresh = await fetchPage(link.dataset.part);
+    if (!fresh) return location.assign(link.href);
+    const hadFocus = link === document.activeElement;
+    const parts = [...document.importNode(fresh.body, true).children];
+    link.parentElement.replaceWith(...parts);
+    for (const part of parts) watchUnloaded(part);
+    if (hadFocus) parts[0].focus();
   } catch {
     setConnected(false);
   } finally {
-    setBusy(false);
+    link.ariaBusy = null;
   }
+}
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.("a[data-part]");
+  if (!link || event.ctrlKey || event.metaKey) return;
+  event.preventDefault();
+  loadLines(link);
 });
 
 // Opened lists stay open when the reader comes back to the page.
@@ -151,6 +165,7 @@ function replacePart(next, part) {
   }
   showTimes(next);
   addCopyButtons(next);
+  watchUnloaded(next);
   part.replaceWith(next);
   if (at >= 0) next.querySelectorAll(focusable)[at]?.focus({ preventScroll: true });
 }
@@ -322,6 +337,7 @@ restoreDrafts();
 restoreOpenLists();
 showTimes(document);
 addCopyButtons(document);
+watchUnloaded(document);
 // Browsers skip autofocus where the URL has a fragment, and go to the fragment after this script has run.
 addEventListener("load", () => document.querySelector("[autofocus]")?.focus());
 
