@@ -278,7 +278,7 @@ async def test_a_large_diff_is_shown_file_by_file(app: App) -> None:
     counts = shown.count("<code>+one.py</code>"), shown.count("<code>+two.py</code>")
     assert counts == (MAX_DIFF_LINES - 1, 0)
     assert f"Show {MAX_DIFF_LINES} of 1,501 lines" in shown
-    for query, count in (("rank=1&file=2", 399), ("on=1.3000", 301)):
+    for query, count in (("rank=1&file=2", 249), ("on=1.3000", 250)):
         text = (await app.browser.get(f"/councils/{TASK}?{query}")).text
         assert text.count("<code>+two.py</code>") == count, query
     assert 'id="line-1.3000"' in text

@@ -44,7 +44,7 @@ _CONTROL = re.compile(
 """Characters that are invisible or change the direction. The two joiners (U+200C, U+200D) are part
 of words and emoji between characters that are not ASCII.
 """
-MAX_DIFF_LINES = 400
+MAX_DIFF_LINES = 250
 """Lines of a diff that a page shows at once; the others are shown on demand."""
 ASSET_TYPES = {
     "page.css": "text/css",
@@ -140,10 +140,11 @@ class Page(Response):
     async def render_body(self) -> None:
         """Render the body, if that is not done yet. Raises what the template raises."""
         if not self.body:
-            template = _TEMPLATES.get_template(self._template)
-            text = await asyncio.to_thread(template.render, self._variables)
-            self.body = text.encode()
+            self.body = await asyncio.to_thread(self._render)
             self.headers["Content-Length"] = str(len(self.body))
+
+    def _render(self) -> bytes:
+        return _TEMPLATES.get_template(self._template).render(self._variables).encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the page."""
