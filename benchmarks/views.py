@@ -120,7 +120,7 @@ def _timed_callbacks() -> Iterator[list[float]]:
         original(handle)
         found.append((time.thread_time() - began) * 1000)
 
-    events.Handle._run = timed  # type: ignore[method-assign] # noqa: SLF001
+    events.Handle._run = timed  # type: ignore[method-assign,assignment] # noqa: SLF001
     try:
         yield found
     finally:
