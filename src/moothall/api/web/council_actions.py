@@ -24,6 +24,7 @@ from moothall.errors import InvalidRequest
 from moothall.stories import comments
 from moothall.stories.diffs import DiffLine, read_files
 from moothall.stories.lifecycle import lifecycle
+from moothall.stories.story_state import StoryState
 from moothall.stories.story_state import remark as remark_of
 
 _REVIEWED_STATES = ("test", "docs")
@@ -91,15 +92,23 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
     ]
 
 
+async def find_story(
+    dependencies: ApiDependencies, outcome: Outcome, who: Principal
+) -> StoryState | None:
+    """Return the story of a council, None if there is none on the board."""
+    return await dependencies.board.find(outcome.story_id, who) if outcome.story_id else None
+
+
 async def line_comments(
     dependencies: ApiDependencies, outcome: Outcome, who: Principal
 ) -> Mapping[tuple[str, int, str], Sequence[LineComment]]:
-    """Return the comments on lines of this task's diffs, by path, line number and text."""
+    """Return the comments on lines of this task's diffs, by path, line number and text. Its story
+    must exist.
+    """
     remarks: dict[tuple[str, int, str], list[LineComment]] = {}
-    if outcome.story_id and await dependencies.board.find(outcome.story_id, who):
-        for comment in map(remark_of, await dependencies.board.history(outcome.story_id, who)):
-            if comment is not None and comment.task_id == outcome.task_id:
-                remarks.setdefault((comment.path, comment.line, comment.quoted), []).append(comment)
+    for comment in map(remark_of, await dependencies.board.history(outcome.story_id, who)):
+        if comment is not None and comment.task_id == outcome.task_id:
+            remarks.setdefault((comment.path, comment.line, comment.quoted), []).append(comment)
     return remarks
 
 
@@ -114,14 +123,11 @@ class StoryDecision:
     comment_count: int
 
 
-async def story_decision(
-    dependencies: ApiDependencies, outcome: Outcome, who: Principal
-) -> StoryDecision | None:
+def story_decision(card: StoryState, who: Principal) -> StoryDecision | None:
     """Return the decision that the story of a council waits for. Return None if its result is not
     reviewed now, or not by this user.
     """
-    card = await dependencies.board.find(outcome.story_id, who) if outcome.story_id else None
-    if card is None or card.position.state not in _REVIEWED_STATES:
+    if card.position.state not in _REVIEWED_STATES:
         return None
     reasons = {event: reason for event, _, reason in moves(card, who)}
     possible = tuple(

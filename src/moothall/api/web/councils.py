@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -20,11 +21,18 @@ from moothall.api.http.documents import ServerSentEvents
 from moothall.api.web.ask import earlier_tasks
 from moothall.api.web.changes import NOTIFY_SECONDS, BoardChanges, last_seen, reload_delay
 from moothall.api.web.comparison import Comparison, compare
-from moothall.api.web.council_actions import OpenFile, find_line, line_comments, story_decision
+from moothall.api.web.council_actions import (
+    OpenFile,
+    find_line,
+    find_story,
+    line_comments,
+    story_decision,
+)
 from moothall.api.web.forms import require_session
 from moothall.api.web.rendering import fragment, make_visible, page, part
 from moothall.api.web.sessions import Session, Sessions
 from moothall.api.web.timeline import draw_timeline
+from moothall.authorization.recent_decisions import REFUSALS, Decision
 from moothall.collector.overview import seat_view
 from moothall.collector.progress import Progress
 from moothall.collector.seat_progress import ENDED, SeatProgress
@@ -32,7 +40,8 @@ from moothall.concurrency import Broadcast
 from moothall.domain.budget import Usage
 from moothall.domain.chat import Writing
 from moothall.domain.event import parse_time
-from moothall.domain.ids import check_task_id, key_of, new_task_id, own_id
+from moothall.domain.identity import Principal
+from moothall.domain.ids import TaskId, check_task_id, key_of, new_task_id, own_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Deliberation
 from moothall.errors import NotFound
@@ -41,6 +50,7 @@ from moothall.stories.diffs import read_files
 
 REFRESH_SECONDS = 3
 _TITLE_CHARS = 120
+_MAX_REFUSED = 8
 _METRICS = ("turns", "tool_calls", "checks", "checks_passed", "cpu_ms", "max_rss_bytes")
 
 
@@ -58,7 +68,10 @@ def council_routes(
                 f"no council has started task {task_id!r}; a story's tasks start when its design "
                 "is accepted"
             ) from error
-        progress, timeline = await dependencies.tasks.get_details(task_id, session.who)
+        (progress, timeline), story = await asyncio.gather(
+            dependencies.tasks.get_details(task_id, session.who),
+            find_story(dependencies, outcome, session.who),
+        )
         deliberation = (
             progress.state.requested.value if progress.state and progress.state.requested else None
         )
@@ -78,11 +91,13 @@ def council_routes(
             "chart": draw_timeline(timeline),
             "steps": "closed" if outcome.status.ended else "",
             "messages": _steering_messages(progress),
+            "refused": await _refused_calls(dependencies, task_id, progress, session.who),
             "undecided": undecided_answers(outcome),
-            "remarks": await line_comments(dependencies, outcome, session.who),
+            "story": story,
+            "remarks": await line_comments(dependencies, outcome, session.who) if story else {},
             "on": request.query_params.get("on", ""),
             "may_act": may_act(session.who),
-            "decision": await story_decision(dependencies, outcome, session.who),
+            "decision": story_decision(story, session.who) if story else None,
             "key": new_task_id(),
             "metrics": {name: progress.metrics.get(name, 0) for name in _METRICS}
             if progress.metrics
@@ -121,7 +136,8 @@ def _lines(dependencies: ApiDependencies, sessions: Sessions) -> Route:
         """Return lines of a file of a diff, for the script to put into the page."""
         task_id, place = check_task_id(request.path_params["id"]), OpenFile.of(request)
         outcome = await dependencies.deliberations.result(task_id, session.who)
-        remarks = await line_comments(dependencies, outcome, session.who)
+        story = await find_story(dependencies, outcome, session.who)
+        remarks = await line_comments(dependencies, outcome, session.who) if story else {}
 
         def render() -> Markup:
             result = next((item for item in outcome.results if item.rank == place.rank), None)
@@ -216,6 +232,18 @@ def _text(dependencies: ApiDependencies, sessions: Sessions) -> Route:
         return ServerSentEvents(stream())
 
     return Route("/councils/{id}/text", require_session(text, sessions))
+
+
+async def _refused_calls(
+    dependencies: ApiDependencies, task_id: TaskId, progress: Progress, who: Principal
+) -> Sequence[Decision]:
+    """Return the latest tool calls of a council that were refused, with their reasons."""
+    statuses = {status for lane in progress.seats.values() for _, status in lane.tools}
+    if not statuses & REFUSALS:
+        return ()
+    decisions = await dependencies.decisions.last(who)
+    refused = (item for item in decisions if item.refused and item.task_id == task_id)
+    return tuple(islice(refused, _MAX_REFUSED))
 
 
 def _seat_view(progress: Progress, outcome: Outcome, lane: SeatProgress) -> Mapping[str, Any]:
