@@ -42,6 +42,7 @@ from benchmarks.readers import readers
 from benchmarks.report import write
 from benchmarks.served import GRAPH_LATER, served
 from benchmarks.stub import running_stub
+from benchmarks.views import views
 from benchmarks.workload import Case
 
 console = Console(stderr=True, highlight=False)
@@ -150,6 +151,13 @@ async def _pages(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         return await pages(folder, stub, stories, count)
 
 
+async def _views(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    del args
+    _announce("the views of the page")
+    async with running_stub() as stub:
+        return await views(folder, stub.base_url)
+
+
 async def _scaling(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     _announce("one node and two, each part with its slice of a core, beside the model of capacity")
     return await scaling.measure(folder, seconds=5.0 if args.quick else 20.0, announce=_announce)
@@ -181,6 +189,7 @@ PARTS: dict[str, Part] = {
     "lending": _lending,
     "readers": _readers,
     "pages": _pages,
+    "views": _views,
     "scaling": _scaling,
 }
 ALONE: dict[str, Part] = {"soak": _soak, "cluster": _cluster}

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
 import random
+import statistics
 import sys
 import time
 from asyncio import events
@@ -179,23 +181,28 @@ async def _measure(data_dir: Path, model_url: str) -> dict[str, Any]:
         cookie = await asyncio.to_thread(_sign_in, connection, token)
         found = {}
         for name, path in paths.items():
-            times, sizes = [], []
-            with _timed_callbacks() as callbacks:
-                for number in range(_ROUNDS):
-                    # each time another file, so that nothing of it is in a cache
-                    whole = f"{path}{number + 1}" if path.endswith("=") else path
+            times, sizes, used, longest = [], [], [], []
+            for number in range(_ROUNDS):
+                # each time another file, so that nothing of it is in a cache
+                whole = f"{path}{number + 2}" if path.endswith("=") else path
+                with _timed_callbacks() as callbacks:
+                    began = time.process_time()
                     taken, sent = await asyncio.to_thread(_fetch, connection, whole, cookie)
-                    times.append(taken)
-                    sizes.append(sent)
-            figures = Times(tuple(one / 1000 for one in times))
+                    used.append((time.process_time() - began) * 1000)
+                times.append(taken)
+                sizes.append(sent)
+                longest.append(max(callbacks))
+            figures = Times(tuple(one / 1000 for one in times[1:]))
             found[name] = {
                 "first": times[0],
                 "p50": figures.p50,
                 "p95": figures.p95,
                 "bytes": max(sizes),
-                "callback": max(callbacks),
+                "cpu": statistics.median(used[1:]),
+                "callback_first": longest[0],
+                "callback": max(longest[1:]),
             }
-        return {"views": found}
+        return {"views": found, "rounds": _ROUNDS, "load": os.getloadavg()[0]}
 
 
 if __name__ == "__main__":

@@ -84,11 +84,18 @@ function addCopyButtons(root) {
     if (part.querySelector("button") || !navigator.clipboard) continue;
     const button = document.createElement("button");
     button.type = "button";
-    button.className = "quiet";
-    button.textContent = "Copy";
+    button.className = "quiet copy";
+    const show = (icon, name) => {
+      const sprite = document.querySelector(".views use").getAttribute("href").split("#")[0];
+      button.innerHTML = `<svg class="icon" aria-hidden="true"><use href="${sprite}#${icon}"/></svg>`;
+      button.title = name;
+      button.setAttribute("aria-label", name);
+    };
+    show("copy", "Copy");
     button.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(part.querySelector("code").textContent);
-      button.textContent = "Copied";
+      const code = part.querySelector("code");
+      await navigator.clipboard.writeText(code.dataset.copy ?? code.textContent);
+      show("check", "Copied");
     });
     part.append(button);
   }
