@@ -567,8 +567,8 @@ def _explain_level(standing: _Standing) -> Iterable[str]:
     level = standing.candidate.level
     if level is EvidenceLevel.PROVEN:
         yield (
-            f"{level_prefix(level)}a test that failed on the base, and that its author did not write, "
-            f"passes{_format_suffix(assessment.fixed)}."
+            f"{level_prefix(level)}a test that failed on the base, and that its author did not "
+            f"write, passes{_format_suffix(assessment.fixed)}."
         )
     elif level is EvidenceLevel.REPRODUCED:
         runs = standing.candidate.reproducing
