@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from benchmarks.micro import Times
+from moothall.api.web.rendering import MAX_DIFF_LINES
 from moothall.app.bus import open_log
 from moothall.app.server import open_app
 from moothall.domain.codec import dump
@@ -170,7 +171,7 @@ async def _measure(data_dir: Path, model_url: str) -> dict[str, Any]:
             "new story": "/stories/new",
             "council with a change of 30 files": f"/councils/{review}",
             f"council with a diff of {size / 1e6:.1f} MB": f"/councils/{_LARGE}",
-            "250 lines of that diff": f"/councils/{_LARGE}/lines?rank=1&file=",
+            f"{MAX_DIFF_LINES} lines of that diff": f"/councils/{_LARGE}/lines?rank=1&file=",
             "runs": "/runs",
             "insights": "/insights",
             "tools": "/system/tools",
@@ -195,6 +196,7 @@ async def _measure(data_dir: Path, model_url: str) -> dict[str, Any]:
             figures = Times(tuple(one / 1000 for one in times[1:]))
             found[name] = {
                 "first": times[0],
+                "cpu_first": used[0],
                 "p50": figures.p50,
                 "p95": figures.p95,
                 "bytes": max(sizes),

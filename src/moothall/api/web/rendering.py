@@ -44,7 +44,7 @@ _CONTROL = re.compile(
 """Characters that are invisible or change the direction. The two joiners (U+200C, U+200D) are part
 of words and emoji between characters that are not ASCII.
 """
-MAX_DIFF_LINES = 250
+MAX_DIFF_LINES = 200
 """Lines of a diff that a page shows at once; the others are shown on demand."""
 ASSET_TYPES = {
     "page.css": "text/css",
