@@ -16,6 +16,8 @@ import pytest
 from moothall import config
 from moothall.api.web.charts import draw
 from moothall.api.web.rendering import MAX_DIFF_LINES, span
+from moothall.authorization.approval_queue import BUCKET, SPENT_BUCKET, ApprovalQueue, Parked
+from moothall.authorization.approvals import Approvals
 from moothall.collector.overview import Overview
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
@@ -48,6 +50,17 @@ class App:
     browser: Browser
     bus: MemoryBus
 
+    async def park(self, task_id: str, seat: str, tool: str, reason: str) -> None:
+        """Let a call wait for an operator."""
+        item = Parked(
+            "a1", "r-1", LOCAL.tenant, "w-1", task_id, seat, "local", "dev", tool, {}, "d", reason,
+            "2026-01-02T03:04:05.678+00:00",
+        )  # fmt: skip
+        document = {**dump(item), "grant": [""]}
+        await self.bus.bucket(BUCKET).put(f"{LOCAL.tenant}.{item.id}", document)
+        assert self.browser.dependencies.approvals is not None
+        await self.browser.dependencies.approvals.refresh()
+
     async def say(self, kind: EventType, **data: Any) -> None:
         count = self.bus.__dict__.setdefault("said", [])
         count.append(kind)
@@ -69,6 +82,9 @@ async def app() -> AsyncIterator[App]:
         api_dependencies(MemoryDeliberations(), bus),
         deliberations=deliberations,
         tasks=Overview(bus, tuple),
+        approvals=ApprovalQueue(
+            bus.bucket(BUCKET), bus.bucket(SPENT_BUCKET), Approvals(b"k" * 32, 60)
+        ),
     )
     async with serving_page(dependencies) as browser:
         await browser.sign_in()
@@ -548,3 +564,27 @@ def test_times_are_told_in_words() -> None:
         "1 min 05 s",
         "2 h 03 min",
     ]
+
+
+async def test_refused_tool_calls_are_listed_and_what_waits_has_its_reason(app: App) -> None:
+    def record(task_id: str, tool: str, status: str) -> dict[str, Any]:
+        call = {"phase": "finish", "status": status, "tool": tool, "principal": "local"}
+        return {"tenant": LOCAL.tenant, "record": {**call, "task_id": task_id, "seat": SEAT}}
+
+    await app.park(TASK, SEAT, "db.write", f"the role dev may not {HOSTILE}")
+    await app.say(EventType.SEAT_STARTED)
+    refused = ((TASK, "db.write", "parked"), (TASK, "web.get", "blocked"), ("t-2", "x", "blocked"))
+    for number, fields in enumerate(refused):
+        data = record(*fields)
+        await app.bus.publish(
+            write(EventType.AUDIT_RECORDED, LOCAL.tenant, data, ordinal=str(number))
+        )
+    assert "Refused tool calls" not in await app.shown(), "its own calls all passed"
+    await app.say(EventType.SEAT_TURN, operations=[{"tool": "db.write", "status": "parked"}])
+    shown = await app.shown()
+    assert re.findall(r"<li><code>(.*?)</code> <strong class=\"lost\">(\w+)", shown) == [
+        ("web.get", "blocked"),
+        ("db.write", "parked"),
+    ]
+    assert f"the role dev may not {SHOWN}" in shown
+    assert 'href="/system/parked"' in shown

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -237,13 +238,22 @@ def _text(dependencies: ApiDependencies, sessions: Sessions) -> Route:
 async def _refused_calls(
     dependencies: ApiDependencies, task_id: TaskId, progress: Progress, who: Principal
 ) -> Sequence[Decision]:
-    """Return the latest tool calls of a council that were refused, with their reasons."""
+    """Return the latest tool calls of a council that were refused. Calls that wait for an operator
+    have their reason; the audit records none.
+    """
     statuses = {status for lane in progress.seats.values() for _, status in lane.tools}
     if not statuses & REFUSALS:
         return ()
+    waiting = dependencies.approvals.list_waiting(who.tenant) if dependencies.approvals else ()
+    reasons = {
+        (item.seat, item.tool): item.reason for item in waiting if item.task_id == task_id
+    }
     decisions = await dependencies.decisions.last(who)
     refused = (item for item in decisions if item.refused and item.task_id == task_id)
-    return tuple(islice(refused, _MAX_REFUSED))
+    return [
+        replace(item, reason=item.reason or reasons.get((item.seat, item.tool), ""))
+        for item in islice(refused, _MAX_REFUSED)
+    ]
 
 
 def _seat_view(progress: Progress, outcome: Outcome, lane: SeatProgress) -> Mapping[str, Any]:

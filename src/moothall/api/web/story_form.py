@@ -141,7 +141,6 @@ class _StoryForms:
             is_late=is_late,
             levels=lifecycle().ready,
             repositories=repositories,
-            key=new_task_id(),
         )
 
 
