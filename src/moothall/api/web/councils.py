@@ -245,9 +245,7 @@ async def _refused_calls(
     if not statuses & REFUSALS:
         return ()
     waiting = dependencies.approvals.list_waiting(who.tenant) if dependencies.approvals else ()
-    reasons = {
-        (item.seat, item.tool): item.reason for item in waiting if item.task_id == task_id
-    }
+    reasons = {(item.seat, item.tool): item.reason for item in waiting if item.task_id == task_id}
     decisions = await dependencies.decisions.last(who)
     refused = (item for item in decisions if item.refused and item.task_id == task_id)
     return [
