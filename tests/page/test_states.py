@@ -101,7 +101,9 @@ async def test_a_move_that_came_too_late_is_said_on_the_board(
         await write_story(user, "Greet the world", "Greet.", ())
         await other.take_session(user)
         # It receives nothing: a stream that is closed is opened again when the tab is shown.
-        await other.page.add_init_script("window.EventSource = class { close() {} }")
+        await other.page.add_init_script(
+            "window.EventSource = class { addEventListener() {} close() {} }"
+        )
         await other.open("/")
         await user.press("Refine")
         await expect(user.page.locator("strong.state")).to_have_text("Draft")
