@@ -43,6 +43,7 @@ from benchmarks.report import write
 from benchmarks.served import GRAPH_LATER, served
 from benchmarks.stub import running_stub
 from benchmarks.tenants import tenants
+from benchmarks.views import views
 from benchmarks.workload import Case
 
 console = Console(stderr=True, highlight=False)
@@ -158,6 +159,13 @@ async def _tenants(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         return await tenants(folder, stub, queued, count)
 
 
+async def _views(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    del args
+    _announce("the views of the page")
+    async with running_stub() as stub:
+        return await views(folder, stub.base_url)
+
+
 async def _scaling(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     _announce("one node and two, each part with its slice of a core, beside the model of capacity")
     return await scaling.measure(folder, seconds=5.0 if args.quick else 20.0, announce=_announce)
@@ -190,6 +198,7 @@ PARTS: dict[str, Part] = {
     "readers": _readers,
     "pages": _pages,
     "tenants": _tenants,
+    "views": _views,
     "scaling": _scaling,
 }
 ALONE: dict[str, Part] = {"soak": _soak, "cluster": _cluster}

@@ -10,18 +10,23 @@ import random
 import re
 import socket
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from benchmarks.load import many
 from benchmarks.micro import Times
 from benchmarks.readers import Board, listening, sign_in
-from benchmarks.served import served
+from benchmarks.served import Served, served
 from benchmarks.stub import Stub
+from benchmarks.workload import text_act
 
+_COUNCILS, _DELAY_MS = 4, 50
+"""Councils that run at once while the boards are open, and the delay of the model's replies."""
 _LOADS, _FRESH_LOADS, _CHANGES = 50, 20, 5
 _AT_ONCE = 16
 _SPREAD, _REST = 0.3, 3.0
@@ -34,7 +39,7 @@ _REFUSED = (429, 503)
 async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str, Any]:
     """Measure one load of a board of `stories`, in milliseconds and compressed bytes, and the first
     load after a change. Then measure, with `count` open browsers, the time from a change to the new
-    card in each of them, its bytes, and the CPU time of `serve`.
+    card in each of them, its bytes, and the CPU time of `serve`. Councils run meanwhile.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -63,7 +68,8 @@ async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str,
         changed: list[asyncio.Event] = [asyncio.Event() for _ in range(count)]
         waits: list[float] = []
         cpu, refused, sizes = [], 0, []
-        async with listening(board, cookie, count, changed):
+        await stub.set(delay_ms=_DELAY_MS)
+        async with listening(board, cookie, count, changed), _councils(app) as ended:
             for number in range(_CHANGES + 1):
                 for event in changed:
                     event.clear()
@@ -76,6 +82,7 @@ async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str,
                     refused += sum(one.refused for one in renewed)
                     sizes += [one.size for one in renewed]
                     cpu.append(app.system.used().since(before).cpu["serve"] * 1000 / count)
+            councils = len(ended)
     waits.sort()
     return {
         "stories": stories,
@@ -88,9 +95,30 @@ async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str,
         "renewed_p50": waits[len(waits) // 2],
         "renewed_max": waits[-1],
         "refused": refused / _CHANGES,
+        "councils": councils,
         "cpu": sorted(cpu)[len(cpu) // 2],
         "load": os.getloadavg()[0],
     }
+
+
+@asynccontextmanager
+async def _councils(app: Served) -> AsyncIterator[list[object]]:
+    """Run councils one after the other. Yield the list of those that ended."""
+    ended: list[object] = []
+    act = text_act(app)
+
+    async def one() -> None:
+        await act()
+        ended.append(None)
+
+    running = asyncio.create_task(many(one, 1_000_000, _COUNCILS))
+    try:
+        yield ended
+        if running.done():
+            running.result()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def _fill(board: Board, stories: int) -> None:

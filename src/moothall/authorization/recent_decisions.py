@@ -18,6 +18,8 @@ from moothall.domain.ids import TaskId, TaskKey, own_id
 from moothall.domain.topic import Channel
 from moothall.ports import Log
 
+REFUSALS = frozenset({"blocked", "parked", "rate_limited", "invalid", "alert"})
+"""The statuses of refused calls and of alerts."""
 _MAX_DECISIONS, _MAX_TENANTS, _MAX_TEXT_CHARS = 200, 100, 500
 
 
@@ -38,7 +40,7 @@ class Decision:
     @property
     def refused(self) -> bool:
         """Whether the gateway refused the call or raised an alert."""
-        return self.status in {"blocked", "parked", "rate_limited", "invalid", "alert"}
+        return self.status in REFUSALS
 
 
 @dataclass(slots=True)

@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 from moothall.deliberation.prompts.text import fence
 from moothall.domain.codec import list_of, text_of
 from moothall.domain.identity import Principal
-from moothall.domain.ids import new_task_id
+from moothall.domain.ids import TaskId, new_task_id
+from moothall.domain.outcome import Outcome
 from moothall.domain.task import Constraints, DeliberationRequest
-from moothall.errors import InvalidRequest, MoothallError
+from moothall.errors import InvalidRequest, MoothallError, NotFound
 from moothall.ports import Deliberations
 from moothall.stories.coach import (
     TITLE,
@@ -75,9 +76,11 @@ class StoryWriter:
         self._model = model
         self._seconds = seconds
 
-    async def refine(self, draft: StoryDraft, who: Principal) -> WrittenStory:
-        """Return the best-scored version of a story: as it is, by the rules or by the model. Raises
-        `InvalidRequest`.
+    async def refine(
+        self, draft: StoryDraft, who: Principal, task_id: TaskId | None = None
+    ) -> WrittenStory:
+        """Return the best-scored version of a story: as it is, by the rules or by the model. With
+        `task_id`, the council of the model gets this id. Raises `InvalidRequest`.
         """
         draft = check(draft)
         story_text = "\n".join(
@@ -90,32 +93,46 @@ class StoryWriter:
         )
         story = fence("the story", story_text)
         prompt = f"Improve this story of a product owner.\n\n{story}\n\n{_FORMAT}"
-        return await self._choose_best(refine(draft), prompt, who)
+        reply = await self._ask_model(prompt, who, task_id or new_task_id())
+        return _choose_best(refine(draft), reply)
 
-    async def suggest(self, goal: str, who: Principal) -> WrittenStory:
-        """Return a first draft. Raises `InvalidRequest` for an empty goal."""
-        goal = " ".join(goal.split())
-        if not goal:
-            raise InvalidRequest("the goal is empty: say what should be possible, and what for")
+    async def suggest(
+        self, goal: str, who: Principal, task_id: TaskId | None = None
+    ) -> WrittenStory:
+        """Return a first draft. With `task_id`, the council of the model gets this id. Raises
+        `InvalidRequest` for an empty goal.
+        """
+        goal = _check_goal(goal)
         prompt = (
             f"Write a story of a product owner for this goal.\n\n{fence('the goal', goal)}\n\n"
             f"{_FORMAT}"
         )
-        return await self._choose_best(suggest(goal), prompt, who)
+        reply = await self._ask_model(prompt, who, task_id or new_task_id())
+        return _choose_best(suggest(goal), reply)
 
-    async def _choose_best(self, by_rules: StoryDraft, prompt: str, who: Principal) -> WrittenStory:
-        best = WrittenStory(by_rules, RULES, score(by_rules))
-        reply = await self._ask_model(prompt, who) if self._model else ""
-        with suppress(InvalidRequest):  # a story that is too long is not used
-            draft = check(read_story(reply))
-            written = WrittenStory(draft, MODEL, score(draft))
-            # With equal scores the first, by rules, wins: rules invent nothing.
-            return max(best, written, key=lambda item: item.score.total)
-        return best
+    async def recall_rewrite(
+        self, draft: StoryDraft, task_id: TaskId, who: Principal
+    ) -> WrittenStory:
+        """Return what `refine` returned with this task id, from the log: nothing is asked again."""
+        return _choose_best(refine(check(draft)), await self._read_reply(task_id, who))
 
-    async def _ask_model(self, description: str, who: Principal) -> str:
-        """Return what a council of one wrote; empty if it failed."""
-        task_id = new_task_id()
+    async def recall_suggestion(self, goal: str, task_id: TaskId, who: Principal) -> WrittenStory:
+        """Return what `suggest` returned with this task id, from the log: nothing is asked again.
+        Raises `InvalidRequest` for an empty goal.
+        """
+        return _choose_best(suggest(_check_goal(goal)), await self._read_reply(task_id, who))
+
+    async def _read_reply(self, task_id: TaskId, who: Principal) -> str:
+        """Return what the council of a task wrote; empty if there is none, or if it failed."""
+        try:
+            return _reply_of(await self._deliberations.result(task_id, who))
+        except NotFound:
+            return ""
+
+    async def _ask_model(self, description: str, who: Principal, task_id: TaskId) -> str:
+        """Return what a council of one wrote; empty without a model, or if it failed."""
+        if not self._model:
+            return ""
         request = DeliberationRequest(
             description=description,
             role="po",
@@ -138,9 +155,31 @@ class StoryWriter:
             raise
         except MoothallError:
             return ""
-        return next(
-            (result.content for result in outcome.results if result.seat == outcome.winner_id), ""
-        )
+        return _reply_of(outcome)
+
+
+def _reply_of(outcome: Outcome) -> str:
+    return next(
+        (result.content for result in outcome.results if result.seat == outcome.winner_id), ""
+    )
+
+
+def _check_goal(goal: str) -> str:
+    """Return a goal on one line. Raises `InvalidRequest` for an empty one."""
+    goal = " ".join(goal.split())
+    if not goal:
+        raise InvalidRequest("the goal is empty: say what should be possible, and what for")
+    return goal
+
+
+def _choose_best(by_rules: StoryDraft, reply: str) -> WrittenStory:
+    best = WrittenStory(by_rules, RULES, score(by_rules))
+    with suppress(InvalidRequest):  # a story that is too long is not used
+        draft = check(read_story(reply))
+        written = WrittenStory(draft, MODEL, score(draft))
+        # With equal scores the first, by rules, wins: rules invent nothing.
+        return max(best, written, key=lambda item: item.score.total)
+    return best
 
 
 def refine(draft: StoryDraft) -> StoryDraft:

@@ -38,6 +38,8 @@ from moothall.domain.proposal import Candidate, CandidateRank
 from moothall.ranking.gates import format_cases, format_counts, list_failed_checks, sanitize_line
 from moothall.ranking.review_scores import ReviewScore, score_answers
 
+ABOVE = "Above "
+"""The beginning of the reason that names what ranked a candidate above the next one."""
 NO_CHECKS = frozenset(
     {
         "applies",
@@ -565,8 +567,8 @@ def _explain_level(standing: _Standing) -> Iterable[str]:
     level = standing.candidate.level
     if level is EvidenceLevel.PROVEN:
         yield (
-            "Proven: a test that failed on the base, and that its author did not write, "
-            f"passes{_format_suffix(assessment.fixed)}."
+            f"{level_prefix(level)}a test that failed on the base, and that its author did not "
+            f"write, passes{_format_suffix(assessment.fixed)}."
         )
     elif level is EvidenceLevel.REPRODUCED:
         runs = standing.candidate.reproducing
@@ -575,7 +577,7 @@ def _explain_level(standing: _Standing) -> Iterable[str]:
         )
         cases = [case for run in runs for case in run.cases]
         yield (
-            f"Reproduced: it passes tests by {authors} that failed on the base"
+            f"{level_prefix(level)}it passes tests by {authors} that failed on the base"
             f"{_format_suffix(cases)}."
         )
     elif level is EvidenceLevel.SELF_TESTED:
@@ -586,7 +588,7 @@ def _explain_level(standing: _Standing) -> Iterable[str]:
             for case in entry.shown
         ]
         yield (
-            "Self-tested: only its author's own tests fail on the base and pass with "
+            f"{level_prefix(level)}only its author's own tests fail on the base and pass with "
             f"it{_format_suffix(cases)}."
         )
     elif any(
@@ -595,7 +597,8 @@ def _explain_level(standing: _Standing) -> Iterable[str]:
         if run.author != standing.candidate.proposal.seat
     ):
         yield (
-            "Unproven: it passes only some of the tests of other authors that failed on the base."
+            f"{level_prefix(level)}it passes only some of the tests of other authors that failed "
+            "on the base."
         )
     elif not standing.candidate.already_done:
         reasons = [
@@ -608,13 +611,19 @@ def _explain_level(standing: _Standing) -> Iterable[str]:
         )
         if refuted:
             yield (
-                "Unproven: it changes no code and claims that the task is already done, but "
+                f"{level_prefix(level)}it changes no code and claims that the task is already "
+                "done, but "
                 f"{sanitize_line(refuted, 300)}."
             )
         else:
-            yield "Unproven: no test that failed on the base passes."
+            yield f"{level_prefix(level)}no test that failed on the base passes."
             if reasons:
                 yield f"Its own tests are no evidence: {sanitize_line(reasons[0], 200)}."
+
+
+def level_prefix(level: EvidenceLevel) -> str:
+    """Return the beginning of the reason for a level of evidence."""
+    return f"{level.words.capitalize()}: "
 
 
 def _explain_remarks(evidence: Sequence[Evidence]) -> Iterable[str]:
@@ -728,7 +737,7 @@ def _explain_neighbours(index: int, standings: Sequence[_Standing]) -> Iterable[
     if index + 1 < len(standings):
         worse = standings[index + 1]
         yield (
-            f"Above {sanitize_line(worse.candidate.proposal.candidate)}: "
+            f"{ABOVE}{sanitize_line(worse.candidate.proposal.candidate)}: "
             f"{_describe_difference(standings[index], worse)}."
         )
 

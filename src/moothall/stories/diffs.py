@@ -7,11 +7,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import groupby
+from functools import cached_property, lru_cache
+from itertools import groupby, pairwise
 from typing import Literal
 
-_FILE = re.compile(r'diff --git .* "?b/(.*?)"?$')
+_FILE = re.compile(r'^diff --git .* "?b/(.*?)"?$', re.MULTILINE)
+_NEXT_FILE = "\ndiff --git "
 _HEADERS = ("index ", "--- ", "+++ ")
 _HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@ ?(.*)")
 _NOTES = (
@@ -26,6 +27,8 @@ _NOTES = (
 )
 """Git's headers of a file, and their text for people."""
 Kind = Literal["added", "removed", "same", "place"]
+Run = tuple[str, Sequence[tuple[int, "DiffLine"]]]
+"""A kind of lines, and the lines with their numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,57 +101,102 @@ def _unquote(path: str) -> str:
     return raw.encode("latin-1", "replace").decode("utf-8", "replace")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DiffFile:
-    """The lines of one file of a diff, each with its number in the whole diff, from 1. They include
-    the places of hunks, and no headers. `notes` are the headers in words, such as "new".
+    """One file of a diff. `notes` are git's headers in words, such as "new". `first_number` is the
+    number of its first header in the whole diff, from 1. Its lines are read when they are needed,
+    because a diff may have thousands of files.
     """
 
     path: str
-    lines: tuple[tuple[int, DiffLine], ...]
-    added: int
-    removed: int
+    text: str
+    first_number: int
     notes: tuple[str, ...] = ()
 
-    @property
-    def runs(self) -> Sequence[tuple[str, Sequence[tuple[int, DiffLine]]]]:
-        """The lines, grouped by how they are shown: `place`, `same` or `change`."""
+    @cached_property
+    def lines(self) -> tuple[tuple[int, DiffLine], ...]:
+        """The lines, each with its number in the whole diff. They include the places of hunks, and
+        no headers.
+        """
+        headers = _read_header(self.text)[2]
+        numbered = enumerate(read_diff(self.text), self.first_number)
+        return tuple(
+            (number, line)
+            for number, line in numbered
+            if number - self.first_number not in headers
+            and not (line.kind == "place" and line.text.startswith(_HEADERS))
+        )
+
+    @cached_property
+    def _body(self) -> str:
+        """The hunks, with a newline before each line."""
+        start = self.text.find("\n@@ ") if _FILE.match(self.text) else -1
+        return self.text[start:].rstrip("\n") if start >= 0 else ""
+
+    @cached_property
+    def line_count(self) -> int:
+        """The number of `lines`."""
+        return self._body.count("\n") or len(self.lines)
+
+    @cached_property
+    def added(self) -> int:
+        """The number of added lines."""
+        if self._body:
+            return self._body.count("\n+")
+        return sum(line.kind == "added" for _, line in self.lines)
+
+    @cached_property
+    def removed(self) -> int:
+        """The number of removed lines."""
+        if self._body:
+            return self._body.count("\n-")
+        return sum(line.kind == "removed" for _, line in self.lines)
+
+    def runs(self, start: int = 0, count: int | None = None) -> Sequence[Run]:
+        """Return `count` lines from the index `start`, grouped by how they are shown: `place`,
+        `same` or `change`.
+        """
+        stop = None if count is None else start + count
 
         def group_kind(item: tuple[int, DiffLine]) -> str:
             return "change" if item[1].kind in {"added", "removed"} else item[1].kind
 
-        return [(kind, list(run)) for kind, run in groupby(self.lines, group_kind)]
+        return [(kind, list(run)) for kind, run in groupby(self.lines[start:stop], group_kind)]
 
 
 @lru_cache(maxsize=8)
 def read_files(diff: str) -> tuple[DiffFile, ...]:
     """Return the files of a diff, in order."""
-    files: list[tuple[str, list[tuple[int, DiffLine]], list[str]]] = []
-    for number, line in enumerate(read_diff(diff), 1):
-        if (header := _FILE.match(line.text)) and line.kind == "place":
-            files.append((_unquote(f'"{header[1]}"'), [], []))
-            continue
-        if not files:
-            files.append((line.path, [], []))
-        path, lines, notes = files[-1]
-        if line.kind == "place" and line.text.startswith(_HEADERS):
-            if line.path and line.path != path and line.text.startswith("+++ "):
-                files[-1] = (line.path, lines, notes)
-            continue
-        if line.kind == "place" and not lines and (note := _note(line.text)) is not None:
+    starts, start = [0], diff.find(_NEXT_FILE)
+    while start >= 0:
+        if _FILE.match(diff, start + 1):
+            starts.append(start + 1)
+        start = diff.find(_NEXT_FILE, start + 1)
+    files, number = [], 1
+    for start, end in pairwise([*starts, len(diff)] if diff else ()):
+        text = diff[start:end]
+        path, notes, _ = _read_header(text)
+        files.append(DiffFile(path, text, number, notes))
+        number += text.count("\n")
+    return tuple(files)
+
+
+def _read_header(text: str) -> tuple[str, tuple[str, ...], frozenset[int]]:
+    """Return the path of a file of a diff, its notes, and the indexes of the lines that say them.
+
+    Without git's own first line, only the names before and after the change are headers.
+    """
+    named = _FILE.match(text)
+    path, notes, indexes = _unquote(f'"{named[1]}"') if named else "", [], {0} if named else set()
+    for index, line in enumerate(text.partition("\n@@ ")[0].split("\n")):
+        if line.startswith("+++ ") and line[4:] != "/dev/null":
+            path = _unquote(line[4:]).partition("/")[2] or path
+        elif not line.startswith(_HEADERS) and (note := _note(line)) is not None:
             notes += [note] if note else []
-            continue
-        lines.append((number, line))
-    return tuple(
-        DiffFile(
-            path,
-            tuple(lines),
-            sum(line.kind == "added" for _, line in lines),
-            sum(line.kind == "removed" for _, line in lines),
-            tuple(notes),
-        )
-        for path, lines, notes in files
-    )
+            indexes.add(index)
+        elif index not in indexes and not line.startswith(_HEADERS):
+            break
+    return path, tuple(notes), frozenset(indexes)
 
 
 def _note(header: str) -> str | None:

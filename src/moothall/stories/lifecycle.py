@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from typing import Annotated, Literal, Self
 
@@ -102,12 +102,12 @@ class Lifecycle(_FrozenModel):
             (item for item in by_people if item.event.startswith(_SEND_BACK_PREFIXES) == back), None
         )
 
-    @property
+    @cached_property
     def order(self) -> tuple[str, ...]:
         """All states, in the order in which the table reaches them."""
         return tuple(dict.fromkeys((self.start, *(item.target for item in self.transitions))))
 
-    @property
+    @cached_property
     def columns(self) -> tuple[str, ...]:
         """The states that the board shows, in order."""
         return tuple(state for state in self.order if state not in self.off_board)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import re
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import aiohttp
 import pytest
 
+from moothall.api.web.rendering import page, prepare
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.ids import TaskId
@@ -166,3 +168,32 @@ async def test_a_running_card_shows_the_progress_of_its_tasks(
     await bus.publish(write(EventType.DELIBERATION_DECIDED, "task-1", dump(outcome), **tenant))
     _, change = await fetch(browser, f"/cards?after={card.seq}")
     assert b">running 50 %</p>" in change, "also without an event of the story"
+
+
+async def test_a_page_is_rendered_outside_the_event_loop() -> None:
+    class Noted:
+        name = "po"
+        tenant = "local"
+        thread = 0
+
+        def __str__(self) -> str:
+            Noted.thread = threading.get_ident()
+            return "noted"
+
+    response = page("error.html", title=Noted(), message="", next_step="", can_retry=False)
+    assert Noted.thread == 0, "nothing is rendered yet"
+    assert b"noted" in (await prepare(response)).body
+    assert Noted.thread not in {0, threading.get_ident()}
+    assert int(response.headers["Content-Length"]) == len(response.body)
+
+
+async def test_a_card_is_that_of_its_reader_and_of_its_last_event(browser: Browser) -> None:
+    await sign_in(browser)
+    board = browser.dependencies.board
+    card = await board.create(DRAFT, OWNER, key="1")
+    _, before = await fetch(browser, "/")
+    assert b'value="refine"' in before
+    await board.move(card.story.id, "refine", OWNER)
+    _, after = await fetch(browser, "/")
+    assert b'value="refine"' not in after
+    assert b'value="submit"' in after

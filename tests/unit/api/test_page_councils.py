@@ -15,7 +15,9 @@ import pytest
 
 from moothall import config
 from moothall.api.web.charts import draw
-from moothall.api.web.rendering import span
+from moothall.api.web.rendering import MAX_DIFF_LINES, span
+from moothall.authorization.approval_queue import BUCKET, SPENT_BUCKET, ApprovalQueue, Parked
+from moothall.authorization.approvals import Approvals
 from moothall.collector.overview import Overview
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
@@ -48,6 +50,17 @@ class App:
     browser: Browser
     bus: MemoryBus
 
+    async def park(self, task_id: str, seat: str, tool: str, reason: str) -> None:
+        """Let a call wait for an operator."""
+        item = Parked(
+            "a1", "r-1", LOCAL.tenant, "w-1", task_id, seat, "local", "dev", tool, {}, "d", reason,
+            "2026-01-02T03:04:05.678+00:00",
+        )  # fmt: skip
+        document = {**dump(item), "grant": [""]}
+        await self.bus.bucket(BUCKET).put(f"{LOCAL.tenant}.{item.id}", document)
+        assert self.browser.dependencies.approvals is not None
+        await self.browser.dependencies.approvals.refresh()
+
     async def say(self, kind: EventType, **data: Any) -> None:
         count = self.bus.__dict__.setdefault("said", [])
         count.append(kind)
@@ -69,6 +82,9 @@ async def app() -> AsyncIterator[App]:
         api_dependencies(MemoryDeliberations(), bus),
         deliberations=deliberations,
         tasks=Overview(bus, tuple),
+        approvals=ApprovalQueue(
+            bus.bucket(BUCKET), bus.bucket(SPENT_BUCKET), Approvals(b"k" * 32, 60)
+        ),
     )
     async with serving_page(dependencies) as browser:
         await browser.sign_in()
@@ -252,7 +268,15 @@ async def test_a_browser_gets_no_more_than_it_shows_well(app: App) -> None:
     outcome = Outcome(TASK, DeliberationStatus.COMPLETED, role="dev", results=(result,))
     await app.bus.put(TASK, dump(outcome))
     shown = await app.shown()
-    assert (shown.count("<code>+x</code>"), "Show 9001 lines" in shown) == (0, True)
+    assert shown.count("<code>+x</code>") == MAX_DIFF_LINES - 1, "the first line is that of a hunk"
+    assert f"Show the next {MAX_DIFF_LINES} of 9,001 lines" in shown
+    part = (await app.browser.get(f"/councils/{TASK}/lines?rank=1&file=1&from=8801")).text
+    assert (part.count("<code>+x</code>"), "Show" in part) == (200, False)
+    page = (await app.browser.get(f"/councils/{TASK}?rank=1&file=1&from=8801")).text
+    assert page.count("<code>+x</code>") == 200
+    assert "Show the file from its first line" in page
+    for place in ("rank=1&file=2", "rank=2&file=1", "rank=x&file=", "file=0&rank=1"):
+        assert (await app.browser.get(f"/councils/{TASK}/lines?{place}")).status == 404, place
 
 
 async def test_a_large_diff_is_shown_file_by_file(app: App) -> None:
@@ -267,12 +291,13 @@ async def test_a_large_diff_is_shown_file_by_file(app: App) -> None:
     )
     await app.bus.put(TASK, dump(outcome))
     shown = await app.shown()
-    assert (shown.count("<code>+one.py</code>"), shown.count("<code>+two.py</code>")) == (1500, 0)
-    assert "Show 1501 lines" in shown
-    for query in ("rank=1&file=2", "on=1.3000"):
+    counts = shown.count("<code>+one.py</code>"), shown.count("<code>+two.py</code>")
+    assert counts == (MAX_DIFF_LINES - 1, 0)
+    assert f"Show {MAX_DIFF_LINES} of 1,501 lines" in shown
+    for query, count in (("rank=1&file=2", MAX_DIFF_LINES - 1), ("on=1.3000", 101)):
         text = (await app.browser.get(f"/councils/{TASK}?{query}")).text
-        assert text.count("<code>+two.py</code>") == 1500, query
-        assert "Show 1501 lines" not in text
+        assert text.count("<code>+two.py</code>") == count, query
+    assert 'id="line-1.3000"' in text
 
 
 async def test_something_is_said_of_a_line_which_the_diff_names(app: App) -> None:
@@ -492,7 +517,7 @@ async def test_a_result_is_reviewed_until_it_is_sent_back(app: App) -> None:
     ):
         assert words in shown, words
     review = await app.shown()
-    assert 'name="event" value="accept_test">Accept</button>' in review
+    assert re.search(r'name="event" value="accept_test">.* Accept</button>', review)
     assert "Send back (0 comments)" in review
     form = form_of(review)
     await app.browser.send(
@@ -539,3 +564,27 @@ def test_times_are_told_in_words() -> None:
         "1 min 05 s",
         "2 h 03 min",
     ]
+
+
+async def test_refused_tool_calls_are_listed_and_what_waits_has_its_reason(app: App) -> None:
+    def record(task_id: str, tool: str, status: str) -> dict[str, Any]:
+        call = {"phase": "finish", "status": status, "tool": tool, "principal": "local"}
+        return {"tenant": LOCAL.tenant, "record": {**call, "task_id": task_id, "seat": SEAT}}
+
+    await app.park(TASK, SEAT, "db.write", f"the role dev may not {HOSTILE}")
+    await app.say(EventType.SEAT_STARTED)
+    refused = ((TASK, "db.write", "parked"), (TASK, "web.get", "blocked"), ("t-2", "x", "blocked"))
+    for number, fields in enumerate(refused):
+        data = record(*fields)
+        await app.bus.publish(
+            write(EventType.AUDIT_RECORDED, LOCAL.tenant, data, ordinal=str(number))
+        )
+    assert "Refused tool calls" not in await app.shown(), "its own calls all passed"
+    await app.say(EventType.SEAT_TURN, operations=[{"tool": "db.write", "status": "parked"}])
+    shown = await app.shown()
+    assert re.findall(r"<li><code>(.*?)</code> <strong class=\"lost\">(\w+)", shown) == [
+        ("web.get", "blocked"),
+        ("db.write", "parked"),
+    ]
+    assert f"the role dev may not {SHOWN}" in shown
+    assert 'href="/system/parked"' in shown

@@ -55,8 +55,10 @@ async def test_a_rewrite_is_shown_and_taken(browser: Browser) -> None:
     nothing_yet = await browser.get(f"{story}/rewrite")
     assert (nothing_yet.status, nothing_yet.headers["Location"]) == (303, story)
     asked = await browser.send(f"{story}/rewrite", form=form)
-    assert (asked.status, asked.headers["Location"]) == (303, f"{story}/rewrite")
-    shown = await browser.get(f"{story}/rewrite")
+    assert asked.status == 303
+    rewrite = asked.headers["Location"]
+    assert rewrite.startswith(f"{story}/rewrite?task=")
+    shown = await browser.get(rewrite)
     assert shown.status == 200
     assert "<ins>" in shown.text
     assert SHOWN in shown.text
@@ -67,6 +69,11 @@ async def test_a_rewrite_is_shown_and_taken(browser: Browser) -> None:
         for name, value in re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', shown.text)
     }
     assert BETTER in fields["criteria"].splitlines()
+    place = rewrite.partition("?")[2]
+    assert f'href="{story}/edit?{place.replace("&", "&amp;")}"' in shown.text
+    edited = (await browser.get(f"{story}/edit?{place}")).text
+    assert BETTER in html.unescape(edited)
+    assert BETTER not in html.unescape((await browser.get(f"{story}/edit")).text)
     taken = await browser.send(f"{story}/edit", **fields, do="save")
     assert (taken.status, taken.headers["Location"]) == (303, story)
     changed = await board.card(card.story.id, OWNER)
@@ -74,6 +81,7 @@ async def test_a_rewrite_is_shown_and_taken(browser: Browser) -> None:
     assert (changed.story.repository_name, changed.position.rigor) == ("repo", "L2")
     late = await browser.send(f"{story}/edit", **fields, do="save")
     assert late.status == 409, "the story was changed since the rewrite"
+    assert (await browser.get(rewrite)).headers["Location"] == story
 
 
 async def test_a_good_story_is_left_as_it_is(browser: Browser) -> None:
@@ -82,8 +90,8 @@ async def test_a_good_story_is_left_as_it_is(browser: Browser) -> None:
         "Export", "As a clerk, I want it, so that I sleep.", (BETTER, BETTER[:-3] + "405")
     )
     card = await browser.dependencies.board.create(draft, OWNER, key="1")
-    await browser.send(f"/stories/{card.story.id}/rewrite", form=form)
-    shown = await browser.get(f"/stories/{card.story.id}/rewrite")
+    asked = await browser.send(f"/stories/{card.story.id}/rewrite", form=form)
+    shown = await browser.get(asked.headers["Location"])
     assert "has nothing to change" in shown.text
 
 
@@ -98,3 +106,19 @@ async def test_only_its_owner_can_have_a_story_rewritten_and_only_before_the_des
     assert (await browser.send(path, form=form)).status == 403
     other = await browser.sign_in(OTHER)
     assert (await browser.send(path, form=other)).status == 404
+
+
+async def test_a_first_version_is_suggested_for_a_sentence(browser: Browser) -> None:
+    form = await browser.sign_in()
+    goal = f"Export {HOSTILE} so that I can book"
+    asked = await browser.send("/stories/suggest", form=form, key="task-mine", goal=goal)
+    assert asked.status == 303
+    assert "task=task-mine" in asked.headers["Location"]
+    shown = (await browser.get(asked.headers["Location"])).text
+    assert "so that I can book." in shown
+    assert "Given &lt;a state&gt;" in shown
+    assert HOSTILE not in shown
+    assert await browser.dependencies.board.cards(OWNER) == [], "nothing is stored"
+    empty = await browser.send("/stories/suggest", form=form, key="task-2", goal=" ")
+    assert (empty.status, "the goal is empty" in empty.text) == (400, True)
+    assert (await browser.send("/stories/suggest", form="other", goal=goal)).status == 403

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.domain.identity import LOCAL
+from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.errors import Temporary
 from moothall.orchestrator.story_writer import (
@@ -132,6 +133,22 @@ async def test_the_better_one_is_taken_and_who_wrote_it_is_said(
     assert written.by == by
     assert (written.score.total == 100) == (by == MODEL)
     assert "--- end ---" in prompt  # fenced, with a unique mark
+
+
+async def test_what_the_model_wrote_is_read_from_the_log_after_a_restart(
+    deliberations: MemoryDeliberations,
+) -> None:
+    goal, task_id = "Export invoices", TaskId("task-mine")
+    before = StoryWriter(deliberations, 5, model=True)
+    written, _ = await asyncio.gather(
+        before.suggest(goal, LOCAL, task_id), decide(deliberations, STORY)
+    )
+    after = StoryWriter(deliberations, 5, model=True)
+    assert await after.recall_suggestion(goal, task_id, LOCAL) == written
+    weak = StoryDraft("Export invoices")
+    assert (await after.recall_rewrite(weak, task_id, LOCAL)).draft == written.draft
+    unknown = await after.recall_rewrite(weak, TaskId("task-other"), LOCAL)
+    assert (unknown.draft, unknown.by) == (refine(weak), RULES)
 
 
 async def test_without_an_answer_the_rules_write(deliberations: MemoryDeliberations) -> None:

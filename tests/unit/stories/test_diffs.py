@@ -40,13 +40,13 @@ def test_a_diff_is_read_file_by_file_with_the_numbers_of_its_lines() -> None:
         ("src/a.py", 2, 1),
         ("b.py", 1, 0),
     ]
-    assert [(kind, [number for number, _ in run]) for kind, run in first.runs] == [
+    assert [(kind, [number for number, _ in run]) for kind, run in first.runs()] == [
         ("place", [4]),
         ("same", [5]),
         ("change", [6, 7, 8]),
         ("same", [9]),
     ]
-    assert [(kind, [number for number, _ in run]) for kind, run in second.runs] == [
+    assert [(kind, [number for number, _ in run]) for kind, run in second.runs()] == [
         ("place", [14]),
         ("change", [15]),
         ("place", [16]),
@@ -87,3 +87,20 @@ def test_headers_of_git_are_said_in_words() -> None:
 def test_what_is_no_diff_has_no_lines_to_speak_of() -> None:
     assert all(line.kind == "place" for line in read_diff("+x\n-y\n z\n@@ nonsense @@\n+x"))
     assert read_diff("") == []
+
+
+def test_counts_and_numbers_are_known_before_the_lines_are_read() -> None:
+    files = read_files(
+        "".join(
+            f"diff --git a/{name} b/{name}\n--- a/{name}\n+++ b/{name}\n@@ -1,2 +1,3 @@\n"
+            " same\n-old\n+new\n+diff --git a/x b/x\n"
+            for name in ("one.py", "two.py", "three.py")
+        )
+    )
+    assert [(file.path, file.line_count, file.added, file.removed) for file in files] == [
+        ("one.py", 5, 2, 1),
+        ("two.py", 5, 2, 1),
+        ("three.py", 5, 2, 1),
+    ]
+    assert all(file.line_count == len(file.lines) for file in files)
+    assert [number for number, _ in files[1].lines] == [12, 13, 14, 15, 16]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from cachetools import LRUCache
@@ -46,6 +47,8 @@ _MAX_CACHED = 64
 """Rendered boards and fragments in the cache: each is rendered once for all users of a tenant with
 the same roles.
 """
+_MAX_CACHED_CARDS = 4_096
+"""Rendered cards in the cache, of about 1 KB each."""
 _REFRESH_SECONDS = 10
 """The interval in which the page fetches the progress of running stories."""
 Cards = Sequence[StoryState]
@@ -121,12 +124,14 @@ class _Summary:
 
 
 class _Boards:
-    """Rendered boards and fragments."""
+    """Rendered boards, fragments and cards."""
 
     def __init__(self, dependencies: ApiDependencies) -> None:
         self._dependencies = dependencies
         self._rendered: LRUCache[Hashable, tuple[Markup, int, int]] = LRUCache(_MAX_CACHED)
         self._summaries: LRUCache[str, _Summary] = LRUCache(_MAX_CACHED)
+        self._cards: LRUCache[Hashable, Markup] = LRUCache(_MAX_CACHED_CARDS)
+        self._cards_lock = Lock()  # boards are rendered in threads
 
     async def render(
         self, shown: _Filter, cut: _Cut, who: Principal, *, is_fragment: bool
@@ -153,9 +158,57 @@ class _Boards:
                 "is_fragment": is_fragment,
             }
             # In a thread, because a board may be large.
-            content = await asyncio.to_thread(_render, cards, shown, cut, who, context)
+            content = await asyncio.to_thread(self._render, cards, shown, cut, who, context)
             found = self._rendered[key] = content, seq, refresh
         return found
+
+    def _render(
+        self, cards: Cards, shown: _Filter, cut: _Cut, who: Principal, context: Mapping[str, Any]
+    ) -> Markup:
+        matching = [card for card in cards if shown.matches(card, who)]
+        columns = group_by_state(sorted(matching, key=lambda card: -card.seq))
+        table = lifecycle()
+        states = table.off_board if shown.show == "archived" else table.columns
+        if context["is_fragment"] and cut.column:
+            states = (cut.column,)
+        on_board = [card for card in cards if card.position.state in table.columns]
+        after = cut.after
+        return part(
+            "cards.html",
+            columns=[
+                (state, len(columns[state]), cut.cards(state, columns[state])) for state in states
+            ],
+            is_change=after is not None,
+            changed=[card.story.id for card in cards if after is not None and card.seq > after],
+            cut=cut,
+            shown=shown,
+            needed=count_needed(on_board, who),
+            total=len(on_board),
+            archived=len(cards) - len(on_board),
+            first_steps=first_steps(cards),
+            repositories=sorted({card.story.repository_name for card in on_board} - {""}),
+            show=lambda card: self._card(card, who, context["progress"].get(card.story.id)),
+            max_cards=_MAX_SHOWN_CARDS,
+            **context,
+        )
+
+    def _card(self, card: StoryState, who: Principal, progress: int | None) -> Markup:
+        """Return a card. A change renders only the changed card."""
+        key = who.tenant, who.all_roles, card.story.id, card.seq, progress
+        with self._cards_lock:
+            content = self._cards.get(key)
+        if content is None:
+            content = part(
+                "card.html",
+                card=card,
+                progress=progress,
+                moves=moves(card, who),
+                status=status_of(card, who),
+                next_step=next_step(card, who),
+            )
+            with self._cards_lock:
+                self._cards[key] = content
+        return content
 
     async def _progress(self, cards: Cards, who: Principal) -> Mapping[str, int | None]:
         """Return the progress in percent of each story that the server works on, None where it is
@@ -204,37 +257,3 @@ def board_routes(
         Route("/cards", require_session(cards, sessions)),
         Route("/changes", require_session(changes, sessions)),
     ]
-
-
-def _render(
-    cards: Cards, shown: _Filter, cut: _Cut, who: Principal, context: Mapping[str, Any]
-) -> Markup:
-    matching = [card for card in cards if shown.matches(card, who)]
-    columns = group_by_state(sorted(matching, key=lambda card: -card.seq))
-    table = lifecycle()
-    states = table.off_board if shown.show == "archived" else table.columns
-    if context["is_fragment"] and cut.column:
-        states = (cut.column,)
-    on_board = [card for card in cards if card.position.state in table.columns]
-    after = cut.after
-    return part(
-        "cards.html",
-        columns=[
-            (state, len(columns[state]), cut.cards(state, columns[state])) for state in states
-        ],
-        is_change=after is not None,
-        changed=[card.story.id for card in cards if after is not None and card.seq > after],
-        cut=cut,
-        shown=shown,
-        needed=count_needed(on_board, who),
-        total=len(on_board),
-        archived=len(cards) - len(on_board),
-        first_steps=first_steps(cards),
-        repositories=sorted({card.story.repository_name for card in on_board} - {""}),
-        who=who,
-        next_step=next_step,
-        moves=moves,
-        status_of=status_of,
-        max_cards=_MAX_SHOWN_CARDS,
-        **context,
-    )

@@ -15,10 +15,9 @@ from moothall.domain.event import seconds_between
 from moothall.domain.evidence import EvidenceLevel, Verdict
 from moothall.domain.outcome import Outcome, Result
 from moothall.domain.proposal import Candidate
-from moothall.ranking.order import NO_CHECKS
+from moothall.ranking.order import ABOVE, NO_CHECKS, level_prefix
 from moothall.stories.diffs import read_files
 
-_ABOVE = "Above "
 LEVEL_MEANINGS = {
     EvidenceLevel.PROVEN: "a test of the repository failed before and passes now",
     EvidenceLevel.REPRODUCED: "a test by another author failed before and passes now",
@@ -110,7 +109,7 @@ def compare(outcome: Outcome, progress: Progress) -> Comparison:
             f"{result.answer} {reason[0].lower()}{reason[1:]}"
             for result in outcome.results[:1]
             for reason in result.reasons
-            if reason.startswith(_ABOVE)
+            if reason.startswith(ABOVE)
         ),
         "",
     )
@@ -137,9 +136,9 @@ def candidates_by_key(state: DeliberationState | None) -> dict[tuple[str, int], 
 
 def level_reason(result: Result) -> str:
     """Return why a candidate has its level of evidence, or else what the level means. The reason is
-    recorded only as a sentence of the ranking, which begins with the level.
+    recorded only as a sentence of the ranking.
     """
-    prefix = f"{result.level.words.capitalize()}: "
+    prefix = level_prefix(result.level)
     return next(
         (reason.removeprefix(prefix) for reason in result.reasons if reason.startswith(prefix)),
         f"{LEVEL_MEANINGS[result.level]}.",

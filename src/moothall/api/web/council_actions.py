@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from starlette.routing import Route
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.web.board import moves
 from moothall.api.web.forms import read_session_form, require_session
-from moothall.api.web.rendering import redirect
+from moothall.api.web.rendering import MAX_DIFF_LINES, redirect
 from moothall.api.web.sessions import Session, Sessions
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_task_id
@@ -23,6 +24,7 @@ from moothall.errors import InvalidRequest
 from moothall.stories import comments
 from moothall.stories.diffs import DiffLine, read_files
 from moothall.stories.lifecycle import lifecycle
+from moothall.stories.story_state import StoryState
 from moothall.stories.story_state import remark as remark_of
 
 _REVIEWED_STATES = ("test", "docs")
@@ -66,7 +68,7 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
             check_task_id(request.path_params["id"]),
         )
         outcome = await dependencies.deliberations.result(task_id, session.who)
-        found = find_line(outcome, form.get("on", ""))
+        found = await asyncio.to_thread(find_line, outcome, form.get("on", ""))
         if found is None or found.line.kind == "place" or not outcome.story_id:
             raise InvalidRequest(
                 "the diffs of this task have no such line; go back and click the number of a line"
@@ -79,9 +81,8 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
             session.who,
             key=form.get("key", ""),
         )
-        return redirect(
-            f"/councils/{task_id}?rank={found.rank}&file={found.file}#line-{form['on']}"
-        )
+        place = OpenFile.of_line(found)
+        return redirect(f"/councils/{task_id}?{place.query}#line-{form['on']}")
 
     return [
         Route("/councils/{id}/cancel", require_session(cancel, sessions), methods=["POST"]),
@@ -91,15 +92,23 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
     ]
 
 
+async def find_story(
+    dependencies: ApiDependencies, outcome: Outcome, who: Principal
+) -> StoryState | None:
+    """Return the story of a council, None if there is none on the board."""
+    return await dependencies.board.find(outcome.story_id, who) if outcome.story_id else None
+
+
 async def line_comments(
     dependencies: ApiDependencies, outcome: Outcome, who: Principal
 ) -> Mapping[tuple[str, int, str], Sequence[LineComment]]:
-    """Return the comments on lines of this task's diffs, by path, line number and text."""
+    """Return the comments on lines of this task's diffs, by path, line number and text. Its story
+    must exist.
+    """
     remarks: dict[tuple[str, int, str], list[LineComment]] = {}
-    if outcome.story_id and await dependencies.board.find(outcome.story_id, who):
-        for comment in map(remark_of, await dependencies.board.history(outcome.story_id, who)):
-            if comment is not None and comment.task_id == outcome.task_id:
-                remarks.setdefault((comment.path, comment.line, comment.quoted), []).append(comment)
+    for comment in map(remark_of, await dependencies.board.history(outcome.story_id, who)):
+        if comment is not None and comment.task_id == outcome.task_id:
+            remarks.setdefault((comment.path, comment.line, comment.quoted), []).append(comment)
     return remarks
 
 
@@ -114,14 +123,11 @@ class StoryDecision:
     comment_count: int
 
 
-async def story_decision(
-    dependencies: ApiDependencies, outcome: Outcome, who: Principal
-) -> StoryDecision | None:
+def story_decision(card: StoryState, who: Principal) -> StoryDecision | None:
     """Return the decision that the story of a council waits for. Return None if its result is not
     reviewed now, or not by this user.
     """
-    card = await dependencies.board.find(outcome.story_id, who) if outcome.story_id else None
-    if card is None or card.position.state not in _REVIEWED_STATES:
+    if card.position.state not in _REVIEWED_STATES:
         return None
     reasons = {event: reason for event, _, reason in moves(card, who)}
     possible = tuple(
@@ -135,13 +141,42 @@ async def story_decision(
 
 @dataclass(frozen=True, slots=True)
 class FoundLine:
-    """A line of a candidate's diff, with the rank of the candidate and the number of the file, from
-    1.
+    """A line of a candidate's diff, with the rank of the candidate, the number of the file, from 1,
+    and the index of the line in the file.
     """
 
     rank: int
     file: int
+    index: int
     line: DiffLine
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """The file of a diff whose lines the URL asks for, from the index `start`: the rank of its
+    candidate and its number, from 1. Zeros for none.
+    """
+
+    rank: int = 0
+    file: int = 0
+    start: int = 0
+
+    @classmethod
+    def of_line(cls, found: FoundLine) -> OpenFile:
+        """Return the part of a file that contains a line."""
+        return cls(found.rank, found.file, found.index // MAX_DIFF_LINES * MAX_DIFF_LINES)
+
+    @classmethod
+    def of(cls, request: Request) -> OpenFile:
+        """Read the file from a URL; what is not a number counts as 0."""
+        texts = (request.query_params.get(name, "") for name in ("rank", "file", "from"))
+        return cls(*(int(text) if re.fullmatch(r"[0-9]{1,7}", text) else 0 for text in texts))
+
+    @property
+    def query(self) -> str:
+        """The file in a URL."""
+        start = f"&from={self.start}" if self.start else ""
+        return f"rank={self.rank}&file={self.file}{start}"
 
 
 def find_line(outcome: Outcome, position: str) -> FoundLine | None:
@@ -153,8 +188,14 @@ def find_line(outcome: Outcome, position: str) -> FoundLine | None:
         return None
     rank, number = int(match[1]), int(match[2])
     diff = next((result.diff for result in outcome.results if result.rank == rank), "")
-    for file_number, file in enumerate(read_files(diff), 1):
-        for line_number, line in file.lines:
-            if line_number == number:
-                return FoundLine(rank, file_number, line)
-    return None
+    files = read_files(diff)
+    file_number = sum(file.first_number <= number for file in files)
+    lines = files[file_number - 1].lines if file_number else ()
+    return next(
+        (
+            FoundLine(rank, file_number, index, line)
+            for index, (line_number, line) in enumerate(lines)
+            if line_number == number
+        ),
+        None,
+    )

@@ -6,10 +6,13 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 from weakref import WeakValueDictionary
 
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -18,12 +21,19 @@ from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import ServerSentEvents
 from moothall.api.web.ask import earlier_tasks
 from moothall.api.web.changes import NOTIFY_SECONDS, BoardChanges, last_seen, reload_delay
-from moothall.api.web.comparison import compare
-from moothall.api.web.council_actions import find_line, line_comments, story_decision
+from moothall.api.web.comparison import Comparison, compare
+from moothall.api.web.council_actions import (
+    OpenFile,
+    find_line,
+    find_story,
+    line_comments,
+    story_decision,
+)
 from moothall.api.web.forms import require_session
-from moothall.api.web.rendering import make_visible, page
+from moothall.api.web.rendering import fragment, make_visible, page, part
 from moothall.api.web.sessions import Session, Sessions
 from moothall.api.web.timeline import draw_timeline
+from moothall.authorization.recent_decisions import REFUSALS, Decision
 from moothall.collector.overview import seat_view
 from moothall.collector.progress import Progress
 from moothall.collector.seat_progress import ENDED, SeatProgress
@@ -31,14 +41,17 @@ from moothall.concurrency import Broadcast
 from moothall.domain.budget import Usage
 from moothall.domain.chat import Writing
 from moothall.domain.event import parse_time
-from moothall.domain.ids import check_task_id, key_of, new_task_id, own_id
+from moothall.domain.identity import Principal
+from moothall.domain.ids import TaskId, check_task_id, key_of, new_task_id, own_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Deliberation
 from moothall.errors import NotFound
 from moothall.stories.comments import may_act
+from moothall.stories.diffs import read_files
 
 REFRESH_SECONDS = 3
 _TITLE_CHARS = 120
+_MAX_REFUSED = 8
 _METRICS = ("turns", "tool_calls", "checks", "checks_passed", "cpu_ms", "max_rss_bytes")
 
 
@@ -56,7 +69,10 @@ def council_routes(
                 f"no council has started task {task_id!r}; a story's tasks start when its design "
                 "is accepted"
             ) from error
-        progress, timeline = await dependencies.tasks.get_details(task_id, session.who)
+        (progress, timeline), story = await asyncio.gather(
+            dependencies.tasks.get_details(task_id, session.who),
+            find_story(dependencies, outcome, session.who),
+        )
         deliberation = (
             progress.state.requested.value if progress.state and progress.state.requested else None
         )
@@ -76,11 +92,13 @@ def council_routes(
             "chart": draw_timeline(timeline),
             "steps": "closed" if outcome.status.ended else "",
             "messages": _steering_messages(progress),
+            "refused": await _refused_calls(dependencies, task_id, progress, session.who),
             "undecided": undecided_answers(outcome),
-            "remarks": await line_comments(dependencies, outcome, session.who),
+            "story": story,
+            "remarks": await line_comments(dependencies, outcome, session.who) if story else {},
             "on": request.query_params.get("on", ""),
             "may_act": may_act(session.who),
-            "decision": await story_decision(dependencies, outcome, session.who),
+            "decision": story_decision(story, session.who) if story else None,
             "key": new_task_id(),
             "metrics": {name: progress.metrics.get(name, 0) for name in _METRICS}
             if progress.metrics
@@ -93,26 +111,54 @@ def council_routes(
         context["changes"] = f"/councils/{task_id}/changes"
         context["growing"] = "" if outcome.status.ended else f"/councils/{task_id}/text"
 
-        def render() -> Response:
-            context["compared"] = compare(outcome, progress)
-            context["open_file"] = _open_file(request, outcome)
-            return page("deliberation.html", session=session, **context)
+        def read_diffs() -> tuple[Comparison, OpenFile]:
+            return compare(outcome, progress), _open_file(request, outcome)
 
-        return await asyncio.to_thread(render)  # a diff may be large
+        # In a thread, because a diff may be large.
+        context["compared"], context["open_file"] = await asyncio.to_thread(read_diffs)
+        return page("deliberation.html", session=session, **context)
 
     return [
         Route("/councils/{id}", require_session(council, sessions)),
+        _lines(dependencies, sessions),
         _changes(dependencies, sessions, board_changes),
         _text(dependencies, sessions),
     ]
 
 
-def _open_file(request: Request, outcome: Outcome) -> tuple[str, str]:
-    """Return the rank and the number of the file that the URL asks for, by number or by a line."""
-    parameters = request.query_params
-    if found := find_line(outcome, parameters.get("on", "")):
-        return str(found.rank), str(found.file)
-    return parameters.get("rank", ""), parameters.get("file", "")
+def _open_file(request: Request, outcome: Outcome) -> OpenFile:
+    """Return the file that the URL asks for, by number or by a line."""
+    found = find_line(outcome, request.query_params.get("on", ""))
+    return OpenFile.of_line(found) if found else OpenFile.of(request)
+
+
+def _lines(dependencies: ApiDependencies, sessions: Sessions) -> Route:
+    async def lines(request: Request, session: Session) -> Response:
+        """Return lines of a file of a diff, for the script to put into the page."""
+        task_id, place = check_task_id(request.path_params["id"]), OpenFile.of(request)
+        outcome = await dependencies.deliberations.result(task_id, session.who)
+        story = await find_story(dependencies, outcome, session.who)
+        remarks = await line_comments(dependencies, outcome, session.who) if story else {}
+
+        def render() -> Markup:
+            result = next((item for item in outcome.results if item.rank == place.rank), None)
+            files = read_files(result.diff) if result else ()
+            if not 0 < place.file <= len(files):
+                raise NotFound(f"task {task_id!r} has no such file")
+            return part(
+                "diff_file.html",
+                file=files[place.file - 1],
+                number=place.file,
+                start=place.start,
+                result=result,
+                outcome=outcome,
+                remarks=remarks,
+                on="",
+            )
+
+        return fragment(await asyncio.to_thread(render))
+
+    return Route("/councils/{id}/lines", require_session(lines, sessions))
 
 
 def _changes(
@@ -187,6 +233,25 @@ def _text(dependencies: ApiDependencies, sessions: Sessions) -> Route:
         return ServerSentEvents(stream())
 
     return Route("/councils/{id}/text", require_session(text, sessions))
+
+
+async def _refused_calls(
+    dependencies: ApiDependencies, task_id: TaskId, progress: Progress, who: Principal
+) -> Sequence[Decision]:
+    """Return the latest tool calls of a council that were refused. Calls that wait for an operator
+    have their reason; the audit records none.
+    """
+    statuses = {status for lane in progress.seats.values() for _, status in lane.tools}
+    if not statuses & REFUSALS:
+        return ()
+    waiting = dependencies.approvals.list_waiting(who.tenant) if dependencies.approvals else ()
+    reasons = {(item.seat, item.tool): item.reason for item in waiting if item.task_id == task_id}
+    decisions = await dependencies.decisions.last(who)
+    refused = (item for item in decisions if item.refused and item.task_id == task_id)
+    return [
+        replace(item, reason=item.reason or reasons.get((item.seat, item.tool), ""))
+        for item in islice(refused, _MAX_REFUSED)
+    ]
 
 
 def _seat_view(progress: Progress, outcome: Outcome, lane: SeatProgress) -> Mapping[str, Any]:

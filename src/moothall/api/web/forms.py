@@ -17,7 +17,7 @@ from moothall import telemetry
 from moothall.api.http.documents import HttpRefusal, ServerSentEvents
 from moothall.api.identity import call_as
 from moothall.api.status import http_status_of
-from moothall.api.web.rendering import page, redirect
+from moothall.api.web.rendering import page, prepare, redirect
 from moothall.api.web.sessions import Session, Sessions
 from moothall.domain.ids import is_id
 from moothall.errors import InvalidRequest, MoothallError, Refused
@@ -44,7 +44,7 @@ _NEXT_STEPS = {
     ),
 }
 
-_STREAMS = ("/changes", "/text", "/cards")
+_STREAMS = ("/changes", "/text", "/cards", "/lines")
 """Endings of the paths of streams and fragments, which are no page to return to after sign-in."""
 
 log = telemetry.get_logger(__name__)
@@ -208,7 +208,7 @@ def with_error_page(
 
     async def respond(request: Request) -> Response:
         try:
-            return await answer(request)
+            return await prepare(await answer(request))
         except HttpRefusal as error:
             status, message = error.status, error.message
         except MoothallError as error:

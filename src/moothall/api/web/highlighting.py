@@ -59,7 +59,7 @@ _CLASSES: tuple[tuple[_TokenType, str], ...] = (
     (Name.Attribute, "hf"),
     (Name.Builtin, "hn"),
 )
-_MAX_FILE_CHARS = 100_000
+_MAX_CHARS = 100_000
 _MAX_LINE_CHARS = 400
 """Longer lines have no colours: they are minified code, which is slow to parse and never read."""
 
@@ -68,17 +68,20 @@ Piece = tuple[str, str]
 
 
 @lru_cache(maxsize=128)
-def highlight(file: DiffFile) -> Mapping[int, Sequence[Piece]]:
-    """Return the lines of a file with colours by their numbers in the diff, without their signs.
-    Return an empty mapping for an unknown language or a large file.
+def highlight(
+    file: DiffFile, start: int = 0, count: int | None = None
+) -> Mapping[int, Sequence[Piece]]:
+    """Return `count` lines of a file from the index `start` with colours, by their numbers in the
+    diff and without their signs. Return an empty mapping for an unknown language or long text.
     """
     path = PurePosixPath(file.path)
     name = _LEXERS.get(path.suffix.lower()) or _LEXERS.get(path.name)
-    if name is None or sum(len(line.text) for _, line in file.lines) > _MAX_FILE_CHARS:
+    chosen = file.lines[start : None if count is None else start + count]
+    if name is None or sum(len(line.text) for _, line in chosen) > _MAX_CHARS:
         return {}
     lines: dict[int, Sequence[Piece]] = {}
     for kinds in ({"same", "removed"}, {"same", "added"}):
-        side = [(number, line) for number, line in file.lines if line.kind in kinds]
+        side = [(number, line) for number, line in chosen if line.kind in kinds]
         if side:
             lines |= zip((number for number, _ in side), _colour(name, side), strict=True)
     return lines
@@ -91,9 +94,14 @@ def _colour(lexer_name: str, side: Sequence[tuple[int, DiffLine]]) -> Iterator[S
     pieces: list[list[Piece]] = [[]]
     lexer = get_lexer_by_name(lexer_name)
     for _, token, value in lexer.get_tokens_unprocessed(source):
+        tone = _class_of(token)
         first, *others = value.split("\n")
-        pieces[-1].append((_class_of(token), first))
-        pieces += [[(_class_of(token), text)] for text in others]
+        last = pieces[-1]
+        if last and last[-1][0] == tone:
+            last[-1] = tone, last[-1][1] + first
+        else:
+            last.append((tone, first))
+        pieces += [[(tone, text)] for text in others]
     for text, line_pieces in zip(texts, pieces, strict=True):
         yield line_pieces if len(text) <= _MAX_LINE_CHARS else [("", text)]
 

@@ -4,9 +4,11 @@ characters.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from http import HTTPStatus
 from typing import Any
@@ -14,10 +16,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from moothall.api.web.charts import brief
 from moothall.api.web.comparison import LEVEL_MEANINGS
-from moothall.api.web.highlighting import highlight
+from moothall.api.web.highlighting import Piece, highlight
 from moothall.api.web.timeline import Chart
 from moothall.domain.ids import digest
 from moothall.domain.outcome import Outcome
@@ -41,8 +44,8 @@ _CONTROL = re.compile(
 """Characters that are invisible or change the direction. The two joiners (U+200C, U+200D) are part
 of words and emoji between characters that are not ASCII.
 """
-_MAX_DIFF_LINES = 2_000
-"""Lines of a diff that a page shows at once; the other files are shown on demand."""
+MAX_DIFF_LINES = 200
+"""Lines of a diff that a page shows at once; the others are shown on demand."""
 ASSET_TYPES = {
     "page.css": "text/css",
     "page.js": "text/javascript",
@@ -65,6 +68,8 @@ def visible(value: Any) -> str:
 
 def make_visible(text: str) -> str:
     """Return text with invisible characters made visible, without escaping."""
+    if text.isprintable():  # the usual case, and much faster
+        return text
     return _CONTROL.sub(
         lambda match: f"\u27e8U+{ord(match[0]):04X}\u27e9", text.replace("\r\n", "\n")
     )
@@ -92,6 +97,13 @@ def moment(time: str, style: str = "") -> Markup:
     return Markup('<time datetime="{}" class="{}">{} UTC</time>').format(time[:40], style, text)
 
 
+def coloured(pieces: Sequence[Piece]) -> Markup:
+    """Return a line of code with the colours of its pieces."""
+    texts = ((tone, escape(make_visible(text))) for tone, text in pieces)
+    spans = (f'<span class="{tone}">{text}</span>' if tone else text for tone, text in texts)
+    return Markup("".join(spans))  # noqa: S704 - the texts are escaped
+
+
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=2)
 
@@ -107,7 +119,8 @@ _TEMPLATES = Environment(
 _TEMPLATES.filters |= {
     "read_files": read_files,
     "highlight": highlight,
-    "fingerprint": lambda file: digest(file.path, *(line.text for _, line in file.lines))[:16],
+    "coloured": coloured,
+    "fingerprint": lambda file: digest(file.path, file.text)[:16],
     "shown": _json,
     "span": span,
     "moment": moment,
@@ -115,8 +128,39 @@ _TEMPLATES.filters |= {
 }
 
 
-def page(template: str, status: int = 200, **context: Any) -> Response:
-    """Render a page. `seq` is that of the last event that the page shows, `story_id` the only story
+class Page(Response):
+    """A page of a template. It is rendered in a thread, because a page may be large and the server
+    has one event loop for all requests.
+    """
+
+    def __init__(self, template: str, status: int, variables: Mapping[str, Any]) -> None:
+        super().__init__(b"", status, _HEADERS, "text/html")
+        self._template, self._variables = template, variables
+
+    async def render_body(self) -> None:
+        """Render the body, if that is not done yet. Raises what the template raises."""
+        if not self.body:
+            self.body = await asyncio.to_thread(self._render)
+            self.headers["Content-Length"] = str(len(self.body))
+
+    def _render(self) -> bytes:
+        return _TEMPLATES.get_template(self._template).render(self._variables).encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the page."""
+        await self.render_body()
+        await super().__call__(scope, receive, send)
+
+
+async def prepare(response: Response) -> Response:
+    """Return a response whose body is known. Raises what the template of a page raises."""
+    if isinstance(response, Page):
+        await response.render_body()
+    return response
+
+
+def page(template: str, status: int = 200, **context: Any) -> Page:
+    """Return a page. `seq` is that of the last event that the page shows, `story_id` the only story
     whose events change it.
     """
     variables = {
@@ -130,9 +174,7 @@ def page(template: str, status: int = 200, **context: Any) -> Response:
         "onward": "",
         "failed": status >= HTTPStatus.BAD_REQUEST,
     } | context
-    return Response(
-        _TEMPLATES.get_template(template).render(variables), status, _HEADERS, "text/html"
-    )
+    return Page(template, status, variables)
 
 
 def json_document(value: Any) -> Response:
@@ -167,6 +209,7 @@ def asset(name: str) -> Response:
     return Response(_asset_text(name), 200, headers, ASSET_TYPES[name])
 
 
+@cache
 def asset_url(name: str) -> str:
     """Return the URL of an asset, which changes with its content."""
     return f"/{name}?v={hashlib.sha256(_asset_text(name).encode()).hexdigest()[:16]}"
@@ -177,6 +220,7 @@ def _asset_text(name: str) -> str:
     return _TEMPLATES.get_template(name).render()
 
 
+@cache
 def _icon(name: str) -> Markup:
     """Return an icon of the sprite. Screen readers skip it: the text beside it says the same."""
     url = asset_url("icons.svg")
@@ -188,7 +232,7 @@ def _icon(name: str) -> Markup:
 _TEMPLATES.globals |= {
     "asset_url": asset_url,
     "icon": _icon,
-    "max_lines": _MAX_DIFF_LINES,
+    "max_lines": MAX_DIFF_LINES,
     "lifecycle": lifecycle,
     "level_meanings": LEVEL_MEANINGS,
 }

@@ -1,14 +1,18 @@
-"""The coach's rewrite of a story, shown as a diff. Nothing is stored until the user accepts it."""
+"""What the coach writes: a rewrite of a story, shown as a diff, or a first version of a new one.
+
+Nothing is stored until the user accepts it. The URL names the task of the coach's council, whose
+reply is in the log, so that a restart of the server or the end of a session loses nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from urllib.parse import urlencode
 
-from cachetools import LRUCache
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -17,15 +21,12 @@ from moothall.api.dependencies import ApiDependencies
 from moothall.api.web.forms import read_session_form, require_session
 from moothall.api.web.rendering import page, redirect
 from moothall.api.web.sessions import Session, Sessions
-from moothall.api.web.story_form import fields_of, may_edit
+from moothall.api.web.story_form import fields_of, find_rewrite, may_edit
+from moothall.domain.ids import TaskId, check_task_id, new_task_id
 from moothall.errors import Refused
-from moothall.orchestrator.story_writer import WrittenStory
 from moothall.stories.coach import StoryDraft, score
-from moothall.stories.story_state import StoryState
 
 _WORD = re.compile(r"\w+|\s+|[^\w\s]")
-_MAX_REWRITES = 64
-"""Rewrites in memory; after a restart of the server, the coach is asked again."""
 _MAX_WORDS = 2_000
 """Longer texts are compared as a whole: the time grows with the square of the words."""
 
@@ -47,31 +48,27 @@ class ChangedText:
 
 
 def rewrite_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
-    """Return the routes that ask the coach for a rewrite, and show it."""
-    rewrites: LRUCache[tuple[str, str, int], WrittenStory] = LRUCache(_MAX_REWRITES)
+    """Return the routes that ask the coach for a story, and show its rewrite."""
 
     async def ask(request: Request, session: Session) -> Response:
-        await read_session_form(request, session)
+        form = await read_session_form(request, session)
         card = await dependencies.board.card(request.path_params["id"], session.who)
         if not may_edit(card, session):
             raise Refused(
                 "only product owners can rewrite a story, and only in backlog or draft; nothing "
                 "was changed"
             )
-        rewrites[_key(card, session)] = await dependencies.author.refine(card.draft, session.who)
-        return redirect(f"/stories/{card.story.id}/rewrite")
+        task_id = _task_id(form)
+        await dependencies.author.refine(card.draft, session.who, task_id)
+        place = urlencode({"task": task_id, "seq": card.seq})
+        return redirect(f"/stories/{card.story.id}/rewrite?{place}")
 
     async def show(request: Request, session: Session) -> Response:
         card = await dependencies.board.card(request.path_params["id"], session.who)
-        written = rewrites.get(_key(card, session))
-        if written is None or not may_edit(card, session):
+        written = await find_rewrite(dependencies.author, card, request, session)
+        if written is None:
             return redirect(f"/stories/{card.story.id}")
         parts = await asyncio.to_thread(compare_drafts, card.draft, written.draft)
-        fields = dict(fields_of(card)) | {
-            "title": written.draft.title,
-            "brief": written.draft.description,
-            "criteria": "\n".join(written.draft.ac),
-        }
         return page(
             "rewrite.html",
             session=session,
@@ -79,18 +76,26 @@ def rewrite_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
             written=written,
             before=score(card.draft),
             parts=parts,
-            fields=fields,
+            fields=fields_of(card, written.draft),
+            place=request.url.query,
         )
 
+    async def suggest(request: Request, session: Session) -> Response:
+        form = await read_session_form(request, session)
+        task_id, goal = _task_id(form), form.get("goal", "")
+        await dependencies.author.suggest(goal, session.who, task_id)
+        return redirect(f"/stories/new?{urlencode({'task': task_id, 'goal': goal})}")
+
     return [
+        Route("/stories/suggest", require_session(suggest, sessions), methods=["POST"]),
         Route("/stories/{id}/rewrite", require_session(ask, sessions), methods=["POST"]),
         Route("/stories/{id}/rewrite", require_session(show, sessions)),
     ]
 
 
-def _key(card: StoryState, session: Session) -> tuple[str, str, int]:
-    """Return the key of a rewrite, which is for one version of the story."""
-    return session.who.tenant, card.story.id, card.seq
+def _task_id(form: Mapping[str, str]) -> TaskId:
+    """Return the task id that a form proposes, so that sending it again asks the coach once."""
+    return check_task_id(form["key"]) if form.get("key") else new_task_id()
 
 
 def compare_drafts(before: StoryDraft, after: StoryDraft) -> tuple[ChangedText, ...]:

@@ -18,7 +18,7 @@ from moothall.api.web.provenance import known_repositories
 from moothall.api.web.rendering import page, redirect
 from moothall.api.web.sessions import Session, Sessions
 from moothall.domain.budget import NO_BUDGET, Budget
-from moothall.domain.ids import new_task_id
+from moothall.domain.ids import TaskId, is_id, new_task_id
 from moothall.errors import (
     ConcurrentUpdate,
     InvalidRequest,
@@ -26,6 +26,7 @@ from moothall.errors import (
     NotFound,
     RepositoryError,
 )
+from moothall.orchestrator.story_writer import StoryWriter, WrittenStory
 from moothall.stories.board import EDITOR_ROLES
 from moothall.stories.coach import StoryDraft, check, score
 from moothall.stories.lifecycle import DEFAULT_RIGOR, lifecycle
@@ -57,7 +58,7 @@ class _StoryForms:
     async def new(self, request: Request, session: Session) -> Response:
         """Write a new story."""
         if request.method == "GET":
-            return self._page(session, {"rigor": DEFAULT_RIGOR})
+            return self._page(session, await self._suggested(request, session))
         fields = await read_session_form(request, session)
         try:
             draft = check(_draft(fields))
@@ -80,7 +81,8 @@ class _StoryForms:
         """Edit a story."""
         card = await self._dependencies.board.card(request.path_params["id"], session.who)
         if request.method == "GET":
-            return self._page(session, fields_of(card), card)
+            written = await find_rewrite(self._dependencies.author, card, request, session)
+            return self._page(session, fields_of(card, written.draft if written else None), card)
         fields = await read_session_form(request, session)
         try:
             draft = check(_draft(fields))
@@ -99,6 +101,17 @@ class _StoryForms:
         except (ConcurrentUpdate, InvalidRequest, NotFound, RepositoryError) as error:
             return self._page(session, fields, card, error)
         return self._page(session, fields, card)
+
+    async def _suggested(self, request: Request, session: Session) -> Fields:
+        """Return the values of a new form: empty, or what the coach suggested for the goal that the
+        URL names.
+        """
+        goal, task_id = (request.query_params.get(name, "") for name in ("goal", "task"))
+        if not goal or not is_id(task_id):
+            return {"rigor": DEFAULT_RIGOR}
+        author = self._dependencies.author
+        written = await author.recall_suggestion(goal, TaskId(task_id), session.who)
+        return {"rigor": DEFAULT_RIGOR, "goal": goal, **_draft_fields(written.draft)}
 
     async def _repository(self, fields: Fields, session: Session) -> str:
         """Return the repository of a form. Raises if a council could not work on it."""
@@ -146,13 +159,27 @@ def _score(fields: Fields) -> object:
         return None
 
 
-def fields_of(card: StoryState) -> Fields:
-    """Return the values of the form for a story."""
+async def find_rewrite(
+    author: StoryWriter, card: StoryState, request: Request, session: Session
+) -> WrittenStory | None:
+    """Return the rewrite that the URL names. Return None if it names none, if the story changed
+    since, or if the user may not edit it.
+    """
+    task_id, seq = (request.query_params.get(name, "") for name in ("task", "seq"))
+    if not is_id(task_id) or seq != str(card.seq) or not may_edit(card, session):
+        return None
+    return await author.recall_rewrite(card.draft, TaskId(task_id), session.who)
+
+
+def _draft_fields(draft: StoryDraft) -> Fields:
+    return {"title": draft.title, "brief": draft.description, "criteria": "\n".join(draft.ac)}
+
+
+def fields_of(card: StoryState, draft: StoryDraft | None = None) -> Fields:
+    """Return the values of the form for a story, with the text of `draft` in place of its own."""
     story = card.story
     return {
-        "title": story.title,
-        "brief": story.brief,
-        "criteria": "\n".join(story.ac),
+        **_draft_fields(draft or card.draft),
         "repository": story.repository_name,
         "rigor": card.position.rigor,
         "tokens": str(story.budget.tokens or ""),

@@ -32,11 +32,14 @@ async def story_page(dependencies: ApiDependencies, story_id: str, session: Sess
     """Return the page of a story."""
     who = session.who
     card = await dependencies.board.card(story_id, who)
-    made_moves = await dependencies.board.moves(card.story.id, who)
-    events = await dependencies.board.history(card.story.id, who)
+    made_moves, events, account, cards = await asyncio.gather(
+        dependencies.board.moves(card.story.id, who),
+        dependencies.board.history(card.story.id, who),
+        dependencies.story_budgets.of(card.story.id, who.tenant, card.story.budget),
+        dependencies.board.cards(who),
+    )
     views = await dependencies.tasks.find_tasks(task_ids(events), who)
     story_rounds = rounds(events, views, card.position.state)
-    account = await dependencies.story_budgets.of(card.story.id, who.tenant, card.story.budget)
     councils = await read_councils(dependencies, card, story_rounds, who)
     possible_moves = moves(card, who)
     can_retry = may_retry(card, who)
@@ -61,14 +64,12 @@ async def story_page(dependencies: ApiDependencies, story_id: str, session: Sess
         "refresh": REFRESH_SECONDS if is_working(card) else 0,
         "seq": card.seq,
         "story_id": card.story.id,
-        "first_steps": first_steps(await dependencies.board.cards(who)),
+        "first_steps": first_steps(cards),
     }
 
-    def render() -> Response:
-        result = story_result(card, councils, story_rounds, made_moves)
-        return page("story.html", session=session, result=result, **context)
-
-    return await asyncio.to_thread(render)  # the diffs of its answers may be large
+    # In a thread, because the diffs of its answers may be large.
+    result = await asyncio.to_thread(story_result, card, councils, story_rounds, made_moves)
+    return page("story.html", session=session, result=result, **context)
 
 
 def _primary_event(card: StoryState, possible_moves: Moves) -> str:

@@ -4,6 +4,7 @@ the candidates of its tasks compare.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -121,13 +122,13 @@ async def read_councils(
         except NotFound:
             return None
 
-    councils = [
-        TaskCouncil(task, *found)
-        for task in _tasks_since_design(rounds)
-        if task.begun and (found := await read(task.task_id)) is not None
-    ]
+    tasks = [task for task in _tasks_since_design(rounds) if task.begun]
     check_id = _current_check(card)
-    return Councils(tuple(councils), await read(check_id) if check_id else None)
+    read_ids = [*(task.task_id for task in tasks), *([check_id] if check_id else [])]
+    found = await asyncio.gather(*map(read, read_ids))
+    check = found.pop() if check_id else None
+    councils = [TaskCouncil(task, *one) for task, one in zip(tasks, found, strict=True) if one]
+    return Councils(tuple(councils), check)
 
 
 def _current_check(card: StoryState) -> str:

@@ -1,5 +1,6 @@
 """The council timeline as SVG: a row for each seat, time from left to right. It is on the council's
-page, and `moothall show --html` writes it as one file.
+page, and `moothall show --html` writes it as one file. Times are in percent of the width, so that
+it fits every screen.
 """
 
 from __future__ import annotations
@@ -8,16 +9,17 @@ from dataclasses import dataclass
 
 from moothall.collector.timeline import Block, Timeline
 
-WIDTH, LABEL_WIDTH, ROW_HEIGHT, AXIS_HEIGHT = 960, 170, 30, 24
+ROW_HEIGHT, AXIS_HEIGHT = 30, 24
 """Sizes in px."""
-_MIN_BLOCK_WIDTH = 3.0
+_MIN_BLOCK_WIDTH = 0.5
+"""The width in percent of blocks that take almost no time."""
 _MAX_TICKS = 8
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21_600, 86_400)
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A block with its position in px, and its number among all blocks, from 1."""
+    """A block with its position and width in percent, and its number among all blocks, from 1."""
 
     number: int
     x: float
@@ -37,8 +39,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """The rows, the ticks of the time axis as (x, seconds), the height in px, and the number of
-    steps that are left out.
+    """The rows, the ticks of the time axis as (percent, seconds), the height in px, and the number
+    of steps that are left out.
     """
 
     rows: tuple[Row, ...]
@@ -52,7 +54,7 @@ def draw_timeline(timeline: Timeline) -> Chart | None:
     if not timeline.lanes:
         return None
     seconds = max(timeline.seconds, 1.0)
-    scale = (WIDTH - LABEL_WIDTH) / seconds
+    scale = 100 / seconds
     rows: list[Row] = []
     number = 0
     for index, lane in enumerate(timeline.lanes):
@@ -60,13 +62,10 @@ def draw_timeline(timeline: Timeline) -> Chart | None:
         for block in lane.blocks:
             number += 1
             width = max(_MIN_BLOCK_WIDTH, (block.end - block.start) * scale)
-            x = min(LABEL_WIDTH + block.start * scale, WIDTH - width)
-            bars.append(Bar(number, round(x, 1), round(width, 1), block))
+            x = min(block.start * scale, 100 - width)
+            bars.append(Bar(number, round(x, 2), round(width, 2), block))
         rows.append(Row(index * ROW_HEIGHT, lane.name, lane.outcome, tuple(bars)))
     step = next((size for size in _STEPS if seconds / size <= _MAX_TICKS), _STEPS[-1])
-    ticks = tuple(
-        (round(LABEL_WIDTH + second * scale, 1), second)
-        for second in range(0, int(seconds) + 1, step)
-    )
+    ticks = tuple((round(second * scale, 2), second) for second in range(0, int(seconds) + 1, step))
     height = len(rows) * ROW_HEIGHT + AXIS_HEIGHT
     return Chart(tuple(rows), ticks, height, timeline.omitted)

@@ -107,11 +107,20 @@ function step(by) {
   items[next]?.scrollIntoView({ block: "nearest" });
 }
 
+// A key only moves the focus to a button that decides; Enter presses it.
+function focusFirst(selector) {
+  const button = [...main.querySelectorAll(selector)].find((item) => !item.disabled && item.checkVisibility());
+  button?.focus();
+  button?.scrollIntoView({ block: "nearest" });
+}
+
 const shortcuts = {
   "/": () => { const field = main.querySelector("[type=search]"); if (field) field.focus(); else document.querySelector("command-palette").open(); },
   c: () => location.assign("/stories/new"),
   j: () => step(1),
   k: () => step(-1),
+  a: () => focusFirst(".review-bar button:not(.bad), .actions .buttons > button:not(.quiet):not(.bad)"),
+  r: () => focusFirst(".review-bar .bad, .actions .bad"),
   "?": () => document.getElementById("shortcuts").showModal(),
 };
 
@@ -132,6 +141,20 @@ document.addEventListener("keydown", (event) => {
 const singleKeysBox = document.getElementById("single-keys");
 singleKeysBox.checked = localStorage.getItem(singleKeys) !== "off";
 singleKeysBox.addEventListener("change", () => localStorage.setItem(singleKeys, singleKeysBox.checked ? "on" : "off"));
+// The browser asks for permission when notifications are switched on.
+const notifyBox = document.getElementById("notify");
+if (window.Notification && navigator.locks) {
+  notifyBox.closest("p").hidden = false;
+  notifyBox.checked = mayNotify();
+  notifyBox.addEventListener("change", async () => {
+    localStorage.setItem(notifications, notifyBox.checked ? "on" : "off");
+    const isDenied = notifyBox.checked && await Notification.requestPermission() !== "granted";
+    if (isDenied) notifyBox.checked = false;
+    document.getElementById("notify-denied").hidden = !isDenied;
+    takeNotifications();
+  });
+}
+
 const showShortcuts = document.getElementById("show-shortcuts");
 showShortcuts.hidden = false;
 showShortcuts.addEventListener("click", shortcuts["?"]);

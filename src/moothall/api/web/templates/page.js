@@ -84,11 +84,18 @@ function addCopyButtons(root) {
     if (part.querySelector("button") || !navigator.clipboard) continue;
     const button = document.createElement("button");
     button.type = "button";
-    button.className = "quiet";
-    button.textContent = "Copy";
+    button.className = "quiet copy";
+    const show = (icon, name) => {
+      const sprite = document.querySelector(".views use").getAttribute("href").split("#")[0];
+      button.innerHTML = `<svg class="icon" aria-hidden="true"><use href="${sprite}#${icon}"/></svg>`;
+      button.title = name;
+      button.setAttribute("aria-label", name);
+    };
+    show("copy", "Copy");
     button.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(part.querySelector("code").textContent);
-      button.textContent = "Copied";
+      const code = part.querySelector("code");
+      await navigator.clipboard.writeText(code.dataset.copy ?? code.textContent);
+      show("check", "Copied");
     });
     part.append(button);
   }
@@ -105,23 +112,37 @@ document.addEventListener("click", (event) => {
   step.querySelector("summary").focus({ preventScroll: true });
 });
 
-// A part that is not loaded yet is fetched with its page, and put into place.
-document.addEventListener("click", async (event) => {
-  const link = event.target.closest?.("a[data-part]");
-  if (!link) return;
-  event.preventDefault();
-  setBusy(true);
+// Lines of a file that are not loaded yet are fetched when their link is seen or clicked, and take its place.
+const unloaded = new IntersectionObserver((entries) => {
+  for (const entry of entries) if (entry.isIntersecting) loadLines(entry.target);
+}, { rootMargin: "400px" });
+function watchUnloaded(root) {
+  for (const link of root.querySelectorAll("a[data-part]")) unloaded.observe(link);
+}
+
+async function loadLines(link) {
+  if (link.ariaBusy) return;
+  link.ariaBusy = "true";
+  unloaded.unobserve(link);
   try {
-    const answer = await fetch(link.href);
-    const id = new URL(link.href).hash.slice(1);
-    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById(id);
-    if (answer.ok && fresh) document.getElementById(id).replaceWith(document.importNode(fresh, true));
-    else location.assign(link.href);
+    const fresh = await fetchPage(link.dataset.part);
+    if (!fresh) return location.assign(link.href);
+    const hadFocus = link === document.activeElement;
+    const parts = [...document.importNode(fresh.body, true).children];
+    link.parentElement.replaceWith(...parts);
+    for (const part of parts) watchUnloaded(part);
+    if (hadFocus) parts[0].focus();
   } catch {
     setConnected(false);
   } finally {
-    setBusy(false);
+    link.ariaBusy = null;
   }
+}
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.("a[data-part]");
+  if (!link || event.ctrlKey || event.metaKey) return;
+  event.preventDefault();
+  loadLines(link);
 });
 
 // Opened lists stay open when the reader comes back to the page.
@@ -137,22 +158,31 @@ function restoreOpenLists() {
   }
 }
 
-function isBeingEdited(part) {
-  return part.contains(document.activeElement) && /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName)
-    || [...part.querySelectorAll("input:not([type=hidden]), textarea")].some((field) => field.value !== field.defaultValue);
+function editedFields(part) {
+  const fields = [...part.querySelectorAll("input:not([type=hidden]):not([type=checkbox]), textarea, select")];
+  return fields.filter((field) => field === document.activeElement || field.value !== servedValue(field));
 }
 
-// Open details and keyboard focus are preserved.
+// Fields that are being edited, open details and keyboard focus are kept. A part whose new version lacks such a field stays as it is.
 function replacePart(next, part) {
-  const at = [...part.querySelectorAll(focusable)].indexOf(document.activeElement);
+  const kept = editedFields(part).map((field) => [field, field.id && next.querySelector(`#${CSS.escape(field.id)}`)]);
+  if (kept.some(([, place]) => !place)) return;
+  const active = part.contains(document.activeElement) ? document.activeElement : null;
+  const at = [...part.querySelectorAll(focusable)].indexOf(active);
+  const selection = kept.some(([field]) => field === active) && [active.selectionStart, active.selectionEnd];
   for (const details of next.querySelectorAll("[data-keep]")) {
-    const current = part.querySelector(`[data-keep="${details.dataset.keep}"]`);
+    const current = part.querySelector(`[data-keep="${CSS.escape(details.dataset.keep)}"]`);
     if (current) details.open = current.open;
   }
   showTimes(next);
   addCopyButtons(next);
+  watchUnloaded(next);
+  for (const [field, place] of kept) place.replaceWith(field);
   part.replaceWith(next);
-  if (at >= 0) next.querySelectorAll(focusable)[at]?.focus({ preventScroll: true });
+  if (selection) {
+    active.focus({ preventScroll: true });
+    if (selection[0] !== null) active.setSelectionRange(...selection);
+  } else if (at >= 0) next.querySelectorAll(focusable)[at]?.focus({ preventScroll: true });
 }
 
 // Returns a page or a fragment of one, or null if there is none now.
@@ -173,7 +203,7 @@ async function refreshPage() {
   if (!(main.dataset.growing = fresh.querySelector("main").dataset.growing)) closeTextStream();
   for (const part of document.querySelectorAll("[data-live]")) {
     const next = fresh.querySelector(`[data-live="${part.dataset.live}"]`);
-    if (next && next.innerHTML !== (shownParts.get(part) ?? part.innerHTML) && !isBeingEdited(part)) {
+    if (next && next.innerHTML !== (shownParts.get(part) ?? part.innerHTML)) {
       const copy = document.importNode(next, true);
       shownParts.set(copy, next.innerHTML);
       replacePart(copy, part);
@@ -298,12 +328,32 @@ function showPartialReply({ seat, text }) {
 const pageTitle = document.title;
 const neededCount = `moothall:needed:${main.dataset.signedIn}`;
 function showNeeded(count) {
+  if (document.hidden && Number(count) > Number(sessionStorage.getItem(neededCount))) notify(count);
   sessionStorage.setItem(neededCount, count);
   document.title = Number(count) ? `(${count}) ${pageTitle}` : pageTitle;
   const badge = document.getElementById("needed");
   badge.hidden = !Number(count);
   badge.textContent = count;
   badge.title = `${count} need you`;
+}
+
+// Notifications are optional. One tab shows them: while it is hidden, it goes on following the changes.
+const notifications = "moothall:notify";
+let isNotifying = false;
+function mayNotify() {
+  return isSignedIn && window.Notification?.permission === "granted" && localStorage.getItem(notifications) === "on";
+}
+
+function notify(count) {
+  if (!isNotifying || !mayNotify()) return;
+  const text = Number(count) === 1 ? "1 story needs you" : `${count} stories need you`;
+  const shown = new Notification("Moothall", { body: text, tag: "moothall-needed" });
+  shown.onclick = () => { window.focus(); location.assign("/?show=needs-you"); };
+}
+
+// The lock is held until the tab is closed; then another tab gets it.
+function takeNotifications() {
+  if (mayNotify() && !isNotifying) navigator.locks?.request(notifications, () => { isNotifying = true; return new Promise(() => {}); });
 }
 
 function openTextStream() {
@@ -322,14 +372,15 @@ restoreDrafts();
 restoreOpenLists();
 showTimes(document);
 addCopyButtons(document);
+watchUnloaded(document);
 // Browsers skip autofocus where the URL has a fragment, and go to the fragment after this script has run.
 addEventListener("load", () => document.querySelector("[autofocus]")?.focus());
 
 function isFollowing() {
-  return !document.hidden && isSignedIn;
+  return isSignedIn && (!document.hidden || isNotifying && mayNotify());
 }
 
-// Browsers allow few connections to one host, so only the visible page holds any.
+// Browsers allow few connections to one host, so only the visible page holds any, and the tab that shows notifications.
 document.addEventListener("visibilitychange", () => {
   if (changeStream) changeStream.close();
   closeTextStream();
@@ -342,6 +393,7 @@ setInterval(() => {
   else if (Number(main.dataset.every) && Date.now() - renewedAt > 1000 * main.dataset.every - 500) renew().catch(() => setConnected(false));
 }, 1000);
 if (isSignedIn) showNeeded(sessionStorage.getItem(neededCount) ?? "0");
+takeNotifications();
 if (isFollowing()) { openChangeStream(); openTextStream(); }
 {% include "review.js" %}
 {% include "expand.js" %}

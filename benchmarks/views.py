@@ -1,0 +1,211 @@
+"""The time of each view of the page, its size, and how long it holds up the event loop of `serve`.
+
+It runs in a process of its own, on the event loop of the standard library, whose callbacks can be
+timed: `python -m benchmarks.views FOLDER MODEL_URL` prints the figures as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from asyncio import events
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from benchmarks.micro import Times
+from moothall.api.web.rendering import MAX_DIFF_LINES
+from moothall.app.bus import open_log
+from moothall.app.server import open_app
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType
+from moothall.domain.evidence import EvidenceLevel
+from moothall.domain.identity import LOCAL
+from moothall.domain.ids import TaskKey
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.task import Deliberation
+from moothall.settings import load_settings
+from moothall.stories.board import Board
+from moothall.telemetry.events import write_of
+
+_ROOT = Path(__file__).parents[1]
+_LARGE, _SEAT = "task-large", "agent-dev-001"
+_FILES, _LINES = 100, 760
+_ROUNDS = 20
+
+
+async def views(folder: Path, model_url: str) -> dict[str, Any]:
+    """Measure the views of a demo project in a process of its own."""
+    data_dir = folder / "views"
+    await _run(_ROOT / "scripts" / "demo_data.py", data_dir)
+    return dict(json.loads(await _run("-m", "benchmarks.views", data_dir, model_url)))
+
+
+async def _run(*args: object) -> bytes:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *map(str, args), cwd=_ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"{args} ended with {process.returncode}")
+    return output
+
+
+def _large_diff() -> str:
+    """Return the diff of a change of 5 MB: new files of Python, with something to colour in each
+    line.
+    """
+    chosen = random.Random(7)  # noqa: S311 - no secret
+    lines = []
+    for number in range(_FILES):
+        path = f"src/module_{number}.py"
+        lines += [
+            f"diff --git a/{path} b/{path}",
+            "new file mode 100644",
+            "--- /dev/null",
+            f"+++ b/{path}",
+            f"@@ -0,0 +1,{_LINES} @@",
+        ]
+        lines += [
+            f"+    value_{line} = compute({line}, 'text {chosen.random()}')  # why {line}"
+            for line in range(_LINES)
+        ]
+    return "\n".join(lines) + "\n"
+
+
+async def _write_large_run(data_dir: Path) -> int:
+    """Write a run whose winner has a large diff. Return the bytes of the diff."""
+    diff = _large_diff()
+    now = datetime.now(UTC)
+    deliberation = Deliberation(
+        TaskKey(_LARGE), "Count amounts in cents", "dev", "tests_then_verify", (_SEAT,), 1,
+        now + timedelta(days=1), 12,
+    )  # fmt: skip
+    result = Result(1, _SEAT, "dev", 0.9, ("the tests passed",), passed_gates=True, proven=True)
+    outcome = Outcome(
+        deliberation.task_id,
+        DeliberationStatus.COMPLETED,
+        role="dev",
+        agent_count=1,
+        winner_id=_SEAT,
+        results=(replace(result, diff=diff, evidence_level=EvidenceLevel.PROVEN),),
+        evidence_level=EvidenceLevel.PROVEN,
+    )
+    request = dump(deliberation) | {"request_digest": "", "num_agents": 1}
+    async with open_log(load_settings(data_dir=data_dir), lambda _: None) as bus:
+        for kind, data in (
+            (EventType.DELIBERATION_REQUESTED, request),
+            (EventType.DELIBERATION_STARTED, {"seats": [_SEAT]}),
+            (EventType.DELIBERATION_DECIDED, dump(outcome)),
+        ):
+            await bus.publish(write_of(deliberation, kind, data, ordinal="large"))
+    return len(diff)
+
+
+@contextmanager
+def _timed_callbacks() -> Iterator[list[float]]:
+    """Yield a list that gets the CPU milliseconds of every callback of the event loop."""
+    found: list[float] = []
+    original = events.Handle._run  # noqa: SLF001 - the loop has no public hook
+
+    def timed(handle: events.Handle) -> None:
+        began = time.thread_time()
+        original(handle)
+        found.append((time.thread_time() - began) * 1000)
+
+    events.Handle._run = timed  # type: ignore[method-assign,assignment] # noqa: SLF001
+    try:
+        yield found
+    finally:
+        events.Handle._run = original  # type: ignore[method-assign] # noqa: SLF001
+
+
+def _fetch(connection: http.client.HTTPConnection, path: str, cookie: str) -> tuple[float, int]:
+    """Return the milliseconds of a request and the bytes of the body as sent."""
+    began = time.perf_counter()
+    connection.request("GET", path, headers={"Cookie": cookie, "Accept-Encoding": "gzip"})
+    answer = connection.getresponse()
+    body = answer.read()
+    if answer.status != http.client.OK:
+        raise RuntimeError(f"{path} was answered with {answer.status}: {body[:500]!r}")
+    return (time.perf_counter() - began) * 1000, len(body)
+
+
+def _sign_in(connection: http.client.HTTPConnection, token: str) -> str:
+    headers = {
+        "Content-Type": "application/x-www-form-urlencoded",
+        "Origin": f"http://{connection.host}:{connection.port}",
+    }
+    connection.request("POST", "/sign-in", urlencode({"token": token}), headers)
+    answer = connection.getresponse()
+    answer.read()
+    return str(answer.headers["Set-Cookie"]).partition(";")[0]
+
+
+async def _measure(data_dir: Path, model_url: str) -> dict[str, Any]:
+    size = await _write_large_run(data_dir)
+    settings = load_settings(
+        data_dir=data_dir,
+        llm={"base_url": model_url},
+        web={"port": 0},
+        grpc={"port": 0},
+        ray={"mode": "process"},
+    )
+    async with open_app(settings, lambda _: None, serving=True) as app:
+        cards = await Board(app.bus).cards(LOCAL)
+        story = next(card for card in cards if card.position.state == "test")
+        review = str(story.check.data["task_id"] if story.check else "")
+        paths = {
+            "board of 40 stories": "/",
+            "story in review": f"/stories/{story.story.id}",
+            "new story": "/stories/new",
+            "council with a change of 30 files": f"/councils/{review}",
+            f"council with a diff of {size / 1e6:.1f} MB": f"/councils/{_LARGE}",
+            f"{MAX_DIFF_LINES} lines of that diff": f"/councils/{_LARGE}/lines?rank=1&file=",
+            "runs": "/runs",
+            "insights": "/insights",
+            "tools": "/system/tools",
+            "budgets": "/system/budgets",
+        }
+        connection = http.client.HTTPConnection("127.0.0.1", app.http_port)
+        token = (data_dir / "token").read_text(encoding="utf-8").strip()
+        cookie = await asyncio.to_thread(_sign_in, connection, token)
+        found = {}
+        for name, path in paths.items():
+            times, sizes, used, longest = [], [], [], []
+            for number in range(_ROUNDS):
+                # each time another file, so that nothing of it is in a cache
+                whole = f"{path}{number + 2}" if path.endswith("=") else path
+                with _timed_callbacks() as callbacks:
+                    began = time.process_time()
+                    taken, sent = await asyncio.to_thread(_fetch, connection, whole, cookie)
+                    used.append((time.process_time() - began) * 1000)
+                times.append(taken)
+                sizes.append(sent)
+                longest.append(max(callbacks))
+            figures = Times(tuple(one / 1000 for one in times[1:]))
+            found[name] = {
+                "first": times[0],
+                "cpu_first": used[0],
+                "p50": figures.p50,
+                "p95": figures.p95,
+                "bytes": max(sizes),
+                "cpu": statistics.median(used[1:]),
+                "callback_first": longest[0],
+                "callback": max(longest[1:]),
+            }
+        return {"views": found, "rounds": _ROUNDS, "load": os.getloadavg()[0]}
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(_measure(Path(sys.argv[1]), sys.argv[2]))))
