@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 import sys
 import time
@@ -30,7 +29,6 @@ STORY = (
         "Given tests/test_utils.py, when the tests are run, then test_hello_world passes",
     ),
 )
-_POLL_SECONDS = 0.2
 _MAX_TURNS = 4
 """The small model succeeds within three turns or not at all."""
 
@@ -48,7 +46,7 @@ _MAX_TURNS = 4
     "--page",
     "on_page",
     is_flag=True,
-    help="Run it as a story on the board: open the page, and serve until Ctrl-C.",
+    help="Put it on the board as a story, open its page, and serve until Ctrl-C.",
 )
 @json_option
 @with_settings()
@@ -66,7 +64,7 @@ async def demo(
 
 
 async def _show_on_page(settings: Settings) -> None:
-    """Put the task on the board as a story, start its council, and open its page."""
+    """Put the task on the board as a story whose design waits for acceptance, and open its page."""
     from moothall.app.server import page_link
     from moothall.app.tasks import register_named
     from moothall.cli.serve import serve_until_stopped, show_page
@@ -87,23 +85,16 @@ async def _show_on_page(settings: Settings) -> None:
 
 
 async def _begin_story(settings: Settings, repository: str) -> str:
-    """Create the demo's story, accept its design, and return its id."""
+    """Create the demo's story, submit its design, and return its id."""
     from moothall.app.tasks import open_stories
     from moothall.stories.coach import StoryDraft
-    from moothall.stories.lifecycle import Blocked
 
     async with open_stories(settings, say) as stories:
         card = await stories.board.create(
             StoryDraft(*STORY), LOCAL, key=new_task_id(), repository=repository
         )
-        for event in ("refine", "submit", "accept_design"):
-            while True:
-                try:
-                    await stories.board.move(card.story.id, event, LOCAL)
-                except Blocked:  # its tasks are still being derived
-                    await asyncio.sleep(_POLL_SECONDS)
-                else:
-                    break
+        for event in ("refine", "submit"):
+            await stories.board.move(card.story.id, event, LOCAL)
     return card.story.id
 
 
