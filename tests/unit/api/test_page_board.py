@@ -7,15 +7,19 @@ import re
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import aiohttp
 import pytest
 
 from moothall.api.web.rendering import page, prepare
+from moothall.collector.fold import DeliberationState, fold
+from moothall.collector.overview import Overview
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
-from moothall.domain.ids import TaskId
+from moothall.domain.ids import TaskId, key_of
 from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.task import Deliberation
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, Browser, serving_page
@@ -33,8 +37,15 @@ def bus() -> MemoryBus:
 
 
 @pytest.fixture
-async def browser(bus: MemoryBus) -> AsyncIterator[Browser]:
+def active() -> list[DeliberationState]:
+    """The deliberations that the server works on."""
+    return []
+
+
+@pytest.fixture
+async def browser(bus: MemoryBus, active: list[DeliberationState]) -> AsyncIterator[Browser]:
     dependencies = api_dependencies(MemoryDeliberations(), bus)
+    dependencies = replace(dependencies, tasks=Overview(bus, lambda: active))
     async with serving_page(dependencies, auto_decompress=False) as browser:
         yield browser
 
@@ -144,7 +155,7 @@ async def test_a_change_says_what_no_longer_matches(browser: Browser) -> None:
 
 
 async def test_a_running_card_shows_the_progress_of_its_tasks(
-    browser: Browser, bus: MemoryBus
+    browser: Browser, bus: MemoryBus, active: list[DeliberationState]
 ) -> None:
     await sign_in(browser)
     board = browser.dependencies.board
@@ -168,6 +179,21 @@ async def test_a_running_card_shows_the_progress_of_its_tasks(
     await bus.publish(write(EventType.DELIBERATION_DECIDED, "task-1", dump(outcome), **tenant))
     _, change = await fetch(browser, f"/cards?after={card.seq}")
     assert b">running 50 %</p>" in change, "also without an event of the story"
+    d = Deliberation(
+        key_of(TaskId("task-2"), OWNER.tenant),
+        "Test it",
+        "qa",
+        "vote",
+        ("agent-qa-001", "agent-qa-002"),
+        0,
+        datetime(2026, 1, 2, tzinfo=UTC),
+        2,
+        tenant=OWNER.tenant,
+    )
+    requested = write(EventType.DELIBERATION_REQUESTED, "task-2", dump(d), **tenant)
+    active.append(fold(None, requested))
+    _, change = await fetch(browser, f"/cards?after={card.seq}")
+    assert b">running 50 %, 2 seats</p>" in change
 
 
 async def test_a_page_is_rendered_outside_the_event_loop() -> None:

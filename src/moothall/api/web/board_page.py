@@ -115,6 +115,14 @@ class _Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class _Progress:
+    """The progress of a story's councils in percent, and the number of their seats at work."""
+
+    percent: int
+    seats: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Summary:
     """The cards of a tenant, the number of the last event, and the cards at work."""
 
@@ -192,7 +200,7 @@ class _Boards:
             **context,
         )
 
-    def _card(self, card: StoryState, who: Principal, progress: int | None) -> Markup:
+    def _card(self, card: StoryState, who: Principal, progress: _Progress | None) -> Markup:
         """Return a card. A change renders only the changed card."""
         key = who.tenant, who.all_roles, card.story.id, card.seq, progress
         with self._cards_lock:
@@ -210,19 +218,20 @@ class _Boards:
                 self._cards[key] = content
         return content
 
-    async def _progress(self, cards: Cards, who: Principal) -> Mapping[str, int | None]:
-        """Return the progress in percent of each story that the server works on, None where it is
-        unknown.
-        """
-        progress: dict[str, int | None] = {}
+    async def _progress(self, cards: Cards, who: Principal) -> Mapping[str, _Progress | None]:
+        """Return the progress of each story that the server works on, None where it is unknown."""
+        progress: dict[str, _Progress | None] = {}
         for card in cards:
             tasks = task_ids([card.plan]) if card.plan and card.position.state == "build" else ()
-            progress[card.story.id] = await self._mean_progress(tasks, who) if tasks else None
+            progress[card.story.id] = await self._progress_of(tasks, who) if tasks else None
         return progress
 
-    async def _mean_progress(self, tasks: Sequence[TaskId], who: Principal) -> int:
-        views = await self._dependencies.tasks.find_tasks(tasks, who)
-        return sum(view.progress for view in views.values()) // len(tasks)
+    async def _progress_of(self, tasks: Sequence[TaskId], who: Principal) -> _Progress:
+        views = (await self._dependencies.tasks.find_tasks(tasks, who)).values()
+        return _Progress(
+            sum(view.progress for view in views) // len(tasks),
+            sum(len(view.seats) for view in views if not view.status.ended),
+        )
 
 
 def board_routes(
