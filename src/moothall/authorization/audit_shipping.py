@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
 
-_BATCH_RECORDS = 512
+_BATCH_RECORDS = 128  # a collector accepts 4 MiB at once, and a record may have several KB
 _MAX_PAUSE_SECONDS = 60.0
 
 Send = Callable[[Sequence[Mapping[str, Any]]], bool]
@@ -50,6 +51,7 @@ class AuditShipper:
         self._root, self._send, self._every_seconds = data_dir / "audit", send, every_seconds
         self._sent: dict[str, int] = {}
         self._chains: dict[str, _Chain] = {}
+        self._damaged: set[Path] = set()
         self._locked = ExitStack()
         self._is_owner = self._fails = False
         self._thread_lock = threading.Lock()
@@ -68,12 +70,23 @@ class AuditShipper:
         """
         with self._thread_lock:
             try:
-                accepted = not self._take_lock() or all(
-                    self._send_chain(path) for path in sorted(self._root.glob("*/*.jsonl"))
-                )
-            except (OSError, ValueError, KeyError, TypeError) as error:  # also a damaged chain
+                paths = sorted(self._root.glob("*/*.jsonl")) if self._take_lock() else []
+            except OSError as error:
                 log.warning("the audit cannot be sent", error=repr(error))
                 return False
+            accepted = True
+            for path in paths:
+                try:
+                    accepted = self._send_chain(path)
+                    self._damaged.discard(path)
+                except (OSError, ValueError, KeyError, TypeError) as error:
+                    if path not in self._damaged:
+                        self._damaged.add(path)
+                        log.warning(
+                            "a chain of the audit cannot be sent", path=str(path), error=repr(error)
+                        )
+                if not accepted:
+                    break
             if accepted == self._fails:  # a change
                 self._fails = not accepted
                 if accepted:
@@ -107,12 +120,13 @@ class AuditShipper:
         chain = self._chains.get(name)
         if chain is None:  # a restored backup may end before the position
             head = read_head(head_path(path))
-            self._sent[name] = min(self._sent.get(name, 0), head.seq if head else 0)
+            sent = self._sent.get(name, 0)
+            self._sent[name] = min(sent, head.seq) if head else sent
         if chain is None or chain.inode != status.st_ino:  # retention replaces the file
             chain = self._chains[name] = _Chain(status.st_ino)
         if chain.offset == status.st_size:
             return True
-        lines = _read_lines(path, chain.offset)
+        lines = _read_lines(path, chain)
         while batch := list(itertools.islice(lines, _BATCH_RECORDS)):
             records = [
                 export_record(path.parent.name, path.stem, record)
@@ -128,9 +142,12 @@ class AuditShipper:
         return True
 
 
-def _read_lines(path: Path, offset: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the complete lines after an offset, each with the offset of its end."""
+def _read_lines(path: Path, chain: _Chain) -> Iterator[tuple[int, bytes]]:
+    """Yield the complete lines that were not read yet, each with the offset of its end."""
     with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_ino != chain.inode:
+            return  # retention has just replaced the file
+        offset = chain.offset
         file.seek(offset)
         for line in file:
             if not line.endswith(b"\n"):

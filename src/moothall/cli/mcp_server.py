@@ -13,6 +13,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 import moothall
+from moothall.api.asgi import ServerLimits
 from moothall.api.http.server import serve_app, tls_context
 from moothall.api.identity import BearerTokens, read_tokens
 from moothall.app.graph import open_answers
@@ -68,11 +69,12 @@ async def serve_http(settings: Settings, host: str, port: int) -> None:
     }
     configured = grpc.token is not None or grpc.tokens_file is not None
     context = tls_context(web, configured=configured)
+    limits = ServerLimits(grace_seconds=grpc.grace_seconds)
     server = _server(settings)
     app = server.streamable_http_app(host=host)
     async with (
         server.session_manager.run(),
-        serve_app(app, "MCP", web, BearerTokens(tokens), context) as bound,
+        serve_app(app, "MCP", web, BearerTokens(tokens), context, limits=limits) as bound,
     ):
         scheme, shown = "https" if context else "http", f"[{host}]" if ":" in host else host
         say(

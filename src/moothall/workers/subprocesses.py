@@ -112,7 +112,7 @@ class _Child:
         if process.stdin is None or process.stdout is None:
             raise AssertionError  # both are pipes
         try:
-            with suppress(ConnectionError):
+            with suppress(ConnectionError, RuntimeError):  # uvloop's, if the process has ended
                 process.stdin.write(self._program)
                 await process.stdin.drain()
             async for line in process.stdout:

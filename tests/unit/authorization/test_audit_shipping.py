@@ -82,6 +82,15 @@ async def test_the_next_process_continues_and_one_of_several_sends(tmp_path: Pat
     assert (first.seqs(), second.seqs()) == ([1, 2, 1, 2], [3, 4, 5])
 
 
+async def test_a_damaged_chain_holds_up_no_other(tmp_path: Path) -> None:
+    collector = Collector()
+    shipper = AuditShipper(tmp_path, collector.send, 1)
+    (tmp_path / "audit/acme/host-1.jsonl").mkdir(parents=True)
+    await write(tmp_path, 2, "zeta")
+    assert shipper.send_new()
+    assert collector.seqs("zeta") == [1, 2]
+
+
 async def test_a_pruned_chain_continues_and_a_restored_one_is_not_skipped(tmp_path: Path) -> None:
     collector = Collector()
     shipper = AuditShipper(tmp_path, collector.send, 1)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from moothall.concurrency import loop_factory
 from moothall.errors import FleetUnavailable
 from moothall.workers.subprocesses import hosting, starting
 from support import host_programs
@@ -48,6 +49,19 @@ async def test_processes_that_were_started_early_are_taken_and_the_others_end(
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_a_process_that_was_killed_early_is_started_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with starting(1, host_programs.__name__) as processes:
+            os.kill(processes[0].pid, signal.SIGKILL)
+            await processes[0].wait()
+            program = functools.partial(host_programs.write_pid, tmp_path)
+            async with hosting(1, program, started=processes) as alive:
+                assert await alive() == (1, 1)
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:  # uvloop raises errors of its own
+        runner.run(main())
 
 
 async def test_a_process_whose_server_is_gone_ends_quietly() -> None:

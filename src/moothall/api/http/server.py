@@ -112,6 +112,8 @@ async def serve_app(
     settings: config.WebSettings,
     bearers: BearerTokens,
     context: ssl.SSLContext | None,
+    *,
+    limits: ServerLimits = _LIMITS,
 ) -> AsyncIterator[int]:
     """Serve another application, which `service` names in messages, behind this server's checks:
     tokens, Host and Origin. Yields the port. Raises `ConfigurationError` if the port is taken.
@@ -120,7 +122,7 @@ async def serve_app(
     checked = edge.check_origin(checked, settings.host, settings.hosts)
     checked = edge.answer_errors(checked, settings.calls, settings.readers)
     address = ListenAddress(service, "web", settings.host, settings.port, DEFAULT_PORT)
-    async with serve_asgi(checked, address, _apply(settings, _LIMITS), context) as port:
+    async with serve_asgi(checked, address, _apply(settings, limits), context) as port:
         yield port
 
 
