@@ -193,8 +193,8 @@ Run it again on yours; ratios travel better than figures.{quick}
 
 The work: **one deliberation = three seats propose, each reviews another's proposal, all revise: nine model calls**, three of them
 one behind the other. The model is a stub in a process of its own that answers after 0, 50 or 500 ms and is never the bottleneck.
-Moothall runs as its users run it: `moothall serve` with the embedded bus, one host in a child process, one
-unary gRPC call a deliberation from another process. {counted}"""
+Moothall runs as its users run it: `moothall serve` with the embedded bus and one host, one unary gRPC call a deliberation from another
+process. The host is a child process; where a figure lists Ray, it was measured before, with the host on Ray. {counted}"""
 
 
 def _reached(document: Mapping[str, Any]) -> str:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # imported by the caller that has a server
 
 _CANCEL_SECONDS = 10.0
 _MAX_TASKS = 200
-_EVENTS_PER_TASK, _WIDER = 50, 8  # how much of the log is read at first, and how much more then
+_EVENTS_PER_TASK, _GROWTH = 50, 8  # events that are read at first, and the factor if too few
 _NONE = TaskView(TaskId(""), DeliberationStatus.PENDING)
 
 
@@ -58,7 +58,7 @@ class Tasks:
         """Return the latest tasks, active ones first. `state` narrows: live, ended, failed."""
         active = [] if state in {"ended", "failed"} else await self._list_active()
         last_seq = (await self._bus.state(EVENTS.name)).last_seq
-        # Reading each end of a long log takes seconds, and the latest ones are at its end.
+        # Reading all outcomes of a long log takes seconds, and the latest are at its end.
         count = 0 if state == "live" else limit * _EVENTS_PER_TASK
         while True:
             after_seq = max(0, last_seq - count)
@@ -66,7 +66,7 @@ class Tasks:
             views = await overview.list_tasks(LOCAL, state, limit)
             if len(views) == limit or not after_seq or state == "live":
                 return views
-            count *= _WIDER
+            count *= _GROWTH
 
     async def latest_question(self, repository: str, without: str = "") -> TaskId:
         """Return the id of the latest question to one agent about a repository ('': about text),

@@ -10,6 +10,9 @@ from typing import Any
 
 from moothall.authorization.audit_chain import StreamChains, read_record
 
+BATCH_RECORDS = 128
+"""Records that are sent at once. A collector accepts 4 MiB, and a record may have several KB."""
+
 
 def export_record(tenant: str, writer: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record with its tenant and writer, which name its chain."""

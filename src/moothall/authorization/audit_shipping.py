@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from moothall.authorization.audit_chain import head_path, read_head, read_record
-from moothall.authorization.audit_export import export_record
+from moothall.authorization.audit_export import BATCH_RECORDS, export_record
 from moothall.concurrency import beside, run_in_daemon
 from moothall.file_locks import lock_file, write_private
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
 
-_BATCH_RECORDS = 128  # a collector accepts 4 MiB at once, and a record may have several KB
 _MAX_PAUSE_SECONDS = 60.0
 
 Send = Callable[[Sequence[Mapping[str, Any]]], bool]
@@ -127,7 +126,7 @@ class AuditShipper:
         if chain.offset == status.st_size:
             return True
         lines = _read_lines(path, chain)
-        while batch := list(itertools.islice(lines, _BATCH_RECORDS)):
+        while batch := list(itertools.islice(lines, BATCH_RECORDS)):
             records = [
                 export_record(path.parent.name, path.stem, record)
                 for _, line in batch

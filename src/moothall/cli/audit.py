@@ -139,7 +139,8 @@ async def export(settings: Settings, *, since: datetime, tenant: str | None, kin
 
 
 async def _send(settings: Settings, records: Iterator[Mapping[str, Any]]) -> int:
-    from moothall.telemetry.log_export import BATCH_RECORDS, open_sender
+    from moothall.authorization.audit_export import BATCH_RECORDS
+    from moothall.telemetry.log_export import open_sender
 
     count = accepted = 0
     with open_sender(settings.trace, "audit export") as sender:

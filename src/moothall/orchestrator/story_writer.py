@@ -123,14 +123,14 @@ class StoryWriter:
         return _choose_best(suggest(_check_goal(goal)), await self._read_reply(task_id, who))
 
     async def _read_reply(self, task_id: TaskId, who: Principal) -> str:
-        """Return what the council of a task wrote; empty if there is none, or if it failed."""
+        """Return the reply of a finished task; empty if the task is unknown or failed."""
         try:
             return _reply_of(await self._deliberations.result(task_id, who))
         except NotFound:
             return ""
 
     async def _ask_model(self, description: str, who: Principal, task_id: TaskId) -> str:
-        """Return what a council of one wrote; empty without a model, or if it failed."""
+        """Ask one seat, and return its reply; empty without a model, or if the seat failed."""
         if not self._model:
             return ""
         request = DeliberationRequest(

@@ -21,7 +21,6 @@ from moothall.errors import ConfigurationError
 from moothall.telemetry.recording import RedirectedLogs, otlp_options
 
 EVENT = "moothall.audit.recorded"
-BATCH_RECORDS = 128  # a collector accepts 4 MiB at once, and a record may have several KB
 
 
 class AuditSender:

@@ -95,7 +95,7 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
 async def find_story(
     dependencies: ApiDependencies, outcome: Outcome, who: Principal
 ) -> StoryState | None:
-    """Return the story of a council, None if there is none on the board."""
+    """Return the story that an outcome belongs to, or None if the board has no such story."""
     return await dependencies.board.find(outcome.story_id, who) if outcome.story_id else None
 
 
