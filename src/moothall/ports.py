@@ -18,6 +18,7 @@ from moothall.domain.chat import ChatReply, ChatRequest, ModelDescription, Reply
 from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.event import Event, Recorded
 from moothall.domain.evidence import CheckRun
+from moothall.domain.harness import AnswerModel, HarnessReport, HarnessTask
 from moothall.domain.identity import Principal
 from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome
@@ -333,11 +334,19 @@ class Workspace(Protocol):
         seconds: float,
         max_bytes: int,
         keep_changes: bool,
+        variables: Mapping[str, str] | None = None,
     ) -> str:
         """Run a program in the workspace, and pass lines between it and `handle_lines`.
 
         Stop it after `seconds` or `max_bytes` of output. Return the reason if it ended by itself or
         was stopped, otherwise ''. Its changes to files are kept only with `keep_changes`.
+
+        With `variables`, it is an agent with these variables in its environment and with an HTTP
+        server at the port of its loopback that replaces `{port}` in them and in `argv`. Lines are
+        then JSON objects. Received: `{"line"}`, what it printed; `{"request", "method", "path",
+        "body"}`, a request to the server; `{"ended"}`, why it ended. Returned: `{"line"}`;
+        `{"reply", "status", "type", "content"}`, the answer to a request; `{"again": true}`: the
+        next call comes at once, and otherwise when something has happened.
         """
         ...
 
@@ -345,6 +354,12 @@ class Workspace(Protocol):
 RunCode = Callable[[CodeBlock, Workspace, Ask], Awaitable[BlockRun]]
 """Runs a block of Python that a model wrote, to its end or to the first limit. The result says how
 it ended. `ask` is called for one question at a time. Raises what `ask` raises.
+"""
+
+
+RunHarness = Callable[[Workspace, HarnessTask, AnswerModel], Awaitable[HarnessReport]]
+"""Runs an agent of another project in a workspace. Raises `WorkspaceFailed`, and the errors of the
+model that end a deliberation.
 """
 
 

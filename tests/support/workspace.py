@@ -349,9 +349,10 @@ class TempWorkspace:
         seconds: float,
         max_bytes: int,
         keep_changes: bool,
+        variables: Mapping[str, str] | None = None,
     ) -> str:
         """Not supported: there is no sandbox."""
-        del argv, handle_lines, seconds, max_bytes, keep_changes
+        del argv, handle_lines, seconds, max_bytes, keep_changes, variables
         return "no program is here"
 
     async def patch(self, message: str) -> Patch:

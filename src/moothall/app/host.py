@@ -22,7 +22,7 @@ from moothall.authorization.quotas import Quotas
 from moothall.authorization.story_budgets import BUCKET, StoryBudgets
 from moothall.concurrency import leaves
 from moothall.config import FleetMode, MetricsSettings, Settings, secret_values
-from moothall.config.models import DEFAULT
+from moothall.config.models import DEFAULT, Models
 from moothall.deliberation.prompts.repo_map import RepoMapper
 from moothall.deliberation.protocols import Dependencies
 from moothall.deliberation.recorded_model import NamedModel
@@ -30,7 +30,7 @@ from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
 from moothall.errors import ConfigurationError, FleetUnavailable, MoothallError
 from moothall.llm.replicas import open_models
-from moothall.ports import ChatModel
+from moothall.ports import ChatModel, RunHarness
 from moothall.sandbox.probe import check_layers
 from moothall.telemetry import aggregation, configure_logs, log_apart, metrics, record
 from moothall.workers import in_process, subprocesses
@@ -102,6 +102,18 @@ async def host_beside(
     await _host(name, ready, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url)
 
 
+def _open_harnesses(models: Models) -> RunHarness | None:
+    """Return what runs harnesses, None if no model has one or the extra `acp` is missing."""
+    if not any(llm.harness for _, llm in models.items()):
+        return None
+    try:
+        # Imported here, because it takes time and most hosts do not need it.
+        from moothall.harnesses.running import run_harness
+    except ImportError:
+        return None
+    return run_harness
+
+
 def _log_file(data_dir: Path, name: str) -> Path:
     return data_dir / "logs" / f"{name}.log"
 
@@ -152,6 +164,7 @@ async def _host(
             evidence=settings.evidence,
             llm=settings.llm,
             run_code=services.run_code,
+            run_harness=_open_harnesses(settings.choice),
             repo_mapper=RepoMapper(services.workspaces),
             python=settings.runner,
             clean=functools.partial(scrub, known=secret_values(settings)),

@@ -53,6 +53,16 @@ class LlmSettings(Section):
     fallback: tuple[str, ...] = Field(
         (), description="models that are used while this one is unreachable, in order"
     )
+    harness: tuple[str, ...] = Field(
+        (),
+        description="command of another agent that works on the seats of this model: one that "
+        "speaks the Agent Client Protocol, or one with {prompt} in an argument; empty: our own",
+    )
+    harness_env: dict[str, str] = Field(
+        {},
+        description="environment variables of the harness; {port} is replaced by the port of its "
+        "model server",
+    )
     roles: tuple[Role, ...] = Field(
         (), description="only for models.NAME: roles whose seats use this model by default"
     )

@@ -12,7 +12,7 @@ from moothall.errors import InvalidRequest
 
 DEFAULT = "default"
 _NAME = re.compile(r"[a-z][a-z0-9._-]{0,63}")
-_NEVER_INHERITED = frozenset({"tier", "fallback", "roles"})
+_NEVER_INHERITED = frozenset({"tier", "fallback", "roles", "harness", "harness_env"})
 SERVER_FIELDS = frozenset(
     {
         "replicas",

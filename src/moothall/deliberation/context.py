@@ -43,7 +43,16 @@ from moothall.domain.repository import Prepared
 from moothall.domain.secrets import scrub
 from moothall.domain.task import Deliberation
 from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable, MoothallError
-from moothall.ports import ChatModel, Log, MergeCommits, ReadFile, RunCode, Workspace, Workspaces
+from moothall.ports import (
+    ChatModel,
+    Log,
+    MergeCommits,
+    ReadFile,
+    RunCode,
+    RunHarness,
+    Workspace,
+    Workspaces,
+)
 
 _EVALUATION_SHARE = 0.25  # of the time left: for re-checks, cross-tests and reviews
 _MAX_EVALUATION_SECONDS = 120.0
@@ -72,6 +81,8 @@ class Dependencies:
     named_models: Mapping[str, NamedModel] = field(default_factory=dict)
     remote_agents: Mapping[str, ChatModel] = field(default_factory=dict)
     """Remote agents, by endpoint."""
+    run_harness: RunHarness | None = None
+    """Runs harnesses on seats whose models have one; None if it is not installed."""
     source: str = "host"
     clean: Callable[[str], str] = scrub
     run_code: RunCode | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -47,9 +47,10 @@ REMOTE = "elsewhere"
 class Recording:
     """What earlier runs of the same deliberation recorded.
 
-    answers: replies by call id. stuck_reasons: by `<seat>/<phase>/<round>.<turn>`, why the seat was
-    stuck after that turn, or an empty string. steering: steering messages by event id.
-    steering_by_call: the ids of the messages that each call received.
+    answers: replies by call id. prompts: the digests of their prompts. stuck_reasons: by
+    `<seat>/<phase>/<round>.<turn>`, why the seat was stuck after that turn, or an empty string.
+    steering: steering messages by event id. steering_by_call: the ids of the messages that each
+    call received.
     """
 
     answers: Mapping[str, ChatReply] = field(default_factory=dict)
@@ -60,6 +61,7 @@ class Recording:
     """The ids of all recorded events."""
     progress: float = 0.0
     """The last published progress of the deliberation's agent."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def spent(self) -> Usage:
@@ -73,6 +75,7 @@ class Recording:
         stuck_reasons: dict[str, str] = {}
         steering: dict[str, str] = {}
         steering_by_call: dict[str, tuple[str, ...]] = {}
+        prompts: dict[str, str] = {}
         recorded_ids: set[str] = set()
         progress = 0.0
         for event in events:
@@ -92,6 +95,7 @@ class Recording:
                     steering_by_call.setdefault(
                         str(data.get("call_id")), tuple(map(str, message_ids))
                     )
+                prompts.setdefault(str(data.get("call_id")), str(data.get("prompt_sha256")))
                 fields = {name: data[name] for name in _RECORDED_FIELDS if name in data}
                 try:
                     answers.setdefault(
@@ -105,7 +109,13 @@ class Recording:
                         reason=error.message,
                     )
         return cls(
-            answers, stuck_reasons, steering, steering_by_call, frozenset(recorded_ids), progress
+            answers,
+            stuck_reasons,
+            steering,
+            steering_by_call,
+            frozenset(recorded_ids),
+            progress,
+            prompts,
         )
 
 
@@ -188,6 +198,16 @@ class RecordedModel:
                 else tuple(messages)
             )
         return tuple(messages[name] for name in self._steering_by_call[call_id] if name in messages)
+
+    def recorded_calls(self, prefix: str) -> Sequence[str]:
+        """Return the ids of recorded calls that begin with `prefix`."""
+        return [call_id for call_id in self._recording.prompts if call_id.startswith(prefix)]
+
+    def is_recorded(self, call_id: str, messages: Sequence[Message]) -> bool:
+        """Return whether the call is recorded and had these messages."""
+        return self._recording.prompts.get(call_id) == _digest_prompt(
+            [self._clean_message(message) for message in messages]
+        )
 
     def first_stuck_reason(self, step: str, reason: str) -> str:
         """Return why the seat was stuck after a turn, as recorded by an earlier run or a lost
@@ -279,9 +299,7 @@ class RecordedModel:
             seat=seat,
             call_id=request.call_id,
             phase=phase,
-            prompt_sha256=digest(
-                *(part for message in messages for part in (message.role, message.content))
-            ),
+            prompt_sha256=_digest_prompt(messages),
             model=reply.model,
             **(
                 {"profile": model_name}
@@ -350,6 +368,10 @@ class RecordedModel:
 
     def _count(self, seat: str, usage: Usage) -> None:
         self._used[seat] = self.usage_of(seat) + usage
+
+
+def _digest_prompt(messages: Iterable[Message]) -> str:
+    return digest(*(part for message in messages for part in (message.role, message.content)))
 
 
 def _estimate(llm: LlmSettings, messages: tuple[Message, ...], max_tokens: int) -> Usage:

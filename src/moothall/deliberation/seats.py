@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from moothall import telemetry
 from moothall.authorization.call_context import Meter
 from moothall.concurrency import seconds_until
+from moothall.deliberation import harness_seat
 from moothall.deliberation.agent import AgentLoop
 from moothall.deliberation.attempt_state import (
     NOTHING_CHANGED,
@@ -130,6 +131,8 @@ async def propose(council: DeliberationContext, seat_state: SeatState) -> None:
     endpoint, approach, temperature = council.deliberation.elsewhere.get(seat_state.seat), "", 0.0
     if endpoint and not council.deliberation.merge:
         approach = f"asked at {endpoint}"
+    elif harness := harness_seat.harness_of(council, seat_state.seat):
+        approach = f"worked on by {harness[0]}"
     elif not council.deliberation.merge:
         approach, temperature = (
             council.approach_of(seat_state),
@@ -264,11 +267,11 @@ async def revise(
 async def propose_again(council: DeliberationContext, seat_state: SeatState) -> None:
     """Let a seat start again in the second wave, on the base and with the council's notes.
 
-    Its first proposal stays a candidate. Remote agents are not asked again.
+    Its first proposal stays a candidate. Remote agents and harnesses are not asked again.
     """
-    if seat_state.seat in council.deliberation.elsewhere:
+    if seat_state.agent is None:
         return
-    before = seat_state.agent.tool_usage if seat_state.agent is not None else ToolUsage()
+    before = seat_state.agent.tool_usage
     seat_state.agent = _create_agent(
         council,
         seat_state,
@@ -335,6 +338,8 @@ async def _propose(council: DeliberationContext, seat_state: SeatState) -> None:
         draft = await _merge_commits(council)
     elif endpoint := council.deliberation.elsewhere.get(seat_state.seat):
         draft = await ask_remote(council, seat_state, endpoint)
+    elif harness_seat.harness_of(council, seat_state.seat):
+        draft = await harness_seat.work(council, seat_state, *_round_name_and_deadline(council, 0))
     else:
         draft = await _create_draft(council, seat_state, 0)
     await _submit_proposal(council, seat_state, draft, 0)
@@ -357,22 +362,24 @@ async def _merge_commits(council: DeliberationContext) -> Draft:
 async def _revise(
     council: DeliberationContext, seat_state: SeatState, round_: int, reviews: Sequence[Review]
 ) -> None:
-    agent, judged = _agent_of(seat_state), seat_state.latest
+    judged = seat_state.latest
     evidence = format_check_results(judged, council.prepared.runs) if council.prepared else ""
     texts = [format_review(review) for review in reviews]
-    agent.conversation.append_text(
-        prompts.revise_text(evidence, texts, rivals_of(council, seat_state))
-    )
+    remarks = prompts.revise_text(evidence, texts, rivals_of(council, seat_state))
     last = seat_state.drafts[-1]
     # Its workspace is opened again on its own patch: the same files, a fresh executor.
-    draft = await _create_draft(
-        council,
-        seat_state,
-        round_,
-        start=replace(
-            last, passed=last.passed and passes_acceptance_checks(visible_candidate(judged))
-        ),
-    )
+    if seat_state.agent is None:
+        draft = await harness_seat.work(
+            council,
+            seat_state,
+            *_round_name_and_deadline(council, round_),
+            start=last,
+            remarks=remarks,
+        )
+    else:
+        seat_state.agent.conversation.append_text(remarks)
+        passed = last.passed and passes_acceptance_checks(visible_candidate(judged))
+        draft = await _create_draft(council, seat_state, round_, start=replace(last, passed=passed))
     unchanged = (
         council.dependencies.clean(draft.patch.diff) == judged.proposal.diff
         if draft.patch

@@ -167,11 +167,17 @@ class PersistentWorkspace:
         seconds: float,
         max_bytes: int,
         keep_changes: bool,
+        variables: Mapping[str, str] | None = None,
     ) -> str:
         """Run an interactive program. It is not repeated if the executor dies."""
         async with self._call_lock:
             return await (await asyncio.shield(self._opened)).converse(
-                argv, handle_lines, seconds=seconds, max_bytes=max_bytes, keep_changes=keep_changes
+                argv,
+                handle_lines,
+                seconds=seconds,
+                max_bytes=max_bytes,
+                keep_changes=keep_changes,
+                variables=variables,
             )
 
     def _reopen(self, lost: Workspace) -> None:

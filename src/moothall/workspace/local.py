@@ -563,17 +563,22 @@ class LocalWorkspace:
         seconds: float,
         max_bytes: int,
         keep_changes: bool,
+        variables: Mapping[str, str] | None = None,
     ) -> str:
         """Run a program that talks to its caller. See `ports.Workspace`."""
         if keep_changes:
-            return await converse(self._executor, argv, handle_lines, seconds, max_bytes)
+            return await converse(
+                self._executor, argv, handle_lines, seconds, max_bytes, variables=variables
+            )
         # In a pod, an executor beside another one works on the very same files.
         is_copy = isinstance(self._executor, LocalExecutor)
         before = [] if is_copy else await self.changes()
         async with self._pool.start(
             self._setup_beside("program", self._settings.sandbox), beside=self._executor
         ) as executor:
-            reason = await converse(executor, argv, handle_lines, seconds, max_bytes)
+            reason = await converse(
+                executor, argv, handle_lines, seconds, max_bytes, variables=variables
+            )
         if not is_copy and await self.changes() != before:
             await self.restore(before)
         return reason

@@ -14,7 +14,7 @@ from moothall.domain.tool import ToolStatus
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.ports import HandleLines
 from moothall.sandbox.bubblewrap import ENVIRONMENT
-from moothall.sandbox_runtime.stdio_process import COMMAND
+from moothall.sandbox_runtime import harness_process, stdio_process
 from moothall.sandbox_runtime.tool_proxy import plain
 from moothall.workspace.executor_client import Answer, ExecutorClient
 from moothall.workspace.result_parsing import PARSE_ERRORS, parse_integer, parse_usage
@@ -153,7 +153,7 @@ def cut(text: str) -> str:
     return text if len(text) <= _ERROR_CHARS else f"…{text[-_ERROR_CHARS:]}"
 
 
-_MAX_MESSAGES = 10_000
+_MAX_MESSAGES, _MAX_AGENT_MESSAGES = 10_000, 200_000
 
 
 async def converse(
@@ -162,11 +162,13 @@ async def converse(
     handle_lines: HandleLines,
     seconds: float,
     max_bytes: int,
+    *,
+    variables: Mapping[str, str] | None,
 ) -> str:
     """Run a program in an executor and pass lines between it and `handle_lines`. See
     `ports.Workspace.converse`.
     """
-    remaining = _MAX_MESSAGES
+    remaining = _MAX_MESSAGES if variables is None else _MAX_AGENT_MESSAGES
 
     async def answer_lines(message: Answer) -> Answer:
         nonlocal remaining
@@ -181,17 +183,23 @@ async def converse(
     env = executor.variables()
     # The operator chose the program, so one of that name in the repository's environment must not
     # be run.
-    env["PATH"] = ":".join(
+    path = ":".join(
         folder for folder in env["PATH"].split(":") if not folder.startswith(f"{ENVIRONMENT}/")
     )
+    block: dict[str, Any] = {"argv": list(argv), "most": max_bytes}
+    if variables is None:
+        command, env["PATH"] = stdio_process.COMMAND, path
+    else:  # an agent runs the project's own commands, so only itself is looked for elsewhere
+        command = harness_process.COMMAND
+        block |= {"variables": dict(variables), "path": path}
     answer = await executor.request(
-        "run",
+        "run" if variables is None else "shell",  # of the latter, `seconds` is the limit
         wall_seconds=seconds,
         answer_question=answer_lines,
         unslotted=True,  # it mostly waits for its caller
-        argv=(executor.python, "-B", "-c", COMMAND),
+        argv=(executor.python, "-B", "-c", command),
         env=env,
-        block={"argv": list(argv), "most": max_bytes},
+        block=block,
     )
     end = answer.get("end")
     if answer.get("status") != "success":

@@ -1,0 +1,1 @@
+"""Runs agents of other projects in workspaces, over the Agent Client Protocol."""

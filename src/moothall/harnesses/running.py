@@ -1,0 +1,226 @@
+"""Runs a harness in a workspace with one prompt: an agent that speaks the Agent Client Protocol, or
+a command that takes the prompt as an argument.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from pathlib import PurePath
+from typing import Any, Final
+
+import acp
+from acp.client.connection import ClientSideConnection
+from acp.exceptions import RequestError
+from acp.helpers import text_block
+from acp.schema import (
+    AgentMessageChunk,
+    AllowedOutcome,
+    ClientCapabilities,
+    DeniedOutcome,
+    Implementation,
+    InitializeResponse,
+    PermissionOption,
+    RequestPermissionResponse,
+    ToolCallStart,
+    ToolCallUpdate,
+)
+
+from moothall.domain.harness import AnswerModel, HarnessReport, HarnessTask
+from moothall.domain.text import encodable
+from moothall.errors import WorkspaceFailed
+from moothall.harnesses.exchange import HarnessExchange
+from moothall.ports import Workspace
+from moothall.telemetry import get_logger
+
+log = get_logger(__name__)
+
+_FOLDER = "/workspace"
+_MAX_BYTES = 256_000_000
+"""The most that a harness may print and request, together."""
+_MAX_TEXT_CHARS, _MAX_REASON_CHARS = 20_000, 2_000
+_CANCEL_SECONDS = 10.0  # time to stop after it was asked to
+_NOT_STARTED, _OUT_OF_TIME = "the harness did not start", "its time was over"
+_PROMPT = "{prompt}"
+_ENDED_WELL = "it ended with exit code 0"
+_READING = frozenset({"read", "search", "think", "fetch", "switch_mode", "other", None})
+_EXECUTING = "execute"
+
+
+class _Client:
+    """Answers what a harness asks, and collects what it says after its last tool call."""
+
+    def __init__(self, task: HarnessTask) -> None:
+        self._task = task
+        self.texts: list[str] = []
+
+    async def session_update(self, session_id: str, update: Any, **_: Any) -> None:
+        del session_id
+        if isinstance(update, ToolCallStart):
+            self.texts.clear()
+        elif isinstance(update, AgentMessageChunk):
+            self.texts.append(str(getattr(update.content, "text", "")))
+
+    async def request_permission(
+        self, session_id: str, tool_call: ToolCallUpdate, options: list[PermissionOption], **_: Any
+    ) -> RequestPermissionResponse:
+        del session_id
+        may = self._task.may_execute if tool_call.kind == _EXECUTING else self._task.may_write
+        allowed = may or tool_call.kind in _READING
+        wanted = ("allow_once", "allow_always") if allowed else ("reject_once", "reject_always")
+        for kind in wanted:
+            for option in options:
+                if option.kind == kind:
+                    chosen = AllowedOutcome(outcome="selected", option_id=option.option_id)
+                    return RequestPermissionResponse(outcome=chosen)
+        return RequestPermissionResponse(outcome=DeniedOutcome(outcome="cancelled"))
+
+    def on_connect(self, conn: Any) -> None:
+        """Nothing is needed of the connection."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what the capabilities do not offer: files and terminals of the client."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        async def refuse(*_args: Any, **_options: Any) -> Any:
+            raise RequestError.method_not_found(name)
+
+        return refuse
+
+
+async def run_harness(workspace: Workspace, task: HarnessTask, ask: AnswerModel) -> HarnessReport:
+    """Run a harness with one prompt; its changes to files stay in the workspace.
+
+    Raises `WorkspaceFailed` if it does not speak the protocol, fails, or ends before its answer,
+    and the error of a model call that ended the work.
+    """
+    is_command = any(_PROMPT in word for word in task.argv)
+    report, problem = None, ""
+    async with asyncio.TaskGroup() as group:
+        exchange = HarnessExchange(task.model, ask, group, silent=is_command)
+        program = group.create_task(
+            workspace.converse(
+                tuple(word.replace(_PROMPT, task.prompt) for word in task.argv),
+                exchange,
+                seconds=task.seconds + 2 * _CANCEL_SECONDS,
+                max_bytes=_MAX_BYTES,
+                keep_changes=True,
+                variables=_variables(task),
+            ),
+            name="harness",
+        )
+        program.add_done_callback(lambda _: exchange.end())
+        try:
+            if is_command:
+                report = await _wait_for_end(exchange, program, task.seconds)
+            else:
+                report = await _prompt(exchange, task)
+        except (RequestError, ConnectionError, ValueError) as error:
+            problem = str(error)
+        finally:
+            exchange.end()
+    if exchange.failed is not None:
+        raise exchange.failed
+    if report is None:  # raised here, and not in an exception group
+        reason = encodable(program.result() or problem)[:_MAX_REASON_CHARS]
+        raise WorkspaceFailed(
+            f"{task.argv[0]}: {reason}. Its program has to be in /usr or in a folder of "
+            "sandbox.toolchains"
+            if "cannot be run" in reason
+            else f"{task.argv[0]}: {reason}"
+        )
+    return report
+
+
+async def _wait_for_end(
+    exchange: HarnessExchange, program: asyncio.Task[str], seconds: float
+) -> HarnessReport | None:
+    """Return the output of a command that ended well or had to be stopped, otherwise None."""
+    done, _ = await asyncio.wait([program], timeout=seconds)
+    if done and exchange.exit_reason != _ENDED_WELL:
+        return None
+    return HarnessReport(exchange.output, stopped="" if done else _OUT_OF_TIME)
+
+
+async def _prompt(exchange: HarnessExchange, task: HarnessTask) -> HarnessReport:
+    client = _Client(task)
+    connection = ClientSideConnection(client, exchange)
+    try:
+        async with asyncio.timeout(min(task.seconds, 120.0)):
+            started = await connection.initialize(
+                acp.PROTOCOL_VERSION,
+                client_capabilities=ClientCapabilities(),
+                client_info=Implementation(name="moothall", title="Moothall", version="1"),
+            )
+            session = await connection.new_session(cwd=_FOLDER, mcp_servers=[])
+    except TimeoutError as error:
+        raise ConnectionError(_NOT_STARTED) from error
+    prompting = asyncio.ensure_future(
+        connection.prompt(session_id=session.session_id, prompt=[text_block(task.prompt)])
+    )
+    stopped = ""
+    done, _ = await asyncio.wait([prompting], timeout=task.seconds)
+    if not done:
+        stopped = _OUT_OF_TIME
+        with suppress(RequestError, ConnectionError):
+            await connection.cancel(session_id=session.session_id)
+        await asyncio.wait([prompting], timeout=_CANCEL_SECONDS)
+    if prompting.done():
+        response = prompting.result()
+        if response.stop_reason != "end_turn":
+            stopped = stopped or f"it stopped: {response.stop_reason}"
+    else:
+        prompting.cancel()
+    await connection.close()
+    text = encodable("".join(client.texts).strip())[:_MAX_TEXT_CHARS]
+    return HarnessReport(text, _agent_name(started), stopped)
+
+
+def _agent_name(started: InitializeResponse) -> str:
+    info = started.agent_info
+    return encodable(f"{info.name} {info.version}")[:100] if info is not None else ""
+
+
+def _variables(task: HarnessTask) -> dict[str, str]:
+    """Return the environment of a harness: how it finds its model server, which needs no key."""
+    url = "http://127.0.0.1:{port}/v1"
+    variables = {
+        "OPENAI_BASE_URL": url,
+        "OPENAI_API_BASE": url,
+        "OPENAI_API_KEY": "none",
+        "OPENAI_MODEL": task.model,
+    }
+    if create := _KNOWN.get(PurePath(task.argv[0]).name):
+        variables |= create(task, url)
+    return {**variables, **dict(task.variables)}
+
+
+def _opencode_variables(task: HarnessTask, url: str) -> dict[str, str]:
+    model = {"name": task.model, "limit": {"context": task.window, "output": task.max_tokens}}
+    config = {
+        "provider": {
+            "moothall": {
+                "npm": "@ai-sdk/openai-compatible",
+                "name": "Moothall",
+                "options": {"baseURL": url, "apiKey": "none"},
+                "models": {task.model: model},
+            }
+        },
+        "model": f"moothall/{task.model}",
+        "small_model": f"moothall/{task.model}",
+        "autoupdate": False,
+        "share": "disabled",
+    }
+    return {
+        "OPENCODE_CONFIG_CONTENT": json.dumps(config),
+        "OPENCODE_DISABLE_AUTOUPDATE": "1",
+        "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+        "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+    }
+
+
+_KNOWN: Final = {"opencode": _opencode_variables}
+"""Harnesses that need more than OpenAI's variables, by the name of their program."""
