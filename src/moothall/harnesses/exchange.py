@@ -16,7 +16,7 @@ from moothall.harnesses import model_api
 
 _FIRST_HOLD_SECONDS, _LONGEST_HOLD_SECONDS = 0.05, 1.0
 _MAX_PARALLEL_REQUESTS = 16
-_MAX_OUTPUT_CHARS = 20_000
+_MAX_OUTPUT_CHARS = 4_000
 
 
 class HarnessExchange:

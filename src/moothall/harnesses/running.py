@@ -222,5 +222,15 @@ def _opencode_variables(task: HarnessTask, url: str) -> dict[str, str]:
     }
 
 
-_KNOWN: Final = {"opencode": _opencode_variables}
+def _mini_variables(task: HarnessTask, url: str) -> dict[str, str]:
+    del url  # it reads OpenAI's variables
+    return {
+        "MSWEA_CONFIGURED": "true",
+        "MSWEA_COST_TRACKING": "ignore_errors",
+        "MSWEA_MODEL_NAME": f"openai/{task.model}",
+        "MSWEA_SILENT_STARTUP": "1",
+    }
+
+
+_KNOWN: Final = {"opencode": _opencode_variables, "mini": _mini_variables}
 """Harnesses that need more than OpenAI's variables, by the name of their program."""
