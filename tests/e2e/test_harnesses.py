@@ -49,6 +49,7 @@ async def prepare(tmp_path: Path, model: ScriptedModel) -> tuple[Command, Path]:
         QUICK
         | {
             "MOOTHALL_LLM__API_KEY": KEY,
+            "MOOTHALL_LIMITS__PATIENCE": "0",
             "MOOTHALL_SANDBOX__TOOLCHAINS": json.dumps([str(agents)]),
             "MOOTHALL_MODELS": json.dumps(
                 {

@@ -102,9 +102,9 @@ def _ask_model(messages: list[dict[str, str]]) -> str:
 
 def _probe(args: dict[str, Any]) -> str:
     found = [f"{name}={value}" for name, value in sorted(os.environ.items())]
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for file in Path("/proc").glob("[0-9]*/environ"):
         try:
-            data = Path(f"/proc/{pid}/environ").read_bytes()
+            data = file.read_bytes()
             found.append(data.replace(b"\0", b"\n").decode("utf-8", "replace"))
         except OSError:
             continue

@@ -112,10 +112,13 @@ def _describe_model(model: Mapping[str, Any], default_turns: object) -> str:
         if window_source
         else "a guess, since the server does not say it: set llm.context_tokens"
     )
+    harness = model.get("harness")
     reply_mode = _REPLY_MODES.get(str(model.get("reply")), "")
     model_turns = model.get("turns", default_turns)
     turns = "" if model_turns == default_turns else f", {model_turns} turns"
     window, reply = f"{model.get('window', 0):,}", f"{model.get('reply_tokens', 0):,}"
+    if harness:
+        return f"{name}: worked on by {harness}, window {window} tokens, replies up to {reply}"
     return f"{name}: {reply_mode}, window {window} tokens ({source}), replies up to {reply}{turns}"
 
 

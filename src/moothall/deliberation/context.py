@@ -217,6 +217,7 @@ class DeliberationContext:
                 "window": named.llm.context_tokens,
                 "window_source": named.about.source,
                 "reply_tokens": named.llm.max_tokens,
+                **({"harness": named.llm.harness[0]} if named.llm.harness else {}),
             }
             for name, named in models.items()
         ]

@@ -178,7 +178,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             _TASK,
             seats="the seats, in order",
             models="for each model: profile, model, api, reply, window, window_source, "
-            "reply_tokens",
+            "reply_tokens, harness if there is one",
             limits="turns of each seat; tokens, calls and seconds of the deliberation",
         ),
         _spec(

@@ -1,0 +1,99 @@
+"""Real agents of other projects in one council with our own: opencode, Qwen Code and
+mini-swe-agent, from the package registries, with a scripted model that calls tools natively.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command import QUICK, SOLVED, WRONG, Command
+from moothall.repositories.sample import make_sample_repository
+from moothall.testing.model import NativeReply, scripted_model, seat_of
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.skipif(shutil.which("npm") is None, reason="npm installs two of the agents"),
+]
+
+DOCS = Path(__file__).parents[2] / "docs" / "harnesses.md"
+KEY = "sk-key-of-these-tests-1234567890"
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"  # how mini-swe-agent ends
+
+
+def documented(folder: Path) -> dict[str, tuple[str, list[str]]]:
+    """Return the installation and the command of each agent that the docs list, for `folder`."""
+    rows = re.findall(
+        r"^\| ([\w -]+) [\d.]+ \| `(.+)` \| `(.+)` \|$", DOCS.read_text("utf-8"), re.M
+    )
+    placed = [[part.replace("/opt/agents", str(folder)) for part in row] for row in rows]
+    return {
+        name.split()[0].lower(): (install, json.loads(command)) for name, install, command in placed
+    }
+
+
+def answer(body: dict[str, Any], headers: Mapping[str, str]) -> NativeReply:
+    """Write the function with the agent's own shell, two of the four wrongly, then end. So no
+    majority is right early, and nobody is stopped before its answer.
+    """
+    text = WRONG if seat_of(headers).endswith(("1", "2")) else SOLVED
+    names = [tool["function"]["name"] for tool in body.get("tools") or ()]
+    shell = next((name for name in names if re.search("bash|shell", name)), "")
+    made = sum(len(message.get("tool_calls") or ()) for message in body["messages"])
+    if shell and made == 0:
+        write = f"cat >> src/utils.py <<'END'\n{text}END"
+        return NativeReply(((shell, {"command": write, "description": "write"}),))
+    if "finish" in names:
+        return NativeReply((("finish", {"summary": "I added the function."}),))
+    if names == ["bash"] and made == 1:
+        return NativeReply(((shell, {"command": SUBMIT}),))
+    return NativeReply(text="I added the function.")
+
+
+async def test_a_council_of_four_agents_of_four_projects(tmp_path: Path) -> None:
+    agents = tmp_path / "agents"
+    agents.mkdir()
+    known = documented(agents)
+    assert set(known) == {"opencode", "qwen", "mini-swe-agent"}
+    for install, _ in known.values():
+        command_line = install.replace("python -m", f"{sys.executable} -m")
+        subprocess.run(["/bin/sh", "-c", command_line], check=True, capture_output=True)  # noqa: ASYNC221 - nothing else runs
+    repo = tmp_path / "repo"
+    await make_sample_repository(repo)
+    async with scripted_model(answer, tools=True, api_key=KEY) as model:
+        command = Command(
+            tmp_path / "data",
+            model.base_url,
+            QUICK
+            | {
+                "MOOTHALL_LLM__API_KEY": KEY,
+                "MOOTHALL_LIMITS__PATIENCE": "0",
+                "MOOTHALL_SANDBOX__TOOLCHAINS": json.dumps([str(agents)]),
+                "MOOTHALL_MODELS": json.dumps(
+                    {name: {"harness": argv} for name, (_, argv) in known.items()}
+                ),
+            },
+        )
+        ran = await command(
+            *("deliberate", "Add hello_world() function to src/utils.py", "--repo", str(repo)),
+            *("--agents", "4", "--model", ",".join(["default", *known]), "--json"),
+            seconds=400,
+        )
+    assert ran.code == 0, ran.err
+    outcome = ran.document
+    assert {seat["status"] for seat in outcome["seats"]} == {"proposed"}, outcome["seats"]
+    assert all(seat["usage"]["calls"] >= 2 for seat in outcome["seats"])
+    assert outcome["evidence_level"] == "proven"
+    assert len(outcome["results"]) == 4
+    assert outcome["winner_id"] in {"agent-dev-003", "agent-dev-004"}
+    assert KEY not in ran.out
+    shutil.rmtree(agents)  # half a gigabyte
