@@ -32,9 +32,8 @@ SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"  # how mini-swe-agent ends
 
 def documented(folder: Path) -> dict[str, tuple[str, list[str]]]:
     """Return the installation and the command of each agent that the docs list, for `folder`."""
-    rows = re.findall(
-        r"^\| ([\w -]+) [\d.]+ \| `(.+)` \| `(.+)` \|$", DOCS.read_text("utf-8"), re.M
-    )
+    row_pattern = r"(?m)^\| ([\w -]+) [\d.]+ \| `(.+)` \| `(.+)` \|$"
+    rows = re.findall(row_pattern, DOCS.read_text("utf-8"))
     placed = [[part.replace("/opt/agents", str(folder)) for part in row] for row in rows]
     return {
         name.split()[0].lower(): (install, json.loads(command)) for name, install, command in placed
@@ -52,8 +51,8 @@ def answer(body: dict[str, Any], headers: Mapping[str, str]) -> NativeReply:
     if shell and made == 0:
         write = f"cat >> src/utils.py <<'END'\n{text}END"
         return NativeReply(((shell, {"command": write, "description": "write"}),))
-    if "finish" in names:
-        return NativeReply((("finish", {"summary": "I added the function."}),))
+    if "submit" in names:
+        return NativeReply((("submit", {"summary": "I added the function."}),))
     if names == ["bash"] and made == 1:
         return NativeReply(((shell, {"command": SUBMIT}),))
     return NativeReply(text="I added the function.")
@@ -66,7 +65,7 @@ async def test_a_council_of_four_agents_of_four_projects(tmp_path: Path) -> None
     assert set(known) == {"opencode", "qwen", "mini-swe-agent"}
     for install, _ in known.values():
         command_line = install.replace("python -m", f"{sys.executable} -m")
-        subprocess.run(["/bin/sh", "-c", command_line], check=True, capture_output=True)  # noqa: ASYNC221 - nothing else runs
+        subprocess.run(["/bin/sh", "-c", command_line], check=True, capture_output=True)
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
     async with scripted_model(answer, tools=True, api_key=KEY) as model:
