@@ -1,15 +1,23 @@
 """Conversations with a program among a workspace's files, here and in a pod: its lines, its files,
-and its end.
+and its end. Agents of other projects are such programs.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from moothall.domain.budget import Usage
+from moothall.domain.chat import ChatReply
+from moothall.domain.harness import HarnessTask, ModelQuestion
+from moothall.errors import WorkspaceFailed
+from moothall.harnesses.running import run_harness
+from support import harness_agent
 from support.local import in_pods, local, python
 
 pytestmark = pytest.mark.e2e
@@ -55,7 +63,7 @@ async def test_a_program_hears_and_says_lines_and_its_files_stay_where_that_is_w
         ended = await workspace.converse(
             python(ENDS), Caller(10), seconds=30, max_bytes=100_000, keep_changes=True
         )
-        assert ended == "it ended with exit code 4; it said: enough"
+        assert ended == "it ended with exit code 4; its output: enough"
         flooded = await workspace.converse(
             python(FLOOD), Caller(10**9), seconds=30, max_bytes=50_000, keep_changes=True
         )
@@ -73,3 +81,63 @@ async def test_a_program_hears_and_says_lines_and_its_files_stay_where_that_is_w
         )
         assert silent == "it was stopped: timeout"
         assert (await app.call(workspace, "files.read", path="said.txt")).output["total_lines"] == 3
+
+
+AGENT = Path(harness_agent.__file__).read_text(encoding="utf-8")
+ASK = {"tool": "ask", "args": {"path": "asked.txt", "content": "yes"}}
+WRITE = {"tool": "files.append", "args": {"path": "made.txt", "content": "made"}}
+COMMAND = "import os, sys; print(sys.argv[1]); print(os.environ['OPENAI_BASE_URL'])"
+
+
+def harness(*argv: str, may_write: bool = True) -> HarnessTask:
+    return HarnessTask(argv, "do it", "model", 8192, 1024, 60.0, may_write=may_write)
+
+
+async def two_turns(question: ModelQuestion) -> ChatReply:
+    """Let the agent write a file and ask for a permission, then end."""
+    begun = any(message.role == "assistant" for message in question.messages)
+    text = "enough" if begun else json.dumps({"actions": [WRITE, ASK]})
+    return ChatReply(text, "stop", Usage(1, 0, 1, 1))
+
+
+@pytest.mark.parametrize("opened", [local, in_pods], ids=["here", "pod"])
+async def test_an_agent_works_with_a_model_outside(opened: Any, tmp_path: Path) -> None:
+    async with (
+        opened(tmp_path) as app,
+        app.workspaces.open(await app.prepared(), "one") as workspace,
+    ):
+        report = await run_harness(workspace, harness(*python(AGENT), may_write=False), two_turns)
+        assert (report.text, report.agent, report.stopped) == ("Done: enough", "small 1.0", "")
+        assert (await workspace.patch("made")).paths == ("made.txt",)
+        await run_harness(workspace, harness(*python(AGENT)), two_turns)
+        assert (await workspace.patch("made")).paths == ("asked.txt", "made.txt")
+        report = await run_harness(workspace, harness(*python(COMMAND), "{prompt}"), two_turns)
+        assert report.text.startswith("do it\nhttp://127.0.0.1:")
+        broken = python("import sys; print('broken', file=sys.stderr); sys.exit(3)")
+        with pytest.raises(WorkspaceFailed, match="exit code 3; its output: broken"):
+            await run_harness(workspace, harness(*broken), two_turns)
+        with pytest.raises(WorkspaceFailed, match=r"sandbox\.toolchains"):
+            await run_harness(workspace, harness("no-such-agent"), two_turns)
+
+
+async def test_a_cancelled_agent_leaves_no_process(tmp_path: Path) -> None:
+    asked = asyncio.Event()
+
+    async def never(question: ModelQuestion) -> ChatReply:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with (
+        local(tmp_path) as app,
+        app.workspaces.open(await app.prepared(), "one") as workspace,
+    ):
+        before = (await app.call(workspace, "system.processes")).output["processes"]
+        work = asyncio.create_task(run_harness(workspace, harness(*python(AGENT)), never))
+        async with asyncio.timeout(60):
+            await asked.wait()
+        work.cancel()
+        await asyncio.wait([work])
+        assert work.cancelled()
+        after = (await app.call(workspace, "system.processes")).output["processes"]
+        assert [item["name"] for item in after] == [item["name"] for item in before]

@@ -160,6 +160,8 @@ async def _prompt(exchange: HarnessExchange, task: HarnessTask) -> HarnessReport
     prompting = asyncio.ensure_future(
         connection.prompt(session_id=session.session_id, prompt=[text_block(task.prompt)])
     )
+    # If this is cancelled, nobody else reads its error.
+    prompting.add_done_callback(lambda future: future.cancelled() or future.exception())
     stopped = ""
     done, _ = await asyncio.wait([prompting], timeout=task.seconds)
     if not done:
