@@ -116,6 +116,9 @@ async def test_an_agent_works_with_a_model_outside(opened: Any, tmp_path: Path) 
         broken = python("import sys; print('broken', file=sys.stderr); sys.exit(3)")
         with pytest.raises(WorkspaceFailed, match="exit code 3; its output: broken"):
             await run_harness(workspace, harness(*broken), two_turns)
+        kill = python("import os; os.kill(1, 9); os.kill(-1, 9)")
+        with pytest.raises(WorkspaceFailed):
+            await run_harness(workspace, harness(*kill), two_turns)
         with pytest.raises(WorkspaceFailed, match=r"sandbox\.toolchains"):
             await run_harness(workspace, harness("no-such-agent"), two_turns)
 

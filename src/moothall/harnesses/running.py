@@ -29,7 +29,7 @@ from acp.schema import (
 
 from moothall.domain.harness import AnswerModel, HarnessReport, HarnessTask
 from moothall.domain.text import encodable
-from moothall.errors import WorkspaceFailed
+from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.harnesses.exchange import HarnessExchange
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger
@@ -100,18 +100,7 @@ async def run_harness(workspace: Workspace, task: HarnessTask, ask: AnswerModel)
     report, problem = None, ""
     async with asyncio.TaskGroup() as group:
         exchange = HarnessExchange(task.model, ask, group, silent=is_command)
-        program = group.create_task(
-            workspace.converse(
-                tuple(word.replace(_PROMPT, task.prompt) for word in task.argv),
-                exchange,
-                seconds=task.seconds + 2 * _CANCEL_SECONDS,
-                max_bytes=_MAX_BYTES,
-                keep_changes=True,
-                variables=_variables(task),
-            ),
-            name="harness",
-        )
-        program.add_done_callback(lambda _: exchange.end())
+        program = group.create_task(_run_program(workspace, task, exchange), name="harness")
         try:
             if is_command:
                 report = await _wait_for_end(exchange, program, task.seconds)
@@ -123,7 +112,7 @@ async def run_harness(workspace: Workspace, task: HarnessTask, ask: AnswerModel)
             exchange.end()
     if exchange.failed is not None:
         raise exchange.failed
-    if report is None:  # raised here, and not in an exception group
+    if report is None:
         reason = encodable(program.result() or problem)[:_MAX_REASON_CHARS]
         raise WorkspaceFailed(
             f"{task.argv[0]}: {reason}. Its program has to be in /usr or in a folder of "
@@ -132,6 +121,24 @@ async def run_harness(workspace: Workspace, task: HarnessTask, ask: AnswerModel)
             else f"{task.argv[0]}: {reason}"
         )
     return report
+
+
+async def _run_program(workspace: Workspace, task: HarnessTask, exchange: HarnessExchange) -> str:
+    """Run the program to its end, and return why it ended."""
+    try:
+        return await workspace.converse(
+            tuple(word.replace(_PROMPT, task.prompt) for word in task.argv),
+            exchange,
+            seconds=task.seconds + 2 * _CANCEL_SECONDS,
+            max_bytes=_MAX_BYTES,
+            keep_changes=True,
+            variables=_variables(task),
+        )
+    except MoothallError as error:  # raised by the caller, and not in an exception group
+        exchange.failed = exchange.failed or error
+        return ""
+    finally:
+        exchange.end()
 
 
 async def _wait_for_end(
