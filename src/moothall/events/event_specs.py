@@ -125,6 +125,14 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             why="the reason if it was left or failed",
         ),
         _spec(
+            _E.STORY_MERGE_REQUESTED,
+            _C.STORIES,
+            {"story_id": "the story"},
+            delivery="the delivery whose commit is to be merged",
+            actor="who",
+            roles="the roles of the actor",
+        ),
+        _spec(
             _E.STORY_COMMENTED,
             _C.STORIES,
             _STORY,

@@ -208,6 +208,16 @@ def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         card = await dependencies.plans.retry(request.path_params["id"], session.who)
         return redirect(f"/stories/{card.story.id}")
 
+    async def merge(request: Request, session: Session) -> Response:
+        fields = await read_session_form(request, session)
+        seq = fields.get("seq", "")
+        card = await dependencies.board.request_merge(
+            request.path_params["id"],
+            session.who,
+            seen_seq=int(seq) if seq.isascii() and seq.isdecimal() else 0,
+        )
+        return redirect(f"/stories/{card.story.id}")
+
     async def move(request: Request, session: Session) -> Response:
         fields = await read_session_form(request, session)
         story_id = request.path_params["id"]
@@ -222,6 +232,7 @@ def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
     return [
         Route("/stories/{id}", require_session(story, sessions)),
         Route("/stories/{id}/retry", require_session(retry, sessions), methods=["POST"]),
+        Route("/stories/{id}/merge", require_session(merge, sessions), methods=["POST"]),
         Route("/stories/{id}/move", require_session(move, sessions), methods=["POST"]),
         Route("/stories/{id}/comment", require_session(comment, sessions), methods=["POST"]),
     ]
