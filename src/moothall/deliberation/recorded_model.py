@@ -18,9 +18,10 @@ from moothall.deliberation.prompts.text import fence, tokens
 from moothall.deliberation.streaming import PublishPartial, StreamedReply
 from moothall.domain.budget import Ledger, Usage
 from moothall.domain.chat import ChatReply, ChatRequest, Message, ModelDescription
-from moothall.domain.codec import dump, load
-from moothall.domain.event import Event, EventType
+from moothall.domain.codec import dump, load, mapping_of
+from moothall.domain.event import Data, Event, EventType
 from moothall.domain.ids import digest
+from moothall.domain.prompts import Prompts, step_of
 from moothall.domain.secrets import scrub
 from moothall.errors import BudgetExceeded, InvalidRequest
 from moothall.ports import ChatModel
@@ -49,13 +50,15 @@ class Recording:
 
     answers: replies by call id. stuck_reasons: by `<seat>/<phase>/<round>.<turn>`, why the seat was
     stuck after that turn, or an empty string. steering: steering messages by event id.
-    steering_by_call: the ids of the messages that each call received.
+    steering_by_call: the ids of the messages that each call received. prompts: recorded prompts by
+    step.
     """
 
     answers: Mapping[str, ChatReply] = field(default_factory=dict)
     stuck_reasons: Mapping[str, str] = field(default_factory=dict)
     steering: Mapping[str, str] = field(default_factory=dict)
     steering_by_call: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    prompts: Mapping[str, Data] = field(default_factory=dict)
     recorded_ids: frozenset[str] = frozenset()
     """The ids of all recorded events."""
     progress: float = 0.0
@@ -73,6 +76,7 @@ class Recording:
         stuck_reasons: dict[str, str] = {}
         steering: dict[str, str] = {}
         steering_by_call: dict[str, tuple[str, ...]] = {}
+        prompts: dict[str, Data] = {}
         recorded_ids: set[str] = set()
         progress = 0.0
         for event in events:
@@ -88,6 +92,9 @@ class Recording:
                 stuck_reasons.setdefault("{}/{}/{}.{}".format(*parts), event.data["stuck"])
             if event.type == EventType.MODEL_CALLED:
                 data = event.data
+                prompts.setdefault(
+                    step_of(str(data.get("call_id"))), mapping_of(data.get("prompt"))
+                )
                 if isinstance(message_ids := data.get("told"), list | tuple):
                     steering_by_call.setdefault(
                         str(data.get("call_id")), tuple(map(str, message_ids))
@@ -105,7 +112,13 @@ class Recording:
                         reason=error.message,
                     )
         return cls(
-            answers, stuck_reasons, steering, steering_by_call, frozenset(recorded_ids), progress
+            answers,
+            stuck_reasons,
+            steering,
+            steering_by_call,
+            prompts,
+            frozenset(recorded_ids),
+            progress,
         )
 
 
@@ -164,6 +177,7 @@ class RecordedModel:
         self._replies: dict[str, ChatReply] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._stuck_reasons = dict(recording.stuck_reasons)
+        self._prompts = Prompts(recording.prompts)
         # A cache, because the system message and the task are part of every prompt.
         self._cleaned_messages: dict[Message, Message] = {}
 
@@ -282,6 +296,7 @@ class RecordedModel:
             prompt_sha256=digest(
                 *(part for message in messages for part in (message.role, message.content))
             ),
+            prompt=self._prompts.record(step_of(request.call_id), messages),
             model=reply.model,
             **(
                 {"profile": model_name}

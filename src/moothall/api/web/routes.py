@@ -34,6 +34,7 @@ from moothall.api.web.runs import runs_routes
 from moothall.api.web.search import search_routes
 from moothall.api.web.sessions import Session, Sessions
 from moothall.api.web.sign_in import sign_in_routes
+from moothall.api.web.steps import step_routes
 from moothall.api.web.story_form import story_form_routes
 from moothall.api.web.story_page import story_page
 from moothall.domain.ids import ROLES
@@ -178,6 +179,7 @@ def page_routes(
         *plan_routes(dependencies, sessions),
         *ask_routes(dependencies, sessions),
         *council_routes(dependencies, sessions, board_changes),
+        *step_routes(dependencies, sessions),
         *council_action_routes(dependencies, sessions),
         *runs_routes(dependencies, sessions),
         *search_routes(dependencies, sessions),
