@@ -119,8 +119,8 @@ def _advice(card: StoryState, missing: str) -> str:
     """Return what people can do about a story that lacks something for its next move."""
     return {
         "draft": f"edit the story: {missing}",
-        "build": "retry the tasks without a winner, or reject the build and describe the changes",
-        "test": "reject the test: a council then repairs what failed",
+        "build": "retry the failed tasks, or reject the build",
+        "test": "reject the test; a council then repairs what failed",
     }.get(card.position.state, missing)
 
 
@@ -130,13 +130,10 @@ def _server_step(card: StoryState) -> str:
     if not is_working(card):
         return ""
     return {
-        "design": "the server divides the story into tasks; then the design can be accepted",
-        "build": (
-            "councils work on the tasks; when each has a winner, the results are merged and "
-            "checked as a whole"
-        ),
-        "test": "the merged result is checked as a whole; then the test can be accepted",
-        "done": "the result is merged into the base branch",
+        "design": "the tasks are derived; then the design can be accepted",
+        "build": "the councils finish; then the result is checked as a whole",
+        "test": "the result is checked as a whole; then the test can be accepted",
+        "done": "the result is merged",
     }[state]
 
 

@@ -76,7 +76,7 @@ def council_routes(
             "progress": progress,
             "lanes": [_seat_view(progress, outcome, lane) for lane in progress.seats.values()],
             "deliberation": deliberation,
-            "title": _title(deliberation) or f"Task {task_id}",
+            "title": council_title(deliberation) or f"Task {task_id}",
             "is_conversation": deliberation is not None and deliberation.protocol == "ask",
             "earlier_tasks": await earlier_tasks(dependencies.tasks, deliberation, session.who),
             "forked": own_id(deliberation.fork.task_id, session.who.tenant)
@@ -257,7 +257,7 @@ def _seat_view(progress: Progress, outcome: Outcome, lane: SeatProgress) -> Mapp
     }
 
 
-def _title(deliberation: Deliberation | None) -> str:
+def council_title(deliberation: Deliberation | None) -> str:
     """Return the first line of a council's task, shortened."""
     first_line = (
         next((line.strip() for line in deliberation.description.splitlines() if line.strip()), "")

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from moothall.api.dependencies import ApiDependencies
+from moothall.api.web.councils import council_title
 from moothall.api.web.forms import require_session
 from moothall.api.web.rendering import fragment, page, part
 from moothall.api.web.sessions import Session, Sessions
@@ -30,26 +31,34 @@ def step_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
 
     async def step(request: Request, session: Session) -> Response:
         task_id = check_task_id(request.path_params["id"])
-        _, timeline = await dependencies.tasks.get_details(task_id, session.who)
+        progress, timeline = await dependencies.tasks.get_details(task_id, session.who)
         lane, place = request.path_params["lane"], request.path_params["place"]
-        block = _find_block(timeline, lane, place)
+        blocks = _find_lane(timeline, lane)
+        is_number = place.isascii() and place.isdecimal() and len(place) <= _MAX_DIGITS
+        index = int(place) if is_number else len(blocks)
+        if index >= len(blocks):
+            raise NotFound("this council has no such step")
+        block = blocks[index]
         calls = await dependencies.tasks.get_model_calls(task_id, session.who) if block.call else {}
         context: dict[str, Any] = {"block": block, "call": calls.get(block.call), "full": True}
         if "part" in request.query_params:
             return fragment(await asyncio.to_thread(part, "step.html", **context))
-        title = f"Task {task_id}"
+        requested = progress.state.requested if progress.state else None
         return page(
-            "step_page.html", session=session, task_id=task_id, title=title, lane=lane, **context
+            "step_page.html",
+            session=session,
+            task_id=task_id,
+            title=council_title(requested.value if requested else None) or f"Task {task_id}",
+            lane=lane,
+            index=index,
+            count=len(blocks),
+            **context,
         )
 
     path = "/councils/{id}/steps/{lane}/{place}"
     return [Route(path, require_session(step, sessions))]
 
 
-def _find_block(timeline: Timeline, lane_name: str, place: str) -> Block:
-    """Return a step of a timeline. Raises `NotFound`."""
-    blocks = next((lane.blocks for lane in timeline.lanes if lane.name == lane_name), ())
-    is_number = place.isascii() and place.isdecimal() and len(place) <= _MAX_DIGITS
-    if not is_number or int(place) >= len(blocks):
-        raise NotFound("this council has no such step")
-    return blocks[int(place)]
+def _find_lane(timeline: Timeline, name: str) -> Sequence[Block]:
+    """Return the steps of a lane; none if there is no such lane."""
+    return next((lane.blocks for lane in timeline.lanes if lane.name == name), ())
