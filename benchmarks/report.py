@@ -516,7 +516,7 @@ def _views(found: Mapping[str, Any]) -> str:
 
 The demo project of `scripts/demo-data` and a run with a diff of 5 MB, on one `serve` with the event loop of the standard library. Each view is loaded {found["rounds"]} times by one client.
 "First" includes reading the log and compiling the templates. "CPU" is that of all threads; after the first load it is the median. "Loop" is the most CPU time in ms that one callback held up the event loop: in the first load, and in the others.
-Templates are rendered in threads; what is left in the loop is decoding events, 7 ms for a diff of 5 MB. The load average was {figure(found["load"])}.
+Templates are rendered and large values decoded in threads, and reading the log gives way to others after 2 ms. On {found.get("processor", "the machine above")}, the load average was {figure(found["load"])}.
 
 {table(head, rows)}"""
 

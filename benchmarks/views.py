@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from benchmarks.machine import describe
 from benchmarks.micro import Times
 from moothall.api.web.rendering import MAX_DIFF_LINES
 from moothall.app.bus import open_log
@@ -204,7 +205,13 @@ async def _measure(data_dir: Path, model_url: str) -> dict[str, Any]:
                 "callback_first": longest[0],
                 "callback": max(longest[1:]),
             }
-        return {"views": found, "rounds": _ROUNDS, "load": os.getloadavg()[0]}
+        machine = describe()
+        return {
+            "views": found,
+            "rounds": _ROUNDS,
+            "load": os.getloadavg()[0],
+            "processor": f"{machine['cores']} cores ({machine['processor']})",
+        }
 
 
 if __name__ == "__main__":

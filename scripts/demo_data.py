@@ -23,6 +23,7 @@ from moothall.app.bus import open_log
 from moothall.app.repositories import trusted_repositories
 from moothall.cli.runtime import say
 from moothall.domain.budget import Usage
+from moothall.domain.chat import Message
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType
 from moothall.domain.evidence import Evidence, EvidenceLevel, Verdict
@@ -30,6 +31,7 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskId, TaskKey, digest
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import AtomicTask, Plan
+from moothall.domain.prompts import Prompts
 from moothall.domain.proposal import Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import MoothallError
@@ -177,6 +179,7 @@ class _Writer:
         self._ordinal = 0
         self._events: list[Event] = []
         self._outcomes: list[Outcome] = []
+        self._prompts: dict[str, Prompts] = {}
         self.clock = datetime.now(UTC)
 
     def _pass(self, low: float, high: float) -> str:
@@ -381,18 +384,25 @@ class _Writer:
             deliberation, EventType.SEAT_STARTED, 0, seat=seat, role=deliberation.role,
             agent_id=seat, approach=approach,
         )  # fmt: skip
-        total = Usage()
+        total, prompts = Usage(), self._prompts.setdefault(deliberation.task_id, Prompts())
+        messages = (
+            Message("system", "You hold one seat of a council. Change the repository with tools."),
+            Message("user", f"{deliberation.description}\n\nYour approach: {approach}"),
+        )
         for turn in range(1, turns + 1):
             seconds = self._random.uniform(8, 45)
             prompt, completion = self._random.randint(4_000, 14_000), self._random.randint(200, 900)
             used = Usage(prompt, 0, completion, 1, prompt * _PRICE_IN + completion * _PRICE_OUT)
-            total += used
+            total, answer = total + used, f"I read the module and change it, step {turn}."
             self._say(
                 deliberation, EventType.MODEL_CALLED, seconds / 60, seat=seat,
-                call_id=f"{seat}/propose/0.{turn}", phase="propose", model="demo",
-                usage=dump(used), answer=f"I read the module and change it, step {turn}.",
-                finish_reason="stop", duration_ms=int(seconds * 1000),
+                call_id=f"{deliberation.task_id}/{seat}/propose/0.{turn}", phase="propose",
+                model="demo", usage=dump(used), answer=answer, finish_reason="stop",
+                prompt=prompts.record(f"{seat}/propose/0.{turn}", messages),
+                duration_ms=int(seconds * 1000),
             )  # fmt: skip
+            result = Message("tool", _module("cart", "rules", changed=False), call_id=f"c-{turn}")
+            messages = (*messages, Message("assistant", answer), result)
             operations = [{"tool": "files.read", "status": "success"}]
             if turn > 1:
                 operations.append({"tool": "files.edit", "status": "success"})

@@ -16,6 +16,7 @@ from contextlib import (
 )
 from contextvars import Context, ContextVar
 from datetime import UTC, datetime
+from time import perf_counter
 from typing import Any, Generic, Self, TypeVar
 
 from moothall.errors import MoothallError
@@ -24,6 +25,23 @@ T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
 PATIENCE = 2.0
 """Seconds that nothing is said of a wait."""
+
+
+_MAX_HOLD_SECONDS = 0.002
+
+
+class Pace:
+    """Lets the event loop serve others during a long series of steps that wait for nothing."""
+
+    def __init__(self, max_seconds: float = _MAX_HOLD_SECONDS) -> None:
+        self._max_seconds = max_seconds
+        self._resumed = perf_counter()
+
+    async def step(self) -> None:
+        """Give others a turn, if the series has held the event loop for `max_seconds`."""
+        if perf_counter() - self._resumed > self._max_seconds:
+            await asyncio.sleep(0)
+            self._resumed = perf_counter()
 
 
 def seconds_until(moment: datetime) -> float:

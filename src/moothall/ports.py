@@ -431,10 +431,16 @@ class Repositories(Protocol):
         ...
 
 
-DeliverCommit = Callable[[RepositoryRef, str, str, str, str], Awaitable[MergeResult]]
-"""Delivers an approved commit according to the repository's policy. Arguments: repository, commit,
-branch, message, tenant.
-"""
+class DeliverCommit(Protocol):
+    """Delivers an approved commit."""
+
+    async def __call__(
+        self, ref: RepositoryRef, sha: str, branch: str, message: str, tenant: str, *, merge: bool
+    ) -> MergeResult:
+        """Apply the repository's policy to a commit on `branch`. With `merge`, merge it whatever
+        the policy: a person requested it.
+        """
+        ...
 
 
 class Deliberations(Protocol):

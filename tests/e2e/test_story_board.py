@@ -127,6 +127,8 @@ async def test_a_story_is_edited_archived_and_restored_by_the_command_line(
     assert "'stop' is not possible for a story in backlog" in stopped.err
     retried = await own_command("story", "retry", story)
     assert "no task to retry" in retried.err
+    merged = await own_command("story", "merge", story)
+    assert "can be merged once it is accepted" in merged.err
 
 
 async def test_the_same_by_the_command_line(

@@ -33,20 +33,22 @@ class _Kept:
 
 @dataclass
 class Lands:
-    """A merger that implements `ports.Land`: it returns the planned results for one commit after
-    the other, then "left".
+    """A `ports.DeliverCommit`: it returns the planned results for one commit after the other, then
+    "left". `merges` tells which commits were to be merged whatever the policy.
     """
 
     results: list[MergeResult] = field(default_factory=list)
     requested: list[tuple[str, str]] = field(default_factory=list)
+    merges: list[bool] = field(default_factory=list)
 
     async def __call__(
-        self, ref: RepositoryRef, commit_sha: str, branch: str, message: str, tenant: str
+        self, ref: RepositoryRef, sha: str, branch: str, message: str, tenant: str, *, merge: bool
     ) -> MergeResult:
         """Record commit and message."""
         del ref, tenant
-        self.requested.append((commit_sha, message))
-        return self.results.pop(0) if self.results else MergeResult("left", branch, commit_sha)
+        self.requested.append((sha, message))
+        self.merges.append(merge)
+        return self.results.pop(0) if self.results else MergeResult("left", branch, sha)
 
 
 class MemoryDeliberations:

@@ -6,7 +6,15 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from moothall.concurrency import PATIENCE, Broadcast, merge, say_if_slow, start_beside, whole_body
+from moothall.concurrency import (
+    PATIENCE,
+    Broadcast,
+    Pace,
+    merge,
+    say_if_slow,
+    start_beside,
+    whole_body,
+)
 from moothall.errors import BusUnavailable, ConfigurationError
 
 
@@ -239,3 +247,18 @@ async def test_a_lead_that_is_cancelled_from_within_ends_the_others() -> None:
         with pytest.raises(asyncio.CancelledError):
             [item async for item in merge(cancelled(), _forever(closed), most=2)]
     assert closed == [True]
+
+
+@pytest.mark.parametrize(("max_seconds", "has_turn"), [(0.0, True), (1e6, False)])
+async def test_a_long_series_gives_others_a_turn(max_seconds: float, has_turn: bool) -> None:  # noqa: FBT001
+    turns: list[str] = []
+
+    async def take_a_turn() -> None:
+        turns.append("other")
+
+    other = asyncio.create_task(take_a_turn())
+    pace = Pace(max_seconds)
+    for _ in range(3):
+        await pace.step()
+    assert bool(turns) is has_turn
+    await other

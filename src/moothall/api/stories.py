@@ -108,6 +108,19 @@ class Planning(pb_grpc.PlanningServiceServicer):
         card = await self._plans.retry(request.story_id, caller())
         return pb.RetryTasksResponse(plan_id=str(card.plan.data["plan_id"]) if card.plan else "")
 
+    async def MergeStory(
+        self, request: pb.MergeStoryRequest, context: Any
+    ) -> pb.MergeStoryResponse:
+        """Request that the commit of an accepted story is merged."""
+        return await self.merge(request, request.seq or None)
+
+    async def merge(
+        self, request: pb.MergeStoryRequest, seen_seq: int | None
+    ) -> pb.MergeStoryResponse:
+        """Request a merge. With `seen_seq`, only if nothing happened after that seq."""
+        card = await self._board.request_merge(request.story_id, caller(), seen_seq=seen_seq)
+        return pb.MergeStoryResponse(seq=card.seq)
+
     async def Transition(
         self, request: pb.TransitionRequest, context: Any
     ) -> pb.TransitionResponse:
@@ -251,7 +264,10 @@ def _delivery(card: StoryState) -> pb.Delivery | None:
     if card.delivery is None:
         return None
     names = ("status", "branch", "commit_sha", "why")
-    return pb.Delivery(**{name: str(card.delivery.data.get(name, "")) for name in names})
+    return pb.Delivery(
+        **{name: str(card.delivery.data.get(name, "")) for name in names},
+        merging=card.merge_request is not None,
+    )
 
 
 def _plan(card: StoryState) -> str:

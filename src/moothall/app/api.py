@@ -56,6 +56,7 @@ from moothall.orchestrator.story_writer import StoryWriter
 from moothall.sandbox.probe import Layer
 from moothall.stories.board import Board
 from moothall.stories.executor import StoryExecutor
+from moothall.stories.lifecycle import lifecycle
 from moothall.stories.notes import Notes
 from moothall.stories.planner import Planner
 from moothall.telemetry import aggregation, metrics
@@ -217,6 +218,7 @@ async def _start_background_work(
         await enter_beside(stack, log_check)
         await enter_beside(stack, send_webhooks(settings, bus))
     if "planning" in inputs.roles:
+        await asyncio.to_thread(lifecycle)  # parses the table, which takes some milliseconds
         executor = _story_executor(settings, inputs, planner)
         await enter_beside(stack, beside(executor.run(), "planner"))
 

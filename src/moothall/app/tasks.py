@@ -17,6 +17,7 @@ from moothall.app.repositories import trusted_repositories
 from moothall.app.repository import Diff, files_here, files_of
 from moothall.authorization.story_budgets import BUCKET, StoryBudgets
 from moothall.collector.fold import DeliberationState, fold
+from moothall.collector.model_calls import ModelCall
 from moothall.collector.overview import Overview
 from moothall.collector.timeline import Timeline
 from moothall.config import Settings
@@ -105,6 +106,10 @@ class Tasks:
     async def timeline(self, task_id: TaskId) -> Timeline:
         """Return the timeline of a task. Raises `NotFound`."""
         return (await Overview(self._bus, list).get_details(task_id, LOCAL))[1]
+
+    async def model_calls(self, task_id: TaskId) -> Mapping[str, ModelCall]:
+        """Return the model calls of a task by step. Raises `NotFound`."""
+        return await Overview(self._bus, list).get_model_calls(task_id, LOCAL)
 
     async def changes(self, task_id: TaskId) -> Sequence[Diff]:
         """Return the diffs of the task's conversation, oldest first."""

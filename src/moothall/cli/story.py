@@ -220,6 +220,7 @@ def _line(event: Event) -> str:
         ),
         EventType.STORY_COMMENTED: f"{texts['actor']} says{_of_line(event)}{comment_text}",
         EventType.STORY_DELIVERED: f"{texts['status']}: {texts['branch']} {texts['why']}".rstrip(),
+        EventType.STORY_MERGE_REQUESTED: f"{texts['actor']} requests the merge",
         EventType.STORY_CHECKED: (
             f"checked as a whole: {texts['status']} {texts['branch']} {texts['why']}"
         ).rstrip(),
@@ -338,6 +339,25 @@ async def retry(settings: Settings, *, story_id: str) -> int:
         await stories.plans.retry(story_id, LOCAL)
     if not stories.served:
         say(_IDLE_NOTE)
+    return 0
+
+
+@story.command(epilog=example("moothall story merge story-1a2b3c4d5e6f7a8b"))
+@_STORY
+@with_settings(_BOARD)
+async def merge(settings: Settings, *, story_id: str) -> int:
+    """Merge the accepted STORY into the base branch of its repository, if the repository's policy
+    left its commit on a branch.
+    """
+    from moothall.app.tasks import open_stories
+
+    async with open_stories(settings, say) as stories:
+        await stories.board.request_merge(story_id, LOCAL)
+    say(
+        "the merge is requested; `moothall story show` has its result"
+        if stories.served
+        else _IDLE_NOTE
+    )
     return 0
 
 

@@ -5,6 +5,7 @@ Ray or a model.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from moothall.cli.exit_codes import EXIT_NONE
 from moothall.cli.options import example, json_option, task_argument
 from moothall.cli.runtime import print_json, say, with_settings
 from moothall.cli.text import plain
+from moothall.collector.model_calls import ModelCall
 from moothall.collector.timeline import Timeline
 from moothall.config import Settings
 from moothall.domain.outcome import Outcome
@@ -135,8 +137,9 @@ async def show(
         )
         thread = await tasks.thread(task_id)
         timeline = await tasks.timeline(task_id)
+        calls = await tasks.model_calls(task_id) if html_file is not None else {}
     if html_file is not None:
-        _write_report(html_file, thread[-1].description if thread else "", outcome, timeline)
+        _write_report(html_file, thread[-1].description if thread else "", outcome, timeline, calls)
     if as_json:
         click.echo(document(outcome))
         return
@@ -156,12 +159,14 @@ async def show(
         say(f"follow it: moothall log tail --task {task_id} --follow")
 
 
-def _write_report(path: Path, task: str, outcome: Outcome, timeline: Timeline) -> None:
+def _write_report(
+    path: Path, task: str, outcome: Outcome, timeline: Timeline, calls: Mapping[str, ModelCall]
+) -> None:
     """Write a deliberation as one HTML document. Raises `InvalidRequest` if that fails."""
     from moothall.api.web.rendering import report
     from moothall.api.web.timeline import draw_timeline
 
-    page = report(one_line(task, 120) or outcome.task_id, outcome, draw_timeline(timeline))
+    page = report(one_line(task, 120) or outcome.task_id, outcome, draw_timeline(timeline), calls)
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:

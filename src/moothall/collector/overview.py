@@ -13,6 +13,7 @@ from datetime import datetime
 from cachetools import FIFOCache, LRUCache
 
 from moothall.collector.fold import UNDATED, DeliberationState
+from moothall.collector.model_calls import ModelCall, ModelCallReader
 from moothall.collector.progress import Progress, apply_event, percent_of, status_of
 from moothall.collector.timeline import Timeline, TimelineReader
 from moothall.domain.codec import load
@@ -151,6 +152,23 @@ class Overview:
                 raise NotFound(f"no task {task_id!r}")
             self._readings[task_key] = reading
             return reading.progress, reading.timeline.timeline()
+
+    async def get_model_calls(
+        self, task_id: TaskId, principal: Principal
+    ) -> Mapping[str, ModelCall]:
+        """Return the model calls of a deliberation by step, with their prompts. They are read from
+        the log each time. Raises `NotFound`, also for another tenant's task.
+        """
+        reader, is_known = ModelCallReader(), False
+        async for recorded in self._log.replay(
+            deliberation_topics(key_of(task_id, principal.tenant))
+        ):
+            if recorded.event.tenant == principal.tenant:
+                is_known = True
+                reader.add(recorded)
+        if not is_known:
+            raise NotFound(f"no task {task_id!r}")
+        return reader.calls
 
     def _active_views(
         self, tenant: str, ended: Mapping[TaskKey, TaskView]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from moothall.domain.codec import list_of, mapping_of
 from moothall.domain.event import Data, EventType, Recorded
 
 ENDED = "ended"
@@ -39,6 +40,7 @@ class SeatProgress:
     activity: what the seat waits for, or that it has ended.
     tools: its last tool calls with their results, the latest last.
     tool_call_count: the number of all its tool calls.
+    refused: its last refused tool calls as (tool, status, reason), the latest last.
     checks: the checks of its last turn that ran any.
     last_message: the last message of the model.
     steering_ids: the event ids of the steering messages that the seat has received.
@@ -59,6 +61,7 @@ class SeatProgress:
     started_at: str = ""
     ended_at: str = ""
     about_text: bool = False
+    refused: tuple[tuple[str, str, str], ...] = ()
 
 
 SeatProgressByName = Mapping[str, SeatProgress]
@@ -115,6 +118,14 @@ def _on_turn(progress: SeatProgress, data: Data) -> SeatProgress:
         for item in (operations if isinstance(operations, list | tuple) else ())
         if isinstance(item, Mapping)
     )
+    refused = tuple(
+        (
+            _text(item.get("tool"), _MAX_NAME_CHARS),
+            _text(item.get("status"), _MAX_NAME_CHARS),
+            _text(item.get("reason"), _MAX_MESSAGE_CHARS),
+        )
+        for item in map(mapping_of, list_of(data.get("refused_calls")))
+    )
     checks = data.get("checks")
     verdicts = (
         {
@@ -131,6 +142,7 @@ def _on_turn(progress: SeatProgress, data: Data) -> SeatProgress:
         tool_call_count=progress.tool_call_count + len(tool_calls),
         checks=verdicts or progress.checks,
         last_message=_text(data.get("thought"), _MAX_MESSAGE_CHARS) or progress.last_message,
+        refused=(*progress.refused, *refused)[-_MAX_TOOLS:],
     )
 
 

@@ -5,13 +5,17 @@ events of its log.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
+from moothall.domain.codec import list_of, mapping_of, text_of
 from moothall.domain.event import Data, EventType, Recorded, parse_time
+from moothall.domain.prompts import step_of
 
 Kind = Literal["model", "review", "tools", "check"]
+MODEL_KINDS = ("model", "review")
+"""The kinds of steps that are model calls."""
 _REVIEW_PHASES = frozenset({"critique", "verify"})
 _MIN_SECONDS = 0.05
 """Shorter blocks of tools and checks are left out."""
@@ -21,8 +25,9 @@ _MAX_LANE_BLOCKS = 500
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One step of a lane, in seconds from the request. `text` is the reply of the model, or the
-    tools and checks with their results.
+    """One step of a lane, in seconds from the request. `text` is the beginning of the model's
+    reply, or the tools and checks with their results. `call` is the step of the model call, for
+    tools that of the next call, whose prompt has their output; '' if there is none.
     """
 
     kind: Kind
@@ -32,6 +37,7 @@ class Block:
     text: str = ""
     tokens: int = 0
     cost_usd: float = 0.0
+    call: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,9 @@ def _on_model_call(lane: _OpenLane, at: float, data: Data) -> None:
         if isinstance(value := usage.get(name), int)
     )
     cost = usage.get("cost_usd")
+    call = step_of(text_of(data.get("call_id")))
+    if lane.blocks and (last := lane.blocks[-1]).kind == "tools" and not last.call:
+        lane.blocks[-1] = replace(last, call=call)
     lane.add(
         Block(
             "review" if phase in _REVIEW_PHASES else "model",
@@ -126,6 +135,7 @@ def _on_model_call(lane: _OpenLane, at: float, data: Data) -> None:
             _text(data.get("answer")),
             tokens,
             float(cost) if isinstance(cost, int | float) else 0.0,
+            call,
         )
     )
 
@@ -136,6 +146,10 @@ def _on_turn(lane: _OpenLane, at: float, data: Data) -> None:
         f"{item.get('tool')}: {item.get('status')}"
         for item in (operations if isinstance(operations, list | tuple) else ())
         if isinstance(item, Mapping)
+    ]
+    lines += [
+        f"{item.get('tool')}: refused, {item.get('reason')}"
+        for item in map(mapping_of, list_of(data.get("refused_calls")))
     ]
     lines += [
         f"{name}: {verdict}"

@@ -48,6 +48,7 @@ from moothall.deliberation.turns import (
     find_stuck_reason,
     is_repeat,
     record_calls,
+    record_refusals,
     run_turn,
 )
 from moothall.domain.codec import dump
@@ -447,6 +448,7 @@ class AgentLoop:
             )
         step = f"{self.conversation.seat}/{turn_reply.step}"
         reason = self.conversation.model.first_stuck_reason(step, reason)
+        refusals = record_refusals(result, self.conversation.model.clean) if result else []
         await self._events.publish(
             EventType.SEAT_TURN,
             step,
@@ -468,6 +470,7 @@ class AgentLoop:
             attempt=self._attempt,
             attempts=self._limits.attempts,
             stuck=reason,
+            **({"refused_calls": refusals} if refusals else {}),
         )
         return reason
 

@@ -18,9 +18,10 @@ from moothall.deliberation.prompts.text import fence, tokens
 from moothall.deliberation.streaming import PublishPartial, StreamedReply
 from moothall.domain.budget import Ledger, Usage
 from moothall.domain.chat import ChatReply, ChatRequest, Message, ModelDescription
-from moothall.domain.codec import dump, load
-from moothall.domain.event import Event, EventType
+from moothall.domain.codec import dump, load, mapping_of
+from moothall.domain.event import Data, Event, EventType
 from moothall.domain.ids import digest
+from moothall.domain.prompts import Prompts, step_of
 from moothall.domain.secrets import scrub
 from moothall.errors import BudgetExceeded, InvalidRequest
 from moothall.ports import ChatModel
@@ -47,21 +48,22 @@ REMOTE = "elsewhere"
 class Recording:
     """What earlier runs of the same deliberation recorded.
 
-    answers: replies by call id. prompts: the digests of their prompts. stuck_reasons: by
+    answers: replies by call id. digests: those of their prompts. stuck_reasons: by
     `<seat>/<phase>/<round>.<turn>`, why the seat was stuck after that turn, or an empty string.
     steering: steering messages by event id. steering_by_call: the ids of the messages that each
-    call received.
+    call received. prompts: recorded prompts by step.
     """
 
     answers: Mapping[str, ChatReply] = field(default_factory=dict)
     stuck_reasons: Mapping[str, str] = field(default_factory=dict)
     steering: Mapping[str, str] = field(default_factory=dict)
     steering_by_call: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    prompts: Mapping[str, Data] = field(default_factory=dict)
     recorded_ids: frozenset[str] = frozenset()
     """The ids of all recorded events."""
     progress: float = 0.0
     """The last published progress of the deliberation's agent."""
-    prompts: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def spent(self) -> Usage:
@@ -75,7 +77,8 @@ class Recording:
         stuck_reasons: dict[str, str] = {}
         steering: dict[str, str] = {}
         steering_by_call: dict[str, tuple[str, ...]] = {}
-        prompts: dict[str, str] = {}
+        digests: dict[str, str] = {}
+        prompts: dict[str, Data] = {}
         recorded_ids: set[str] = set()
         progress = 0.0
         for event in events:
@@ -91,11 +94,14 @@ class Recording:
                 stuck_reasons.setdefault("{}/{}/{}.{}".format(*parts), event.data["stuck"])
             if event.type == EventType.MODEL_CALLED:
                 data = event.data
+                prompts.setdefault(
+                    step_of(str(data.get("call_id"))), mapping_of(data.get("prompt"))
+                )
                 if isinstance(message_ids := data.get("told"), list | tuple):
                     steering_by_call.setdefault(
                         str(data.get("call_id")), tuple(map(str, message_ids))
                     )
-                prompts.setdefault(str(data.get("call_id")), str(data.get("prompt_sha256")))
+                digests.setdefault(str(data.get("call_id")), str(data.get("prompt_sha256")))
                 fields = {name: data[name] for name in _RECORDED_FIELDS if name in data}
                 try:
                     answers.setdefault(
@@ -113,9 +119,10 @@ class Recording:
             stuck_reasons,
             steering,
             steering_by_call,
+            prompts,
             frozenset(recorded_ids),
             progress,
-            prompts,
+            digests,
         )
 
 
@@ -174,6 +181,7 @@ class RecordedModel:
         self._replies: dict[str, ChatReply] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._stuck_reasons = dict(recording.stuck_reasons)
+        self._prompts = Prompts(recording.prompts)
         # A cache, because the system message and the task are part of every prompt.
         self._cleaned_messages: dict[Message, Message] = {}
 
@@ -201,11 +209,11 @@ class RecordedModel:
 
     def recorded_calls(self, prefix: str) -> Sequence[str]:
         """Return the ids of recorded calls that begin with `prefix`."""
-        return [call_id for call_id in self._recording.prompts if call_id.startswith(prefix)]
+        return [call_id for call_id in self._recording.digests if call_id.startswith(prefix)]
 
     def is_recorded(self, call_id: str, messages: Sequence[Message]) -> bool:
         """Return whether the call is recorded and had these messages."""
-        return self._recording.prompts.get(call_id) == _digest_prompt(
+        return self._recording.digests.get(call_id) == _digest_prompt(
             [self._clean_message(message) for message in messages]
         )
 
@@ -300,6 +308,7 @@ class RecordedModel:
             call_id=request.call_id,
             phase=phase,
             prompt_sha256=_digest_prompt(messages),
+            prompt=self._prompts.record(step_of(request.call_id), messages),
             model=reply.model,
             **(
                 {"profile": model_name}

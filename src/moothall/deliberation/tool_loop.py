@@ -46,7 +46,7 @@ from moothall.deliberation.prompts.tool_results import (
 from moothall.deliberation.resource_usage import check_bounds, sum_usage
 from moothall.deliberation.seat_tools import SUBMIT, SeatTools, UnusableCallError, read_arguments
 from moothall.deliberation.tool_chat import ToolChat
-from moothall.deliberation.turns import TurnResult, record_calls
+from moothall.deliberation.turns import TurnResult, record_calls, record_refusals
 from moothall.domain.chat import ChatReply, FunctionCall, Message
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
@@ -399,6 +399,7 @@ class ToolLoop:
         if not self._published:
             return
         phase, _, number = round_.name.partition("/")
+        refusals = record_refusals(result, self.conversation.model.clean)
         await self._events.publish(
             EventType.SEAT_TURN,
             f"{self.conversation.seat}/{round_.step(turn)}",
@@ -417,6 +418,7 @@ class ToolLoop:
             attempts=1,
             stuck="",
             **({"refused": round_.submit_refusal} if round_.submit_refusal else {}),
+            **({"refused_calls": refusals} if refusals else {}),
         )
 
     async def _close_round(

@@ -28,6 +28,9 @@ _MAX_RECORDED_BYTES, _MAX_NAME_CHARS = 64_000, 100
 _NEVER_RAN = {ToolStatus.INVALID, ToolStatus.BLOCKED, ToolStatus.PARKED, ToolStatus.RATE_LIMITED}
 
 
+_MAX_REASON_CHARS = 500
+
+
 @dataclass(frozen=True, slots=True)
 class TurnResult:
     """The results of a turn's tools.
@@ -139,6 +142,21 @@ def record_calls(turn_result: TurnResult) -> list[dict[str, Any]]:
             "duration_ms": result.duration_ms,
         }
         for arguments, result in zip(turn_result.arguments, turn_result.results, strict=True)
+    ]
+
+
+def record_refusals(turn_result: TurnResult, clean: Callable[[str], str]) -> list[dict[str, str]]:
+    """Return the turn's calls that the tool gateway refused, with their reasons, for the log.
+    `clean` removes secrets.
+    """
+    return [
+        {
+            "tool": shorten(str(result.tool), _MAX_NAME_CHARS),
+            "status": str(result.status),
+            "reason": shorten(clean(result.error), _MAX_REASON_CHARS),
+        }
+        for result in turn_result.results
+        if result.status in _NEVER_RAN
     ]
 
 

@@ -61,6 +61,7 @@ class EventType(StrEnum):
     WORKFLOW_STEP = "moothall.workflow.step"
     WORKFLOW_FINISHED = "moothall.workflow.finished"
     EVIDENCE_REPORTED = "moothall.evidence.reported"
+    STORY_MERGE_REQUESTED = "moothall.story.merge_requested"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ Data that itself looks like a reference (a model can write anything) is wrapped 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -61,12 +62,16 @@ async def _fetch(get: Get, reference: Mapping[str, Any]) -> Any:
     sha256 = reference[_REFERENCE]
     if not isinstance(sha256, str) or len(sha256) != _SHA256_CHARS or not sha256.isalnum():
         raise InvalidRequest(f"{str(sha256)[:80]!r} is not the sha256 of a stored value")
-    content = await get(sha256)
+    content, is_json = await get(sha256), reference.get("kind", "text") == "json"
+    # In a thread, because values are large.
+    value = await asyncio.to_thread(_decode, sha256, content, is_json=is_json)
+    return await restore(get, value) if is_json else value
+
+
+def _decode(sha256: str, content: bytes, *, is_json: bool) -> Any:
     if hashlib.sha256(content).hexdigest() != sha256:
         raise Permanent(f"the stored value {sha256} is damaged: its content has another sha256")
-    if reference.get("kind", "text") == "json":
-        return await restore(get, load_json(content))
-    return content.decode("utf-8", "replace")
+    return load_json(content) if is_json else content.decode("utf-8", "replace")
 
 
 async def restore(get: Get, data: Any) -> Any:

@@ -125,6 +125,14 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             why="the reason if it was left or failed",
         ),
         _spec(
+            _E.STORY_MERGE_REQUESTED,
+            _C.STORIES,
+            {"story_id": "the story"},
+            delivery="the delivery whose commit is to be merged",
+            actor="who",
+            roles="the roles of the actor",
+        ),
+        _spec(
             _E.STORY_COMMENTED,
             _C.STORIES,
             _STORY,
@@ -251,6 +259,8 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             usage="tokens, calls, money",
             tools="cpu_ms, max_rss_bytes of the seat's tools and checks so far",
             checks="check name to verdict",
+            refused_calls="tool, status and reason of the calls that the tool gateway refused; "
+            "omitted if there are none",
         ),
         _spec(
             _E.SEAT_PROPOSED,
@@ -299,6 +309,9 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             told="ids of the deliberation.steered events that the prompt includes; omitted if "
             "there are none",
             duration_ms="wall time",
+            prompt="the messages, without secrets: `of`, `kept` and `chars` are what they share "
+            "with an earlier call (its step, whole messages, characters of the next one), "
+            "`messages` the others",
         ),
         _spec(
             _E.TOOL_REQUESTED,

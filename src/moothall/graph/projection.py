@@ -525,8 +525,8 @@ PROJECTIONS: Mapping[EventType, _Projection] = {
     EventType.DECISION_MADE: (("story_id",), _project_decision),
 }
 """The required ids and the projection of each event type. The other types are not projected,
-because no question needs them: seat.turn (its calls are projected individually),
-deliberation.steered (the log contains which calls received the message), deliberation.paused and
-deliberation.resumed, evidence.reported (its tests are projected as checks), agent.progress,
-audit.recorded, and registrations.
+because no question needs them: story.merge_requested (the delivery is projected), seat.turn (its
+calls are projected individually), deliberation.steered (the log contains which calls received the
+message), deliberation.paused and deliberation.resumed, evidence.reported (its tests are projected
+as checks), agent.progress, audit.recorded, and registrations.
 """

@@ -15,6 +15,7 @@ from moothall.domain.codec import dump, load
 from moothall.domain.event import Data, Event, EventType
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_task_id, key_of, own_id, seat_named
+from moothall.domain.prompts import Prompt, Prompts, step_of
 from moothall.domain.protocol import PROTOCOLS
 from moothall.domain.task import Beginning, Deliberation, Fork
 from moothall.domain.tool import ToolStatus
@@ -232,11 +233,15 @@ def _inherited_events(
         for event in events
         if event.type is EventType.DELIBERATION_STEERED and event.id in received_ids
     ]
+    prompts, own_prompts = _read_prompts(events), Prompts()
     for name, data in sorted(
         calls.items(), key=lambda call: call[0] == f"{prefix}{beginning.step}"
     ):
         call_id = f"{deliberation.task_id}/{name.partition('/')[2]}"
         fields = {key: value for key, value in data.items() if key != "task_id"}
+        step = step_of(call_id)
+        if (prompt := prompts.get(step)) is not None:
+            fields["prompt"] = own_prompts.record(step, prompt.messages)
         if data.get("told"):
             fields["told"] = [
                 steering_event_id(deliberation.task_id, str(event_id)) for event_id in data["told"]
@@ -249,6 +254,18 @@ def _inherited_events(
             )
         )
     return inherited
+
+
+def _read_prompts(events: Sequence[Event]) -> Mapping[str, Prompt]:
+    """Return the recorded prompts by step."""
+    reader, prompts = Prompts(), dict[str, Prompt]()
+    for event in events:
+        step = step_of(str(event.data.get("call_id")))
+        if event.type is EventType.MODEL_CALLED and step not in prompts:
+            prompt = reader.read(step, event.data.get("prompt"))
+            if prompt is not None:
+                prompts[step] = prompt
+    return prompts
 
 
 def _is_inherited_call(data: Data, event_type: EventType, prefix: str, steps: set[str]) -> bool:

@@ -396,15 +396,26 @@ class RepositoryService:
             )
 
     async def land(
-        self, ref: RepositoryRef, sha: str, branch: str, message: str, tenant: str
+        self,
+        ref: RepositoryRef,
+        sha: str,
+        branch: str,
+        message: str,
+        tenant: str,
+        *,
+        merge: bool = False,
     ) -> MergeResult:
         """Apply the approval policy of a repository to an approved commit on `branch`. Repeating it
-        changes nothing.
+        changes nothing. With `merge`, merge it whatever the policy, unless the repository is not to
+        be written to.
 
-        Raises `NotFound`, `AlreadyExists`, `RepositoryError`, `MergeConflict`.
+        Raises `NotFound`, `AlreadyExists`, `RepositoryError`, `MergeConflict`, and with `merge`
+        `InvalidRequest` if the base branch is unknown, and `Refused`.
         """
         entry = await self._entry(ref, tenant)
         clone = self._clone(entry)
+        if merge:
+            entry = await self._mergeable(entry)
         if entry.on_approval == "leave":
             return MergeResult("left", branch, sha)
         await self._ensure_commit(clone, entry, sha)
@@ -429,6 +440,16 @@ class RepositoryService:
             if await self._fetch(clone, entry, f"refs/heads/{entry.base}") == tip:
                 break  # nobody else moved the branch, so another attempt would fail too
         return MergeResult("left", branch, sha, why=reason)
+
+    async def _mergeable(self, entry: Registered) -> Registered:
+        """Return a record with the policy to merge. Raises `InvalidRequest`, `Refused`."""
+        if entry.push == "none" and entry.on_approval == "leave":
+            raise Refused(
+                f"nothing may be written to {entry.id}: its push policy is none. An operator "
+                "changes it with `moothall repo add PATH_OR_URL --push`"
+            )
+        base = await self._base(entry.origin, entry.base)
+        return entry.model_copy(update={"on_approval": "merge", "base": base})
 
     async def _move_branch(
         self, entry: Registered, clone: TrustedClone, merged: MergeResult

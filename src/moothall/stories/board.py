@@ -20,16 +20,20 @@ from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, ConcurrentUpdate, InvalidRequest, NotFound, Refused
 from moothall.ports import Log
 from moothall.stories import coach
-from moothall.stories.architect_prompts import design_task
+from moothall.stories.decision import decision_event
 from moothall.stories.lifecycle import DEFAULT_RIGOR, SYSTEM, decide, lifecycle
-from moothall.stories.story_state import EDITABLE_STATES, StoryState, enter, fold
+from moothall.stories.story_state import (
+    EDITABLE_STATES,
+    MERGE_ROLES,
+    StoryState,
+    enter,
+    fold,
+)
 from moothall.telemetry.events import write
 
 _COMMENT, _PATH, _QUOTED = 4_000, 400, 400
 EDITOR_ROLES = ("po",)
 """Roles that may edit a story and its tasks."""
-_DECISION_PREFIXES = ("accept", "reject")
-"""The prefixes of events by which people decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +350,58 @@ class Board:
             else:
                 return await self.settle(enter(replace(card, seq=seq), new_position, transition))
 
+    async def request_merge(
+        self, story_id: str, who: Principal, *, seen_seq: int | None = None
+    ) -> StoryState:
+        """Request that the commit of an accepted story is merged into the base branch, whatever the
+        repository's policy. With `seen_seq`, only if no event came after this seq. A request that
+        is open already is not repeated.
+
+        Raises `NotFound`, `Refused` without the role, `InvalidRequest` if there is nothing to
+        merge, and `ConcurrentUpdate`.
+        """
+        if not set(MERGE_ROLES) & who.all_roles:
+            raise Refused(f"a story can be merged by the roles {', '.join(MERGE_ROLES)}")
+        card = await self.card(story_id, who)
+        if card.merge_request is not None:
+            return card
+        if not card.is_unmerged or card.delivery is None:
+            status = card.delivery.data.get("status") if card.delivery else ""
+            raise InvalidRequest(
+                f"story {story_id} is in {card.position.state}"
+                f"{f' and was {status}' if status else ''}; a story can be merged once it is "
+                "accepted, if its commit was left on a branch"
+            )
+        if seen_seq is not None and card.seq != seen_seq:
+            raise ConcurrentUpdate(
+                f"story {story_id} was changed since you opened it (seq {card.seq}, you saw "
+                f"{seen_seq}); look at it again"
+            )
+        data = {
+            "story_id": story_id,
+            "delivery": card.delivery.id,
+            "actor": who.name,
+            "roles": sorted(who.all_roles),
+        }
+        request = write(
+            EventType.STORY_MERGE_REQUESTED,
+            story_id,
+            data,
+            ordinal=card.delivery.id,
+            causationid=card.delivery.id,
+            tenant=who.tenant,
+        )
+        try:
+            await self._bus.create(request, card.seq)
+        except AlreadyExists:
+            card = await self.card(story_id, who)
+            if card.merge_request is None:
+                raise ConcurrentUpdate(
+                    f"story {story_id} changed at the same time; look at it again"
+                ) from None
+            return card
+        return await self.card(story_id, who)
+
     async def check_move(self, story_id: str, event: Event) -> None:
         """Raise what `decide` raises if a recorded move of a story on the board did not count.
 
@@ -370,7 +426,7 @@ class Board:
         """Record the decision that the last move of a story implies, if that is not done yet.
         Return the story's state after it.
         """
-        if card.decided == card.moved or (decision := _decision(card)) is None:
+        if card.decided == card.moved or (decision := decision_event(card)) is None:
             return card
         return replace(card, seq=await self._bus.publish(decision), decided=card.moved)
 
@@ -412,41 +468,6 @@ def _apply(cards: dict[tuple[str, str], StoryState], recorded: Recorded) -> Boar
 
 def _is_visible(moment: BoardEvent, who: Principal) -> bool:
     return moment.card is not None and moment.card.created and moment.tenant == who.tenant
-
-
-def _decision(card: StoryState) -> Event | None:
-    """Return the decision that the last move of a story implies, None if it implies none."""
-    move = card.entered
-    if move is None or not str(move.data.get("event")).startswith(_DECISION_PREFIXES):
-        return None
-    move_event = str(move.data.get("event"))
-    comment = str(move.data.get("comment") or "")
-    plan = (
-        card.plan.data if card.plan is not None and move.data.get("from_state") == "design" else {}
-    )
-    designed = (
-        design_task(str(plan.get("plan_id")))
-        if plan.get("by") == "architects"
-        else str(plan.get("design") or "")
-    )
-    checked = (
-        str(card.check.data.get("task_id") or "")
-        if card.check and move.data.get("from_state") != "design"
-        else ""
-    )
-    data = {
-        "story_id": card.story.id,
-        "task_id": designed or checked,
-        "approver": move.data.get("actor"),
-        "decision": "approved"
-        if move_event.startswith("accept")
-        else "changes"
-        if comment or card.remarks
-        else "rejected",
-        "comment": comment,
-    }
-    origin = {"ordinal": move.id, "causationid": move.id, "tenant": move.tenant}
-    return write(EventType.DECISION_MADE, card.story.id, data, **origin, time=move.time)
 
 
 def _check_comment(text: str) -> None:

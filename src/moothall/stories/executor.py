@@ -1,10 +1,11 @@
 """The story executor: each due step of a story is done once, with all results in the log.
 
 On the board, a story's tasks are derived in `design` and carried out in `build`. In `test` their
-results are merged and checked as a whole, and in `done` the result is delivered. A story that was
-sent back is repaired as its rejection says. A plan of a story that is not on the board is open from
-its `plan.derived` to its `plan.finished`. Open work is repeated after a restart: ids of tasks and
-requests follow from what is recorded, so repeated requests change nothing.
+results are merged and checked as a whole, and in `done` the result is delivered, and merged if a
+person requests it. A story that was sent back is repaired as its rejection says. A plan of a story
+that is not on the board is open from its `plan.derived` to its `plan.finished`. Open work is
+repeated after a restart: ids of tasks and requests follow from what is recorded, so repeated
+requests change nothing.
 
 If several processes execute stories, all see what is due and one of them does it. The others wait
 for it to end, then check whether it is still due.
@@ -179,7 +180,8 @@ class StoryExecutor:
             Principal(_PLANNER, _tenant(card)),
         )
         if step := _due_step(card):
-            self._start_once(card.moved, lambda: self._execute_step(step, card, who), group)
+            key = card.merge_request.id if card.merge_request else card.moved
+            self._start_once(key, lambda: self._execute_step(step, card, who), group)
         elif state == "build" and "built" in facts:
             await self._board.move(card.story.id, "build", who, system=True)
         elif state == "build" and card.ended_before:
@@ -248,7 +250,11 @@ class StoryExecutor:
         """Execute a step of a story, unless another process did it meanwhile."""
         async with self._lock(f"story.{seen_card.moved}"):
             card = await self._board.card(seen_card.story.id, who)
-            if card.moved == seen_card.moved and _due_step(card) == step:
+            if (
+                card.moved == seen_card.moved
+                and card.merge_request == seen_card.merge_request
+                and _due_step(card) == step
+            ):
                 run_step = {"design": self._design, "check": self._check, "deliver": self._deliver}[
                     step
                 ]
@@ -461,7 +467,9 @@ class StoryExecutor:
         )
 
     async def _deliver(self, card: StoryState, who: Principal) -> None:
-        """Apply the merge policy of the repository to an approved story, and record the outcome."""
+        """Apply the merge policy of the repository to an approved story, or merge it as requested,
+        and record the outcome.
+        """
         history = await self._board.history(card.story.id, who)
         if (
             delivery_event := await land(
@@ -503,7 +511,11 @@ def _due_step(card: StoryState) -> str:
         and (card.check is None or card.check.data.get("moved") != card.moved)
     ):
         return "check"
-    delivered = card.delivery is not None and card.delivery.data.get("moved") == card.moved
+    delivered = (
+        card.delivery is not None
+        and card.delivery.data.get("moved") == card.moved
+        and card.merge_request is None
+    )
     return "deliver" if state == "done" and "failed" not in facts and not delivered else ""
 
 

@@ -1,5 +1,6 @@
-"""Delivery of an approved story by the merge policy of its repository. If the base has moved, the
-two are merged and checked again first; if they do not merge, the story is built once more.
+"""Delivery of an approved story by the merge policy of its repository, or by a person's request to
+merge it. If the base has moved, the two are merged and checked again first; if they do not merge,
+the story is built once more.
 """
 
 from __future__ import annotations
@@ -43,13 +44,15 @@ async def land(
     chars: int,
 ) -> Event | None:
     """Deliver an approved story's commit and return the event that records it. Return None if there
-    is no commit. `chars` limits the description of a failure.
+    is no commit. An open request to merge comes before the policy. `chars` limits the description
+    of a failure.
     """
-    story, check, entered = card.story, card.check, card.entered
-    commit = str(check.data.get("commit_sha") or "") if check else ""
-    if story.repository is None or check is None or entered is None or not commit:
+    story, entered = card.story, card.entered
+    source = card.delivery if card.merge_request else card.check
+    commit = str(source.data.get("commit_sha") or "") if source else ""
+    if story.repository is None or source is None or entered is None or not commit:
         return None
-    branch, who = str(check.data.get("branch") or ""), Principal("planner", entered.tenant)
+    branch, who = str(source.data.get("branch") or ""), Principal("planner", entered.tenant)
     tasks = task_ids(history)
     final_result, merged = (
         MergeResult("left", branch, commit, why="its base moves all the time"),
@@ -58,7 +61,12 @@ async def land(
     for _ in range(_MAX_ATTEMPTS):
         try:
             result = await land_(
-                story.repository, commit, branch, message(card, tasks), entered.tenant
+                story.repository,
+                commit,
+                branch,
+                message(card, tasks),
+                entered.tenant,
+                merge=card.merge_request is not None,
             )
         except Temporary:
             raise
@@ -112,12 +120,13 @@ def _failure_event(card: StoryState, merged: Outcome, moved: MergeResult, chars:
 def _delivery_event(card: StoryState, data: dict[str, str]) -> Event:
     event_data = {"story_id": card.story.id, "moved": card.moved, **data}
     tenant = card.entered.tenant if card.entered else "local"
+    cause = card.merge_request.id if card.merge_request else card.moved
     return write(
         EventType.STORY_DELIVERED,
         card.story.id,
         event_data,
-        ordinal=card.moved,
-        causationid=card.moved,
+        ordinal=cause,
+        causationid=cause,
         tenant=tenant,
     )
 
@@ -153,4 +162,6 @@ def message(card: StoryState, tasks: Sequence[TaskId]) -> str:
         *(f"Deliberation: {name}" for name in tasks),
         f"Approved-by: {entered.get('actor')}",
     ]
+    if card.merge_request is not None:
+        lines.append(f"Merged-by: {card.merge_request.data.get('actor')}")
     return f"Merge story: {title}\n\n" + "\n".join(lines) + "\n"

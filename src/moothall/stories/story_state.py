@@ -20,6 +20,9 @@ EDITABLE_STATES = ("backlog", "draft")
 """The states in which a story's text can be edited: no council works on it."""
 COMPLETED, PASSED, FAILED = "completed", "passed", "failed"
 """The statuses of a successful plan, of a passed check of the whole, and of a failed delivery."""
+MERGE_ROLES = ("po", "operator")
+"""Roles that may merge an accepted story that its repository's policy left on a branch."""
+_UNMERGED = frozenset({"left", "pushed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +35,9 @@ class StoryState:
     `plan` is the event with its tasks, `plans` the number of plans so far, `ended` how those tasks
     ended since then; `ended_before` is true if they ended before. `commits` are the results since
     the story was designed, newest first. `check` is the last check of them as a whole, `checks` the
-    number of checks. `delivery` is the last attempt at delivery. `decided` is the last move
-    recorded as a decision. `remarks` are the comments on lines since the tasks were derived.
+    number of checks. `delivery` is the last attempt at delivery, `merge_request` a person's request
+    to merge after it. `decided` is the last move recorded as a decision. `remarks` are the comments
+    on lines since the tasks were derived.
     """
 
     story: Story
@@ -50,6 +54,7 @@ class StoryState:
     check: Event | None = None
     checks: int = 0
     delivery: Event | None = None
+    merge_request: Event | None = None
     decided: str = ""
     remarks: tuple[LineComment, ...] = ()
 
@@ -57,6 +62,17 @@ class StoryState:
     def moved(self) -> str:
         """The id of the event that moved the story last."""
         return self.entered.id if self.entered else ""
+
+    @property
+    def is_unmerged(self) -> bool:
+        """True if the story is accepted, and its commit is on a branch that was not merged."""
+        return (
+            self.position.state == "done"
+            and self.delivery is not None
+            and self.delivery.data.get("moved") == self.moved
+            and self.delivery.data.get("status") in _UNMERGED
+            and bool(self.delivery.data.get("commit_sha"))
+        )
 
     @property
     def draft(self) -> coach.StoryDraft:
@@ -103,7 +119,9 @@ def fold(card: StoryState, recorded: Recorded, tenant: str) -> StoryState:
     if event.type is EventType.STORY_CHECKED:
         card = replace(card, check=event, checks=card.checks + 1)
     elif event.type is EventType.STORY_DELIVERED:
-        card = replace(card, delivery=event)
+        card = replace(card, delivery=event, merge_request=None)
+    elif event.type is EventType.STORY_MERGE_REQUESTED and _asks_to_merge(card, event):
+        card = replace(card, merge_request=event)
     elif event.type is EventType.DECISION_MADE:
         card = replace(card, decided=event.causationid)
     return card
@@ -113,6 +131,18 @@ def _may_edit(card: StoryState, event: Event) -> bool:
     """Return False for an edit of a story that can no longer be edited."""
     is_edit = event.type is EventType.STORY_CHANGED and event.data.get("edited") is True
     return not is_edit or card.position.state in EDITABLE_STATES
+
+
+def _asks_to_merge(card: StoryState, event: Event) -> bool:
+    """Return False for a request without the role, or about another delivery than the last."""
+    roles = event.data.get("roles")
+    return (
+        card.is_unmerged
+        and card.delivery is not None
+        and event.data.get("delivery") == card.delivery.id
+        and isinstance(roles, list | tuple)
+        and any(role in MERGE_ROLES for role in roles)
+    )
 
 
 def remark(event: Event) -> LineComment | None:

@@ -30,6 +30,7 @@ NOT_SCRIPTED: Mapping[EventType, str] = {
     EventType.STORY_TRANSITIONED: "see story.created",
     EventType.STORY_CHECKED: "see story.created",
     EventType.STORY_DELIVERED: "see story.created",
+    EventType.STORY_MERGE_REQUESTED: "see story.created",
     EventType.STORY_COMMENTED: "see story.created",
     EventType.STORY_NOTED: "see story.created",
     EventType.PLAN_DERIVED: "see story.created",

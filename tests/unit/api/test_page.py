@@ -153,6 +153,12 @@ async def test_a_story_on_a_repository_that_is_not_there_is_not_created(browser:
     browser.dependencies.deliberations.unable["ghost"] = NotFound("no repository 'ghost'")  # type: ignore[attr-defined]  # it is a MemoryDesk
     got = await browser.send("/stories/new", do="save", title="A", repository="ghost", form=form)
     assert (got.status, "no repository &#39;ghost&#39;" in got.text) == (400, True)
+    typed = await browser.send("/stories/new", do="score", title="A", repository="ghost", form=form)
+    assert (typed.status, "no repository &#39;ghost&#39;" in typed.text) == (200, True)
+    browser.dependencies.deliberations.unable["https://x/y"] = NotFound("unreachable")  # type: ignore[attr-defined]
+    url = {"title": "A", "repository": "https://x/y", "form": form}
+    assert "unreachable" not in (await browser.send("/stories/new", do="score", **url)).text
+    assert "unreachable" in (await browser.send("/stories/new", do="save", **url)).text
     assert await browser.dependencies.board.cards(owner(browser)) == []
 
 

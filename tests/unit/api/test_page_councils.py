@@ -16,9 +16,8 @@ import pytest
 from moothall import config
 from moothall.api.web.charts import draw
 from moothall.api.web.rendering import MAX_DIFF_LINES, span
-from moothall.authorization.approval_queue import BUCKET, SPENT_BUCKET, ApprovalQueue, Parked
-from moothall.authorization.approvals import Approvals
 from moothall.collector.overview import Overview
+from moothall.domain.chat import FunctionCall, Message
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.evidence import Evidence, Verdict
@@ -26,6 +25,7 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import LineComment
+from moothall.domain.prompts import Prompts
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.task import DeliberationRequest
 from moothall.domain.topic import Channel
@@ -50,17 +50,6 @@ class App:
     browser: Browser
     bus: MemoryBus
 
-    async def park(self, task_id: str, seat: str, tool: str, reason: str) -> None:
-        """Let a call wait for an operator."""
-        item = Parked(
-            "a1", "r-1", LOCAL.tenant, "w-1", task_id, seat, "local", "dev", tool, {}, "d", reason,
-            "2026-01-02T03:04:05.678+00:00",
-        )  # fmt: skip
-        document = {**dump(item), "grant": [""]}
-        await self.bus.bucket(BUCKET).put(f"{LOCAL.tenant}.{item.id}", document)
-        assert self.browser.dependencies.approvals is not None
-        await self.browser.dependencies.approvals.refresh()
-
     async def say(self, kind: EventType, **data: Any) -> None:
         count = self.bus.__dict__.setdefault("said", [])
         count.append(kind)
@@ -82,9 +71,6 @@ async def app() -> AsyncIterator[App]:
         api_dependencies(MemoryDeliberations(), bus),
         deliberations=deliberations,
         tasks=Overview(bus, tuple),
-        approvals=ApprovalQueue(
-            bus.bucket(BUCKET), bus.bucket(SPENT_BUCKET), Approvals(b"k" * 32, 60)
-        ),
     )
     async with serving_page(dependencies) as browser:
         await browser.sign_in()
@@ -566,25 +552,65 @@ def test_times_are_told_in_words() -> None:
     ]
 
 
-async def test_refused_tool_calls_are_listed_and_what_waits_has_its_reason(app: App) -> None:
-    def record(task_id: str, tool: str, status: str) -> dict[str, Any]:
-        call = {"phase": "finish", "status": status, "tool": tool, "principal": "local"}
-        return {"tenant": LOCAL.tenant, "record": {**call, "task_id": task_id, "seat": SEAT}}
-
-    await app.park(TASK, SEAT, "db.write", f"the role dev may not {HOSTILE}")
+async def test_refused_tool_calls_are_listed_with_their_reasons(app: App) -> None:
     await app.say(EventType.SEAT_STARTED)
-    refused = ((TASK, "db.write", "parked"), (TASK, "web.get", "blocked"), ("t-2", "x", "blocked"))
-    for number, fields in enumerate(refused):
-        data = record(*fields)
-        await app.bus.publish(
-            write(EventType.AUDIT_RECORDED, LOCAL.tenant, data, ordinal=str(number))
-        )
-    assert "Refused tool calls" not in await app.shown(), "its own calls all passed"
-    await app.say(EventType.SEAT_TURN, operations=[{"tool": "db.write", "status": "parked"}])
+    assert "Refused tool calls" not in await app.shown(), "no call was refused"
+    refused = [
+        {"tool": "web.get", "status": "blocked", "reason": "the policy denies it"},
+        {"tool": "db.write", "status": "parked", "reason": f"the role dev may not {HOSTILE}"},
+        "malformed",
+    ]
+    await app.say(EventType.SEAT_TURN, operations=[], refused_calls=refused)
     shown = await app.shown()
-    assert re.findall(r"<li><code>(.*?)</code> <strong class=\"lost\">(\w+)", shown) == [
+    assert re.findall(r"<li><code>(.*?)</code> <strong class=\"lost\">(\w+)", shown)[:2] == [
         ("web.get", "blocked"),
         ("db.write", "parked"),
     ]
+    assert "the policy denies it" in shown
     assert f"the role dev may not {SHOWN}" in shown
     assert 'href="/system/parked"' in shown
+
+
+async def test_a_step_has_its_prompt_reply_and_tool_output(app: App) -> None:
+    await app.say(EventType.SEAT_STARTED)
+    prompts = Prompts()
+    first = (Message("system", "Be brief."), Message("user", f"Say hello. {HOSTILE}"))
+    for turn, messages in enumerate(
+        (
+            first,
+            (
+                *first,
+                Message("assistant", "", (FunctionCall("c", "code.shell", '{"command": "ls"}'),)),
+                Message("tool", "greeting.py", call_id="c"),
+            ),
+        ),
+        1,
+    ):
+        await app.say(
+            EventType.MODEL_CALLED,
+            call_id=f"{TASK}/{SEAT}/propose/0.{turn}",
+            phase="propose",
+            duration_ms=1,
+            answer=f"reply {turn}" * 300,
+            prompt=prompts.record(f"{SEAT}/propose/0.{turn}", messages),
+            calls=[{"name": "code.shell", "arguments": "ls"}],
+        )
+        await asyncio.sleep(0.06)  # shorter steps of tools are left out
+        await app.say(EventType.SEAT_TURN, operations=[{"tool": "code.shell", "status": "success"}])
+    one = await app.browser.get(f"/councils/{TASK}/steps/{SEAT}/0")
+    assert one.status == 200
+    assert SHOWN in one.text
+    assert "reply 1" * 300 in one.text
+    tools = await app.browser.get(f"/councils/{TASK}/steps/{SEAT}/1?part")
+    assert "code.shell: success" in tools.text
+    assert "greeting.py" in tools.text
+    assert "<html" not in tools.text
+    two = await app.browser.get(f"/councils/{TASK}/steps/{SEAT}/2?part")
+    assert re.findall(r'<details class="message"( open)?><summary>(\w+)', two.text) == [
+        ("", "System"),
+        ("", "User"),
+        (" open", "Assistant"),
+        (" open", "Tool"),
+    ]
+    for path in (f"{SEAT}/9", f"{SEAT}/x", f"{SEAT}/²", "nobody/0"):
+        assert (await app.browser.get(f"/councils/{TASK}/steps/{path}")).status == 404

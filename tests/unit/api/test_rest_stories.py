@@ -253,6 +253,7 @@ async def test_a_story_is_edited_unless_it_changed_since(web: Web) -> None:
     assert again.headers["ETag"] == edited.headers["ETag"]
     assert problem(await web("PUT", f"{STORIES}/{story}", {"title": ""}))[0] == 400
     assert problem(await web("POST", f"{STORIES}/{story}/retry"))[0] == 400
+    assert problem(await web("POST", f"{STORIES}/{story}/merge", headers=seen))[0] == 400
 
 
 async def test_the_score_rises_with_criteria(web: Web) -> None:

@@ -196,7 +196,11 @@ async def test_actions_stop_at_the_first_failure(council: Any) -> None:
 async def test_a_refused_tool_is_a_result_that_the_model_sees(council: Any) -> None:
     async with council(script(act(("git.push", {"branch": "main"})), append())) as app:
         events = await app.run(app.deliberation("single", 1))
-    assert of(events, EventType.SEAT_TURN)[0]["operations"][0]["status"] == "blocked"
+    turn = of(events, EventType.SEAT_TURN)[0]
+    assert turn["operations"][0]["status"] == "blocked"
+    [refused] = turn["refused_calls"]
+    assert (refused["tool"], refused["status"]) == ("git.push", "blocked")
+    assert "not granted" in refused["reason"]
     assert "not granted" in app.server.requests[1].prompt
     assert outcomes(events) == {ONE: "proposed"}
 

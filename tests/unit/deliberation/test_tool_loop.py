@@ -89,7 +89,9 @@ async def test_paths_as_the_sandbox_prints_them_are_taken_and_a_folder_is_listed
         ("edit", {"path": "src", "old": "a", "new": "b"}),
     )
     async with native(script(reply, calls(RIGHT, SUBMIT))) as app:
-        await app.run(app.deliberation("single", 1))
+        events = await app.run(app.deliberation("single", 1))
+    [refused] = of(events, EventType.SEAT_TURN)[0]["refused_calls"]
+    assert refused["reason"].startswith("path '/etc/passwd' is absolute")
     folder, file, edited, outside, wrong = (text for _, text in answers(app, 1))
     assert folder.startswith("src is a folder with ")
     assert "utils.py" in folder.splitlines()

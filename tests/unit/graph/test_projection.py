@@ -120,6 +120,7 @@ def test_every_event_type_is_projected_or_listed_as_omitted() -> None:
         EventType.DELIBERATION_PAUSED,
         EventType.DELIBERATION_RESUMED,
         EventType.EVIDENCE_REPORTED,
+        EventType.STORY_MERGE_REQUESTED,
     }
     assert set(EventType) - PROJECTIONS.keys() == left_out
 

@@ -16,6 +16,7 @@ from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskKey, key_of
+from moothall.domain.prompts import Prompts
 from moothall.domain.task import Deliberation, DeliberationRequest, Fork
 from moothall.domain.topic import deliberation_topics
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound
@@ -97,6 +98,12 @@ async def test_recorded_turns_are_not_asked_again_and_it_goes_on_with_the_words(
         (f"task-1-f1/{ONE}/propose/0.2", True, 0),
         (f"task-1-f1/{ONE}/propose/0.3", None, 1),
     ]
+    prompts = Prompts()
+    for data, request in zip(calls, (*app.server.requests[:2], live[0]), strict=True):
+        prompt = prompts.read(str(data["call_id"]).partition("/")[2], data["prompt"])
+        assert prompt is not None
+        sent = [(item["role"], item["content"]) for item in request.body["messages"]]
+        assert [(item.role, item.content) for item in prompt.messages] == sent
     assert [data["turn"] for data in of(events, EventType.SEAT_TURN)] == [1, 2, 3]
     (proposed,) = of(events, EventType.SEAT_PROPOSED)
     assert "+def hello_world" in proposed["proposal"]["diff"]

@@ -9,7 +9,7 @@ import pytest
 from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
-from moothall.errors import InvalidRequest
+from moothall.errors import InvalidRequest, Refused
 from moothall.repositories.objects import Change
 from moothall.repositories.registry import Approval
 from moothall.repositories.service import RepositoryService
@@ -70,6 +70,21 @@ async def test_push_makes_the_branch_whatever_is_delivered_otherwise(
     for _ in range(2):
         assert (await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local")).status == "pushed"
     assert repo.git("rev-parse", BRANCH) == sha
+
+
+async def test_a_person_merges_whatever_the_policy_but_not_against_the_push_policy(
+    trusted: RepositoryService, repo: Repo
+) -> None:
+    ref = RepositoryRef(id=(await trusted.register(str(repo.path))).id)
+    head, sha = repo.head, await work(trusted, ref)
+    await trusted.register(str(repo.path), push="none")
+    with pytest.raises(Refused, match="its push policy is none"):
+        await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local", merge=True)
+    assert repo.head == head
+    await trusted.register(str(repo.path), push="local-branch")
+    landed = await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local", merge=True)
+    assert (landed.status, landed.branch) == ("merged", repo.git("branch", "--show-current"))
+    assert repo.git("rev-parse", "HEAD^1", "HEAD^2").split() == [head, sha]
 
 
 @pytest.mark.parametrize("at", ["checked out", "elsewhere"])

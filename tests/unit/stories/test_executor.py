@@ -22,7 +22,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import AtomicTask, LineComment, Plan, Story
 from moothall.domain.repository import MergeResult
 from moothall.domain.task import DeliberationRequest, RepositoryRef
-from moothall.errors import InvalidRequest, Refused
+from moothall.errors import ConcurrentUpdate, InvalidRequest, Refused
 from moothall.stories.board import Board
 from moothall.stories.lifecycle import Blocked, lifecycle
 from moothall.stories.plan_document import Outline
@@ -206,6 +206,103 @@ async def test_an_approved_story_is_delivered_once_and_says_whose_it_is(app: App
         ("approved", app.story_id),
         ("approved", app.story_id),
     ]
+
+
+async def test_a_person_merges_what_the_policy_left(app: App) -> None:
+    with pytest.raises(InvalidRequest, match="can be merged once it is accepted"):
+        await app.board.request_merge(app.story_id, LOCAL)
+    async with app.working():
+        await approved(app)
+        assert (await delivered(app))["status"] == "left"
+        seen = (await app.card()).seq
+        with pytest.raises(Refused, match="the roles po, operator"):
+            await app.board.request_merge(
+                app.story_id, Principal("quinn", "local", roles=frozenset({"qa"}))
+            )
+        await app.board.comment(app.story_id, "Merge it.", LOCAL, key="1")
+        with pytest.raises(ConcurrentUpdate, match="was changed since you opened it"):
+            await app.board.request_merge(app.story_id, LOCAL, seen_seq=seen)
+        app.lands.results = [
+            MergeResult("left", f"moothall/{app.story_id}", B, why="uncommitted changes"),
+            MergeResult("merged", "main", D),
+        ]
+        olive = Principal("olive", "local", operator=True)
+
+        async def merged_by(who: Principal) -> Mapping[str, Any]:
+            await app.board.request_merge(app.story_id, who)
+
+            async def there() -> bool:
+                return (await app.card()).merge_request is None
+
+            await app.until(there)
+            return await delivered(app)
+
+        assert (await merged_by(LOCAL))["why"] == "uncommitted changes"
+        assert (await merged_by(olive))["status"] == "merged"
+        with pytest.raises(InvalidRequest, match="was merged"):
+            await app.board.request_merge(app.story_id, LOCAL)
+    async with app.working():
+        await asyncio.sleep(0.02)
+    assert app.lands.merges == [False, True, True], "nothing is delivered twice after a restart"
+    assert {commit for commit, _ in app.lands.requested} == {B}
+    assert app.lands.requested[-1][1].endswith("Approved-by: local\nMerged-by: olive\n")
+    requesters = [
+        event.data["actor"]
+        for event in await app.board.history(app.story_id, LOCAL)
+        if event.type is EventType.STORY_MERGE_REQUESTED
+    ]
+    assert requesters == ["local", "olive"]
+
+
+async def test_a_merge_is_requested_once_and_done_after_a_restart(app: App) -> None:
+    async with app.working():
+        await approved(app)
+        await delivered(app)
+    first = await app.board.request_merge(app.story_id, LOCAL)
+    again = await app.board.request_merge(app.story_id, LOCAL, seen_seq=first.seq - 1)
+    assert again.seq == first.seq, "a repeated request adds nothing"
+    app.lands.results = [MergeResult("merged", "main", D)]
+    async with app.working():
+
+        async def merged() -> bool:
+            return str((await delivered(app))["status"]) == "merged"
+
+        await app.until(merged)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"roles": ["qa"]}, {"roles": "po"}, {"delivery": "another"}],
+    ids=["without the role", "malformed roles", "about another delivery"],
+)
+async def test_a_forged_request_to_merge_counts_for_nothing(
+    app: App, changed: Mapping[str, Any]
+) -> None:
+    async with app.working():
+        await approved(app)
+        await delivered(app)
+        delivery = (await app.card()).delivery
+        assert delivery is not None
+        data: dict[str, Any] = {"story_id": app.story_id, "delivery": delivery.id, "roles": ["po"]}
+        await app.bus.publish(
+            write(
+                EventType.STORY_MERGE_REQUESTED, app.story_id, {**data, **changed}, tenant="local"
+            )
+        )
+        assert (await app.card()).merge_request is None
+    assert app.lands.merges == [False]
+
+
+async def test_a_requested_merge_that_conflicts_builds_the_story_again(app: App) -> None:
+    async with app.working():
+        await approved(app)
+        await delivered(app)
+        app.lands.results = [MergeResult("moved", "main", B, tip=C, diff="+new")]
+        await app.board.request_merge(app.story_id, LOCAL)
+        await app.deliberations.decide(disagreed((await app.requested(3)).task_id))
+        repair = await app.requested(4)
+        assert repair.repository == RepositoryRef(id="repo", ref=C)
+        await app.stands("build")
 
 
 async def test_a_base_that_moved_is_brought_together_and_checked_before(app: App) -> None:

@@ -134,6 +134,14 @@ def _story_operations(board: Board, planning: Planning) -> Sequence[HttpOperatio
         retry_request = pb.RetryTasksRequest(story_id=request.path_params["id"])
         return _respond(await planning.RetryTasks(retry_request, None))
 
+    async def merge(request: Request) -> Response:
+        """Merge the commit of an accepted story that was left on a branch. With `If-Match`, only if
+        nothing happened since.
+        """
+        merge_request = pb.MergeStoryRequest(story_id=request.path_params["id"])
+        response = await planning.merge(merge_request, _read_if_match(request))
+        return _respond(response, headers={"ETag": f'"{response.seq}"'})
+
     async def comment(request: Request) -> Response:
         """Comment on a story, or on a line of its result."""
         comment_request = await message(request, pb.CommentRequest)
@@ -183,6 +191,13 @@ def _story_operations(board: Board, planning: Planning) -> Sequence[HttpOperatio
         ),
         HttpOperation(
             "POST", "/api/v1/stories/{id}/retry", retry, response_type=pb.RetryTasksResponse
+        ),
+        HttpOperation(
+            "POST",
+            "/api/v1/stories/{id}/merge",
+            merge,
+            response_type=pb.MergeStoryResponse,
+            headers=("If-Match",),
         ),
     )
 

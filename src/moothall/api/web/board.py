@@ -8,7 +8,7 @@ from moothall.api.web.forms import contains_words
 from moothall.domain.identity import Principal
 from moothall.errors import Permanent
 from moothall.stories.lifecycle import Blocked, decide, lifecycle
-from moothall.stories.story_state import COMPLETED, FAILED, PASSED, StoryState
+from moothall.stories.story_state import COMPLETED, FAILED, MERGE_ROLES, PASSED, StoryState
 
 
 def matches(card: StoryState, query: str) -> bool:
@@ -58,6 +58,8 @@ def _failure(card: StoryState) -> str:
 
 
 def _delivered(card: StoryState) -> tuple[str, str]:
+    if card.merge_request is not None:
+        return "running", "merging"
     status = str(card.delivery.data.get("status")) if card.delivery else ""
     if status == FAILED:
         return "lost", "not merged"
@@ -81,14 +83,26 @@ def moves(card: StoryState, who: Principal) -> list[tuple[str, str, str]]:
     return possible
 
 
+def may_merge(card: StoryState, who: Principal) -> bool:
+    """Return whether a user can have a story merged now."""
+    is_open = card.is_unmerged and card.merge_request is None
+    return is_open and bool(set(MERGE_ROLES) & who.all_roles)
+
+
 def next_step(card: StoryState, who: Principal) -> str:
-    """Return the next step of a story and who can take it, in words."""
+    """Return the next step of a story and who can take it, or what the server is doing, in
+    words.
+    """
+    if waiting := _server_step(card):
+        return waiting
     transitions = [
         transition
         for transition in lifecycle().transitions_from(card.position.state)
         if transition.target not in lifecycle().off_board
     ]
     if not transitions or card.position.state in lifecycle().end:
+        if card.is_unmerged:
+            return "merge the result" + ("" if may_merge(card, who) else " (po or operator)")
         return "none: the story has ended"
     next_transition = max(
         transitions, key=lambda transition: lifecycle().order.index(transition.target)
@@ -96,14 +110,38 @@ def next_step(card: StoryState, who: Principal) -> str:
     try:
         decide(card.position, next_transition.event, next_transition.by)
     except Permanent as missing:
-        return missing.message
+        return _advice(card, missing.message)
     actor = "you" if set(next_transition.by) & who.all_roles else " or ".join(next_transition.by)
     return f"{next_transition.event.replace('_', ' ')} ({actor})"
+
+
+def _advice(card: StoryState, missing: str) -> str:
+    """Return what people can do about a story that lacks something for its next move."""
+    return {
+        "draft": f"edit the story: {missing}",
+        "build": "retry the failed tasks, or reject the build",
+        "test": "reject the test; a council then repairs what failed",
+    }.get(card.position.state, missing)
+
+
+def _server_step(card: StoryState) -> str:
+    """Return what the server is doing for a story and what follows, '' if it waits for a person."""
+    state = card.position.state
+    if not is_working(card):
+        return ""
+    return {
+        "design": "the tasks are derived; then the design can be accepted",
+        "build": "the councils finish; then the result is checked as a whole",
+        "test": "the result is checked as a whole; then the test can be accepted",
+        "done": "the result is merged",
+    }[state]
 
 
 def is_working(card: StoryState) -> bool:
     """Return whether the server is currently working on a story."""
     state, facts = card.position.state, card.position.facts
+    if state == "done":
+        return card.merge_request is not None
     if state == "test":
         return card.check is None or card.check.data.get("moved") != card.moved
     return (state == "design" and "planned" not in facts) or (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from threading import Lock
 from typing import Any
 
@@ -36,6 +37,7 @@ from moothall.api.web.rendering import fragment, page, part
 from moothall.api.web.sessions import Session, Sessions
 from moothall.domain.identity import Principal
 from moothall.domain.ids import TaskId
+from moothall.domain.status import TaskView
 from moothall.errors import InvalidRequest
 from moothall.stories.lifecycle import lifecycle
 from moothall.stories.story_state import StoryState, group_by_state
@@ -220,18 +222,28 @@ class _Boards:
 
     async def _progress(self, cards: Cards, who: Principal) -> Mapping[str, _Progress | None]:
         """Return the progress of each story that the server works on, None where it is unknown."""
-        progress: dict[str, _Progress | None] = {}
-        for card in cards:
-            tasks = task_ids([card.plan]) if card.plan and card.position.state == "build" else ()
-            progress[card.story.id] = await self._progress_of(tasks, who) if tasks else None
-        return progress
+        tasks = {
+            card.story.id: task_ids([card.plan])
+            if card.plan and card.position.state == "build"
+            else ()
+            for card in cards
+        }
+        if not any(tasks.values()):
+            return dict.fromkeys(tasks)
+        views = await self._dependencies.tasks.find_tasks(chain(*tasks.values()), who)
+        return {story_id: _progress_of(names, views) for story_id, names in tasks.items()}
 
-    async def _progress_of(self, tasks: Sequence[TaskId], who: Principal) -> _Progress:
-        views = (await self._dependencies.tasks.find_tasks(tasks, who)).values()
-        return _Progress(
-            sum(view.progress for view in views) // len(tasks),
-            sum(len(view.seats) for view in views if not view.status.ended),
-        )
+
+def _progress_of(
+    tasks: Sequence[TaskId], views_by_id: Mapping[TaskId, TaskView]
+) -> _Progress | None:
+    views = [views_by_id[task_id] for task_id in tasks if task_id in views_by_id]
+    if not tasks:
+        return None
+    return _Progress(
+        sum(view.progress for view in views) // len(tasks),
+        sum(len(view.seats) for view in views if not view.status.ended),
+    )
 
 
 def board_routes(

@@ -6,9 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -33,7 +31,6 @@ from moothall.api.web.forms import require_session
 from moothall.api.web.rendering import fragment, make_visible, page, part
 from moothall.api.web.sessions import Session, Sessions
 from moothall.api.web.timeline import draw_timeline
-from moothall.authorization.recent_decisions import REFUSALS, Decision
 from moothall.collector.overview import seat_view
 from moothall.collector.progress import Progress
 from moothall.collector.seat_progress import ENDED, SeatProgress
@@ -41,8 +38,7 @@ from moothall.concurrency import Broadcast
 from moothall.domain.budget import Usage
 from moothall.domain.chat import Writing
 from moothall.domain.event import parse_time
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId, check_task_id, key_of, new_task_id, own_id
+from moothall.domain.ids import check_task_id, key_of, new_task_id, own_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Deliberation
 from moothall.errors import NotFound
@@ -51,7 +47,6 @@ from moothall.stories.diffs import read_files
 
 REFRESH_SECONDS = 3
 _TITLE_CHARS = 120
-_MAX_REFUSED = 8
 _METRICS = ("turns", "tool_calls", "checks", "checks_passed", "cpu_ms", "max_rss_bytes")
 
 
@@ -81,7 +76,7 @@ def council_routes(
             "progress": progress,
             "lanes": [_seat_view(progress, outcome, lane) for lane in progress.seats.values()],
             "deliberation": deliberation,
-            "title": _title(deliberation) or f"Task {task_id}",
+            "title": council_title(deliberation) or f"Task {task_id}",
             "is_conversation": deliberation is not None and deliberation.protocol == "ask",
             "earlier_tasks": await earlier_tasks(dependencies.tasks, deliberation, session.who),
             "forked": own_id(deliberation.fork.task_id, session.who.tenant)
@@ -92,7 +87,7 @@ def council_routes(
             "chart": draw_timeline(timeline),
             "steps": "closed" if outcome.status.ended else "",
             "messages": _steering_messages(progress),
-            "refused": await _refused_calls(dependencies, task_id, progress, session.who),
+            "refused": _refused_calls(progress),
             "undecided": undecided_answers(outcome),
             "story": story,
             "remarks": await line_comments(dependencies, outcome, session.who) if story else {},
@@ -235,23 +230,9 @@ def _text(dependencies: ApiDependencies, sessions: Sessions) -> Route:
     return Route("/councils/{id}/text", require_session(text, sessions))
 
 
-async def _refused_calls(
-    dependencies: ApiDependencies, task_id: TaskId, progress: Progress, who: Principal
-) -> Sequence[Decision]:
-    """Return the latest tool calls of a council that were refused. Calls that wait for an operator
-    have their reason; the audit records none.
-    """
-    statuses = {status for lane in progress.seats.values() for _, status in lane.tools}
-    if not statuses & REFUSALS:
-        return ()
-    waiting = dependencies.approvals.list_waiting(who.tenant) if dependencies.approvals else ()
-    reasons = {(item.seat, item.tool): item.reason for item in waiting if item.task_id == task_id}
-    decisions = await dependencies.decisions.last(who)
-    refused = (item for item in decisions if item.refused and item.task_id == task_id)
-    return [
-        replace(item, reason=item.reason or reasons.get((item.seat, item.tool), ""))
-        for item in islice(refused, _MAX_REFUSED)
-    ]
+def _refused_calls(progress: Progress) -> Sequence[tuple[str, str, str, str]]:
+    """Return the latest tool calls of each seat that were refused: seat, tool, status, reason."""
+    return [(lane.seat, *call) for lane in progress.seats.values() for call in lane.refused]
 
 
 def _seat_view(progress: Progress, outcome: Outcome, lane: SeatProgress) -> Mapping[str, Any]:
@@ -276,7 +257,7 @@ def _seat_view(progress: Progress, outcome: Outcome, lane: SeatProgress) -> Mapp
     }
 
 
-def _title(deliberation: Deliberation | None) -> str:
+def council_title(deliberation: Deliberation | None) -> str:
     """Return the first line of a council's task, shortened."""
     first_line = (
         next((line.strip() for line in deliberation.description.splitlines() if line.strip()), "")

@@ -22,6 +22,8 @@ from moothall.api.web.charts import brief
 from moothall.api.web.comparison import LEVEL_MEANINGS
 from moothall.api.web.highlighting import Piece, highlight
 from moothall.api.web.timeline import Chart
+from moothall.collector.model_calls import ModelCall
+from moothall.collector.timeline import MODEL_KINDS
 from moothall.domain.ids import digest
 from moothall.domain.outcome import Outcome
 from moothall.stories.diffs import read_files
@@ -46,6 +48,8 @@ of words and emoji between characters that are not ASCII.
 """
 MAX_DIFF_LINES = 200
 """Lines of a diff that a page shows at once; the others are shown on demand."""
+_MAX_TEXT_CHARS = 200_000
+"""Characters of a message or of an output that a page shows."""
 ASSET_TYPES = {
     "page.css": "text/css",
     "page.js": "text/javascript",
@@ -187,13 +191,21 @@ def fragment(content: Markup) -> Response:
     return Response(content, 200, _HEADERS, "text/html")
 
 
-def report(title: str, outcome: Outcome, chart: Chart | None) -> str:
-    """Return a deliberation as one HTML document that needs no server: its timeline and ranking."""
+def report(
+    title: str, outcome: Outcome, chart: Chart | None, calls: Mapping[str, ModelCall]
+) -> str:
+    """Return a deliberation as one HTML document that needs no server: its timeline and ranking.
+    What prompts share is written once.
+    """
+    bars = [bar for row in chart.rows for bar in row.bars] if chart else []
     return _TEMPLATES.get_template("timeline_file.html").render(
         title=title,
         outcome=outcome,
         chart=chart,
         steps="open",
+        calls=calls,
+        numbers={bar.block.call: bar.number for bar in bars if bar.block.kind in MODEL_KINDS},
+        full=False,
         stylesheet=Markup(_asset_text("page.css")),  # noqa: S704 - our own file
     )
 
@@ -233,6 +245,7 @@ _TEMPLATES.globals |= {
     "asset_url": asset_url,
     "icon": _icon,
     "max_lines": MAX_DIFF_LINES,
+    "max_text": _MAX_TEXT_CHARS,
     "lifecycle": lifecycle,
     "level_meanings": LEVEL_MEANINGS,
 }

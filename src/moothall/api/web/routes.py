@@ -34,6 +34,7 @@ from moothall.api.web.runs import runs_routes
 from moothall.api.web.search import search_routes
 from moothall.api.web.sessions import Session, Sessions
 from moothall.api.web.sign_in import sign_in_routes
+from moothall.api.web.steps import step_routes
 from moothall.api.web.story_form import story_form_routes
 from moothall.api.web.story_page import story_page
 from moothall.domain.ids import ROLES
@@ -178,6 +179,7 @@ def page_routes(
         *plan_routes(dependencies, sessions),
         *ask_routes(dependencies, sessions),
         *council_routes(dependencies, sessions, board_changes),
+        *step_routes(dependencies, sessions),
         *council_action_routes(dependencies, sessions),
         *runs_routes(dependencies, sessions),
         *search_routes(dependencies, sessions),
@@ -208,6 +210,16 @@ def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         card = await dependencies.plans.retry(request.path_params["id"], session.who)
         return redirect(f"/stories/{card.story.id}")
 
+    async def merge(request: Request, session: Session) -> Response:
+        fields = await read_session_form(request, session)
+        seq = fields.get("seq", "")
+        card = await dependencies.board.request_merge(
+            request.path_params["id"],
+            session.who,
+            seen_seq=int(seq) if seq.isascii() and seq.isdecimal() else 0,
+        )
+        return redirect(f"/stories/{card.story.id}")
+
     async def move(request: Request, session: Session) -> Response:
         fields = await read_session_form(request, session)
         story_id = request.path_params["id"]
@@ -222,6 +234,7 @@ def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
     return [
         Route("/stories/{id}", require_session(story, sessions)),
         Route("/stories/{id}/retry", require_session(retry, sessions), methods=["POST"]),
+        Route("/stories/{id}/merge", require_session(merge, sessions), methods=["POST"]),
         Route("/stories/{id}/move", require_session(move, sessions), methods=["POST"]),
         Route("/stories/{id}/comment", require_session(comment, sessions), methods=["POST"]),
     ]

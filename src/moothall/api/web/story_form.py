@@ -27,6 +27,7 @@ from moothall.errors import (
     RepositoryError,
 )
 from moothall.orchestrator.story_writer import StoryWriter, WrittenStory
+from moothall.repositories.sources import is_url
 from moothall.stories.board import EDITOR_ROLES
 from moothall.stories.coach import StoryDraft, check, score
 from moothall.stories.lifecycle import DEFAULT_RIGOR, lifecycle
@@ -75,7 +76,7 @@ class _StoryForms:
                 return redirect(f"/stories/{card.story.id}")
         except (InvalidRequest, NotFound, RepositoryError) as error:
             return self._page(session, fields, error=error)
-        return self._page(session, fields)
+        return self._page(session, fields, problem=await self._repository_problem(fields, session))
 
     async def edit(self, request: Request, session: Session) -> Response:
         """Edit a story."""
@@ -100,7 +101,8 @@ class _StoryForms:
                 return redirect(f"/stories/{card.story.id}")
         except (ConcurrentUpdate, InvalidRequest, NotFound, RepositoryError) as error:
             return self._page(session, fields, card, error)
-        return self._page(session, fields, card)
+        problem = await self._repository_problem(fields, session)
+        return self._page(session, fields, card, problem=problem)
 
     async def _suggested(self, request: Request, session: Session) -> Fields:
         """Return the values of a new form: empty, or what the coach suggested for the goal that the
@@ -119,12 +121,28 @@ class _StoryForms:
         await self._dependencies.plans.check_repository(repository, session.who)
         return repository
 
+    async def _repository_problem(self, fields: Fields, session: Session) -> str:
+        """Return why a council could not work on a form's repository, which is being typed; '' if
+        it could. Known repositories and URLs are not fetched for that: a URL is checked when the
+        story is saved.
+        """
+        name = fields.get("repository", "").strip()
+        if is_url(name) or name in known_repositories(self._dependencies, session.who):
+            return ""
+        try:
+            await self._repository(fields, session)
+        except (InvalidRequest, NotFound, RepositoryError) as error:
+            return error.message
+        return ""
+
     def _page(
         self,
         session: Session,
         fields: Fields,
         card: StoryState | None = None,
         error: MoothallError | None = None,
+        *,
+        problem: str = "",
     ) -> Response:
         repositories = known_repositories(self._dependencies, session.who)
         if card is None and len(repositories) == 1 and "repository" not in fields:
@@ -139,6 +157,7 @@ class _StoryForms:
             score=_score(fields),
             error=error.message if error else "",
             is_late=is_late,
+            problem=problem,
             levels=lifecycle().ready,
             repositories=repositories,
         )

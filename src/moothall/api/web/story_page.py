@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 from moothall.api.dependencies import ApiDependencies
-from moothall.api.web.board import is_working, moves, next_step
+from moothall.api.web.board import is_working, may_merge, moves, next_step
 from moothall.api.web.charts import draw
 from moothall.api.web.councils import REFRESH_SECONDS
 from moothall.api.web.first_steps import first_steps
@@ -57,6 +57,7 @@ async def story_page(dependencies: ApiDependencies, story_id: str, session: Sess
         "may_change": may_change(card, who),
         "may_edit": may_edit(card, session),
         "can_retry": can_retry,
+        "can_merge": may_merge(card, who),
         "delivery": card.delivery.data if card.delivery else {},
         "comments": [event for event in events if event.type is EventType.STORY_COMMENTED],
         "key": new_task_id(),

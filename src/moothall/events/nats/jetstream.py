@@ -18,7 +18,7 @@ from typing import Any
 import nats.errors
 
 from moothall import telemetry
-from moothall.concurrency import Capacity, beside
+from moothall.concurrency import Capacity, Pace, beside
 from moothall.config import BusSettings
 from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
@@ -242,9 +242,11 @@ class JetStreamBus:
         """
         stream, subjects = registry.sources(topics)
         if self._reads_directly(subjects, few_remain=after_seq > 0):
+            pace = Pace()
             for raw in await self._stored.read_now(stream, subjects, after_seq):
                 for recorded in await self._decode(stream, raw):
                     yield recorded
+                    await pace.step()
             return
         until = (await self._stored.state(stream)).last_seq
         async with aclosing(self._events(stream, subjects, after_seq, until)) as events:
@@ -284,10 +286,12 @@ class JetStreamBus:
     async def _events(
         self, stream: str, subjects: Sequence[str], after_seq: int, until: int | None
     ) -> AsyncGenerator[Recorded, None]:
+        pace = Pace()
         async with aclosing(self._stored.read(stream, subjects, after_seq, until)) as records:
             async for raw in records:
                 for recorded in await self._decode(stream, raw):
                     yield recorded
+                    await pace.step()
 
     async def _decode(self, stream: str, raw: Raw) -> list[Recorded]:
         try:

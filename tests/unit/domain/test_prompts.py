@@ -1,0 +1,98 @@
+"""Prompts in the log: read as they were sent, and what they share is recorded once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.domain.chat import FunctionCall, Message
+from moothall.domain.prompts import Prompts
+
+SHARED = "The task and the files of the repository. " * 50
+SYSTEM = Message("system", "You are a developer.")
+TASK = Message("user", f"{SHARED}Your approach: recursion.")
+_texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).map(lambda text: text * 30)
+_messages = st.builds(
+    Message,
+    st.sampled_from(["system", "user", "assistant", "tool"]),
+    _texts,
+    st.lists(st.builds(FunctionCall, st.just(""), _texts, _texts), max_size=2).map(tuple),
+    st.sampled_from(["", "call-1"]),
+)
+
+
+@given(st.lists(st.lists(_messages, min_size=1, max_size=5), max_size=6))
+def test_a_prompt_is_read_as_it_was_sent(conversations: list[list[Message]]) -> None:
+    written, reader = Prompts(), Prompts()
+    sent: list[tuple[Message, ...]] = []
+    for number, new in enumerate(conversations):
+        sent.append((*(sent[number // 2] if sent else ()), *new))
+        data = json.loads(json.dumps(written.record(f"seat/propose/0.{number}", sent[number])))
+        prompt = reader.read(f"seat/propose/0.{number}", data)
+        assert prompt is not None
+        assert prompt.messages == sent[number]
+
+
+def test_each_message_of_a_conversation_is_recorded_once() -> None:
+    prompts = Prompts()
+    messages: tuple[Message, ...] = (SYSTEM, TASK)
+    size = 0
+    for turn in range(20):
+        data = prompts.record(f"seat/propose/0.{turn}", messages)
+        size += len(json.dumps(data))
+        reply = Message("assistant", "", (FunctionCall("c", "code.shell", '{"command": "ls"}'),))
+        messages = (*messages, reply, Message("tool", f"file-{turn}.txt", call_id="c"))
+    assert data["of"] == "seat/propose/0.18"
+    assert data["kept"] == 40 - 2
+    assert size < len(TASK.content) + 20 * 400
+
+
+def test_seats_share_the_beginning_of_their_first_message() -> None:
+    prompts = Prompts()
+    prompts.record("agent-1/propose/0.1", (SYSTEM, TASK))
+    data = prompts.record(
+        "agent-2/propose/0.1", (SYSTEM, Message("user", f"{SHARED}Your approach: a loop."))
+    )
+    assert data == {
+        "of": "agent-1/propose/0.1",
+        "kept": 1,
+        "chars": len(f"{SHARED}Your approach: "),
+        "messages": [{"role": "user", "content": "a loop."}],
+    }
+
+
+def test_after_a_restart_the_recorded_prompts_are_still_referred_to() -> None:
+    data = Prompts().record("seat/propose/0.1", (SYSTEM, TASK))
+    again = Prompts({"seat/propose/0.1": data, "seat/propose/0.2": {"kept": "many"}})
+    reply = Message("assistant", "Done.")
+    assert again.record("seat/propose/0.3", (SYSTEM, TASK, reply)) == {
+        "of": "seat/propose/0.1",
+        "kept": 2,
+        "messages": [{"role": "assistant", "content": "Done."}],
+    }
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        {},
+        {"messages": []},
+        {"messages": [{"role": "root", "content": "x"}]},
+        {"messages": ["x"]},
+        {"of": "unknown", "kept": 1, "messages": []},
+        {"of": "seat/propose/0.1", "kept": 3, "messages": []},
+        {"of": "seat/propose/0.1", "kept": -1, "messages": []},
+        {"of": "seat/propose/0.1", "kept": 1, "chars": 10**9, "messages": [{"role": "user"}]},
+        {"of": "seat/propose/0.1", "kept": 2, "chars": 1, "messages": [{"role": "user"}]},
+        {"of": "seat/propose/0.1", "kept": 1, "chars": 5, "messages": []},
+    ],
+)
+def test_a_malformed_prompt_is_missing(data: Any) -> None:
+    prompts = Prompts()
+    prompts.record("seat/propose/0.1", (SYSTEM, TASK))
+    assert prompts.read("seat/propose/0.2", data) is None
