@@ -5,20 +5,24 @@
 
 CLONES has a folder OWNER+NAME/repo for each repository. Each recipe of the selection corpus gives
 upstream's commit and its variants; some also a change that breaks a function and deletes the tests
-of it, one that is merged already, and one of the documentation. A line for each change is added to
-OUT.jsonl; changes that are in it are not judged again. At the end a table is printed.
+of it, one that is merged already, and one of the documentation. With --history N, the newest N
+commits of each named repository that change code and its tests are judged too, by their messages. A
+line for each change is added to OUT.jsonl; changes that are in it are not judged again. At the end
+a table is printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +31,10 @@ sys.path[0] = str(HERE.parent)  # instead of this folder
 
 from repositories.mutate import faults  # noqa: E402
 
+from moothall.repositories.patch_rules import is_test  # noqa: E402
 from support.selection import Recipe, Sources, checked_out, read_recipe  # noqa: E402
 
-_SECONDS = 900
+_SECONDS, _MAX_PATHS = 900, 15
 RIGHT, WRONG, EDITS, MERGED, UNRELATED = (
     "right",
     "wrong but passing",
@@ -65,6 +70,26 @@ def changes_of(recipe: Recipe, sources: Sources, number: int) -> Iterator[Change
         yield Change(f"{recipe.name}/notes", UNRELATED, parent, _commit_notes(sources))
         if head := _commit_broken(recipe, sources):
             yield Change(f"{recipe.name}/broken and deleted", EDITS, parent, head)
+
+
+def history_of(folder: Path, count: int) -> Iterator[Change]:
+    """Yield the newest commits of a repository that change source files and tests."""
+    git = ["git", "-C", str(folder)]
+    listed = subprocess.run(
+        [*git, "log", "--no-merges", "--max-count=400", "--format=%x00%h", "--name-only"],
+        check=True,
+        capture_output=True,
+    )
+    found = 0
+    for record in listed.stdout.decode().split("\0")[1:]:
+        sha, *paths = record.split()
+        code = [path for path in paths if path.endswith((".py", ".go"))]
+        tests = [path for path in code if is_test(path)]
+        if tests and len(tests) < len(code) and len(paths) <= _MAX_PATHS:
+            found += 1
+            yield Change(sha, RIGHT, f"{sha}^", sha)
+        if found == count:
+            return
 
 
 def _commit(sources: Sources, diff: str, message: str) -> str:
@@ -117,17 +142,18 @@ def _commit_broken(recipe: Recipe, sources: Sources) -> str:
     return _commit_index(sources, f"Rework {stem}")
 
 
-def judge(folder: Path, change: Change, task: str, data: Path) -> dict[str, Any]:
+def judge(folder: Path, change: Change, task: str | None, data: Path) -> dict[str, Any]:
     """Return the verdict on a change as a row."""
     began = time.monotonic()
     command = [sys.executable, "-m", "moothall", "judge", "--repo", str(folder), "--json"]
-    command += ["--base", change.base, "--head", change.head, "--task", task, "--model", "none"]
+    command += ["--base", change.base, "--head", change.head, "--model", "none"]
+    command += ["--task", task] if task else []
     done = subprocess.run(
         command,
         check=False,
         capture_output=True,
         timeout=_SECONDS,
-        env={**_environment(), "MOOTHALL_DATA_DIR": str(data)},
+        env={**os.environ, "MOOTHALL_DATA_DIR": str(data)},
     )
     row = {"name": change.name, "kind": change.kind, "exit": done.returncode}
     if done.stdout.strip():
@@ -137,12 +163,6 @@ def judge(folder: Path, change: Change, task: str, data: Path) -> dict[str, Any]
     else:
         row |= {"finding": "none", "level": "", "error": done.stderr.decode()[-400:]}
     return {**row, "seconds": round(time.monotonic() - began, 1)}
-
-
-def _environment() -> Mapping[str, str]:
-    import os
-
-    return os.environ
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -164,15 +184,40 @@ def main() -> None:
     parser.add_argument("clones", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", default="", help="names of recipes, with commas")
+    parser.add_argument("--history", type=int, default=0)
+    parser.add_argument("--repositories", default="", help="for --history: OWNER/NAME, with commas")
     parser.add_argument("--data", type=Path, default=Path("/tmp/moothall-judged"))
     options = parser.parse_args()
-    only = set(filter(None, options.only.split(",")))
     known = (
         [json.loads(line) for line in options.out.read_text().splitlines()]
         if options.out.exists()
         else []
     )
     names = {row["name"] for row in known}
+    for folder, change, task in _all_changes(options):
+        if change.name in names:
+            continue
+        row = judge(folder, change, task, options.data)
+        known.append(row)
+        with options.out.open("a", encoding="utf-8") as file:
+            file.write(f"{json.dumps(row)}\n")
+        sys.stderr.write(
+            f"{time.strftime('%H:%M:%S')} {change.kind}: {change.name}: {row['finding']} "
+            f"{row['level']} {row['seconds']} s\n"
+        )
+    sys.stdout.write(f"{table(known)}\n")
+
+
+def _all_changes(options: argparse.Namespace) -> Iterator[tuple[Path, Change, str | None]]:
+    """Yield each change with the folder of its repository and its task."""
+    for name in filter(None, options.repositories.split(",")):
+        clone = options.clones / name.replace("/", "+") / "repo"
+        with tempfile.TemporaryDirectory(prefix="judged-") as folder:
+            command = ["git", "clone", "--quiet", "--shared", "--no-checkout", str(clone), folder]
+            subprocess.run(command, check=True)
+            for change in history_of(Path(folder), options.history):
+                yield Path(folder), replace(change, name=f"{name}/{change.name}"), None
+    only = set(filter(None, options.only.split(",")))
     for number, path in enumerate(sorted((HERE / "corpus").glob("*.toml"))):
         recipe = read_recipe(path)
         clone = options.clones / recipe.repository.replace("/", "+") / "repo"
@@ -180,17 +225,7 @@ def main() -> None:
             continue
         with checked_out(recipe, clone) as sources:
             for change in changes_of(recipe, sources, number):
-                if change.name in names:
-                    continue
-                row = judge(sources.folder, change, recipe.task, options.data)
-                known.append(row)
-                with options.out.open("a", encoding="utf-8") as file:
-                    file.write(f"{json.dumps(row)}\n")
-                sys.stderr.write(
-                    f"{time.strftime('%H:%M:%S')} {change.kind}: {change.name}: {row['finding']} "
-                    f"{row['level']} {row['seconds']} s\n"
-                )
-    sys.stdout.write(f"{table(known)}\n")
+                yield sources.folder, change, recipe.task
 
 
 if __name__ == "__main__":
