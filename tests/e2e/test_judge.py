@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from command import Command, git
+from command import SOLVED, Command, git
 from moothall.testing.model import NativeReply, Reply, call_id_of, scripted_model, seat_of
+from support.forge import REPOSITORY, TOKENS, fake_forge, place_of
 from support.pools import Pool, read_pool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.evidence]
@@ -168,3 +169,39 @@ async def test_a_changed_byte_of_a_signed_statement_fails(tmp_path: Path) -> Non
     sarif = json.loads((tmp_path / "verdict.sarif").read_text(encoding="utf-8"))
     rules = {result["ruleId"] for result in sarif["runs"][0]["results"]}
     assert rules == {"verdict", "unnoticed"}
+
+
+@pytest.mark.parametrize("kind", ["gitea", "github"])
+async def test_a_pull_request_of_a_forge_is_judged_and_gets_a_status(
+    tmp_path: Path, kind: str
+) -> None:
+    token = tmp_path / "token"
+    token.write_text(TOKENS["moothall-bot"], encoding="utf-8")
+    with fake_forge(tmp_path, kind) as forge:
+        clone = tmp_path / "clone"
+        git(tmp_path, "clone", "--quiet", str(forge.repo.path), str(clone))
+        source = clone / "src/utils.py"
+        source.write_text(source.read_text(encoding="utf-8") + SOLVED, encoding="utf-8")
+        git(clone, *_IDENTITY, "commit", "--quiet", "--all", "--message", "Solve it")
+        git(clone, "push", "--quiet", "origin", "HEAD:feature")
+        ada = place_of(forge).person("ada")
+        body = {"title": "Add hello_world()", "body": "It is missing."}
+        number = ada("POST", "/pulls", **body, head="feature", base="main")["number"]
+        settings = {
+            "MOOTHALL_FORGE__KIND": kind,
+            "MOOTHALL_FORGE__URL": forge.url,
+            "MOOTHALL_FORGE__TOKEN_FILE": str(token),
+            "MOOTHALL_WORKSPACE__ALLOWED_SCHEMES": '["http"]',
+        }
+        command = Command(tmp_path / "data", extra=settings)
+        url = f"{forge.url}/{REPOSITORY}/{'pulls' if kind == 'gitea' else 'pull'}/{number}"
+        result = await command("judge", "--pr", url, "--json", "--status", *_NO_MODEL, seconds=300)
+        assert result.code == 0, result
+        verdict = result.document
+        assert (verdict["finding"], verdict["level"]) == ("passed", "proven")
+        assert verdict["task"] == "Add hello_world()\n\nIt is missing."
+        ((sha, (status,)),) = forge.statuses.items()
+        assert (sha, status["state"]) == (forge.sha("feature"), "success")
+        unknown = await command("judge", "--pr", f"{forge.url}/{REPOSITORY}/issues/1")
+        assert unknown.code == 2
+        assert "is not the URL of a pull request" in unknown.err

@@ -122,6 +122,11 @@ class _Files:
 @click.option(
     "--summary", type=click.Path(path_type=Path), help="Append the verdict to a Markdown file."
 )
+@click.option(
+    "--status",
+    is_flag=True,
+    help="With --pr: set the commit status moothall/judge; needs the token of [forge].",
+)
 @json_option
 @verbose_option
 @with_settings()
@@ -147,6 +152,7 @@ async def judge(
     statement: Path | None,
     key: Path | None,
     summary: Path | None,
+    status: bool,
     as_json: bool,
     verbose: bool,
 ) -> int:
@@ -160,6 +166,8 @@ async def judge(
     """
     if key is not None and statement is None:
         raise InvalidRequest("--key signs the statement; name its file with --statement")
+    if status and not pull:
+        raise InvalidRequest("--status sets the status of a pull request; name it with --pr")
     named = NamedRepository(repo, base, profile=profile)
     if pull or issue:
         from moothall.cli.judged_pull import read_issue, read_pull
@@ -188,6 +196,10 @@ async def judge(
     verdict = make_verdict(outcome, log, required)
     _write(settings, verdict, _Files(sarif, statement, key, summary))
     _print(verdict, out, as_json=as_json)
+    if status:
+        from moothall.cli.judged_pull import set_status
+
+        await set_status(settings, pull, verdict)
     if verdict.finding == "none":
         return exit_code(outcome) or EXIT_NONE
     return 0 if verdict.accepted else EXIT_UNPROVEN

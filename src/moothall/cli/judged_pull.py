@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from moothall.cli.verdict import VerdictDocument
+from moothall.cli.verdict_text import headline
 from moothall.config import ForgeSettings, Settings
 from moothall.domain.identity import LOCAL
 from moothall.errors import InvalidRequest
@@ -16,6 +18,9 @@ _PULL = re.compile(
 _ISSUE = re.compile(
     r"^(?P<root>https?://[^/?#@\s]+)/(?P<name>[^/\s]+/[^/\s]+)/issues/(?P<number>\d+)"
 )
+
+
+_STATUS_CONTEXT, _STATUS_CHARS = "moothall/judge", 140
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,23 @@ async def read_pull(settings: Settings, url: str) -> JudgedPull:
             # The branch of a fork is in another repository; the forge offers it here too.
             f"refs/pull/{place.number}/head",
             _text(pull.title, pull.body),
+        )
+
+
+async def set_status(settings: Settings, url: str, verdict: VerdictDocument) -> None:
+    """Set the commit status of the pull request at a URL. Raises `ConfigurationError` without a
+    token for its forge, and errors of the forge.
+    """
+    from moothall.forge.client import forge_client
+
+    place = _locate(settings, _PULL, url, "a pull request")
+    async with forge_client(place.forge) as client:
+        await client.set_status(
+            place.name,
+            verdict.head,
+            "success" if verdict.accepted else "failure",
+            _STATUS_CONTEXT,
+            headline(verdict)[:_STATUS_CHARS],
         )
 
 

@@ -159,6 +159,13 @@ class ForgeClient:
         """Return a pull request."""
         return await self._get_one(PullRequest, f"/repos/{repository}/pulls/{number}")
 
+    async def set_status(
+        self, repository: str, sha: str, state: str, context: str, description: str
+    ) -> None:
+        """Set a status of a commit: `state` is success, failure or error."""
+        body = {"state": state, "context": context, "description": description}
+        await self._send_request("POST", f"/repos/{repository}/statuses/{sha}", body=body)
+
     async def comments(self, repository: str, number: int) -> list[ForgeComment]:
         """Return the comments of an issue or pull request, oldest first."""
         return sorted(
