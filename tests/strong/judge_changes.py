@@ -27,11 +27,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[0] = str(HERE.parent)  # instead of this folder
-
-from repositories.mutate import faults  # noqa: E402
+sys.path[:1] = [str(HERE.parent), str(HERE.parent / "repositories")]  # instead of this folder
 
 from moothall.repositories.patch_rules import is_test  # noqa: E402
+from mutate import faults  # noqa: E402
 from support.selection import Recipe, Sources, checked_out, read_recipe  # noqa: E402
 
 _SECONDS, _MAX_PATHS = 900, 15

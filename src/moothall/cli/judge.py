@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -18,8 +19,14 @@ from moothall.cli.text import stderr_reporter
 from moothall.cli.verdict import LEVELS, JudgementLog, VerdictDocument, make_verdict
 from moothall.config import Settings
 from moothall.domain.outcome import Outcome
-from moothall.domain.task import NO_MODEL, Constraints, DeliberationRequest
+from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest
+
+if TYPE_CHECKING:  # slow to import
+    from moothall.cli.progress import ProgressPrinter
+    from moothall.domain.event import Recorded
+
+_NO_MODEL = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,17 @@ class _Files:
 )
 @click.option("--seed", type=SEED, help="Base of the sampling seeds.")
 @click.option("--task-id", default="", help="Id of the judgement.")
+@click.option(
+    "--server",
+    default="",
+    help="HOST:PORT of a `moothall serve`, which judges with its model. --repo is then a URL, or "
+    "the id of a repository that is registered there.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="File with the token for --server; by default grpc.token or the token of this machine.",
+)
 @click.option("--sarif", type=click.Path(path_type=Path), help="Write the findings as SARIF 2.1.0.")
 @click.option(
     "--statement",
@@ -148,6 +166,8 @@ async def judge(
     seconds: int | None,
     seed: int | None,
     task_id: str,
+    server: str,
+    token_file: Path | None,
     sarif: Path | None,
     statement: Path | None,
     key: Path | None,
@@ -185,15 +205,22 @@ async def judge(
         protocol="judge",
         head=head,
         num_agents=rivals + 1,
-        model=model or ("" if _has_model(settings) else NO_MODEL),
+        model="" if model == _NO_MODEL else model,
+        tests_only=model == _NO_MODEL or not (model or server or _has_model(settings)),
         checks=checks,
         seed=seed,
         constraints=Constraints(timeout_seconds=seconds or 0),
         hidden_tests=await _read_hidden(settings, named, hidden) if hidden else {},
     )
     out = sys.stdout  # kept, because later prints go to stderr
-    outcome, log = await _run(settings, request, named, quiet=as_json, verbose=verbose)
-    verdict = make_verdict(outcome, log, required)
+    watcher = _Watcher(quiet=as_json, verbose=verbose)
+    if server:
+        outcome = await _judge_remotely(
+            settings, request, named, watcher, server, token_file=token_file
+        )
+    else:
+        outcome = await _judge_here(settings, request, named, watcher)
+    verdict = make_verdict(outcome, watcher.log, required)
     _write(settings, verdict, _Files(sarif, statement, key, summary))
     _print(verdict, out, as_json=as_json)
     if status:
@@ -219,49 +246,85 @@ async def _read_hidden(
     return read_hidden_tests(arguments, await files_here(settings, named.repo))
 
 
-async def _run(
-    settings: Settings,
-    request: DeliberationRequest,
-    named: NamedRepository,
-    *,
-    quiet: bool,
-    verbose: bool,
-) -> tuple[Outcome, JudgementLog]:
-    """Judge, and return the outcome with the events that the verdict needs."""
-    report_progress = stderr_reporter(quiet=quiet)
-    if request.model == NO_MODEL:
+class _Watcher:
+    """Shows the events of a judgement, and stores what the verdict needs of them.
+
+    The modules that it works with are imported late: this takes a second, and an invalid request is
+    reported before.
+    """
+
+    def __init__(self, *, quiet: bool, verbose: bool) -> None:
+        self.quiet, self.log = quiet, JudgementLog()
+        self._verbose = verbose
+
+    def open(self) -> tuple[ProgressPrinter, Callable[[Recorded], None]]:
+        """Return the printer, and the function that takes events."""
+        from moothall.cli.progress import ProgressPrinter
+
+        printer = ProgressPrinter(quiet=self.quiet, verbose=self._verbose)
+
+        def on_event(recorded: Recorded) -> None:
+            self.log.add_event(recorded)
+            printer.show_event(recorded)
+
+        return printer, on_event
+
+
+async def _judge_here(
+    settings: Settings, request: DeliberationRequest, named: NamedRepository, watcher: _Watcher
+) -> Outcome:
+    report_progress = stderr_reporter(quiet=watcher.quiet)
+    if request.tests_only:
         check_request(settings, request)
         model_checked = True
     else:
         model_checked = await check_early(settings, request, named, report_progress)
-    # Imported late: this takes a second, and an invalid request is reported before.
     from moothall.app.repository import find_repository
     from moothall.app.server import open_app
     from moothall.cli.council import run_deliberation
-    from moothall.cli.progress import ProgressPrinter
-    from moothall.domain.event import Recorded
 
     repository = await find_repository(settings, named)
     if repository is None:
         raise InvalidRequest("you are in no git repository: name one with --repo")
-    printer, log = ProgressPrinter(quiet=quiet, verbose=verbose), JudgementLog()
-
-    def on_event(recorded: Recorded) -> None:
-        log.add_event(recorded)
-        printer.show_event(recorded)
-
     request = replace(request, repository=repository)
+    printer, on_event = watcher.open()
     with printer.live_display():
         async with open_app(
             settings,
             printer.report,
             model_checked=model_checked,
-            asks_model=request.model != NO_MODEL,
+            asks_model=not request.tests_only,
         ) as app:
             outcome = await run_deliberation(app.deliberations, request, on_event)
             printer.stop_live()
             complete.remember(settings.data_dir, outcome.task_id)
-    return outcome, log
+    return outcome
+
+
+async def _judge_remotely(
+    settings: Settings,
+    request: DeliberationRequest,
+    named: NamedRepository,
+    watcher: _Watcher,
+    server: str,
+    *,
+    token_file: Path | None,
+) -> Outcome:
+    named.check_remote()
+    from moothall.app.repository import files_here, kernel_of, names
+    from moothall.cli.council import run_deliberation
+
+    files = await files_here(settings, named.repo)
+    reference = RepositoryRef.from_name(named.repo, named.ref)
+    if files is not None or not reference.id:
+        named_here = names(RepositoryRef(url=named.repo, ref=named.ref), files)
+        if named_here is None:
+            raise InvalidRequest("name the repository that the server knows with --repo")
+        reference = named_here
+    printer, on_event = watcher.open()
+    async with kernel_of(settings, server, token_file) as kernel:
+        with printer.live_display():
+            return await run_deliberation(kernel, replace(request, repository=reference), on_event)
 
 
 def _write(settings: Settings, verdict: VerdictDocument, files: _Files) -> None:

@@ -19,8 +19,6 @@ from moothall.errors import InvalidRequest
 DEFAULT_SEATS = 3
 CHANGE = "change"
 """The seat that proposes the change to judge, under a protocol that judges."""
-NO_MODEL = "none"
-"""The name of the model of a judgement by tests alone."""
 DocumentKind = Literal["", "plan", "coach"]
 """The answer's document: the tasks of a story, or a story, as JSON. '': plain text."""
 FORGE = "forge"
@@ -121,7 +119,7 @@ class DeliberationRequest:
     `records_calls`: turns record the arguments and results of their tool calls. `hidden_tests`:
     texts by path, which no seat sees. `head`: the branch, tag or commit to judge, under a protocol
     that judges; the repository's ref is then the branch that it goes into, and an empty description
-    means the messages of its commits.
+    means the messages of its commits. `tests_only`: judge it without a model.
     """
 
     description: str
@@ -153,6 +151,7 @@ class DeliberationRequest:
     records_calls: bool = False
     hidden_tests: Mapping[str, str] = field(default_factory=dict)
     head: str = ""
+    tests_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

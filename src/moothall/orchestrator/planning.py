@@ -29,7 +29,6 @@ from moothall.domain.task import (
     CHANGE,
     DEFAULT_SEATS,
     FORGE,
-    NO_MODEL,
     VALIDATION,
     Deliberation,
     DeliberationRequest,
@@ -123,7 +122,7 @@ def plan_deliberation(
         agent=request.agent,
         records_calls=request.records_calls,
         elsewhere={} if request.merge and not judges else remote_seats(council, defaults.endpoints),
-        tests_only=judges and request.model == NO_MODEL,
+        tests_only=request.tests_only,
         document=request.document,
         follows=key_of(check_task_id(request.follows, "follows"), who.tenant)
         if request.follows
@@ -170,8 +169,10 @@ def _check_head(request: DeliberationRequest, *, judges: bool) -> None:
         raise InvalidRequest("a head is judged under the protocol judge only")
     if judges and request.about_text:
         raise InvalidRequest("a change is judged in its repository; leave about_text out")
-    if judges and request.model == NO_MODEL and request.num_agents > 1:
-        raise InvalidRequest("rivals need a model; leave them out, or name another model than none")
+    if request.tests_only and not judges:
+        raise InvalidRequest("only a given change can be judged without a model (protocol judge)")
+    if request.tests_only and request.num_agents > 1:
+        raise InvalidRequest("rivals need a model; leave them out, or judge with a model")
 
 
 def _choose_seats(
@@ -259,6 +260,7 @@ def digest_request(request: DeliberationRequest, who: Principal) -> str:
         "records_calls",
         "hidden_tests",
         "head",
+        "tests_only",
     ):
         if not fields[name]:
             del fields[name]
@@ -301,8 +303,7 @@ def choose_models(
     that have their own. The request overrides seat, council and role; it may name several models,
     separated by commas. Raises `InvalidRequest`.
     """
-    judges = request.protocol == "judge"
-    if (request.merge and not judges) or (judges and request.model == NO_MODEL):
+    if request.tests_only or (request.merge and request.protocol != "judge"):
         return ("",), {}
     requested = request.model or (council.config.model_profile if council else "")
     names = (
