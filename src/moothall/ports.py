@@ -22,7 +22,7 @@ from moothall.domain.harness import AnswerModel, HarnessReport, HarnessTask
 from moothall.domain.identity import Principal
 from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome
-from moothall.domain.repository import Base, MergeResult, Patch, Prepared
+from moothall.domain.repository import Base, ChangeRange, MergeResult, Patch, Prepared
 from moothall.domain.task import Deliberation, DeliberationRequest, RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.domain.topic import Channel, Topic
@@ -402,6 +402,14 @@ class Repositories(Protocol):
 
     async def resolve(self, ref: RepositoryRef, *, tenant: str = "local") -> Base:
         """Fetch and pin a commit. Raises `RepositoryError`, `NotFound`, `Refused`."""
+        ...
+
+    async def resolve_change(
+        self, ref: RepositoryRef, head: str, *, tenant: str = "local"
+    ) -> ChangeRange:
+        """Fetch a change: the commits of `head` that `ref` lacks. Raises `InvalidRequest` if there
+        is none, and the errors of `resolve`.
+        """
         ...
 
     async def prepare(

@@ -18,7 +18,7 @@ from threading import Thread
 import pytest
 import yaml
 
-from command import QUICK, Command
+from command import QUICK, SOLVED, Command, git
 from moothall.testing.model import ScriptedModel
 from support.repos import make_sample
 
@@ -97,15 +97,18 @@ class Runner:
     inputs: dict[str, str]
     variables: dict[str, str]
     outputs: dict[str, str] = field(default_factory=dict)
+    event: dict[str, str] = field(default_factory=dict)
+    """More values of the event, by the expression."""
 
     def value(self, expression: str) -> str:
         name = expression.removeprefix("${{ ").removesuffix(" }}")
         if name.startswith("inputs."):
             name = name.removeprefix("inputs.")
             return self.inputs.get(name, str(ACTION["inputs"][name]["default"]))
-        if name.startswith("steps.deliberate.outputs."):
-            return self.outputs[name.removeprefix("steps.deliberate.outputs.")]
-        return {"github.event.pull_request.number": "7"}[name]
+        if name.startswith("steps."):
+            _, step, _, output = name.split(".")
+            return self.outputs.get(f"{step}.{output}", "")
+        return {"github.event.pull_request.number": "7", **self.event}[name]
 
     async def step(self, name: str) -> tuple[int, str]:
         (step,) = [step for step in ACTION["runs"]["steps"] if step["name"] == name]
@@ -116,7 +119,9 @@ class Runner:
             step["run"], self.checkout, self.variables | {"GITHUB_OUTPUT": str(file)} | variables
         )
         lines = file.read_text(encoding="utf-8").splitlines()
-        self.outputs.update((line.partition("=")[0], line.partition("=")[2]) for line in lines)
+        self.outputs.update(
+            (f"{step.get('id')}.{line.partition('=')[0]}", line.partition("=")[2]) for line in lines
+        )
         return ended
 
 
@@ -155,9 +160,9 @@ async def test_the_action_checks_deliberates_and_comments(
         assert (code, "A council can be judged here" in output) == (0, True), output
         assert without_commands(output).strip() == ""
         code, output = await steps.step("Deliberate")
-        assert (code, steps.outputs["exit-code"]) == (0, "0"), output
+        assert (code, steps.outputs["deliberate.exit-code"]) == (0, "0"), output
         assert "::error" not in without_commands(output)
-        assert "hello_world" in Path(steps.outputs["patch"]).read_text(encoding="utf-8")
+        assert "hello_world" in Path(steps.outputs["deliberate.patch"]).read_text(encoding="utf-8")
         assert await steps.step("Comment") == (0, "")
         steps.variables["GITHUB_API_URL"] = f"{github.url}/closed"
         code, output = await steps.step("Comment")
@@ -203,3 +208,37 @@ async def test_the_job_of_gitlab_checks_deliberates_and_comments(
     assert_harmless(body, checkout)
     for name in JOB["artifacts"]["paths"]:
         assert (checkout / name).exists()
+
+
+async def test_the_action_judges_the_pull_request_and_fails_below_the_level(
+    model: ScriptedModel, tmp_path: Path
+) -> None:
+    del model
+    steps = runner(tmp_path, judge="unproven", **{"github-token": "secret"})
+    base = git(steps.checkout, "rev-parse", "HEAD")
+    path = steps.checkout / "src/utils.py"
+    path.write_text(path.read_text(encoding="utf-8") + SOLVED, encoding="utf-8")
+    identity = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+    git(steps.checkout, *identity, "commit", "--quiet", "--all", "--message", "Solve it")
+    prefix = "github.event.pull_request"
+    steps.event = {
+        f"{prefix}.base.sha": base,
+        f"{prefix}.head.sha": git(steps.checkout, "rev-parse", "HEAD"),
+        f"{prefix}.title": HOSTILE,
+        f"{prefix}.body": "",
+    }
+    with forge("Authorization") as github:
+        steps.variables["GITHUB_API_URL"] = github.url
+        code, output = await steps.step("Judge")
+        assert (code, steps.outputs["judge.exit-code"]) == (0, "0"), output
+        assert "::error" not in without_commands(output)
+        assert (await steps.step("Comment"))[0] == 0
+        ((_, _, body),) = github.posts
+    assert body.startswith("### Moothall: Proven")
+    assert json.loads(Path(steps.outputs["judge.sarif"]).read_text(encoding="utf-8"))["runs"]
+    assert not list(steps.checkout.parent.rglob("MISUSED"))
+    assert (await steps.step("Result"))[0] == 0
+    steps.event[f"{prefix}.base.sha"] = steps.event[f"{prefix}.head.sha"]
+    assert (await steps.step("Judge"))[0] == 0
+    assert steps.outputs["judge.sarif"] == ""
+    assert (await steps.step("Result"))[0] == 2

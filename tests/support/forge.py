@@ -57,6 +57,7 @@ class FakeForge:
     pulls: dict[int, Data] = field(default_factory=dict)
     comments: dict[int, list[Data]] = field(default_factory=dict)
     reviews: dict[int, list[Data]] = field(default_factory=dict)
+    statuses: dict[str, list[Data]] = field(default_factory=dict)
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(101))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -121,6 +122,8 @@ class FakeForge:
             ("GET", _REPO, lambda *_: {"default_branch": "main", "full_name": REPOSITORY}),
             ("GET", f"{_REPO}/issues", self._list_issues),
             ("POST", f"{_REPO}/issues", self._new_issue),
+            ("GET", rf"{_REPO}/(issues|pulls)/(\d+)", self._item),
+            ("POST", rf"{_REPO}/statuses/([0-9a-f]{{40}})", self._set_status),
             ("PATCH", rf"{_REPO}/(issues|pulls)/(\d+)", self._change),
             ("POST", rf"{_REPO}/issues/(\d+)/labels", self._label),
             (
@@ -170,6 +173,17 @@ class FakeForge:
             "labels": [],
         }
         return self.issues[number]
+
+    def _item(self, who: str, query: Any, body: Any, kind: str, number: str) -> Data:
+        if kind == "issues":
+            return self.issues[int(number)]
+        pull = self.pulls[int(number)]
+        return {**pull, "head": {**pull["head"], "sha": self.sha(pull["head"]["ref"])}}
+
+    def _set_status(self, who: str, query: Any, body: Data, sha: str) -> Data:
+        self._check_writer(who)
+        self.statuses.setdefault(sha, []).append(body)
+        return body
 
     def _change(self, who: str, query: Any, body: Data, kind: str, number: str) -> Data:
         item = (self.pulls if kind == "pulls" else self.issues)[int(number)]
@@ -231,6 +245,7 @@ class FakeForge:
         source = f"{owner or 'acme'}/app"
         number = self._number()
         self.reviews[number] = []
+        self.repo.git("update-ref", f"refs/pull/{number}/head", self.sha(branch) or "HEAD")
         self.pulls[number] = {
             "number": number,
             "state": "open",

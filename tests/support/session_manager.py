@@ -13,7 +13,7 @@ from typing import Any
 from moothall.authorization.approval_queue import BUCKET, SPENT_BUCKET, ApprovalQueue
 from moothall.authorization.rules import Rules
 from moothall.config import GuardSettings
-from moothall.domain.repository import Base, Prepared, Profile
+from moothall.domain.repository import Base, ChangeRange, Prepared, Profile
 from moothall.domain.task import RepositoryRef
 from moothall.errors import NotFound
 from moothall.ports import NOTHING, Workspace
@@ -69,6 +69,12 @@ class OneRepository:
         if ref.id != "sample":
             raise NotFound(f"no repository {ref.id or ref.url!r}")
         return Base("sample", SHA, Profile())
+
+    async def resolve_change(
+        self, ref: RepositoryRef, head: str, *, tenant: str = "local"
+    ) -> ChangeRange:
+        """Not supported."""
+        raise NotImplementedError(ref, head, tenant)
 
     async def prepare(
         self, base: Base, on_progress: Callable[[str], None] | None = None

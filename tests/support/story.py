@@ -17,7 +17,7 @@ from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.ids import TaskKey, digest
 from moothall.domain.proposal import Proposal, Review, SeatOutcome, SeatStatus
-from moothall.domain.repository import Base, Prepared, Profile
+from moothall.domain.repository import Base, ChangeRange, Prepared, Profile
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import (
@@ -446,6 +446,13 @@ class Remembering:
         self.tenants.add(tenant)
         self.refs.append(ref)
         return Base(ref.id, ref.ref, Profile())
+
+    async def resolve_change(
+        self, ref: RepositoryRef, head: str, *, tenant: str = "local"
+    ) -> ChangeRange:
+        """Return the two refs as commits."""
+        self.tenants.add(tenant)
+        return ChangeRange(ref.id, ref.ref, head, f"The change {head[:7]}")
 
     async def prepare(
         self, base: Base, on_progress: Callable[[str], None] | None = None

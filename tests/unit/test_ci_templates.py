@@ -41,9 +41,10 @@ def test_every_input_is_described_and_used() -> None:
     for name, declared in ACTION["inputs"].items():
         assert f"inputs.{name} " in used, name
         assert declared["description"], name
-    (step,) = [step for step in ACTION["runs"]["steps"] if "id" in step]
-    for output in ACTION["outputs"]:
-        assert f'"{output}=$' in step["run"], output
+    steps = {step["id"]: step["run"] for step in ACTION["runs"]["steps"] if "id" in step}
+    for output, declared in ACTION["outputs"].items():
+        step = declared["value"].split(".")[1]
+        assert f'"{output}=$' in steps[step], output
 
 
 def test_the_hook_is_a_command_that_exists() -> None:

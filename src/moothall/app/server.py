@@ -78,6 +78,8 @@ if TYPE_CHECKING:  # slow to import
 _SECTIONS = {"llm", "models", "bus", "ray", "workspace", "sandbox", "runner", "limits"}
 _IGNORED = {"wait_seconds", "seats_in_turn"}
 _MAX_SHOWN = 8
+_NO_MODEL = "http://127.0.0.1:9"
+"""The address of the model for hosts that ask none: nothing answers at the discard port."""
 _POLL_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS, _LINK_SECONDS = 0.1, 0.5, 1.0, 10.0
 
 
@@ -152,11 +154,13 @@ async def open_app(
     *,
     serving: bool = False,
     model_checked: bool = False,
+    asks_model: bool = True,
 ) -> AsyncIterator[App]:
     """Serve this data directory, or attach to the process that does.
 
     `serving`: a second server with embedded parts on the same data directory is an error.
-    `model_checked`: the model server has answered just now.
+    `model_checked`: the model server has answered just now, or is not asked. `asks_model`: False
+    if no embedded model is needed.
     """
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(
@@ -183,7 +187,13 @@ async def open_app(
                 yield await _attach(settings, address, stack)
                 watching.cancel()
             return
-        builder = _ServerBuilder(settings, report_progress, stack, roles if serving else None)
+        builder = _ServerBuilder(
+            settings,
+            report_progress,
+            stack,
+            roles if serving else None,
+            asks_model=asks_model,
+        )
         app, collector = await builder.build(own=own, model_checked=model_checked)
         try:
             yield app
@@ -238,8 +248,11 @@ class _ServerBuilder:
         report_progress: ReportProgress,
         stack: AsyncExitStack,
         serves: frozenset[str] | None,
+        *,
+        asks_model: bool,
     ) -> None:
         self._settings, self._report_progress, self._stack = settings, report_progress, stack
+        self._embeds_model = asks_model and settings.llm.base_url is None
         self._serves, self._serving = serves, serves is not None
         self._roles = ALL if serves is None else serves
         self._has_hosts = "hosts" in self._roles
@@ -257,7 +270,7 @@ class _ServerBuilder:
         _report_start(
             self._report_progress,
             on_ray=self._on_ray,
-            model=self._has_hosts and self._settings.llm.base_url is None,
+            model=self._has_hosts and self._embeds_model,
         )
         ending = self._stack.enter_context(ExitStack())
         instance_name = instance(self._settings, ending) if self._serving else ""
@@ -270,7 +283,7 @@ class _ServerBuilder:
         collector = await self._start_collector(bus, repositories)
         council_registry = await self._start_council_registry(bus)
         with self._say_if_slow("the model"):
-            model_address = await model
+            model_address = await model or (_NO_MODEL if self._has_hosts else "")
         with self._say_if_slow("the graph"):
             graph = await graph_opening
         alive = await self._start_hosts(fleet, bus, url, model_address)
@@ -351,7 +364,10 @@ class _ServerBuilder:
         """Start the local model server if one is needed. The result is the model server's URL."""
         settings = self._settings
         model = model_url(
-            settings.llm, settings.data_dir, self._report_progress, needed=self._has_hosts
+            settings.llm,
+            settings.data_dir,
+            self._report_progress,
+            needed=self._has_hosts and self._embeds_model,
         )
         return await self._stack.enter_async_context(start_beside(model))
 

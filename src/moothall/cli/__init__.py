@@ -18,6 +18,8 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "Let a council work on a task; its winner is a branch.",
         ),
         "ask": ("ask:ask", "Let one agent answer, in words or with a diff to apply."),
+        "judge": ("judge:judge", "Judge a branch or pull request that somebody else made."),
+        "verify": ("verify:verify", "Check a signed verdict, without a network."),
         "check": ("check:check", "Set a repository up and show what its checks say."),
         "evaluate": ("evaluate:evaluate", "Measure models and councils on your own history."),
         "demo": ("demo:demo", "Watch a council of three on a sample repository."),

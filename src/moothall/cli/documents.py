@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from moothall.agents.runner import Ended
+from moothall.cli.verdict import VerdictDocument
 from moothall.domain.codec import dump
 from moothall.domain.fleet import HostState
 from moothall.domain.outcome import Outcome
@@ -170,6 +171,7 @@ _SCHEMAS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "doctor": lambda: _schema_of(list[Finding]),
     "evaluate": lambda: _schema_of(_report_class()),
     "fleet": lambda: _schema_of(FleetDocument),
+    "judge": lambda: _schema_of(VerdictDocument),
     "list": lambda: _schema_of(TasksDocument),
     "repo-add": lambda: _schema_of(_registered_class(), version=_CONSTANT),
     "repo-list": lambda: _schema_of(list[_registered_class()]),  # type: ignore[misc] # a type that is imported late

@@ -84,6 +84,8 @@ def _describe_start(data: Mapping[str, Any]) -> tuple[str, str] | None:
     models, limits = data.get("models"), data.get("limits")
     if not isinstance(models, list) or not isinstance(limits, Mapping):
         return None
+    if not models:
+        return "no model is called", ""
     parts = [
         _describe_model(model, limits.get("turns"))
         for model in models

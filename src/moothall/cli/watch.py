@@ -69,7 +69,7 @@ async def open_watch(
             registered = registry.registry.of_origin(url, LOCAL.tenant)
             credential = registered.credential if registered else ""
             repository_ids[name] = (
-                await registry.register(url, credential=credential or _credential(forge))
+                await registry.register(url, credential=credential or credential_of(forge))
             ).id
         async with open_app(settings, report_progress) as app:
             watch = Watch(
@@ -88,7 +88,7 @@ async def open_watch(
                 yield watch
 
 
-def _credential(forge: ForgeSettings) -> str:
+def credential_of(forge: ForgeSettings) -> str:
     """Return the name of the token for a repository's record, which holds no secrets. Raises
     `ConfigurationError`.
     """

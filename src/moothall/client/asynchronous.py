@@ -209,6 +209,8 @@ class AsyncClient:
             adaptive=options.get("adaptive", False),
             follows=options.get("follows", ""),
             hidden_tests=dict(options.get("hidden_tests", {})),
+            head=options.get("head", ""),
+            tests_only=options.get("tests_only", False),
         )
         return await self._repeat(lambda: self._connected.submit(request))
 

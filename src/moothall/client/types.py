@@ -16,7 +16,10 @@ class TaskOptions(TypedDict, total=False):
     ref: a branch, tag or commit of the repository; its HEAD by default.
     role: dev (the default), qa, architect, devops, data or po.
     agents: the number of seats.
-    protocol: single, vote, debate, tests_then_verify or tournament.
+    protocol: single, vote, debate, tests_then_verify, tournament or judge.
+    head: with the protocol judge, the branch or commit to judge; `ref` is the branch that it goes
+    into. The task may be empty then.
+    tests_only: judge it without a model.
     rounds: rounds of review and revision.
     requirements: conditions that the answer must meet.
     rubric: how reviewers judge.
@@ -34,6 +37,8 @@ class TaskOptions(TypedDict, total=False):
     role: str
     agents: int
     protocol: str
+    head: str
+    tests_only: bool
     rounds: int
     requirements: Sequence[str]
     rubric: str

@@ -135,6 +135,8 @@ def decide(
 def _final_state(
     deliberation: Deliberation, diff: str, candidates: Sequence[Candidate], winner: CandidateRank
 ) -> str:
+    if deliberation.judges:
+        return "judged"
     if deliberation.is_answer(diff):
         return "answered"
     claims_done = any(

@@ -202,8 +202,10 @@ class DeliberationContext:
     @property
     def models(self) -> list[dict[str, Any]]:
         """The models of the seats, each once, for the start event. Windows and replies are in
-        tokens.
+        tokens. Empty if no model is called.
         """
+        if self.deliberation.asks_no_model:
+            return []
         models = {
             self.deliberation.model_of(seat): named for seat, named in self.seat_models.items()
         }
@@ -404,7 +406,7 @@ async def _open_fitted_models(
     calls no model, so nothing is requested from the servers.
     """
     models = _open_models(deliberation, dependencies)
-    if deliberation.merge:
+    if deliberation.asks_no_model:
         fitted = {name: replace(named, llm=named.llm.fitted(0)) for name, named in models.items()}
         return fitted, dict.fromkeys(models, "blocks")
     modes = await _detect_reply_modes(models)

@@ -11,6 +11,9 @@ tournament         propose · cross-tests · (second wave of proposals with note
                    no candidate is reproduced or proven · cross-tests) · comparison of summaries in
                    small groups, on ties
 
+judge              propose (the first seat: a given change) · cross-tests · further evidence about
+                   this change and a review of it; without a model, only what tests show
+
 Protocols that review ties also compare in groups if more answers are tied than one comparison can
 take, or if the reviews leave a tie and the model's context window is large enough. Before a
 revision, an author reads summaries of the other answers and of the tests that pass on them.
@@ -60,6 +63,7 @@ from moothall.deliberation.judging.agents import publish_report
 from moothall.deliberation.judging.claims import check_claims, is_done_already
 from moothall.deliberation.judging.comparison import GROUP_SIZE, compare_answers
 from moothall.deliberation.judging.evaluator import solves
+from moothall.deliberation.judging.given_change import judge_change
 from moothall.deliberation.judging.reviews import (
     WIDE_WINDOW_TOKENS,
     Answer,
@@ -221,6 +225,8 @@ async def _run_protocol(council: DeliberationContext) -> None:
             _update_judged(council, await break_tie(council, tied))
         await _review_ties(council)
     await _review_by_peers(council)
+    if protocol.judges:
+        await judge_change(council, tests.author)
 
 
 async def _run_revision_rounds(council: DeliberationContext, protocol: Protocol) -> None:

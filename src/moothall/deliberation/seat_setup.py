@@ -112,7 +112,7 @@ async def _add_prompts(
     """Add the prompts of seats that reply in JSON or blocks, with the repository's context."""
     llm, specs, mode, python = setup.llm, setup.specs, setup.mode, setup.python
     system = prompts.system_text(specs, mode, python=python, document=bool(deliberation.document))
-    if prepared is None or deliberation.merge:
+    if prepared is None or deliberation.asks_no_model:
         return replace(setup, system=system, shared=prompts.shared_text(deliberation, None))
     max_prompt_tokens = max(
         llm.context_tokens

@@ -129,11 +129,13 @@ async def propose(council: DeliberationContext, seat_state: SeatState) -> None:
     raised.
     """
     endpoint, approach, temperature = council.deliberation.elsewhere.get(seat_state.seat), "", 0.0
-    if endpoint and not council.deliberation.merge:
+    if council.deliberation.merges(seat_state.seat):
+        approach = "a given change" if council.deliberation.judges else ""
+    elif endpoint:
         approach = f"asked at {endpoint}"
     elif harness := harness_seat.harness_of(council, seat_state.seat):
         approach = f"worked on by {harness[0]}"
-    elif not council.deliberation.merge:
+    else:
         approach, temperature = (
             council.approach_of(seat_state),
             council.temperature_of(seat_state.seat),
@@ -334,7 +336,7 @@ async def _record_failure(
 
 
 async def _propose(council: DeliberationContext, seat_state: SeatState) -> None:
-    if council.deliberation.merge:
+    if council.deliberation.merges(seat_state.seat):
         draft = await _merge_commits(council)
     elif endpoint := council.deliberation.elsewhere.get(seat_state.seat):
         draft = await ask_remote(council, seat_state, endpoint)

@@ -61,6 +61,8 @@ task's text: always failed.
 
 TEST_WRITER, TIE_BREAKER = "test-writer", "tie-breaker"
 """The names of the agents that only write tests, as authors of tests and in call ids."""
+REVIEWER = "reviewer"
+"""The name of the agent that reviews a given change."""
 COMPARISON = "comparison"
 """The reviewer name of comparisons by summaries; no seat has it."""
 SUPERSEDED = "superseded tests"
@@ -74,6 +76,14 @@ UNBELIEVED = "unbelieved"
 CANARY = "canary"
 """The name of the evidence that a runner reports a test that must fail: missing if no such test
 could be placed.
+"""
+EDITED_TESTS = "edited tests"
+"""The name of the evidence that a judged change fails existing tests which it edits or deletes, and
+no others: always failed, `shown` names them.
+"""
+UNNOTICED = "unnoticed lines"
+"""The name of the evidence about parts of a judged change without which no test fails: `look` names
+them, `passed` and `failed` count the parts that tests notice and those that they do not.
 """
 HIDDEN, HIDDEN_CASE = "hidden", "hidden:"
 """The prefixes of checks of hidden tests, and of the names of their cases."""

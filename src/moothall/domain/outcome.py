@@ -72,7 +72,8 @@ class Result:
 class Outcome:
     """The state or result of a deliberation. `final_state` is committed, no_winner, failed,
     timeout, cancelled, answered (about text, or a question), already_done (the winner's tests show
-    that the base already does it; nothing is delivered), or empty while it runs. `branch` and
+    that the base already does it; nothing is delivered), judged (a given change, and nothing is
+    delivered), or empty while it runs. `branch` and
     `commit_sha` name the delivered winner; `origin` is the deliberation's. `evidence_level` is the
     winner's. `undecided`: no test or review ranks it above another answer.
     """

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-ProtocolName = Literal["single", "vote", "debate", "tests_then_verify", "ask", "tournament"]
+ProtocolName = Literal[
+    "single", "vote", "debate", "tests_then_verify", "ask", "tournament", "judge"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class Protocol:
     candidates are reviewed once each. `compares`: they are compared in small groups by summaries
     instead. `second_wave`: seats propose again, with notes on the first proposals, while no
     candidate is reproduced. `stops_early`: it may end before every seat has proposed. `answers`: a
-    proposal without a change is an answer in text.
+    proposal without a change is an answer in text. `judges`: the first seat proposes a given
+    change, the others are its rivals, and nothing is delivered.
     """
 
     rounds: int = 0
@@ -36,6 +39,7 @@ class Protocol:
     second_wave: bool = False
     stops_early: bool = False
     answers: bool = False
+    judges: bool = False
 
 
 PROTOCOLS: Mapping[ProtocolName, Protocol] = {
@@ -47,5 +51,6 @@ PROTOCOLS: Mapping[ProtocolName, Protocol] = {
     ),
     "ask": Protocol(one_seat=True, answers=True),
     "tournament": Protocol(reviews_ties=True, compares=True, second_wave=True, stops_early=True),
+    "judge": Protocol(judges=True),
 }
 DEFAULT_PROTOCOL: ProtocolName = "tests_then_verify"

@@ -153,6 +153,18 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeRange:
+    """The commits of a branch that another one lacks. `base_sha` is their merge base; `messages`
+    are those of the commits, oldest first.
+    """
+
+    repository: str
+    base_sha: str
+    head_sha: str
+    messages: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Patch:
     """The changes of a workspace: a commit in the trusted clone and its diff against the base.
 

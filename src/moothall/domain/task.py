@@ -17,6 +17,8 @@ from moothall.domain.tool import Bounds
 from moothall.errors import InvalidRequest
 
 DEFAULT_SEATS = 3
+CHANGE = "change"
+"""The seat that proposes the change to judge, under a protocol that judges."""
 DocumentKind = Literal["", "plan", "coach"]
 """The answer's document: the tasks of a story, or a story, as JSON. '': plain text."""
 FORGE = "forge"
@@ -115,7 +117,9 @@ class DeliberationRequest:
     `fork`: another run of a task from one of its turns; everything but `task_id` and `seed` is as
     in that task. `agent`: the agent file of which it is a run. `document`: the kind of the answer.
     `records_calls`: turns record the arguments and results of their tool calls. `hidden_tests`:
-    texts by path, which no seat sees.
+    texts by path, which no seat sees. `head`: the branch, tag or commit to judge, under a protocol
+    that judges; the repository's ref is then the branch that it goes into, and an empty description
+    means the messages of its commits. `tests_only`: judge it without a model.
     """
 
     description: str
@@ -146,6 +150,8 @@ class DeliberationRequest:
     document: DocumentKind = ""
     records_calls: bool = False
     hidden_tests: Mapping[str, str] = field(default_factory=dict)
+    head: str = ""
+    tests_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +162,16 @@ class Deliberation:
     a deliberation about text. `seats` are in order. `deadline` is a UTC instant. `origin` is
     orchestrate, plan, or empty for direct requests. `context` is an excerpt of the graph.
     `reviewer` is the role in which seats review, empty for their own. `merge` are commits that the
-    one seat merges on the base, without a model. `model` names the council's model in the settings
+    one seat merges on the base, without a model; under a protocol that judges, the seat `CHANGE`
+    does. `model` names the council's model in the settings
     ('': the default), `seat_models` those of seats with another model. `checks` are judged in
     addition to the repository's own (name → argv). `tools` restrict the role's grant, if there are
     any. `follows` is the key of the previous task of a conversation, whose questions and answers
     are in `context`. `fork` are the recorded turns with which its one seat begins. `agent`: the
     agent file of which it is a run. `elsewhere`: the endpoints of seats with remote agents.
     `document`: the kind of the answer. `records_calls`: turns record the arguments and results of
-    their tool calls. `hidden`: the key of the caller's stored hidden tests.
+    their tool calls. `hidden`: the key of the caller's stored hidden tests. `tests_only`: a change
+    is judged without a model.
     """
 
     task_id: TaskKey
@@ -200,6 +208,21 @@ class Deliberation:
     document: DocumentKind = ""
     records_calls: bool = False
     hidden: str = ""
+    tests_only: bool = False
+
+    @property
+    def judges(self) -> bool:
+        """Whether it judges a given change."""
+        return PROTOCOLS[self.protocol].judges
+
+    @property
+    def asks_no_model(self) -> bool:
+        """Whether no model is called: it merges commits, or judges a change by tests alone."""
+        return bool(self.merge) and (self.tests_only or not self.judges)
+
+    def merges(self, seat: str) -> bool:
+        """Return whether a seat proposes the merged commits."""
+        return bool(self.merge) and (seat == CHANGE or not self.judges)
 
     @property
     def own_id(self) -> TaskId:

@@ -199,7 +199,8 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             evidence_level="proven, reproduced, self_tested, unproven",
             undecided="whether no test or review ranked the winner above another answer",
             results="rank, score, reasons, checks, evidence, diff or its reference",
-            final_state="committed, no_winner, failed, timeout, cancelled, answered, already_done",
+            final_state="committed, no_winner, failed, timeout, cancelled, answered, already_done, "
+            "judged",
             branch="the winner's branch",
             commit_sha="the winner's commit",
             usage="tokens, calls, money",

@@ -93,8 +93,10 @@ class PullRequest(ForgeData):
 
     number: int
     state: str
+    title: Text = ""
     body: Text = ""
     author: Text = Field("", validation_alias=AliasPath("user", "login"))
+    onto: Text = Field("", validation_alias=AliasPath("base", "ref"))
     branch: Text = Field("", validation_alias=AliasPath("head", "ref"))
     sha: Text = Field("", validation_alias=AliasPath("head", "sha"))
     source: Text = Field("", validation_alias=AliasPath("head", "repo", "full_name"))
@@ -128,7 +130,9 @@ class ForgeClient:
     def __init__(self, settings: Settings, session: aiohttp.ClientSession, token: str) -> None:
         self._session = session
         self._root = api_of(settings)
-        self._headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
+        self._headers = {"Accept": "application/json"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
 
     async def account(self) -> str:
         """Return the login of the token's account."""
@@ -146,6 +150,21 @@ class ForgeClient:
             for issue in await self._get_all(Issue, f"/repos/{repository}/issues", filters)
             if issue.pull_request is None
         ]
+
+    async def issue(self, repository: str, number: int) -> Issue:
+        """Return an issue."""
+        return await self._get_one(Issue, f"/repos/{repository}/issues/{number}")
+
+    async def pull(self, repository: str, number: int) -> PullRequest:
+        """Return a pull request."""
+        return await self._get_one(PullRequest, f"/repos/{repository}/pulls/{number}")
+
+    async def set_status(
+        self, repository: str, sha: str, state: str, context: str, description: str
+    ) -> None:
+        """Set a status of a commit: `state` is success, failure or error."""
+        body = {"state": state, "context": context, "description": description}
+        await self._send_request("POST", f"/repos/{repository}/statuses/{sha}", body=body)
 
     async def comments(self, repository: str, number: int) -> list[ForgeComment]:
         """Return the comments of an issue or pull request, oldest first."""
@@ -333,12 +352,18 @@ def api_of(settings: Settings) -> str:
 
 
 @asynccontextmanager
-async def forge_client(settings: Settings) -> AsyncIterator[ForgeClient]:
-    """Connect to the configured forge. Raises `ConfigurationError`."""
-    if settings.token is None:
+async def forge_client(
+    settings: Settings, *, anonymous: bool = False
+) -> AsyncIterator[ForgeClient]:
+    """Connect to a forge. Raises `ConfigurationError`.
+
+    anonymous: a token may be missing, because only public data is read.
+    """
+    if settings.token is None and not anonymous:
         raise ConfigurationError(
             "forge.token is missing: set forge.token_file, or MOOTHALL_FORGE__TOKEN"
         )
     limit = aiohttp.ClientTimeout(total=_CALL_SECONDS)
     async with aiohttp.ClientSession(timeout=limit, cookie_jar=aiohttp.DummyCookieJar()) as session:
-        yield ForgeClient(settings, session, settings.token.get_secret_value())
+        token = settings.token.get_secret_value() if settings.token is not None else ""
+        yield ForgeClient(settings, session, token)

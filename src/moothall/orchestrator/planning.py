@@ -24,8 +24,9 @@ from moothall.domain.ids import (
     read_role,
     seat_id,
 )
-from moothall.domain.protocol import PROTOCOLS, ProtocolName
+from moothall.domain.protocol import PROTOCOLS, Protocol, ProtocolName
 from moothall.domain.task import (
+    CHANGE,
     DEFAULT_SEATS,
     FORGE,
     VALIDATION,
@@ -83,8 +84,10 @@ def plan_deliberation(
     _check_texts(request, limits)
     check_budget(request.budget)
     protocol = council_params.check_protocol(request.protocol)
+    judges = PROTOCOLS[protocol].judges
+    _check_head(request, judges=judges)
     models, own_models = choose_models(request, role, defaults.models, council)
-    names = _choose_seats(request, role, council, limits.agents, one=PROTOCOLS[protocol].one_seat)
+    names = _choose_seats(request, role, council, limits.agents, PROTOCOLS[protocol])
     model_by_seat = {
         **{seat: models[number % len(models)] for number, seat in enumerate(names)},
         **own_models,
@@ -118,7 +121,8 @@ def plan_deliberation(
         tools=request.tools,
         agent=request.agent,
         records_calls=request.records_calls,
-        elsewhere={} if request.merge else remote_seats(council, defaults.endpoints),
+        elsewhere={} if request.merge and not judges else remote_seats(council, defaults.endpoints),
+        tests_only=request.tests_only,
         document=request.document,
         follows=key_of(check_task_id(request.follows, "follows"), who.tenant)
         if request.follows
@@ -132,7 +136,7 @@ def plan_deliberation(
 def _check_texts(request: DeliberationRequest, limits: LimitSettings) -> None:
     """Raise `InvalidRequest` if the task is empty, or a text is too long."""
     description = request.description.strip()
-    if not description:
+    if not (description or request.head):
         raise InvalidRequest("the task is empty; say in a sentence what should be done")
     if len(description) > limits.task_chars:
         raise InvalidRequest(
@@ -156,24 +160,42 @@ def _check_texts(request: DeliberationRequest, limits: LimitSettings) -> None:
         )
 
 
+def _check_head(request: DeliberationRequest, *, judges: bool) -> None:
+    """Raise `InvalidRequest` if a change to judge is missing, not expected, or cannot be judged."""
+    given = bool(request.head or request.merge)
+    if judges and not given:
+        raise InvalidRequest("the protocol judge needs a head: the branch or commit to judge")
+    if request.head and not judges:
+        raise InvalidRequest("a head is judged under the protocol judge only")
+    if judges and request.about_text:
+        raise InvalidRequest("a change is judged in its repository; leave about_text out")
+    if request.tests_only and not judges:
+        raise InvalidRequest("only a given change can be judged without a model (protocol judge)")
+    if request.tests_only and request.num_agents > 1:
+        raise InvalidRequest("rivals need a model; leave them out, or judge with a model")
+
+
 def _choose_seats(
     request: DeliberationRequest,
     role: str,
     council: Council | None,
     max_seats: int,
-    *,
-    one: bool,
+    protocol: Protocol,
 ) -> tuple[str, ...]:
-    """Return the seats' names: those of the council's first members, if it has any."""
+    """Return the seats' names: those of the council's first members, if it has any. A change to
+    judge has the first seat.
+    """
     members = [agent.id for agent in council.agents] if council else []
+    if protocol.judges:
+        members = [CHANGE, *(members or [seat_id(role, number) for number in range(1, max_seats)])]
     count = _check_range(
         "num_agents",
-        request.num_agents or len(members) or DEFAULT_SEATS,
+        request.num_agents or (1 if protocol.judges else len(members)) or DEFAULT_SEATS,
         1,
         max_seats,
         "limits.agents",
     )
-    if one or request.merge:
+    if protocol.one_seat or (request.merge and not protocol.judges):
         count = 1
     if members and count > len(members):
         raise InvalidRequest(
@@ -237,6 +259,8 @@ def digest_request(request: DeliberationRequest, who: Principal) -> str:
         "document",
         "records_calls",
         "hidden_tests",
+        "head",
+        "tests_only",
     ):
         if not fields[name]:
             del fields[name]
@@ -279,7 +303,7 @@ def choose_models(
     that have their own. The request overrides seat, council and role; it may name several models,
     separated by commas. Raises `InvalidRequest`.
     """
-    if request.merge:
+    if request.tests_only or (request.merge and request.protocol != "judge"):
         return ("",), {}
     requested = request.model or (council.config.model_profile if council else "")
     names = (

@@ -147,6 +147,7 @@ class DeliberationService:
         )
         if earlier_tasks:
             request = continue_from(request, earlier_tasks[0])
+        request = await self._resolve_change(request, who)
         try:
             deliberation = self._plan(request, who)
         except MoothallError:
@@ -182,6 +183,7 @@ class DeliberationService:
 
     async def check(self, request: DeliberationRequest, who: Principal) -> None:
         """Raise what `submit` would raise for a new task; record nothing."""
+        request = await self._resolve_change(request, who)
         await self._check_delivery(await self._pin_base(self._plan(request, who)))
 
     async def refuse(self, request: DeliberationRequest, reason: Permanent, who: Principal) -> None:
@@ -212,6 +214,31 @@ class DeliberationService:
         )
         return plan_deliberation(request, who, self._defaults, self._clock(), council)
 
+    async def _resolve_change(
+        self, request: DeliberationRequest, who: Principal
+    ) -> DeliberationRequest:
+        """Return a request with the commits of the change that it asks to judge. Raises
+        `InvalidRequest`, and the errors of `Repositories.resolve_change`.
+        """
+        if not request.head:
+            return request
+        planned = self._plan(request, who)
+        if planned.repository is None:
+            raise InvalidRequest("a change is judged in its repository; name the repository")
+        change = await self._repositories.resolve_change(
+            planned.repository, request.head, tenant=who.tenant
+        )
+        limit = self._defaults.limits.task_chars
+        return replace(
+            request,
+            head="",
+            merge=(change.head_sha,),
+            description=request.description or change.messages.strip()[:limit] or change.head_sha,
+            repository=RepositoryRef(
+                id=change.repository, url=planned.repository.url, ref=change.base_sha
+            ),
+        )
+
     async def _pin_base(self, deliberation: Deliberation) -> Deliberation:
         """Resolve the repository's ref to a commit. Raises the errors of `Repositories.resolve`."""
         if deliberation.repository is None:
@@ -228,6 +255,7 @@ class DeliberationService:
             deliberation.repository is not None
             and deliberation.base_sha
             and not PROTOCOLS[deliberation.protocol].answers
+            and not deliberation.judges
         ):
             await self._repositories.check_delivery(
                 deliberation.repository.id,
@@ -265,7 +293,7 @@ class DeliberationService:
         delivered, `QuotaExceeded` if its tenant may not start another one.
         """
         await self._check_delivery(deliberation)
-        if self._quotas is not None and not deliberation.merge:  # a merge asks no model
+        if self._quotas is not None and not deliberation.asks_no_model:
             await self._admit(self._quotas, deliberation)
         data = dump(deliberation) | {
             "request_digest": request_digest,

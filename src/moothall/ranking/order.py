@@ -25,10 +25,12 @@ from moothall.domain.evidence import (
     CANARY,
     COMPARISON,
     CONTRADICTION,
+    EDITED_TESTS,
     OWN_TESTS,
     SECRETS,
     SUPERSEDED,
     UNBELIEVED,
+    UNNOTICED,
     Evidence,
     EvidenceLevel,
     Verdict,
@@ -47,10 +49,12 @@ NO_CHECKS = frozenset(
         ALREADY_DONE,
         CANARY,
         CONTRADICTION,
+        EDITED_TESTS,
         OWN_TESTS,
         SECRETS,
         SUPERSEDED,
         UNBELIEVED,
+        UNNOTICED,
     }
 )
 """Evidence that is no check of the repository."""
@@ -641,6 +645,13 @@ def _explain_remarks(evidence: Sequence[Evidence]) -> Iterable[str]:
                 f"as a reader of the task says: {format_cases(entry.shown)} "
                 f"({sanitize_line(entry.why, 200)})."
             )
+        if entry.check == EDITED_TESTS:
+            yield (
+                "A person should decide: it fails only tests that it edits or deletes, and passes "
+                f"its own version of them: {format_cases(entry.shown)}."
+            )
+        if entry.check == UNNOTICED:
+            yield from _explain_unnoticed(entry)
         if entry.check == OWN_TESTS and entry.failed:
             subject = (
                 "test that it brings fails" if entry.failed == 1 else "tests that it brings fail"
@@ -652,6 +663,20 @@ def _explain_remarks(evidence: Sequence[Evidence]) -> Iterable[str]:
                 "The task is already done: its tests pass on the base, and a reader of the "
                 f"task finds that they ask for it{_format_suffix(entry.shown)}."
             )
+
+
+def _explain_unnoticed(entry: Evidence) -> Iterable[str]:
+    total = entry.passed + entry.failed
+    if entry.why:
+        yield f"{sanitize_line(entry.why, 200)}."
+    if entry.failed:
+        yield (
+            f"No test fails without {entry.failed} of {total} parts of the change: "
+            f"{format_cases(entry.look)}."
+        )
+    elif total:
+        parts = "the change" if total == 1 else f"each of the {total} parts of the change"
+        yield f"A test fails without {parts}."
 
 
 def _format_suffix(cases: Sequence[str]) -> str:

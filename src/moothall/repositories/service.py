@@ -13,12 +13,13 @@ from typing import Any
 
 from moothall.config import WorkspaceSettings as Settings
 from moothall.domain.ids import digest
-from moothall.domain.repository import Base, MergeResult, Patch, Prepared
+from moothall.domain.repository import Base, ChangeRange, MergeResult, Patch, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, MoothallError, PatchRefused, Refused, RepositoryError
 from moothall.repositories import delivery, patch_rules, sources
 from moothall.repositories import merge as merging
 from moothall.repositories.blame import LineOrigin, find_line_origin
+from moothall.repositories.change_range import find_change
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.gitremote import Cloned, clone_public, fetch_commit
@@ -194,6 +195,21 @@ class RepositoryService:
         return Base(
             entry.id, sha, replace(profile, notes=(*profile.notes, *notes)), origin=entry.origin
         )
+
+    async def resolve_change(
+        self, ref: RepositoryRef, head: str, *, tenant: str = "local"
+    ) -> ChangeRange:
+        """Fetch the commits of `head` that `ref` lacks, and return them from their merge base.
+
+        Raises `InvalidRequest` if nothing would change, and the errors of `resolve`.
+        """
+        entry = await self._entry(ref, tenant)
+        clone = self._clone(entry)
+        tip = await self._fetch(clone, entry, ref.ref)
+        head_sha = await self._fetch(clone, entry, head)
+        change = await find_change(clone, entry.id, tip=tip, head=head_sha)
+        await self._fetch_submodules(clone, entry, change.base_sha)
+        return change
 
     async def _read_uncommitted_config(
         self, clone: TrustedClone, entry: Registered, sha: str

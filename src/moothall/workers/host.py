@@ -400,10 +400,10 @@ class Host:
 
     async def _reserve(self, deliberation: Deliberation, submitted: float) -> Reservation | None:
         """Return the reservation of a deliberation in the budget of its story, and in the quotas of
-        its tenant for the day on which it was `submitted` (Unix seconds). None for a merge, which
-        asks no model.
+        its tenant for the day on which it was `submitted` (Unix seconds). None if no model is
+        called.
         """
-        if deliberation.merge:
+        if deliberation.asks_no_model:
             return None
         parts: list[Reservation] = []
         if self.accounts is not None and deliberation.story_id:

@@ -25,7 +25,7 @@ from moothall.pb.shannon.common import common_pb2 as shannon_pb2
 MESSAGES = {
     "DeliberateRequest": "task_description s, role s, constraints TaskConstraints, rounds i?, "
     "num_agents i, task_id s, repository Repository, protocol s, budget Budget, adaptive b, "
-    "follows s, fork Fork, hidden_tests map<s>",
+    "follows s, fork Fork, hidden_tests map<s>, head s, tests_only b",
     "DeliberateResponse": "results []DeliberationResult, winner_id s, duration_ms l, metadata "
     "OrchestratorMetadata, task_id s, status DeliberationStatus, usage Usage, proven b, branch s, "
     "error_message s, seats []SeatOutcome, evidence_level s",

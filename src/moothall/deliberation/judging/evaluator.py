@@ -576,7 +576,9 @@ class Evaluator:
                 *(f"{path}:1: {WRITTEN}" for path in sorted(written)),
             ),
             change=change_digest(change),
-            idle=changes_only_wording(diff, change, self._facts.deliberation.description),
+            # A change of documentation alone is a usual pull request.
+            idle=not self._facts.deliberation.judges
+            and changes_only_wording(diff, change, self._facts.deliberation.description),
         )
 
     async def _read_changed_code(self, diff: str) -> dict[str, str]:

@@ -72,7 +72,7 @@ def may_write_tests(council: DeliberationContext) -> bool:
     ):
         return False
     if (
-        d.merge
+        d.asks_no_model
         or d.agent is not None
         or PROTOCOLS[d.protocol].answers
         or select_tools(council.setup_of(TEST_WRITER)) is None

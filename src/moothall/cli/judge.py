@@ -1,0 +1,362 @@
+"""`moothall judge`: a verdict on a change that somebody else made."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from moothall.app.preflight import NamedRepository, check_early, check_request
+from moothall.cli import complete
+from moothall.cli.exit_codes import EXIT_NONE, EXIT_UNPROVEN, exit_code
+from moothall.cli.options import SEED, SettingRange, example, json_option, verbose_option
+from moothall.cli.runtime import with_settings
+from moothall.cli.text import stderr_reporter
+from moothall.cli.verdict import LEVELS, JudgementLog, VerdictDocument, make_verdict
+from moothall.config import Settings
+from moothall.domain.outcome import Outcome
+from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
+from moothall.errors import InvalidRequest
+
+if TYPE_CHECKING:  # slow to import
+    from moothall.cli.progress import ProgressPrinter
+    from moothall.domain.event import Recorded
+
+_NO_MODEL = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The files that a verdict is written to."""
+
+    sarif: Path | None
+    statement: Path | None
+    key: Path | None
+    summary: Path | None
+
+
+@click.command(
+    epilog=example(
+        "moothall judge --base main --head feature",
+        "moothall judge --head feature --require reproduced --statement verdict.json",
+        "moothall judge --pr https://git.example/owner/name/pulls/7 --model none",
+    )
+)
+@click.option(
+    "--base",
+    default="main",
+    show_default=True,
+    help="Branch, tag or commit that the change goes into. It is judged on their merge base.",
+)
+@click.option(
+    "--head", default="HEAD", show_default=True, help="Branch, tag or commit with the change."
+)
+@click.option("--task", default="", help="What the change should do; by default its messages.")
+@click.option("--issue", default="", metavar="URL", help="Issue whose text is the task.")
+@click.option(
+    "--pr",
+    "pull",
+    default="",
+    metavar="URL",
+    help="Pull request to judge: it names repository, base, head and task.",
+)
+@click.option(
+    "--repo",
+    default="",
+    shell_complete=complete.repositories,
+    help="Path, URL or id of a registered repository; by default that of the current folder.",
+)
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File like .moothall.toml to use instead of the repository's own.",
+)
+@click.option(
+    "--require",
+    "required",
+    type=click.Choice(LEVELS),
+    default=LEVELS[0],
+    show_default=True,
+    help="Lowest level of evidence for exit code 0; unproven: nothing is broken.",
+)
+@click.option(
+    "--rivals",
+    type=SettingRange(0, "limits.agents"),
+    default=0,
+    help="Seats that solve the same task, as a comparison; 0 by default.",
+)
+@click.option(
+    "--model",
+    default="",
+    help="Model from the settings; none for tests alone, which is the default without a server.",
+)
+@click.option(
+    "--check",
+    "checks",
+    multiple=True,
+    help="Command that must pass in addition to the repository's checks; repeatable.",
+)
+@click.option(
+    "--hidden-tests",
+    "hidden",
+    multiple=True,
+    metavar="PATH[:DEST]",
+    help="Tests that the author has not seen, as in `moothall deliberate`; repeatable.",
+)
+@click.option(
+    "--timeout",
+    "seconds",
+    type=SettingRange(1, "limits.deliberation_seconds"),
+    help="Time limit in seconds; limits.deliberation_seconds by default.",
+)
+@click.option("--seed", type=SEED, help="Base of the sampling seeds.")
+@click.option("--task-id", default="", help="Id of the judgement.")
+@click.option(
+    "--server",
+    default="",
+    help="HOST:PORT of a `moothall serve`, which judges with its model. --repo is then a URL, or "
+    "the id of a repository that is registered there.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="File with the token for --server; by default grpc.token or the token of this machine.",
+)
+@click.option("--sarif", type=click.Path(path_type=Path), help="Write the findings as SARIF 2.1.0.")
+@click.option(
+    "--statement",
+    type=click.Path(path_type=Path),
+    help="Write the verdict as a signed in-toto statement, which `moothall verify` checks.",
+)
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    help="Private Ed25519 key (PEM) of the statement; by default one in the data directory.",
+)
+@click.option(
+    "--summary", type=click.Path(path_type=Path), help="Append the verdict to a Markdown file."
+)
+@click.option(
+    "--status",
+    is_flag=True,
+    help="With --pr: set the commit status moothall/judge; needs the token of [forge].",
+)
+@json_option
+@verbose_option
+@with_settings()
+async def judge(
+    settings: Settings,
+    *,
+    base: str,
+    head: str,
+    task: str,
+    issue: str,
+    pull: str,
+    repo: str,
+    profile: Path | None,
+    required: str,
+    rivals: int,
+    model: str,
+    checks: tuple[str, ...],
+    hidden: tuple[str, ...],
+    seconds: int | None,
+    seed: int | None,
+    task_id: str,
+    server: str,
+    token_file: Path | None,
+    sarif: Path | None,
+    statement: Path | None,
+    key: Path | None,
+    summary: Path | None,
+    status: bool,
+    as_json: bool,
+    verbose: bool,
+) -> int:
+    """Judge a change that somebody else made, as the answers of a council are judged: the checks on
+    a clean checkout with the tests of the base, a canary, screening, and the change's own tests.
+    With a model also a test writer that sees only the task, and a review. Nothing is changed or
+    delivered.
+
+    Exit codes: 0 nothing is broken and the level of evidence is at least --require, 3 otherwise, 1
+    no verdict, 2 wrong use or a broken part.
+    """
+    if key is not None and statement is None:
+        raise InvalidRequest("--key signs the statement; name its file with --statement")
+    if status and not pull:
+        raise InvalidRequest("--status sets the status of a pull request; name it with --pr")
+    named = NamedRepository(repo, base, profile=profile)
+    if pull or issue:
+        from moothall.cli.judged_pull import read_issue, read_pull
+
+        if pull:
+            judged = await read_pull(settings, pull)
+            named = replace(named, repo=repo or judged.repository, ref=judged.base)
+            head, task = judged.head, task or judged.task
+        if issue:
+            task = task or await read_issue(settings, issue)
+    request = DeliberationRequest(
+        description=task,
+        role="dev",
+        task_id=task_id,
+        protocol="judge",
+        head=head,
+        num_agents=rivals + 1,
+        model="" if model == _NO_MODEL else model,
+        tests_only=model == _NO_MODEL or not (model or server or _has_model(settings)),
+        checks=checks,
+        seed=seed,
+        constraints=Constraints(timeout_seconds=seconds or 0),
+        hidden_tests=await _read_hidden(settings, named, hidden) if hidden else {},
+    )
+    out = sys.stdout  # kept, because later prints go to stderr
+    watcher = _Watcher(quiet=as_json, verbose=verbose)
+    if server:
+        outcome = await _judge_remotely(
+            settings, request, named, watcher, server, token_file=token_file
+        )
+    else:
+        outcome = await _judge_here(settings, request, named, watcher)
+    verdict = make_verdict(outcome, watcher.log, required)
+    _write(settings, verdict, _Files(sarif, statement, key, summary))
+    _print(verdict, out, as_json=as_json)
+    if status:
+        from moothall.cli.judged_pull import set_status
+
+        await set_status(settings, pull, verdict)
+    if verdict.finding == "none":
+        return exit_code(outcome) or EXIT_NONE
+    return 0 if verdict.accepted else EXIT_UNPROVEN
+
+
+def _has_model(settings: Settings) -> bool:
+    """Return whether a model server is configured. The embedded model is too small to judge."""
+    return any(llm.base_url is not None for _, llm in settings.choice.items())
+
+
+async def _read_hidden(
+    settings: Settings, named: NamedRepository, arguments: tuple[str, ...]
+) -> dict[str, str]:
+    from moothall.app.repository import files_here
+    from moothall.cli.deliberate import read_hidden_tests
+
+    return read_hidden_tests(arguments, await files_here(settings, named.repo))
+
+
+class _Watcher:
+    """Shows the events of a judgement, and stores what the verdict needs of them.
+
+    The modules that it works with are imported late: this takes a second, and an invalid request is
+    reported before.
+    """
+
+    def __init__(self, *, quiet: bool, verbose: bool) -> None:
+        self.quiet, self.log = quiet, JudgementLog()
+        self._verbose = verbose
+
+    def open(self) -> tuple[ProgressPrinter, Callable[[Recorded], None]]:
+        """Return the printer, and the function that takes events."""
+        from moothall.cli.progress import ProgressPrinter
+
+        printer = ProgressPrinter(quiet=self.quiet, verbose=self._verbose)
+
+        def on_event(recorded: Recorded) -> None:
+            self.log.add_event(recorded)
+            printer.show_event(recorded)
+
+        return printer, on_event
+
+
+async def _judge_here(
+    settings: Settings, request: DeliberationRequest, named: NamedRepository, watcher: _Watcher
+) -> Outcome:
+    report_progress = stderr_reporter(quiet=watcher.quiet)
+    if request.tests_only:
+        check_request(settings, request)
+        model_checked = True
+    else:
+        model_checked = await check_early(settings, request, named, report_progress)
+    from moothall.app.repository import find_repository
+    from moothall.app.server import open_app
+    from moothall.cli.council import run_deliberation
+
+    repository = await find_repository(settings, named)
+    if repository is None:
+        raise InvalidRequest("you are in no git repository: name one with --repo")
+    request = replace(request, repository=repository)
+    printer, on_event = watcher.open()
+    with printer.live_display():
+        async with open_app(
+            settings,
+            printer.report,
+            model_checked=model_checked,
+            asks_model=not request.tests_only,
+        ) as app:
+            outcome = await run_deliberation(app.deliberations, request, on_event)
+            printer.stop_live()
+            complete.remember(settings.data_dir, outcome.task_id)
+    return outcome
+
+
+async def _judge_remotely(
+    settings: Settings,
+    request: DeliberationRequest,
+    named: NamedRepository,
+    watcher: _Watcher,
+    server: str,
+    *,
+    token_file: Path | None,
+) -> Outcome:
+    named.check_remote()
+    from moothall.app.repository import files_here, kernel_of, names
+    from moothall.cli.council import run_deliberation
+
+    files = await files_here(settings, named.repo)
+    reference = RepositoryRef.from_name(named.repo, named.ref)
+    if files is not None or not reference.id:
+        named_here = names(RepositoryRef(url=named.repo, ref=named.ref), files)
+        if named_here is None:
+            raise InvalidRequest("name the repository that the server knows with --repo")
+        reference = named_here
+    printer, on_event = watcher.open()
+    async with kernel_of(settings, server, token_file) as kernel:
+        with printer.live_display():
+            return await run_deliberation(kernel, replace(request, repository=reference), on_event)
+
+
+def _write(settings: Settings, verdict: VerdictDocument, files: _Files) -> None:
+    """Write the requested files. Raises `InvalidRequest` if one cannot be written."""
+    try:
+        if files.sarif is not None:
+            from moothall.cli.sarif import sarif_document
+
+            files.sarif.write_text(sarif_document(verdict), encoding="utf-8")
+        if files.statement is not None:
+            from moothall.cli.statement import load_signing_key, sign_verdict
+
+            key = load_signing_key(files.key, settings.data_dir)
+            files.statement.write_text(sign_verdict(verdict, key), encoding="utf-8")
+        if files.summary is not None:
+            from moothall.cli.verdict_text import verdict_markdown
+
+            with files.summary.open("a", encoding="utf-8") as file:
+                file.write(verdict_markdown(verdict))
+    except OSError as error:
+        raise InvalidRequest(f"{error.filename} cannot be written: {error.strerror}") from error
+
+
+def _print(verdict: VerdictDocument, out: TextIO, *, as_json: bool) -> None:
+    if as_json:
+        from moothall.cli.runtime import print_json
+        from moothall.domain.codec import dump
+
+        print_json(dump(verdict), out)
+        return
+    from rich.console import Console
+
+    from moothall.cli.verdict_text import show_verdict
+
+    show_verdict(Console(file=out, highlight=False), verdict)

@@ -1,0 +1,197 @@
+"""A verdict as a signed in-toto statement in a DSSE envelope, and its verification, which needs no
+network.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from moothall import __version__
+from moothall.cli.verdict import VerdictDocument
+from moothall.domain.codec import dump
+from moothall.domain.ids import digest
+from moothall.errors import ConfigurationError, InvalidRequest
+
+if TYPE_CHECKING:  # slow to import
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+        Ed25519PublicKey,
+    )
+
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "urn:moothall:verdict:v1"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+_PRIVATE_NAME, _PUBLIC_NAME = "judge.key", "judge.pub"
+_MAX_BYTES = 20_000_000
+_KEY_BYTES = 20_000
+
+
+class _Signature(BaseModel):
+    keyid: str
+    sig: str
+
+
+class _Envelope(BaseModel):
+    payload: str
+    payload_type: str = Field(alias="payloadType")
+    signatures: list[_Signature]
+
+
+class InvalidStatement(Exception):
+    """A statement that does not hold: it was changed, or signed with another key."""
+
+
+def sign_verdict(verdict: VerdictDocument, key: Ed25519PrivateKey) -> str:
+    """Return the signed statement about the commit of a verdict."""
+    statement = {
+        "_type": STATEMENT_TYPE,
+        "subject": [
+            {"name": verdict.repository or "repository", "digest": {"gitCommit": verdict.head}}
+        ],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {"judge": {"name": "moothall", "version": __version__}, **dump(verdict)},
+    }
+    payload = json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
+    signature = key.sign(_signed_bytes(PAYLOAD_TYPE, payload))
+    return _serialize(
+        _Envelope(
+            payload=base64.b64encode(payload).decode(),
+            payloadType=PAYLOAD_TYPE,
+            signatures=[
+                _Signature(
+                    keyid=_key_id(key.public_key()), sig=base64.b64encode(signature).decode()
+                )
+            ],
+        )
+    )
+
+
+def verify_statement(raw: bytes, key: Ed25519PublicKey) -> dict[str, Any]:
+    """Return the statement in an envelope that `key` signed. Raises `InvalidStatement`.
+
+    The envelope must have the bytes that `sign_verdict` writes, so that no byte can be changed,
+    not even one that the signature does not cover.
+    """
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        envelope = _Envelope.model_validate_json(raw)
+        payload = base64.b64decode(envelope.payload, validate=True)
+        (signature,) = envelope.signatures
+        signature_bytes = base64.b64decode(signature.sig, validate=True)
+    except (ValidationError, binascii.Error, ValueError) as error:
+        raise InvalidStatement("it is no envelope with one signature (DSSE)") from error
+    if signature.keyid != _key_id(key):
+        raise InvalidStatement("it is signed with another key, or was changed")
+    try:
+        key.verify(signature_bytes, _signed_bytes(envelope.payload_type, payload))
+    except InvalidSignature as error:
+        raise InvalidStatement("its signature does not hold: it was changed") from error
+    if _serialize(envelope).encode() != raw or envelope.payload_type != PAYLOAD_TYPE:
+        raise InvalidStatement("its envelope was changed")
+    statement = json.loads(payload)
+    if statement.get("predicateType") != PREDICATE_TYPE:
+        raise InvalidStatement("it is signed, but no verdict of Moothall")
+    return dict(statement)
+
+
+def load_signing_key(path: Path | None, data_dir: Path) -> Ed25519PrivateKey:
+    """Return the private key in a PEM file, by default that of the data directory, which is created
+    if it does not exist. Raises `ConfigurationError`.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    if path is None:
+        path = data_dir / _PRIVATE_NAME
+        if not path.exists():
+            _create_key(path, data_dir / _PUBLIC_NAME)
+    try:
+        key = load_pem_private_key(_read(path, _KEY_BYTES), password=None)
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"{path} is no unencrypted private key in PEM") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigurationError(
+            f"{path} is no Ed25519 key; create one: openssl genpkey -algorithm ed25519 -out {path}"
+        )
+    return key
+
+
+def load_public_key(path: Path | None, data_dir: Path) -> Ed25519PublicKey:
+    """Return the public key in a PEM file, by default that of the data directory. Raises
+    `ConfigurationError`.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    if path is None:
+        path = data_dir / _PUBLIC_NAME
+        if not path.exists():
+            raise ConfigurationError(
+                "no public key: name that of the judge with --key; this data directory signed "
+                "nothing yet"
+            )
+    try:
+        key = load_pem_public_key(_read(path, _KEY_BYTES))
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is no public key in PEM") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise ConfigurationError(f"{path} is no Ed25519 key")
+    return key
+
+
+def read_statement(path: Path) -> bytes:
+    """Return the bytes of a statement's file. Raises `InvalidRequest`."""
+    try:
+        return _read(path, _MAX_BYTES)
+    except ConfigurationError as error:
+        raise InvalidRequest(error.message) from error
+
+
+def _read(path: Path, limit: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+    if len(content) > limit:
+        raise ConfigurationError(f"{path} has more than {limit:,} bytes")
+    return content
+
+
+def _create_key(path: Path, public_path: Path) -> None:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+    )
+
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    public_path.write_bytes(public)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(private)
+
+
+def _key_id(key: Ed25519PublicKey) -> str:
+    return digest(key.public_bytes_raw().hex())
+
+
+def _signed_bytes(payload_type: str, payload: bytes) -> bytes:
+    """Return the pre-authentication encoding of DSSE."""
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
+
+
+def _serialize(envelope: _Envelope) -> str:
+    return envelope.model_dump_json(by_alias=True, indent=2) + "\n"
