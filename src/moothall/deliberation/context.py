@@ -17,6 +17,7 @@ from moothall.config.models import DEFAULT
 from moothall.deliberation.agent import AgentLoop
 from moothall.deliberation.attempt_state import Draft
 from moothall.deliberation.event_writer import EventWriter
+from moothall.deliberation.judging.base_failures import BaseFailures
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
 from moothall.deliberation.judging.evaluator import Evaluator
 from moothall.deliberation.pause_gate import PauseGate
@@ -86,6 +87,7 @@ class Dependencies:
     """Publishes the partial replies of seats."""
     pause_gate: PauseGate | None = None
     """Holds turns while the deliberation is paused."""
+    base_failures: BaseFailures = field(default_factory=BaseFailures)
     owns_work: Callable[[], bool] = lambda: True
     """True as long as this process owns the deliberation; called before each model call."""
 
@@ -142,6 +144,8 @@ class DeliberationContext:
     approaches: tuple[str, ...] = ()
     approach_source: str = "none"
     reviews: list[Review] = field(default_factory=list)
+    missing_reviews: dict[tuple[str, str], str] = field(default_factory=dict)
+    """By candidate and reviewer: the message that this review is missing."""
     answers_equivalent: bool = False
     """True if the tie-breaker found that the best answers behave the same."""
     superseded: dict[str, str] = field(default_factory=dict)
@@ -304,6 +308,26 @@ class DeliberationContext:
     def judged(self) -> tuple[Candidate, ...]:
         """All candidates, seat by seat, originals before revisions."""
         return tuple(item for seat_state in self.seat_states for item in seat_state.judged)
+
+    @property
+    def reviewed(self) -> tuple[Candidate, ...]:
+        """All candidates with their reviews, as the collector ranks them."""
+        reviewed = {(review.candidate, review.reviewer) for review in self.reviews}
+        missing = sorted(self.missing_reviews.items(), key=lambda item: item[0][1])
+        return tuple(
+            replace(
+                item,
+                reviews=tuple(
+                    review for review in self.reviews if review.candidate == item.proposal.candidate
+                ),
+                missing=tuple(
+                    message
+                    for key, message in missing
+                    if key[0] == item.proposal.candidate and key not in reviewed
+                ),
+            )
+            for item in self.judged
+        )
 
     @property
     def proposers(self) -> tuple[SeatState, ...]:
@@ -478,4 +502,5 @@ def _create_evaluator(
         ),
         events,
         dependencies.clean,
+        dependencies.base_failures,
     )

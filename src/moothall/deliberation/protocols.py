@@ -81,7 +81,7 @@ from moothall.domain.protocol import PROTOCOLS, Protocol
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
 from moothall.errors import BusUnavailable, MoothallError
-from moothall.ranking import find_ties, have_same_change, is_done, passes_acceptance_checks
+from moothall.ranking import find_ties, have_same_change, is_done, passes_acceptance_checks, rank
 
 __all__ = ["HOST_STOPS", "Dependencies", "deliberate"]
 
@@ -180,6 +180,8 @@ async def _publish_failed_seats(events: EventWriter, error: MoothallError) -> No
 async def _finish(council: DeliberationContext) -> None:
     # Before the end is recorded: later work may need the released budget.
     await council.model.close()
+    if council.evaluator is not None:
+        await council.evaluator.publish_unconfirmed(council.judged)
     # The collector decides once all seats have finished, so `seat.finished` must never be recorded
     # before earlier events (`Log.post`).
     for seat_state in council.seat_states:
@@ -221,6 +223,19 @@ async def _run_protocol(council: DeliberationContext) -> None:
             _update_judged(council, await break_tie(council, tied))
         await _review_ties(council)
     await _review_by_peers(council)
+    await _confirm_winner(council)
+
+
+async def _confirm_winner(council: DeliberationContext) -> None:
+    """Confirm the answer that ranks first. If another one ranks first then, confirm that."""
+    while council.evaluator is not None and council.judged:
+        first = rank(council.reviewed)[0]
+        winner = next(item for item in council.judged if item.proposal.candidate == first.candidate)
+        if winner.assessment.confirmed or not first.passed_gates:
+            return
+        _update_judged(
+            council, await council.evaluator.confirm(winner.proposal.diff, council.judged)
+        )
 
 
 async def _run_revision_rounds(council: DeliberationContext, protocol: Protocol) -> None:
@@ -454,6 +469,7 @@ async def _is_decided(council: DeliberationContext) -> bool:
         council.evaluator is None
         or council.deliberation.peer_review
         or not _protocol(council).stops_early
+        or all(seat_state.drafts for seat_state in council.seat_states)
     ):
         return False
     majority = len(council.seat_states) // 2 + 1
@@ -462,6 +478,11 @@ async def _is_decided(council: DeliberationContext) -> bool:
     ) == len(council.seat_states):
         return False
     await _run_cross_tests(council)
+    for item in council.judged:
+        if item.proven and passes_acceptance_checks(item) and not item.assessment.confirmed:
+            _update_judged(
+                council, await council.evaluator.confirm(item.proposal.diff, council.judged)
+            )
     votes = Counter(
         item.assessment.behaviour
         for item in council.judged

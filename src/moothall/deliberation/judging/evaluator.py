@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.author_tests import AuthorTests
+from moothall.deliberation.judging.base_failures import BaseFailures
 from moothall.deliberation.judging.canary import Canary, find_case_file, make_canary
 from moothall.deliberation.judging.clean_runs import CheckRuns, CleanCheckoutRunner
 from moothall.deliberation.judging.hidden import (
@@ -85,6 +86,8 @@ class _Judgement:
     """The runs of a proposal's checks, and what is known about them so far.
 
     flaky: cases that are no evidence.
+    unrelated: fixed cases that do not concern the change.
+    confirmed: the deciding cases ran again, and so did the canaries.
     """
 
     proposal: Proposal
@@ -92,16 +95,29 @@ class _Judgement:
     flaky: set[str]
     applies: bool
     assessment: Assessment = field(default_factory=lambda: Assessment(applies=False))
+    unrelated: Collection[str] = ()
+    canaries: _CanaryResults = _CanaryResults()
+    confirmed: bool = False
 
 
 class Evaluator:
     """Evaluates the candidates of one deliberation. Each distinct diff is evaluated once.
 
+    Only candidates that may win are confirmed, which means that their deciding cases run again. A
+    candidate that passes the acceptance checks and fixes no more cases than a confirmed one waits:
+    its evidence is published by `confirm`, if it ranks first at the end, or else by
+    `publish_unconfirmed`.
+
     redact: removes secrets from a text.
+    base_failures: the failures that earlier deliberations confirmed on the same base.
     """
 
     def __init__(
-        self, runner: CleanCheckoutRunner, facts: EventWriter, redact: Callable[[str], str] = scrub
+        self,
+        runner: CleanCheckoutRunner,
+        facts: EventWriter,
+        redact: Callable[[str], str] = scrub,
+        base_failures: BaseFailures | None = None,
     ) -> None:
         prepared, hidden = with_hidden_checks(runner.prepared)
         runner = self._runner = replace(runner, prepared=prepared, hidden=hidden)
@@ -113,13 +129,17 @@ class Evaluator:
         self._assessments: dict[str, Assessment] = {}
         self._unstable_cases: dict[str, set[str]] = {}
         self._base_lock = asyncio.Lock()
+        self._base_failures = base_failures or BaseFailures()
+        self._confirm_lock = asyncio.Lock()
+        self._waiting: dict[str, _Judgement] = {}
+        self._most_fixed = -1
         self._canary_reported: dict[tuple[str, str], bool] = {}
         self._details: dict[str, Mapping[str, str]] = {}
         self._confirmed_failures: dict[str, bool] = {}
         self._altered_examples: dict[str, Sequence[str]] = {}
 
     async def evaluate(self, proposal: Proposal, unredacted: str = "") -> Candidate:
-        """Evaluate a proposal on a clean checkout and publish the results.
+        """Evaluate a proposal on a clean checkout. Publish the results unless it waits.
 
         unredacted: the diff before secrets were removed from it, if that changed it.
         """
@@ -129,8 +149,43 @@ class Evaluator:
             if key not in self._assessments:
                 self._assessments[key] = await self._assess(proposal, key)
         evaluated = Candidate(proposal, self._assessments[key], details=self._details.get(key, {}))
-        await self._publish(evaluated)
+        if evaluated.assessment.confirmed:
+            await self._publish(evaluated)
         return evaluated
+
+    async def confirm(self, diff: str, judged: Sequence[Candidate]) -> tuple[Candidate, ...]:
+        """Run the deciding cases of a waiting diff again. Return its candidates with the results,
+        and publish these.
+        """
+        key = digest(diff)
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            judgement = self._waiting.get(key)
+            before = self._assessments[key].evidence
+            if judgement is not None:
+                async with self._confirm_lock:
+                    await self._confirm(judgement)
+                self._assessments[key] = await self._complete(judgement, key)
+                del self._waiting[key]
+        confirmed = []
+        for candidate in judged:
+            if candidate.proposal.diff != diff or candidate.assessment.confirmed:
+                continue
+            assessment = self._assessments[key]
+            await self._publish(Candidate(candidate.proposal, assessment))
+            # Other parts have added and published evidence of their own.
+            others = tuple(item for item in candidate.assessment.evidence if item not in before)
+            assessment = replace(assessment, evidence=(*assessment.evidence, *others))
+            confirmed.append(
+                replace(candidate, assessment=assessment, details=self._details.get(key, {}))
+            )
+        return tuple(confirmed)
+
+    async def publish_unconfirmed(self, judged: Sequence[Candidate]) -> None:
+        """Publish the evidence of the candidates that still wait."""
+        for candidate in judged:
+            key = digest(candidate.proposal.diff)
+            if key in self._waiting and not candidate.assessment.confirmed:
+                await self._publish(Candidate(candidate.proposal, self._assessments[key]))
 
     async def _assess(self, proposal: Proposal, key: str) -> Assessment:
         await self._run_hidden_on_base()
@@ -138,22 +193,52 @@ class Evaluator:
             self._runner.unredact(proposal.diff), await self._read_changed_code(proposal.diff)
         )
         judgement = await self._run_all_checks(proposal, key)
-        canaries = await self._run_deciding_cases_again(judgement)
+        await self._exclude_unrelated(judgement)
+        # One at a time: once a candidate is confirmed, the next ones may wait.
+        async with self._confirm_lock:
+            if self._may_wait(judgement):
+                self._waiting[key] = judgement
+            else:
+                await self._confirm(judgement)
+        return await self._complete(judgement, key)
+
+    def _may_wait(self, judgement: _Judgement) -> bool:
+        """True if a confirmed candidate passes the acceptance checks and fixes as many cases, so
+        that this one wins only by criteria that follow.
+        """
+        assessment = judgement.assessment
+        return len(assessment.fixed) <= self._most_fixed and passes_acceptance_checks(
+            Candidate(judgement.proposal, assessment)
+        )
+
+    async def _confirm(self, judgement: _Judgement) -> None:
+        """Run the deciding cases again, on the candidate and on the base."""
+        judgement.canaries = await self._run_deciding_cases_again(judgement)
         if failing_on_base := await self._find_failing_on_base(judgement.assessment.regressions):
             judgement.flaky |= failing_on_base
             self._compare(judgement)
-        own_failing: list[str] = []
+        await self._exclude_passing_on_base(judgement)
+        judgement.confirmed = True
+        if passes_acceptance_checks(Candidate(judgement.proposal, judgement.assessment)):
+            self._most_fixed = max(self._most_fixed, len(judgement.assessment.fixed))
+
+    async def _complete(self, judgement: _Judgement, key: str) -> Assessment:
+        """Return the assessment with the results of the author's tests and of static analysis."""
+        proposal, own_failing = judgement.proposal, list[str]()
         if runs_with_own_tests := await self._run_own_tests(proposal, judgement.runs, own_failing):
-            judgement.runs = runs_with_own_tests
+            fixed = {*judgement.assessment.fixed}
+            judgement = replace(judgement, runs=runs_with_own_tests)
             self._compare(judgement)
-        await self._exclude_cases_that_prove_nothing(judgement)
-        assessment = judgement.assessment
+            if not fixed.issuperset(judgement.assessment.fixed):
+                await self._exclude_unrelated(judgement)
+                await self._exclude_passing_on_base(judgement)
+        assessment = replace(judgement.assessment, confirmed=judgement.confirmed)
         if judgement.applies:
             assessment = replace(
                 assessment,
                 evidence=(
                     *assessment.evidence,
-                    *await self._other_evidence(proposal, canaries, own_failing),
+                    *await self._other_evidence(proposal, judgement.canaries, own_failing),
                 ),
             )
             assessment = await self._analyze_diff(
@@ -230,16 +315,25 @@ class Evaluator:
             self._compare(judgement)
         return canaries
 
-    async def _exclude_cases_that_prove_nothing(self, judgement: _Judgement) -> None:
-        """Exclude fixed cases that sometimes pass on the base, or do not concern the change."""
+    async def _exclude_unrelated(self, judgement: _Judgement) -> None:
+        """Exclude fixed cases that do not concern the change, and those that are known to pass on
+        the base sometimes.
+        """
         fixed = judgement.assessment.fixed
-        if not fixed:
-            return
-        passing_on_base = await self._find_passing_on_base(fixed, judgement.runs)
+        passing_on_base = {case for case in fixed if self._confirmed_failures.get(case) is False}
         unrelated = await self._find_unrelated(fixed, changed_files(judgement.proposal.diff))
         if passing_on_base or unrelated:
             judgement.flaky |= passing_on_base
-            self._compare(judgement, unrelated)
+            judgement.unrelated = {*judgement.unrelated, *unrelated}
+            self._compare(judgement)
+
+    async def _exclude_passing_on_base(self, judgement: _Judgement) -> None:
+        """Exclude fixed cases that pass in one of two further runs on the base."""
+        if passing_on_base := await self._find_passing_on_base(
+            judgement.assessment.fixed, judgement.runs
+        ):
+            judgement.flaky |= passing_on_base
+            self._compare(judgement)
 
     async def _run_hidden_on_base(self) -> None:
         """Run the hidden tests on the unchanged base, once."""
@@ -499,11 +593,15 @@ class Evaluator:
         """
         async with self._base_lock:
             for check, run in runs.items():
-                unconfirmed = tuple(
+                unknown = [
                     case
                     for case in fixed
                     if case in run.cases and case not in self._confirmed_failures
-                )[:_MAX_RERUN_CASES]
+                ]
+                known = self._base_failures.find(self._prepared, check, unknown)
+                self._confirmed_failures |= dict.fromkeys(known, True)
+                unconfirmed = tuple(case for case in unknown if case not in known)
+                unconfirmed = unconfirmed[:_MAX_RERUN_CASES]
                 if not unconfirmed:
                     continue
                 passing: set[str] = set()
@@ -522,6 +620,9 @@ class Evaluator:
                         and check_runs.runs[check].cases.get(case) == "passed"
                     }
                 self._confirmed_failures |= {case: case not in passing for case in unconfirmed}
+                self._base_failures.add(
+                    self._prepared, check, [case for case in unconfirmed if case not in passing]
+                )
         return {case for case in fixed if self._confirmed_failures.get(case) is False}
 
     async def _find_unrelated(self, fixed: Sequence[str], changed: Sequence[str]) -> set[str]:
@@ -638,7 +739,7 @@ class Evaluator:
                     )
         return sorted(case for check in checks for case in self._unstable_cases[check])
 
-    def _compare(self, judgement: _Judgement, unrelated: Collection[str] = ()) -> None:
+    def _compare(self, judgement: _Judgement) -> None:
         """Assess the runs as they are known now."""
         proposal = judgement.proposal
         judgement.assessment = assess(
@@ -651,13 +752,14 @@ class Evaluator:
             changed=changed_files(proposal.diff),
             altered=self._altered_examples.get(proposal.diff, ()),
             task=self._facts.deliberation.description,
-            unrelated=unrelated,
+            unrelated=judgement.unrelated,
         )
 
     async def _publish(self, evaluated: Candidate) -> None:
         assessment, proposal = evaluated.assessment, evaluated.proposal
         applies = Verdict.PASSED if assessment.applies else Verdict.FAILED
-        summary = Evidence("applies", applies, proven=assessment.proven, look=assessment.look)
+        proven = assessment.proven and assessment.confirmed
+        summary = Evidence("applies", applies, proven=proven, look=assessment.look)
         assessment_data = {
             name: value for name, value in dump(assessment).items() if name != "evidence"
         }
