@@ -152,7 +152,7 @@ class DeliberationContext:
     """Existing tests that the task supersedes, each with the reason."""
     changes_read: set[str] = field(default_factory=set)
     """The candidates whose changes of existing tests were compared with the task."""
-    cross_test_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    judging_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     contradictions: dict[str, str] = field(default_factory=dict)
     """By candidate with tests: why they contradict the task; '' if they do not."""
     stopped_early: bool = False

@@ -221,14 +221,6 @@ CRITERIA: tuple[Criterion, ...] = (
         tested=False,
         decides=False,
     ),
-    # So that a hash causes no further runs.
-    Criterion(
-        "its tests ran three times",
-        lambda standing: int(standing.candidate.assessment.confirmed),
-        lambda value: "yes" if value else "no",
-        tested=False,
-        decides=False,
-    ),
 )
 _TESTED_COUNT = sum(criterion.tested for criterion in CRITERIA)
 _DECIDING_COUNT = sum(criterion.decides for criterion in CRITERIA)

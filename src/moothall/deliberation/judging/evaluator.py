@@ -88,10 +88,10 @@ class _Judgement:
 class Evaluator:
     """Evaluates the candidates of one deliberation. Each distinct diff is evaluated once.
 
-    Only candidates that may win are confirmed, which means that their deciding cases run again. A
-    candidate that passes the acceptance checks and fixes no more cases than a confirmed one waits:
-    its evidence is published by `confirm`, if it ranks first at the end, or else by
-    `publish_unconfirmed`.
+    To confirm a candidate means to run its deciding cases again. One that fails an acceptance check
+    is confirmed at once, since it may fail by chance. One that passes them waits: `confirm` is
+    called if it ranks first when that matters, and publishes its evidence. `publish_unconfirmed`
+    publishes that of the others at the end.
 
     redact: removes secrets from a text.
     base_failures: the failures that earlier deliberations confirmed on the same base.
@@ -113,9 +113,8 @@ class Evaluator:
         self._locks: dict[str, asyncio.Lock] = {}
         self._assessments: dict[str, Assessment] = {}
         self._further = FurtherRuns(runner, prepared, base_failures or BaseFailures())
-        self._confirm_lock = asyncio.Lock()
         self._waiting: dict[str, _Judgement] = {}
-        self._most_fixed = -1
+        self._first_evidence: dict[str, tuple[Evidence, ...]] = {}
         self._details: dict[str, Mapping[str, str]] = {}
         self._altered_examples: dict[str, Sequence[str]] = {}
 
@@ -141,10 +140,8 @@ class Evaluator:
         key = digest(diff)
         async with self._locks.setdefault(key, asyncio.Lock()):
             judgement = self._waiting.get(key)
-            before = self._assessments[key].evidence
             if judgement is not None:
-                async with self._confirm_lock:
-                    await self._confirm(judgement)
+                await self._confirm(judgement)
                 self._assessments[key] = await self._complete(judgement, key)
                 del self._waiting[key]
         confirmed = []
@@ -154,7 +151,8 @@ class Evaluator:
             assessment = self._assessments[key]
             await self._publish(Candidate(candidate.proposal, assessment))
             # Other parts have added and published evidence of their own.
-            others = tuple(item for item in candidate.assessment.evidence if item not in before)
+            first = self._first_evidence[key]
+            others = tuple(item for item in candidate.assessment.evidence if item not in first)
             assessment = replace(assessment, evidence=(*assessment.evidence, *others))
             confirmed.append(
                 replace(candidate, assessment=assessment, details=self._details.get(key, {}))
@@ -162,11 +160,11 @@ class Evaluator:
         return tuple(confirmed)
 
     async def publish_unconfirmed(self, judged: Sequence[Candidate]) -> None:
-        """Publish the evidence of the candidates that still wait."""
+        """Publish the evidence of the candidates that are not confirmed."""
         for candidate in judged:
-            key = digest(candidate.proposal.diff)
-            if key in self._waiting and not candidate.assessment.confirmed:
-                await self._publish(Candidate(candidate.proposal, self._assessments[key]))
+            if not candidate.assessment.confirmed:
+                assessment = self._assessments[digest(candidate.proposal.diff)]
+                await self._publish(Candidate(candidate.proposal, assessment))
 
     async def _assess(self, proposal: Proposal, key: str) -> Assessment:
         await self._run_hidden_on_base()
@@ -175,22 +173,13 @@ class Evaluator:
         )
         judgement = await self._run_all_checks(proposal, key)
         await self._exclude_unrelated(judgement)
-        # One at a time: once a candidate is confirmed, the next ones may wait.
-        async with self._confirm_lock:
-            if self._may_wait(judgement):
-                self._waiting[key] = judgement
-            else:
-                await self._confirm(judgement)
-        return await self._complete(judgement, key)
-
-    def _may_wait(self, judgement: _Judgement) -> bool:
-        """True if a confirmed candidate passes the acceptance checks and fixes as many cases, so
-        that this one wins only by criteria that follow.
-        """
-        assessment = judgement.assessment
-        return len(assessment.fixed) <= self._most_fixed and passes_acceptance_checks(
-            Candidate(judgement.proposal, assessment)
-        )
+        if passes_acceptance_checks(Candidate(proposal, judgement.assessment)):
+            self._waiting[key] = judgement
+        else:
+            await self._confirm(judgement)
+        assessment = await self._complete(judgement, key)
+        self._first_evidence[key] = assessment.evidence
+        return assessment
 
     async def _confirm(self, judgement: _Judgement) -> None:
         """Run the deciding cases again, on the candidate and on the base."""
@@ -205,8 +194,6 @@ class Evaluator:
             self._compare(judgement)
         await self._exclude_passing_on_base(judgement)
         judgement.confirmed = True
-        if passes_acceptance_checks(Candidate(judgement.proposal, judgement.assessment)):
-            self._most_fixed = max(self._most_fixed, len(judgement.assessment.fixed))
 
     async def _complete(self, judgement: _Judgement, key: str) -> Assessment:
         """Return the assessment with the results of the author's tests and of static analysis."""

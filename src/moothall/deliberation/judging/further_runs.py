@@ -233,15 +233,15 @@ class FurtherRuns:
             cases = tuple(case for case in lost_cases if case in base.cases)
             if not cases or len(cases) > MAX_RERUN_CASES or base.duration_ms > MAX_RERUN_MS:
                 continue
-            if (check, *cases) not in self._failing_now:
-                check_runs = await self._runner.run_checks(
-                    {check: cases}, "base", digest(check, *cases)[:12], "now", judged=False
-                )
-                self._failing_now[check, *cases] = {
-                    case
-                    for case in cases
-                    if check in check_runs.runs and check_runs.runs[check].cases.get(case) in RED
-                }
+            async with self.base_lock:
+                if (check, *cases) not in self._failing_now:
+                    check_runs = await self._runner.run_checks(
+                        {check: cases}, "base", digest(check, *cases)[:12], "now", judged=False
+                    )
+                    run = check_runs.runs.get(check)
+                    self._failing_now[check, *cases] = {
+                        case for case in cases if run is not None and run.cases.get(case) in RED
+                    }
             failing |= self._failing_now[check, *cases]
         return failing
 
