@@ -312,20 +312,37 @@ def _parts(parts: Mapping[str, float]) -> str:
 def _tools(found: Mapping[str, Any]) -> str:
     alone, together = found["alone"], found["together"]
     own = alone["wait"] - found["critical"]
-    ways = {"one at a time": alone, f"{together['at_once']} at once": together}
+    many = f"{together['at_once']} at once"
     rows = [
-        (name, figure(run["wait"]), figure(run["cpu_ms"] / 1000), figure(run["rate"]))
-        for name, run in ways.items()
+        (
+            name,
+            figure(run["wait"]),
+            figure(plain["wait"]),
+            figure(run["wait"] / plain["wait"]),
+            figure(run["cpu_ms"] / 1000),
+            figure(plain["cpu_ms"] / 1000),
+            figure(run["cpu_ms"] / plain["cpu_ms"]),
+        )
+        for name, run, plain in (
+            ("one at a time", alone, found["plain"]),
+            (many, together, found["plain_together"]),
+        )
     ]
+    head = ("", "wall s", "plain loop", "ratio", "CPU s, tests included", "plain loop", "ratio")
     parts = _parts({part: value / 1000 for part, value in alone["parts_ms"].items()})
     return f"""## With tools
 
 Three seats, three turns each, in a sandbox each, on a small repository: look, write something wrong and see the test fail, mend it and
-see it pass; then every candidate is tested again on a clean checkout, ranked, and the winner is left as a branch. Critical path: three
-model calls of {found["delay_ms"]} ms and three runs of the tests, which alone and outside take {figure(found["bare_tests"] * 1000)} ms each: {figure(found["critical"])} s.
+see it pass; then every candidate is tested again on a clean checkout, ranked, the winner is tested twice more, and it is left as a branch. Critical path: three
+model calls of {found["delay_ms"]} ms and four runs of the tests, which alone and outside take {figure(found["bare_tests"] * 1000)} ms each: {figure(found["critical"])} s.
 Of the wall time one at a time {figure(own)} s are not on that path: three seats test at the same time on these cores, sandboxes start, diffs are made and applied.
 
-{table(("", "wall s", "CPU s, tests included", "a second"), rows)}
+The plain loop does the same work with git worktrees, a shell and pytest as subprocesses, without a sandbox, a log or a ranking. It runs the
+tests 13 times: six times for the seats, once on each answer, twice more on the winner and twice on the base. A council runs them
+11 to 13 times: runs on the base are shared for ten minutes, and an answer that reviews or later tests put first is tested twice more.
+One at a time, both take turns; four at once, the plain loop follows. The load of the machine was {figure(found["load"])}, with other work on it.
+
+{table(head, rows)}
 
 CPU seconds of one, one at a time: {parts}."""
 

@@ -5,6 +5,7 @@ again.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -123,6 +124,9 @@ def of_tools(found: Worked) -> dict[str, Any]:
     return {
         "alone": of_run(found.alone),
         "together": {**of_run(found.together), "at_once": found.together.at_once},
+        "plain": of_run(found.plain),
+        "plain_together": of_run(found.plain_together),
+        "load": os.getloadavg()[1],
         "critical": found.critical,
         "bare_tests": found.bare_tests,
         "delay_ms": found.delay_ms,

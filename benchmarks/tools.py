@@ -2,8 +2,9 @@
 each change and a re-check.
 
 Each seat looks (turn 1), writes a wrong answer and sees its test fail (turn 2), mends it and sees
-it pass (turn 3); every candidate is then tested again on a clean checkout. One behind the other lie
-three model calls and three runs of the tests.
+it pass (turn 3); every candidate is then tested again on a clean checkout, and the winner twice
+more. One behind the other lie three model calls and four runs of the tests. A plain loop does the
+same work beside it (`plain_loop.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.load import Act, Probe, Run, side_by_side, taking_turns
+from benchmarks.plain_loop import PlainLoop, used
 from benchmarks.served import Served
 from benchmarks.stub import Stub
 from benchmarks.workload import Wrong
@@ -27,18 +29,21 @@ from moothall.settings import load_settings
 
 CALLS = 9
 TURNS = 3
-TEST_RUNS = 3
-"""Behind each other: after turn 2, after turn 3, and the re-check."""
+TEST_RUNS = 4
+"""Behind each other: after turn 2, after turn 3, the re-check, and the further runs, which are side
+by side."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worked:
     """What came of it. `bare_tests`: seconds that one run of the repository's tests takes
-    outside.
+    outside. `plain`: the plain loop, in turn with `alone`, and `plain_together` after `together`.
     """
 
     alone: Run
     together: Run
+    plain: Run
+    plain_together: Run
     delay_ms: int
     bare_tests: float
 
@@ -83,28 +88,39 @@ async def work(
     act, probe = tools_act(app, await repository(app, folder / "sample")), _probe(app, stub)
     await act()  # prepares the repository: an environment, a checkout, the tests on the base
     await stub.set(reset=1)
-    (alone,) = await taking_turns([(act, probe)], count)
+    worktrees = folder / "worktrees"
+    worktrees.mkdir()
+    loop = PlainLoop(folder / "sample", worktrees, _python(app), delay_ms / 1000)
+    await loop.act()
+    alone, plain = await taking_turns([(act, probe), (loop.act, used)], count)
     received = await stub.stats()
     if received["calls"] != CALLS * count:
         raise Wrong(f"{received['calls']} model calls in {count} deliberations, not {CALLS} each")
     together = await side_by_side(act, at_once, 0, probe, generations=1)
-    return Worked(alone, together, delay_ms, await _bare_tests(app, folder / "sample"))
+    plain_together = await side_by_side(loop.act, at_once, 0, used, generations=1)
+    bare_tests = await _bare_tests(app, folder / "sample")
+    return Worked(alone, together, plain, plain_together, delay_ms, bare_tests)
 
 
 def _probe(app: Served, stub: Stub) -> Probe:
     return lambda: {**app.system.used().cpu, "caller": time.process_time(), "stub": stub.cpu()}
 
 
+def _python(app: Served) -> str:
+    """Return the interpreter of the environment that was prepared for the sample."""
+    return str(next((app.data_dir / "environments").glob("*/env/bin/python"), Path(sys.executable)))
+
+
 async def _bare_tests(app: Served, path: Path) -> float:
     """Median seconds of the same tests in the environment that was prepared for them, without
     sandbox and without us.
     """
-    python = next((app.data_dir / "environments").glob("*/env/bin/python"), Path(sys.executable))
+    python = _python(app)
     seconds = []
     for _ in range(5):
         began = time.perf_counter()
         process = await asyncio.create_subprocess_exec(
-            str(python),
+            python,
             "-m",
             "pytest",
             "-q",

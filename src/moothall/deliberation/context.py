@@ -17,6 +17,7 @@ from moothall.config.models import DEFAULT
 from moothall.deliberation.agent import AgentLoop
 from moothall.deliberation.attempt_state import Draft
 from moothall.deliberation.event_writer import EventWriter
+from moothall.deliberation.judging.base_failures import BaseFailures
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
 from moothall.deliberation.judging.evaluator import Evaluator
 from moothall.deliberation.pause_gate import PauseGate
@@ -97,6 +98,7 @@ class Dependencies:
     """Publishes the partial replies of seats."""
     pause_gate: PauseGate | None = None
     """Holds turns while the deliberation is paused."""
+    base_failures: BaseFailures = field(default_factory=BaseFailures)
     owns_work: Callable[[], bool] = lambda: True
     """True as long as this process owns the deliberation; called before each model call."""
 
@@ -153,13 +155,15 @@ class DeliberationContext:
     approaches: tuple[str, ...] = ()
     approach_source: str = "none"
     reviews: list[Review] = field(default_factory=list)
+    missing_reviews: dict[tuple[str, str], str] = field(default_factory=dict)
+    """By candidate and reviewer: the message that this review is missing."""
     answers_equivalent: bool = False
     """True if the tie-breaker found that the best answers behave the same."""
     superseded: dict[str, str] = field(default_factory=dict)
     """Existing tests that the task supersedes, each with the reason."""
     changes_read: set[str] = field(default_factory=set)
     """The candidates whose changes of existing tests were compared with the task."""
-    cross_test_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    judging_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     contradictions: dict[str, str] = field(default_factory=dict)
     """By candidate with tests: why they contradict the task; '' if they do not."""
     stopped_early: bool = False
@@ -318,6 +322,26 @@ class DeliberationContext:
     def judged(self) -> tuple[Candidate, ...]:
         """All candidates, seat by seat, originals before revisions."""
         return tuple(item for seat_state in self.seat_states for item in seat_state.judged)
+
+    @property
+    def reviewed(self) -> tuple[Candidate, ...]:
+        """All candidates with their reviews, as the collector ranks them."""
+        reviewed = {(review.candidate, review.reviewer) for review in self.reviews}
+        missing = sorted(self.missing_reviews.items(), key=lambda item: item[0][1])
+        return tuple(
+            replace(
+                item,
+                reviews=tuple(
+                    review for review in self.reviews if review.candidate == item.proposal.candidate
+                ),
+                missing=tuple(
+                    message
+                    for key, message in missing
+                    if key[0] == item.proposal.candidate and key not in reviewed
+                ),
+            )
+            for item in self.judged
+        )
 
     @property
     def proposers(self) -> tuple[SeatState, ...]:
@@ -492,4 +516,5 @@ def _create_evaluator(
         ),
         events,
         dependencies.clean,
+        dependencies.base_failures,
     )

@@ -80,12 +80,13 @@ from moothall.deliberation.rival_notes import distil_notes
 from moothall.deliberation.seats import find_approaches, outcome_of, propose, propose_again, revise
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
+from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.proposal import OUT_OF_PATIENCE, Candidate, Review, SeatOutcome, SeatStatus
 from moothall.domain.protocol import PROTOCOLS, Protocol
 from moothall.domain.repository import Prepared
-from moothall.domain.task import Deliberation
+from moothall.domain.task import CHANGE, Deliberation
 from moothall.errors import BusUnavailable, MoothallError
-from moothall.ranking import find_ties, have_same_change, is_done, passes_acceptance_checks
+from moothall.ranking import find_ties, have_same_change, is_done, passes_acceptance_checks, rank
 
 __all__ = ["HOST_STOPS", "Dependencies", "deliberate"]
 
@@ -184,6 +185,8 @@ async def _publish_failed_seats(events: EventWriter, error: MoothallError) -> No
 async def _finish(council: DeliberationContext) -> None:
     # Before the end is recorded: later work may need the released budget.
     await council.model.close()
+    if council.evaluator is not None:
+        await council.evaluator.publish_unconfirmed(council.judged)
     # The collector decides once all seats have finished, so `seat.finished` must never be recorded
     # before earlier events (`Log.post`).
     for seat_state in council.seat_states:
@@ -219,14 +222,39 @@ async def _run_protocol(council: DeliberationContext) -> None:
         _update_judged(council, await check_claims(council))
         await _run_second_wave(council, protocol, tests)
     _update_judged(council, await check_claims(council))
+    await _confirm_first(council)
     _update_judged(council, await tests.apply(published=True))
     if protocol.reviews_ties:
         if tied := find_tie(council):
             _update_judged(council, await break_tie(council, tied))
         await _review_ties(council)
     await _review_by_peers(council)
+    await _confirm_first(council)
     if protocol.judges:
         await judge_change(council, tests.author)
+
+
+async def _confirm_first(council: DeliberationContext) -> None:
+    """Confirm the answer that ranks first. If another one ranks first then, confirm that. A given
+    change is confirmed wherever it ranks.
+    """
+    async with council.judging_lock:
+        given = [item for item in council.judged if item.proposal.seat == CHANGE]
+        for item in given if council.deliberation.judges else ():
+            await _confirm(council, item)
+        while council.evaluator is not None and council.judged:
+            first = rank(council.reviewed)[0]
+            winner = next(
+                item for item in council.judged if item.proposal.candidate == first.candidate
+            )
+            if winner.assessment.confirmed or not first.passed_gates:
+                return
+            await _confirm(council, winner)
+
+
+async def _confirm(council: DeliberationContext, item: Candidate) -> None:
+    if council.evaluator is not None:
+        _update_judged(council, await council.evaluator.confirm(item.proposal.diff, council.judged))
 
 
 async def _run_revision_rounds(council: DeliberationContext, protocol: Protocol) -> None:
@@ -249,7 +277,7 @@ async def _run_revision_rounds(council: DeliberationContext, protocol: Protocol)
         elif (
             protocol.revises_on == "evidence"
             and not council.about_text
-            and not _has_solution(council)
+            and not await _has_solution(council)
         ):
             # A seat that was stuck at the end has seen this evidence already.
             failed = [
@@ -272,6 +300,7 @@ async def _run_second_wave(
         return
     if is_done_already(council):
         return
+    await _confirm_first(council)
     _update_judged(council, await tests.apply(published=False))
     if any(passes_acceptance_checks(item) and item.level.independent for item in council.judged):
         return
@@ -355,6 +384,7 @@ async def _fill_seats(council: DeliberationContext) -> None:
         first, is_enough = len(council.seat_states), _answers_agree
     await _propose_all(council, council.seat_states[:first])
     for seat_state in council.seat_states[first:]:
+        await _confirm_first(council)
         if is_enough(council) or not _time_left(council):
             return
         await _propose_all(council, [seat_state])
@@ -387,14 +417,14 @@ async def _propose_all(council: DeliberationContext, seat_states: Sequence[SeatS
             _cancel_open_seats(tasks)
             for task in waiting:
                 task.cancel()
-        elif not waiting and _starts_patience(council):
+        elif all(task.done() for task in waiting) and _starts_patience(council):
             waiting.append(
                 group.create_task(_cancel_late_seats(council, tasks, datetime.now(UTC) - started))
             )
         if waiting and all(
             other.drafts or task.done() or other is seat_state for other, task in tasks
         ):
-            waiting[0].cancel()
+            waiting[-1].cancel()
 
     async with asyncio.TaskGroup() as group:
         tasks += [
@@ -424,6 +454,9 @@ async def _cancel_late_seats(
     await asyncio.sleep(
         max(proof_duration.total_seconds() * limits.patience, limits.patience_seconds)
     )
+    await _confirm_first(council)
+    if not any(item.level is EvidenceLevel.PROVEN for item in council.judged):
+        return
     stopped = _cancel_open_seats(tasks)
     await asyncio.gather(
         *(task for seat_state, task in tasks if seat_state in stopped), return_exceptions=True
@@ -460,6 +493,7 @@ async def _is_decided(council: DeliberationContext) -> bool:
         council.evaluator is None
         or council.deliberation.peer_review
         or not _protocol(council).stops_early
+        or all(seat_state.drafts for seat_state in council.seat_states)
     ):
         return False
     majority = len(council.seat_states) // 2 + 1
@@ -468,6 +502,9 @@ async def _is_decided(council: DeliberationContext) -> bool:
     ) == len(council.seat_states):
         return False
     await _run_cross_tests(council)
+    async with council.judging_lock:
+        for diff in {item.proposal.diff for item in council.judged if _awaits_confirmation(item)}:
+            _update_judged(council, await council.evaluator.confirm(diff, council.judged))
     votes = Counter(
         item.assessment.behaviour
         for item in council.judged
@@ -476,6 +513,10 @@ async def _is_decided(council: DeliberationContext) -> bool:
         and all(run.passed for run in item.cross)
     )
     return any(count >= majority for count in votes.values())
+
+
+def _awaits_confirmation(item: Candidate) -> bool:
+    return passes_acceptance_checks(item) and not item.assessment.confirmed
 
 
 def _starts_patience(council: DeliberationContext) -> bool:
@@ -494,7 +535,8 @@ def _has_complete_proof(council: DeliberationContext) -> bool:
     fix is no reason to skip the other seats.
     """
     return any(
-        passes_acceptance_checks(item) and is_done(item.assessment) for item in council.judged
+        passes_acceptance_checks(item) and item.assessment.confirmed and is_done(item.assessment)
+        for item in council.judged
     )
 
 
@@ -502,10 +544,11 @@ def _has_proven(council: DeliberationContext) -> bool:
     return any(passes_acceptance_checks(item) and item.proven for item in council.judged)
 
 
-def _has_solution(council: DeliberationContext) -> bool:
+async def _has_solution(council: DeliberationContext) -> bool:
     """Return True if a candidate passes the acceptance checks and leaves nothing of the task
     failing.
     """
+    await _confirm_first(council)
     return any(solves(item) for item in council.judged)
 
 
@@ -536,7 +579,7 @@ def _time_left(council: DeliberationContext) -> bool:
 async def _run_cross_tests(council: DeliberationContext) -> None:
     if council.evaluator is None:
         return
-    async with council.cross_test_lock:  # several seats may end at the same time
+    async with council.judging_lock:  # several seats may end at the same time
         _update_judged(council, await excuse_superseded(council))
         contradicting = await find_contradicting_seats(council)
         _update_judged(

@@ -257,9 +257,10 @@ async def revise(
 ) -> None:
     """Let an author improve its proposal, based on evidence and reviews.
 
-    If that fails, the proposal stays as it is. Remote agents do not revise.
+    If that fails, the proposal stays as it is. Remote agents do not revise, nor does a given change.
     """
-    if seat_state.seat in council.deliberation.elsewhere:
+    deliberation = council.deliberation
+    if seat_state.seat in deliberation.elsewhere or deliberation.merges(seat_state.seat):
         return
     await _run_seat(
         council, seat_state, _revise(council, seat_state, round_, reviews), council.deadline

@@ -165,7 +165,8 @@ class Assessment:
     `unrelated` pass now but have nothing to do with the change. `evidence` has one entry for every
     check, also for those that did not run. `look` are lines that a person should look at before the
     candidate counts as proven. `change` is equal for candidates whose code differs only in comments
-    and strings. `idle`: only such text changes, but the task asks for more.
+    and strings. `idle`: only such text changes, but the task asks for more. `confirmed` is False if
+    the cases in `fixed` passed in one run only, because the candidate could not win.
     """
 
     applies: bool
@@ -182,6 +183,7 @@ class Assessment:
     unsolved: tuple[str, ...] = ()
     missed: bool = False
     unrelated: tuple[str, ...] = ()
+    confirmed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,9 @@ class Candidate:
 
     @property
     def proven(self) -> bool:
-        """Whether a test of the repository or of the caller failed on the base and passes."""
+        """Whether a test of the repository or of the caller failed on the base and passes. In a
+        candidate that is not confirmed, it has passed once.
+        """
         return self.assessment.proven
 
     @property
@@ -249,7 +253,7 @@ class Candidate:
         """The candidate's level of evidence."""
         if self.about_text:
             return EvidenceLevel.UNPROVEN
-        if self.proven:
+        if self.proven and self.assessment.confirmed:
             return EvidenceLevel.PROVEN
         refuted = any(not run.passed and run.author in _AGENTS for run in self.cross)
         if self.reproducing and not refuted:

@@ -154,7 +154,7 @@ CRITERIA: tuple[Criterion, ...] = (
     ),
     Criterion(
         "proven",
-        lambda standing: int(standing.candidate.level is EvidenceLevel.PROVEN),
+        lambda standing: int(standing.candidate.proven and not standing.candidate.about_text),
         lambda value: "yes" if value else "no",
     ),
     Criterion("tests that failed on the base and pass", lambda standing: standing.fixed),
@@ -559,6 +559,11 @@ def _explain_evidence(standing: _Standing) -> Iterable[str]:
     if failed_advisory:
         yield f"Fails {format_cases(failed_advisory)}, which is advisory and decides nothing."
     yield from _explain_level(standing)
+    if _passed_once(standing.candidate):
+        yield (
+            "These tests failed on the base, passed once, and did not run again, since another "
+            f"answer ranks first: {format_cases(assessment.fixed)}."
+        )
     if assessment.look:
         suspicious_lines = [
             sanitize_line(line, _LINE_CHARS) for line in assessment.look[:_MAX_SUSPICIOUS_LINES]
@@ -620,9 +625,14 @@ def _explain_level(standing: _Standing) -> Iterable[str]:
                 f"{sanitize_line(refuted, 300)}."
             )
         else:
-            yield f"{level_prefix(level)}no test that failed on the base passes."
+            passes = "passes in three runs" if _passed_once(standing.candidate) else "passes"
+            yield f"{level_prefix(level)}no test that failed on the base {passes}."
             if reasons:
                 yield f"Its own tests are no evidence: {sanitize_line(reasons[0], 200)}."
+
+
+def _passed_once(candidate: Candidate) -> bool:
+    return candidate.proven and not candidate.assessment.confirmed
 
 
 def level_prefix(level: EvidenceLevel) -> str:

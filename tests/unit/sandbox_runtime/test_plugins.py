@@ -151,6 +151,32 @@ def test_pytest_goes_on_after_a_case_that_ended_the_process(tmp_path: Path) -> N
 
 
 @pytest.mark.e2e  # real runs of unittest
+def test_the_garbage_of_tests_is_collected_and_the_runner_is_left_out(tmp_path: Path) -> None:
+    text = """
+import gc, weakref
+
+class A:
+    pass
+
+def test_collected():
+    a = A()
+    a.own = a
+    seen = weakref.ref(a)
+    del a
+    gc.collect()
+    assert gc.isenabled() and seen() is None
+
+def test_left_out():
+    assert gc.get_freeze_count() > 1000
+"""
+    (tmp_path / "test_a.py").write_text(text, encoding="utf-8")
+    cases = run(tmp_path, (sys.executable, "-m", "pytest"), 60)
+    assert cases.results == {
+        "test_a.py::test_collected": "passed",
+        "test_a.py::test_left_out": "passed",
+    }
+
+
 def test_a_file_that_runs_itself_or_ends_the_process_takes_no_other_with_it(tmp_path: Path) -> None:
     case = "import unittest\nclass TestA(unittest.TestCase):\n    def test_a(self): pass\n"
     for name, text in (

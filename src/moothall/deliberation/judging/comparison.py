@@ -224,4 +224,5 @@ async def _publish_ranking(council: DeliberationContext, ranking: _Ranking) -> l
                 fingerprint=proposal.fingerprint,
                 review=dump(review),
             )
+    council.reviews += reviews
     return reviews

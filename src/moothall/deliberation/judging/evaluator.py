@@ -6,14 +6,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.author_tests import AuthorTests
-from moothall.deliberation.judging.canary import Canary, find_case_file, make_canary
+from moothall.deliberation.judging.base_failures import BaseFailures
 from moothall.deliberation.judging.clean_runs import CheckRuns, CleanCheckoutRunner
+from moothall.deliberation.judging.further_runs import (
+    MAX_RERUN_CASES,
+    MAX_RERUN_MS,
+    CanaryResults,
+    FurtherRuns,
+)
 from moothall.deliberation.judging.hidden import (
     is_hidden,
     visible_candidate,
@@ -39,7 +44,7 @@ from moothall.domain.repository import Prepared
 from moothall.domain.secrets import scrub
 from moothall.errors import NotFound
 from moothall.ranking import assess, changed_files, passes_acceptance_checks
-from moothall.ranking.assess import differing_cases, is_silent, unmatched_cases
+from moothall.ranking.assess import is_silent
 from moothall.ranking.doctests import find_altered_examples
 from moothall.ranking.gates import format_counts
 from moothall.ranking.joined_secrets import find_joined_secrets
@@ -52,32 +57,13 @@ from moothall.ranking.syntax.normal import (
     normalize_change,
 )
 from moothall.sandbox_runtime.cases import WRITTEN
-from moothall.sandbox_runtime.checks import reports_cases
 
 _OUTPUT_CHARS = 8000
 _MAX_OWN_FAILING = 20  # named failing cases of an author's own tests
 _CANARY_NOT_REPORTED = (
     "its runner did not report a test that must fail, so its report is not believed"
 )
-_MAX_CANARY_CASES = 5  # cases that are tried as the place of a canary
 _MAX_CASE_OUTPUTS = 4  # cases whose output is shown
-# Deciding cases are run again if there are at most so many, and the base took at most so long.
-_MAX_RERUN_CASES = 50
-_MAX_RERUN_MS = 120_000
-
-
-@dataclass(frozen=True, slots=True)
-class _CanaryResults:
-    """Results of tests that must fail.
-
-    differing: proving cases that came out differently in the second run.
-    silent: checks whose runner did not report the canary.
-    missing: checks in which no canary could be placed.
-    """
-
-    differing: AbstractSet[str] = frozenset()
-    silent: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -85,6 +71,8 @@ class _Judgement:
     """The runs of a proposal's checks, and what is known about them so far.
 
     flaky: cases that are no evidence.
+    unrelated: fixed cases that do not concern the change.
+    confirmed: the deciding cases ran again, and so did the canaries.
     """
 
     proposal: Proposal
@@ -92,16 +80,29 @@ class _Judgement:
     flaky: set[str]
     applies: bool
     assessment: Assessment = field(default_factory=lambda: Assessment(applies=False))
+    unrelated: Collection[str] = ()
+    canaries: CanaryResults = field(default_factory=CanaryResults)
+    confirmed: bool = False
 
 
 class Evaluator:
     """Evaluates the candidates of one deliberation. Each distinct diff is evaluated once.
 
+    To confirm a candidate means to run its deciding cases again. One that fails an acceptance check
+    is confirmed at once, since it may fail by chance. One that passes them waits: `confirm` is
+    called if it ranks first when that matters, and publishes its evidence. `publish_unconfirmed`
+    publishes that of the others at the end.
+
     redact: removes secrets from a text.
+    base_failures: the failures that earlier deliberations confirmed on the same base.
     """
 
     def __init__(
-        self, runner: CleanCheckoutRunner, facts: EventWriter, redact: Callable[[str], str] = scrub
+        self,
+        runner: CleanCheckoutRunner,
+        facts: EventWriter,
+        redact: Callable[[str], str] = scrub,
+        base_failures: BaseFailures | None = None,
     ) -> None:
         prepared, hidden = with_hidden_checks(runner.prepared)
         runner = self._runner = replace(runner, prepared=prepared, hidden=hidden)
@@ -111,15 +112,14 @@ class Evaluator:
         self._author_tests = AuthorTests(runner, facts)
         self._locks: dict[str, asyncio.Lock] = {}
         self._assessments: dict[str, Assessment] = {}
-        self._unstable_cases: dict[str, set[str]] = {}
-        self._base_lock = asyncio.Lock()
-        self._canary_reported: dict[tuple[str, str], bool] = {}
+        self._further = FurtherRuns(runner, prepared, base_failures or BaseFailures())
+        self._waiting: dict[str, _Judgement] = {}
+        self._first_evidence: dict[str, tuple[Evidence, ...]] = {}
         self._details: dict[str, Mapping[str, str]] = {}
-        self._confirmed_failures: dict[str, bool] = {}
         self._altered_examples: dict[str, Sequence[str]] = {}
 
     async def evaluate(self, proposal: Proposal, unredacted: str = "") -> Candidate:
-        """Evaluate a proposal on a clean checkout and publish the results.
+        """Evaluate a proposal on a clean checkout. Publish the results unless it waits.
 
         unredacted: the diff before secrets were removed from it, if that changed it.
         """
@@ -129,8 +129,42 @@ class Evaluator:
             if key not in self._assessments:
                 self._assessments[key] = await self._assess(proposal, key)
         evaluated = Candidate(proposal, self._assessments[key], details=self._details.get(key, {}))
-        await self._publish(evaluated)
+        if evaluated.assessment.confirmed:
+            await self._publish(evaluated)
         return evaluated
+
+    async def confirm(self, diff: str, judged: Sequence[Candidate]) -> tuple[Candidate, ...]:
+        """Run the deciding cases of a waiting diff again. Return its candidates with the results,
+        and publish these.
+        """
+        key = digest(diff)
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            judgement = self._waiting.get(key)
+            if judgement is not None:
+                await self._confirm(judgement)
+                self._assessments[key] = await self._complete(judgement, key)
+                del self._waiting[key]
+        confirmed = []
+        for candidate in judged:
+            if candidate.proposal.diff != diff or candidate.assessment.confirmed:
+                continue
+            assessment = self._assessments[key]
+            await self._publish(Candidate(candidate.proposal, assessment))
+            # Other parts have added and published evidence of their own.
+            first = self._first_evidence[key]
+            others = tuple(item for item in candidate.assessment.evidence if item not in first)
+            assessment = replace(assessment, evidence=(*assessment.evidence, *others))
+            confirmed.append(
+                replace(candidate, assessment=assessment, details=self._details.get(key, {}))
+            )
+        return tuple(confirmed)
+
+    async def publish_unconfirmed(self, judged: Sequence[Candidate]) -> None:
+        """Publish the evidence of the candidates that are not confirmed."""
+        for candidate in judged:
+            if not candidate.assessment.confirmed:
+                assessment = self._assessments[digest(candidate.proposal.diff)]
+                await self._publish(Candidate(candidate.proposal, assessment))
 
     async def _assess(self, proposal: Proposal, key: str) -> Assessment:
         await self._run_hidden_on_base()
@@ -138,22 +172,46 @@ class Evaluator:
             self._runner.unredact(proposal.diff), await self._read_changed_code(proposal.diff)
         )
         judgement = await self._run_all_checks(proposal, key)
-        canaries = await self._run_deciding_cases_again(judgement)
-        if failing_on_base := await self._find_failing_on_base(judgement.assessment.regressions):
+        await self._exclude_unrelated(judgement)
+        if passes_acceptance_checks(Candidate(proposal, judgement.assessment)):
+            self._waiting[key] = judgement
+        else:
+            await self._confirm(judgement)
+        assessment = await self._complete(judgement, key)
+        self._first_evidence[key] = assessment.evidence
+        return assessment
+
+    async def _confirm(self, judgement: _Judgement) -> None:
+        """Run the deciding cases again, on the candidate and on the base."""
+        fixed, runs = judgement.assessment.fixed, judgement.runs
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._further.find_passing_on_base(fixed, runs))
+            judgement.canaries = await self._run_deciding_cases_again(judgement)
+        if failing_on_base := await self._further.find_failing_on_base(
+            judgement.assessment.regressions
+        ):
             judgement.flaky |= failing_on_base
             self._compare(judgement)
-        own_failing: list[str] = []
+        await self._exclude_passing_on_base(judgement)
+        judgement.confirmed = True
+
+    async def _complete(self, judgement: _Judgement, key: str) -> Assessment:
+        """Return the assessment with the results of the author's tests and of static analysis."""
+        proposal, own_failing = judgement.proposal, list[str]()
         if runs_with_own_tests := await self._run_own_tests(proposal, judgement.runs, own_failing):
-            judgement.runs = runs_with_own_tests
+            fixed = {*judgement.assessment.fixed}
+            judgement = replace(judgement, runs=runs_with_own_tests)
             self._compare(judgement)
-        await self._exclude_cases_that_prove_nothing(judgement)
-        assessment = judgement.assessment
+            if not fixed.issuperset(judgement.assessment.fixed):
+                await self._exclude_unrelated(judgement)
+                await self._exclude_passing_on_base(judgement)
+        assessment = replace(judgement.assessment, confirmed=judgement.confirmed)
         if judgement.applies:
             assessment = replace(
                 assessment,
                 evidence=(
                     *assessment.evidence,
-                    *await self._other_evidence(proposal, canaries, own_failing),
+                    *await self._other_evidence(proposal, judgement.canaries, own_failing),
                 ),
             )
             assessment = await self._analyze_diff(
@@ -191,33 +249,29 @@ class Evaluator:
         if checks_with_missing_cases := _find_checks_with_missing_cases(
             judgement.assessment, judgement.runs, self._prepared
         ):
-            judgement.flaky |= {*await self._find_unstable_cases(checks_with_missing_cases)}
+            judgement.flaky |= {*await self._further.find_unstable_cases(checks_with_missing_cases)}
             self._compare(judgement)
         return judgement
 
-    async def _run_deciding_cases_again(self, judgement: _Judgement) -> _CanaryResults:
-        """Run the deciding cases again, first alone and then with canaries. Cases that differ are
-        flaky. Checks whose runner reports no canary are not believed.
+    async def _run_deciding_cases_again(self, judgement: _Judgement) -> CanaryResults:
+        """Run the deciding cases twice more, alone and with canaries. Cases that differ are flaky.
+        Checks whose runner reports no canary are not believed.
         """
-        diff = judgement.proposal.diff
-        deciding = _deciding_cases(judgement.assessment, judgement.runs, self._prepared)
-        differing, differing_alone = await self._find_flaky(diff, judgement.runs, deciding)
-        if differing:
-            judgement.flaky |= differing
-            self._compare(judgement)
-        if not judgement.applies:
-            return _CanaryResults()
+        diff, runs = judgement.proposal.diff, judgement.runs
+        deciding = _deciding_cases(judgement.assessment, runs, self._prepared)
+        canaries = CanaryResults()
+        async with asyncio.TaskGroup() as group:
+            flaky = group.create_task(self._further.find_flaky(diff, runs, deciding))
+            if judgement.applies:
+                canaries = await self._further.run_canaries(
+                    diff, runs, deciding, judgement.assessment
+                )
+        differing, differing_alone = flaky.result()
         # A case that fails alone each time depends on earlier cases, so a run of it alone is no
         # evidence.
-        confirming = {
-            check: tuple(case for case in cases if case not in differing_alone)
-            for check, cases in deciding.items()
-        }
-        canaries = await self._run_canaries(
-            diff, judgement.runs, {} if differing else confirming, judgement.assessment
-        )
-        if canaries.differing or canaries.silent:
-            judgement.flaky |= canaries.differing
+        differing |= canaries.differing - differing_alone
+        if differing or canaries.silent:
+            judgement.flaky |= differing
             judgement.runs = {
                 **judgement.runs,
                 **{
@@ -230,20 +284,29 @@ class Evaluator:
             self._compare(judgement)
         return canaries
 
-    async def _exclude_cases_that_prove_nothing(self, judgement: _Judgement) -> None:
-        """Exclude fixed cases that sometimes pass on the base, or do not concern the change."""
+    async def _exclude_unrelated(self, judgement: _Judgement) -> None:
+        """Exclude fixed cases that do not concern the change, and those that are known to pass on
+        the base sometimes.
+        """
         fixed = judgement.assessment.fixed
-        if not fixed:
-            return
-        passing_on_base = await self._find_passing_on_base(fixed, judgement.runs)
+        passing_on_base = self._further.known_passing_on_base(fixed)
         unrelated = await self._find_unrelated(fixed, changed_files(judgement.proposal.diff))
         if passing_on_base or unrelated:
             judgement.flaky |= passing_on_base
-            self._compare(judgement, unrelated)
+            judgement.unrelated = {*judgement.unrelated, *unrelated}
+            self._compare(judgement)
+
+    async def _exclude_passing_on_base(self, judgement: _Judgement) -> None:
+        """Exclude fixed cases that pass in one of two further runs on the base."""
+        if passing_on_base := await self._further.find_passing_on_base(
+            judgement.assessment.fixed, judgement.runs
+        ):
+            judgement.flaky |= passing_on_base
+            self._compare(judgement)
 
     async def _run_hidden_on_base(self) -> None:
         """Run the hidden tests on the unchanged base, once."""
-        async with self._base_lock:
+        async with self._further.base_lock:
             hidden_checks = {
                 check: () for check in self._runner.hidden.paths if check not in self._prepared.runs
             }
@@ -251,12 +314,12 @@ class Evaluator:
                 return
             runs = (await self._runner.run_checks(hidden_checks, "base", judged=False)).runs
             missing = {check: CheckRun(check, Verdict.MISSING) for check in hidden_checks}
-            self._prepared = replace(
+            self._prepared = self._further.prepared = replace(
                 self._prepared, runs={**self._prepared.runs, **missing, **runs}
             )
 
     async def _other_evidence(
-        self, proposal: Proposal, canaries: _CanaryResults, failing: Sequence[str]
+        self, proposal: Proposal, canaries: CanaryResults, failing: Sequence[str]
     ) -> list[Evidence]:
         """Return evidence from the author's own tests, and about canaries that could not be placed.
 
@@ -276,10 +339,10 @@ class Evaluator:
     def _explain_missing_canary(self, checks: Sequence[str]) -> str:
         base_runs, names = self._prepared.runs, ", ".join(checks)
         if all(
-            base_runs[check].duration_ms > _MAX_RERUN_MS for check in checks if check in base_runs
+            base_runs[check].duration_ms > MAX_RERUN_MS for check in checks if check in base_runs
         ):
             return (
-                f"{names} took longer than {_MAX_RERUN_MS // 1000} s on the base, so no test that "
+                f"{names} took longer than {MAX_RERUN_MS // 1000} s on the base, so no test that "
                 "must fail was run with it"
             )
         return (
@@ -309,220 +372,6 @@ class Evaluator:
             else {}
         )
         return {**runs, **repeated}
-
-    async def _find_flaky(
-        self, diff: str, first: Mapping[str, CheckRun], deciding: Mapping[str, tuple[str, ...]]
-    ) -> tuple[set[str], set[str]]:
-        """Return the flaky cases, and the cases that differ when they run alone.
-
-        The deciding cases run again, alone, on the same tree. A case that differs from the first
-        run in the same way each time depends on the cases before it, and is not flaky.
-        """
-
-        async def run_again(checks: Mapping[str, tuple[str, ...]], name: str) -> set[str]:
-            check_runs = await self._runner.run_checks(
-                checks, "check", digest(diff)[:12], name, diff=diff
-            )
-            return {
-                case
-                for check in checks
-                for case in (
-                    differing_cases(first[check], check_runs.runs[check])
-                    if check in check_runs.runs
-                    else ()
-                )
-            }
-
-        differing_alone = await run_again(deciding, "2") if deciding else set[str]()
-        order_dependent = {
-            check: cases for check, cases in deciding.items() if differing_alone.intersection(cases)
-        }
-        if not order_dependent:
-            return differing_alone, differing_alone
-        return differing_alone ^ await run_again(order_dependent, "3") | await run_again(
-            dict.fromkeys(order_dependent, ()), "4"
-        ), differing_alone
-
-    async def _run_canaries(
-        self,
-        diff: str,
-        first: Mapping[str, CheckRun],
-        deciding: Mapping[str, tuple[str, ...]],
-        assessment: Assessment,
-    ) -> _CanaryResults:
-        """Run the proving cases again, with a canary in their file; run the canary alone if no case
-        proves.
-        """
-        proving = {
-            check: cases for check, cases in deciding.items() if set(cases) & set(assessment.fixed)
-        }
-        canaries = {
-            check: canary
-            for check in first
-            if (canary := await self._place_canary(check, first[check], assessment.fixed))
-        }
-        missing = [
-            check
-            for check in first
-            if check in assessment.required
-            and check not in canaries
-            and reports_cases(self._argv(check))
-            and "passed" in first[check].cases.values()
-        ]
-        cases_to_run = {
-            check: (
-                *proving.get(check, ()),
-                *((canaries[check].case,) if check in canaries else ()),
-            )
-            for check in first
-            if check in canaries or check in proving
-        }
-        names = ("check", digest(diff)[:12])
-        runs = await self._run_with_canaries(canaries, cases_to_run, *names, "proof", diff=diff)
-        silent: list[str] = []
-        for check, canary in canaries.items():
-            if canary.failed_in(runs.get(check)):
-                continue
-            if not await self._is_reported_on_base(check, canary):
-                missing.append(check)
-                runs |= await self._run_with_canaries(
-                    {}, {check: proving.get(check, ())}, *names, "proof2", diff=diff
-                )
-                continue
-            canary_runs = await self._run_with_canaries(
-                {check: canary}, {check: (canary.case,)}, *names, "canary", diff=diff
-            )
-            silent += [] if canary.failed_in(canary_runs.get(check)) else [check]
-        differing = {
-            case
-            for check in proving
-            if check in runs
-            for case in differing_cases(first[check], runs[check])
-        }
-        return _CanaryResults(differing, tuple(silent), tuple(missing))
-
-    async def _run_with_canaries(
-        self,
-        canaries: Mapping[str, Canary],
-        cases_to_run: Mapping[str, Sequence[str]],
-        *name: str,
-        diff: str = "",
-        judged: bool = True,
-    ) -> dict[str, CheckRun]:
-        append = {canary.path: canary.text for canary in canaries.values()}
-        checks = {check: cases for check, cases in cases_to_run.items() if cases}
-        return (
-            {
-                **(
-                    await self._runner.run_checks(
-                        checks, *name, diff=diff, judged=judged, append=append
-                    )
-                ).runs
-            }
-            if checks
-            else {}
-        )
-
-    async def _is_reported_on_base(self, check: str, canary: Canary) -> bool:
-        """True if the runner reports a canary in this file on the unchanged base."""
-        async with self._base_lock:
-            if (check, canary.path) not in self._canary_reported:
-                runs = await self._run_with_canaries(
-                    {check: canary},
-                    {check: (canary.case,)},
-                    "base",
-                    digest(check, canary.path)[:12],
-                    "canary",
-                    judged=False,
-                )
-                self._canary_reported[check, canary.path] = canary.failed_in(runs.get(check))
-        return self._canary_reported[check, canary.path]
-
-    async def _place_canary(self, check: str, run: CheckRun, fixed: Sequence[str]) -> Canary | None:
-        """Return a canary for the file of a passed case: a proving one, or else one that passed on
-        the base.
-        """
-        base = self._prepared.runs.get(check)
-        if base is None or base.duration_ms > _MAX_RERUN_MS or run.status != "success":
-            return None
-        hidden = self._runner.hidden.files if is_hidden(check) else {}
-        proving = frozenset(fixed)
-        passed = sorted(
-            (
-                case
-                for case, outcome in run.cases.items()
-                if outcome == "passed" and (case in proving or base.cases.get(case) == "passed")
-            ),
-            key=lambda case: case not in proving,
-        )
-        files = (*hidden, *self._prepared.files)
-        for case in passed[:_MAX_CANARY_CASES]:
-            test_id = case.removeprefix(HIDDEN_CASE)
-            if path := find_case_file(test_id, files):
-                source = hidden.get(path) or await self._runner.read_base_text(path)
-                canary = make_canary(self._argv(check), test_id, path, source) if source else None
-                return (
-                    replace(canary, case=f"{case[: len(case) - len(test_id)]}{canary.case}")
-                    if canary
-                    else None
-                )
-        return None
-
-    def _argv(self, check: str) -> Sequence[str]:
-        return self._prepared.base.profile.checks.get(check, ())
-
-    async def _find_failing_on_base(self, lost_cases: Sequence[str]) -> set[str]:
-        """Return the lost cases that now fail on the unchanged base too.
-
-        A busy machine or a date fails them, not the change.
-        """
-        failing: set[str] = set()
-        for check, base in self._prepared.runs.items():
-            cases = tuple(case for case in lost_cases if case in base.cases)
-            if not cases or len(cases) > _MAX_RERUN_CASES or base.duration_ms > _MAX_RERUN_MS:
-                continue
-            check_runs = await self._runner.run_checks(
-                {check: cases}, "base", digest(check, *cases)[:12], "now", judged=False
-            )
-            failing |= {
-                case
-                for case in cases
-                if check in check_runs.runs and check_runs.runs[check].cases.get(case) in RED
-            }
-        return failing
-
-    async def _find_passing_on_base(
-        self, fixed: Sequence[str], runs: Mapping[str, CheckRun]
-    ) -> set[str]:
-        """Return the fixed cases that pass in one of two further runs on the unchanged base. They
-        prove nothing.
-        """
-        async with self._base_lock:
-            for check, run in runs.items():
-                unconfirmed = tuple(
-                    case
-                    for case in fixed
-                    if case in run.cases and case not in self._confirmed_failures
-                )[:_MAX_RERUN_CASES]
-                if not unconfirmed:
-                    continue
-                passing: set[str] = set()
-                for number in ("2", "3"):
-                    check_runs = await self._runner.run_checks(
-                        {check: unconfirmed},
-                        "base",
-                        digest(check, *unconfirmed)[:12],
-                        number,
-                        judged=False,
-                    )
-                    passing |= {
-                        case
-                        for case in unconfirmed
-                        if check in check_runs.runs
-                        and check_runs.runs[check].cases.get(case) == "passed"
-                    }
-                self._confirmed_failures |= {case: case not in passing for case in unconfirmed}
-        return {case for case in fixed if self._confirmed_failures.get(case) is False}
 
     async def _find_unrelated(self, fixed: Sequence[str], changed: Sequence[str]) -> set[str]:
         """Return the fixed cases that concern neither the changed files nor the task."""
@@ -621,26 +470,7 @@ class Evaluator:
             )
         return joined if test_paths else {}
 
-    async def _find_unstable_cases(self, checks: Sequence[str]) -> list[str]:
-        """Return the cases of these checks that only one of two runs of the unchanged base
-        reported, such as names with a timestamp.
-
-        Used if a candidate's runs lack cases. Each check runs on the base at most once more.
-        """
-        async with self._base_lock:
-            for check in checks:
-                if check not in self._unstable_cases:
-                    runs = (
-                        await self._runner.run_checks({check: ()}, "base", check, judged=False)
-                    ).runs
-                    self._unstable_cases[check] = (
-                        unmatched_cases(self._prepared.runs[check], runs[check])
-                        if check in runs
-                        else set()
-                    )
-        return sorted(case for check in checks for case in self._unstable_cases[check])
-
-    def _compare(self, judgement: _Judgement, unrelated: Collection[str] = ()) -> None:
+    def _compare(self, judgement: _Judgement) -> None:
         """Assess the runs as they are known now."""
         proposal = judgement.proposal
         judgement.assessment = assess(
@@ -653,13 +483,14 @@ class Evaluator:
             changed=changed_files(proposal.diff),
             altered=self._altered_examples.get(proposal.diff, ()),
             task=self._facts.deliberation.description,
-            unrelated=unrelated,
+            unrelated=judgement.unrelated,
         )
 
     async def _publish(self, evaluated: Candidate) -> None:
         assessment, proposal = evaluated.assessment, evaluated.proposal
         applies = Verdict.PASSED if assessment.applies else Verdict.FAILED
-        summary = Evidence("applies", applies, proven=assessment.proven, look=assessment.look)
+        proven = assessment.proven and assessment.confirmed
+        summary = Evidence("applies", applies, proven=proven, look=assessment.look)
         assessment_data = {
             name: value for name, value in dump(assessment).items() if name != "evidence"
         }
@@ -784,9 +615,9 @@ def _deciding_cases(
         name: names
         for name, names in cases.items()
         if names
-        and len(names) <= _MAX_RERUN_CASES
+        and len(names) <= MAX_RERUN_CASES
         and runs[name].status == "success"
-        and prepared.runs[name].duration_ms <= _MAX_RERUN_MS
+        and prepared.runs[name].duration_ms <= MAX_RERUN_MS
     }
 
 

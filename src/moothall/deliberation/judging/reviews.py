@@ -218,6 +218,7 @@ async def _request_review(
         candidate = proposal.candidate
         reason = sanitize_line(why, _WHY_CHARS)
         message = f"review of {candidate} by {request.reviewer} is missing: {reason}"
+        council.missing_reviews[candidate, request.reviewer] = message
         await publish_report(
             council,
             request.reviewer,
@@ -248,6 +249,7 @@ async def _publish_reviews(
             fingerprint=proposal.fingerprint,
             review=dump(review),
         )
+    council.reviews += reviews
     return reviews
 
 

@@ -1,0 +1,108 @@
+"""The same work in a plain loop: a git worktree for each seat, a shell, and pytest as a subprocess.
+
+Nothing is isolated, recorded or ranked. The tests run as often as a council runs them in the first
+deliberation on a commit: twice by each of three seats, once on each answer, twice more on the
+winner, and twice more on the base.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import resource
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.load import Act
+from benchmarks.stub import SOLVED, WRONG
+from benchmarks.workload import Wrong
+
+_SEATS = 3
+_FURTHER_RUNS = 2
+_FILE = "src/utils.py"
+
+
+def used() -> Mapping[str, float]:
+    """Return the CPU seconds of this process and of its children that ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {"plain loop": time.process_time() + children.ru_utime + children.ru_stime}
+
+
+@dataclass(slots=True)
+class PlainLoop:
+    """Works on `repository`, in worktrees below the empty `folder`, with the pytest of `python`.
+
+    delay: seconds that stand for a call of the model.
+    """
+
+    repository: Path
+    folder: Path
+    python: str
+    delay: float
+    _git: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    @property
+    def act(self) -> Act:
+        """The work of one council."""
+        return self._work
+
+    async def _work(self) -> None:
+        answers = await asyncio.gather(*(self._propose(number) for number in range(_SEATS)))
+        checks = [self._check(answer) for answer in answers]
+        checks += [self._check(answers[0]) for _ in range(_FURTHER_RUNS)]
+        if not all(await asyncio.gather(*checks)):
+            raise Wrong("an answer of the plain loop fails")
+        if any(await asyncio.gather(*(self._check("") for _ in range(_FURTHER_RUNS)))):
+            raise Wrong("the base of the plain loop passes")
+
+    async def _propose(self, number: int) -> str:
+        tree = await self._open()
+        path = tree / _FILE
+        original = path.read_text(encoding="utf-8")
+        await asyncio.sleep(self.delay)
+        await self._run(f"cat {_FILE}", tree)
+        for text in (WRONG, f"{SOLVED.rstrip()}  # {number}\n"):
+            await asyncio.sleep(self.delay)
+            path.write_text(original + text, encoding="utf-8")
+            await self._passes(tree)
+        _, diff = await self._run("git diff", tree)
+        await self._close(tree)
+        return diff
+
+    async def _check(self, diff: str) -> bool:
+        tree = await self._open()
+        if diff:
+            (tree / ".patch").write_text(diff, encoding="utf-8")
+            await self._run("git apply .patch && rm .patch", tree)
+        passed = await self._passes(tree)
+        await self._close(tree)
+        return passed
+
+    async def _passes(self, tree: Path) -> bool:
+        command = f"{shlex.quote(self.python)} -m pytest -q -p no:cacheprovider"
+        code, _ = await self._run(command, tree)
+        return code == 0
+
+    async def _open(self) -> Path:
+        tree = self.folder / f"tree-{next(self._numbers)}"
+        async with self._git:
+            await self._run(f"git worktree add -q --detach {shlex.quote(str(tree))}")
+        return tree
+
+    async def _close(self, tree: Path) -> None:
+        async with self._git:
+            await self._run(f"git worktree remove --force {shlex.quote(str(tree))}")
+
+    async def _run(self, command: str, folder: Path | None = None) -> tuple[int, str]:
+        process = await asyncio.create_subprocess_shell(
+            command,
+            cwd=folder or self.repository,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        output, _ = await process.communicate()
+        return process.returncode or 0, output.decode()

@@ -1,0 +1,110 @@
+"""Confirmation of answers: the deciding tests run again only on an answer that may win."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.deliberation.judging.base_failures import BaseFailures
+from moothall.domain.evidence import EvidenceLevel
+from moothall.domain.outcome import Outcome
+from moothall.domain.repository import Base, Prepared, Profile
+from moothall.domain.tool import Bounds
+from moothall.testing.model import phase_of, seat_of
+from support.council import ONE, TWO, append, by_seat, outcome_from, review, scripted
+
+OTHER = '\n\ndef hello_world() -> str:\n    return "Hello, " + "World!"\n'
+THIRD = '\n\ndef hello_world() -> str:\n    return "Hello, {}!".format("World")\n'
+TWICE = """
+
+def hello_world() -> str:
+    from pathlib import Path
+
+    seen = Path({!r})
+    seen.write_text(seen.read_text() + "x")
+    return "Hello, World!" if len(seen.read_text()) <= 2 else "Goodbye"
+"""
+PREPARED = Prepared(Base("sample", "a" * 40, Profile()), "key", ())
+
+
+def _again(opened: list[str]) -> list[str]:
+    """Return the names of the workspaces in which deciding tests ran again on an answer."""
+    return [name for name in opened if "-check-" in name and name.count("-") > 3]
+
+
+def _levels(outcome: Outcome) -> dict[str, EvidenceLevel]:
+    return {result.seat: result.level for result in outcome.results}
+
+
+@pytest.mark.e2e
+async def test_of_equal_answers_one_is_confirmed_and_wins(council: Any) -> None:
+    async with council(by_seat(one=append(), two=append(OTHER), three=append(THIRD))) as app:
+        deliberation = app.deliberation("vote", max_turns=1)
+        outcome = outcome_from(deliberation, await app.run(deliberation))
+    again = _again(app.workspaces.opened)
+    assert sorted(name.rpartition("-")[2] for name in again) == ["2", "proof"]
+    assert len({name.rpartition("-")[0] for name in again}) == 1
+    assert outcome.proven
+    winner, *others = outcome.results
+    assert [winner.level, *(other.level for other in others)] == [
+        EvidenceLevel.PROVEN,
+        EvidenceLevel.UNPROVEN,
+        EvidenceLevel.UNPROVEN,
+    ]
+    for other in others:
+        assert any("did not run again" in reason for reason in other.reasons), other.reasons
+
+
+async def _deliberate(council: Any, two: str) -> Outcome:
+    """Return the outcome of two seats. Reviews prefer the answer of seat 2."""
+
+    def answer(_body: Any, headers: Any) -> Any:
+        if phase_of(headers) == "verify":
+            return review(9 if seat_of(headers) == ONE else 3)
+        return append() if seat_of(headers) == ONE else append(two)
+
+    async with council(scripted(answer)) as app:
+        app.workspaces.forgetful = True
+        deliberation = app.deliberation("tests_then_verify", 2, max_turns=1)
+        return outcome_from(deliberation, await app.run(deliberation))
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("two", [OTHER, THIRD])
+async def test_an_answer_that_reviews_put_first_is_confirmed_at_the_end(
+    council: Any, two: str
+) -> None:
+    outcome = await _deliberate(council, two)
+    assert outcome.winner_id == TWO
+    assert outcome.proven
+
+
+@pytest.mark.e2e
+async def test_the_next_answer_wins_if_the_first_one_fails_when_its_tests_run_again(
+    council: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "seen").touch()
+    outcome = await _deliberate(council, TWICE.format(str(tmp_path / "seen")))
+    assert outcome.winner_id == ONE
+    assert outcome.proven
+    assert _levels(outcome)[TWO] is EvidenceLevel.UNPROVEN
+
+
+def test_a_failure_on_the_base_is_known_for_ten_minutes_and_for_the_same_limits() -> None:
+    now = 0.0
+    failures = BaseFailures(lambda: now)
+    failures.add(PREPARED, "tests", ["a"])
+    assert failures.find(PREPARED, "tests", ["a", "b"]) == {"a"}
+    assert not failures.find(PREPARED, "lint", ["a"])
+    bounded = Prepared(PREPARED.base, "key", (), bounds=Bounds(memory_bytes=1))
+    assert not failures.find(bounded, "tests", ["a"])
+    now = 601.0
+    assert not failures.find(PREPARED, "tests", ["a"])
+
+
+def test_failures_of_hidden_tests_are_not_shared() -> None:
+    failures = BaseFailures()
+    failures.add(PREPARED, "hidden", ["a"])
+    assert not failures.find(PREPARED, "hidden", ["a"])
