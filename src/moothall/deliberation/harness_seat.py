@@ -38,11 +38,7 @@ def harness_of(council: DeliberationContext, seat: str) -> tuple[str, ...]:
     writes answers in text.
     """
     deliberation = council.deliberation
-    if (
-        council.prepared is None
-        or deliberation.merges(seat)
-        or deliberation.is_answer("")
-    ):
+    if council.prepared is None or deliberation.merges(seat) or deliberation.is_answer(""):
         return ()
     return council.seat_models[seat].llm.harness
 

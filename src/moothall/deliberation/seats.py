@@ -257,7 +257,7 @@ async def revise(
 ) -> None:
     """Let an author improve its proposal, based on evidence and reviews.
 
-    If that fails, the proposal stays as it is. Remote agents do not revise, nor does a given change.
+    If that fails, the proposal stays as it is. Remote agents and given changes are not revised.
     """
     deliberation = council.deliberation
     if seat_state.seat in deliberation.elsewhere or deliberation.merges(seat_state.seat):
