@@ -1,0 +1,44 @@
+"""What the page says to different users about a story that its policy left on a branch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from moothall.api.web.board import is_working, may_merge, next_step, status_of
+from moothall.domain.event import EventType
+from moothall.domain.identity import Principal
+from moothall.domain.plan import Story
+from moothall.stories.lifecycle import StoryPosition
+from moothall.stories.story_state import StoryState
+from moothall.telemetry.events import write
+
+_DELIVERY = {"story_id": "story-1", "status": "left", "branch": "b", "commit_sha": "c", "moved": ""}
+LEFT = StoryState(
+    Story("story-1", "Export"),
+    StoryPosition("done"),
+    created=True,
+    delivery=write(EventType.STORY_DELIVERED, "story-1", _DELIVERY),
+)
+
+
+@pytest.mark.parametrize(
+    ("who", "may"),
+    [
+        (Principal("pat", "local", roles=frozenset({"po"})), True),
+        (Principal("olive", "local", operator=True), True),
+        (Principal("quinn", "local", roles=frozenset({"qa", "architect"})), False),
+    ],
+    ids=["product owner", "operator", "tester"],
+)
+def test_the_button_is_for_those_who_may_merge(who: Principal, may: bool) -> None:  # noqa: FBT001
+    assert may_merge(LEFT, who) is may
+    assert next_step(LEFT, who) == (
+        "merge the result" if may else "merge the result (po or operator)"
+    )
+    requested = replace(LEFT, merge_request=write(EventType.STORY_MERGE_REQUESTED, "story-1", {}))
+    assert not may_merge(requested, who), "it is requested already"
+    assert is_working(requested)
+    assert status_of(requested, who) == ("running", "merging")
+    assert next_step(requested, who) == "the result is merged"
