@@ -5,10 +5,9 @@
 
 CLONES has a folder OWNER+NAME/repo for each repository. Each recipe of the selection corpus gives
 upstream's commit and its variants; some also a change that is merged already, and one of the
-documentation. With --history N, the newest N
-commits of each named repository that change code and its tests are judged too, by their messages. A
-line for each change is added to OUT.jsonl; changes that are in it are not judged again. At the end
-a table is printed.
+documentation. With --history N, the newest N commits of each named repository that change code and
+its tests are judged too, by their messages. A line for each change is added to OUT.jsonl; changes
+that are in it are not judged again. At the end a table is printed.
 """
 
 from __future__ import annotations
