@@ -38,7 +38,7 @@ class Agents:
         if seat_of(headers) == "reviewer":
             return json.dumps({"score": 6, "met": [], "unmet": [], "comment": "It reads well."})
         if call.startswith("test-writer/verify/") and int(call[19:].partition(".")[0]) > 2:
-            return json.dumps({"required": [{"number": 1, "why": "The task asks for it."}]})
+            return json.dumps({"required": [{"test": 1, "why": "The task asks for it."}]})
         reply = self._replies[call]
         calls = tuple((item["name"], item["arguments"]) for item in reply.get("calls", ()))
         return NativeReply(calls, reply.get("text", "")) if calls else reply["text"]

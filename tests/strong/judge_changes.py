@@ -4,11 +4,10 @@
     tests/strong/judge_changes.py CLONES OUT.jsonl [--only NAME,...] [--data FOLDER]
 
 CLONES has a folder OWNER+NAME/repo for each repository. Each recipe of the selection corpus gives
-upstream's commit and its variants; some also a change that breaks a function and deletes the tests
-of it, one that is merged already, and one of the documentation. With --history N, the newest N
-commits of each named repository that change code and its tests are judged too, by their messages. A
-line for each change is added to OUT.jsonl; changes that are in it are not judged again. At the end
-a table is printed.
+upstream's commit and its variants; some also a change that is merged already, and one of the
+documentation. With --history N, the newest N commits of each named repository that change code and
+its tests are judged too, by their messages. A line for each change is added to OUT.jsonl; changes
+that are in it are not judged again. At the end a table is printed.
 """
 
 from __future__ import annotations
@@ -27,17 +26,15 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:1] = [str(HERE.parent), str(HERE.parent / "repositories")]  # instead of this folder
+sys.path[0] = str(HERE.parent)  # instead of this folder
 
 from moothall.repositories.patch_rules import is_test  # noqa: E402
-from mutate import faults  # noqa: E402
 from support.selection import Recipe, Sources, checked_out, read_recipe  # noqa: E402
 
 _SECONDS, _MAX_PATHS = 900, 15
-RIGHT, WRONG, EDITS, MERGED, UNRELATED = (
+RIGHT, WRONG, MERGED, UNRELATED = (
     "right",
     "wrong but passing",
-    "deletes tests",
     "merged",
     "unrelated",
 )
@@ -67,8 +64,6 @@ def changes_of(recipe: Recipe, sources: Sources, number: int) -> Iterator[Change
     if number % 4 == 0:
         yield Change(f"{recipe.name}/merged", MERGED, parent, f"{parent}^")
         yield Change(f"{recipe.name}/notes", UNRELATED, parent, _commit_notes(sources))
-        if head := _commit_broken(recipe, sources):
-            yield Change(f"{recipe.name}/broken and deleted", EDITS, parent, head)
 
 
 def history_of(folder: Path, count: int) -> Iterator[Change]:
@@ -116,31 +111,6 @@ def _commit_notes(sources: Sources) -> str:
     return _commit_index(sources, "Add notes")
 
 
-def _commit_broken(recipe: Recipe, sources: Sources) -> str:
-    """Break the recipe's source file in every tenth place, and delete the tests that name it."""
-    path = recipe.source[0]
-    file = sources.folder / path
-    text = file.read_text(encoding="utf-8")
-    for fault in list(faults(path, text))[::10]:
-        broken = fault.broken(text)
-        file.write_text(broken, encoding="utf-8")
-        break
-    stem = Path(path).stem
-    git = ["git", "-C", str(sources.folder)]
-    listed = subprocess.run([*git, "ls-files"], check=True, capture_output=True).stdout.decode()
-    tests = [
-        name
-        for name in listed.splitlines()
-        if "test" in name and stem in Path(name).stem and name != path
-    ]
-    if not tests:
-        subprocess.run([*git, "checkout", "--quiet", "."], check=True)
-        return ""
-    subprocess.run([*git, "rm", "--quiet", *tests], check=True)
-    subprocess.run([*git, "add", "--update"], check=True)
-    return _commit_index(sources, f"Rework {stem}")
-
-
 def judge(folder: Path, change: Change, task: str | None, data: Path) -> dict[str, Any]:
     """Return the verdict on a change as a row."""
     began = time.monotonic()
@@ -167,7 +137,7 @@ def judge(folder: Path, change: Change, task: str | None, data: Path) -> dict[st
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the figures of each kind as a Markdown table."""
     lines = ["| change | changes | verdicts |", "|---|---:|---|"]
-    for kind in (RIGHT, WRONG, EDITS, MERGED, UNRELATED):
+    for kind in (RIGHT, WRONG, MERGED, UNRELATED):
         some = [row for row in rows if row["kind"] == kind]
         counts = Counter(" ".join(filter(None, (row["finding"], row["level"]))) for row in some)
         shown = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))

@@ -19,7 +19,11 @@ def protocols(context: click.Context, parameter: click.Parameter, incomplete: st
     """Complete a protocol."""
     from moothall.domain.protocol import PROTOCOLS
 
-    return [protocol for protocol in PROTOCOLS if protocol.startswith(incomplete)]
+    return [
+        name
+        for name, protocol in PROTOCOLS.items()
+        if name.startswith(incomplete) and not protocol.judges
+    ]
 
 
 def repositories(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - the signature is click's

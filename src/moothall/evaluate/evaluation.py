@@ -207,7 +207,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 async def _check(configurations: Sequence[Configuration], report_progress: ReportProgress) -> None:
     """Refuse configurations that cannot start a deliberation, before anything is mined."""
-    protocols = [name for name, kind in PROTOCOLS.items() if not kind.answers]
+    protocols = [name for name, kind in PROTOCOLS.items() if not (kind.answers or kind.judges)]
     for configuration in configurations:
         options = configuration.options
         if options.protocol and options.protocol not in protocols:

@@ -4,6 +4,7 @@ import asyncio
 import math
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -538,3 +539,49 @@ def test_several_models_go_round_the_seats() -> None:
     assert [planned.model_of(seat) for seat in planned.seats] == ["", "x", ""]
     with pytest.raises(InvalidRequest, match="gpt"):
         plan_deliberation(replace(TASK, model="default,gpt"), LOCAL, defaults, NOW)
+
+
+JUDGED = DeliberationRequest(
+    description="",
+    role="dev",
+    protocol="judge",
+    head="b" * 40,
+    repository=RepositoryRef("sample", ref="a" * 40),
+    tests_only=True,
+)
+
+
+async def test_a_change_is_judged_from_its_messages(deliberations: DeliberationService) -> None:
+    submitted = await deliberations.submit(replace(JUDGED, task_id="judged"), LOCAL)
+    assert submitted.seats == ("change",)
+    assert (submitted.base_sha, submitted.merge) == ("a" * 40, ("b" * 40,))
+    assert submitted.description == "The change bbbbbbb"
+    assert submitted.asks_no_model
+    again = await deliberations.submit(replace(JUDGED, task_id="judged"), LOCAL)
+    assert again.task_id == submitted.task_id
+
+
+async def test_rivals_of_a_change_are_seats(deliberations: DeliberationService) -> None:
+    request = replace(JUDGED, tests_only=False, num_agents=3)
+    submitted = await deliberations.submit(request, LOCAL)
+    assert submitted.seats == ("change", "agent-dev-001", "agent-dev-002")
+    assert not submitted.asks_no_model
+    assert [submitted.merges(seat) for seat in submitted.seats] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"head": ""}, "needs a head"),
+        ({"protocol": "vote"}, "under the protocol judge only"),
+        ({"num_agents": 2}, "rivals need a model"),
+        ({"repository": None}, "name the repository"),
+        ({"protocol": "single", "head": ""}, "without a model"),
+    ],
+)
+async def test_a_judgement_that_cannot_be_is_refused(
+    deliberations: DeliberationService, fields: dict[str, Any], message: str
+) -> None:
+    request = replace(JUDGED, **{"description": "Do it", **fields})
+    with pytest.raises(InvalidRequest, match=message):
+        await deliberations.submit(request, LOCAL)
