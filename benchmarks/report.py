@@ -313,6 +313,7 @@ def _tools(found: Mapping[str, Any]) -> str:
     alone, together = found["alone"], found["together"]
     own = alone["wait"] - found["critical"]
     many = f"{together['at_once']} at once"
+    machine = found.get("frame", {}).get("machine", {})
     rows = [
         (
             name,
@@ -340,7 +341,7 @@ Of the wall time one at a time {figure(own)} s are not on that path: three seats
 The plain loop does the same work with git worktrees, a shell and pytest as subprocesses, without a sandbox, a log or a ranking. It runs the
 tests 13 times: six times for the seats, once on each answer, twice more on the winner and twice on the base. A council runs them
 11 to 13 times: runs on the base are shared for ten minutes, and an answer that reviews or later tests put first is tested twice more.
-One at a time, both take turns; four at once, the plain loop follows. The load of the machine was {figure(found["load"])}, with other work on it.
+One at a time, both take turns; four at once, the plain loop follows. Measured on {machine.get("cores")} cores ({machine.get("processor")}) at a load of {figure(found["load"])}, the work's own included; medians of {alone["count"]}.
 
 {table(head, rows)}
 

@@ -75,7 +75,8 @@ async def _choose_one(folder: Path, program: Program, generated: Sequence[Genera
         await evaluator.evaluate(Proposal(seat, "dev", "", _diff(repo, path, f"{item.text}\n")))
         for seat, item in zip(d.seats, generated, strict=True)
     ]
-    first = rank(await evaluator.run_cross_tests(judged))[0]
+    judged = list(await evaluator.run_cross_tests(judged))
+    first = rank(await evaluator.confirm_first(judged))[0]
     selected = generated[d.seats.index(first.seat)]
     return Choice(
         program.name,

@@ -86,7 +86,7 @@ class JudgedBase:
         evaluator = self.evaluator()
         proposals = [self.proposal(files, seat) for seat, files in enumerate(patches, 1)]
         judged = await asyncio.gather(*map(evaluator.evaluate, proposals))
-        return rank(await evaluator.run_cross_tests(judged))
+        return rank(await evaluator.confirm_first(await evaluator.run_cross_tests(judged)))
 
     async def _read(self, base: Base, path: str, limit: int) -> str:
         return (await self.app.clone.read(base.sha, path, limit)).decode()

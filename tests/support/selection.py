@@ -417,7 +417,8 @@ class Pools:
                 )
             )
             self._announce(f"{recipe.name}, {mode}: judged {name}")
-        ranked = rank(await evaluator.run_cross_tests(judged))
+        judged = list(await evaluator.run_cross_tests(judged))
+        ranked = rank(await evaluator.confirm_first(judged))
         right = {UPSTREAM, *(item.name for item in recipe.variants if item.right)}
         pool_outcome = outcome(
             recipe.name,

@@ -40,6 +40,10 @@ besides the fixed ones (`llm.seats_in_turn`).
 Patience: once a candidate is proven and passes the acceptance checks, the other seats get
 `limits.patience` times the time that it took, at least `limits.patience_seconds`. Seats without a
 proposal are late then. A stuck seat must not delay a good answer.
+
+Confirmation: the tests that prove a candidate run again only if it ranks first at the end, or
+before a decision about further seats, waves or tests (`judging/further_runs.py`). If they do not
+hold, the next candidate is confirmed.
 """
 
 from __future__ import annotations
@@ -86,7 +90,7 @@ from moothall.domain.protocol import PROTOCOLS, Protocol
 from moothall.domain.repository import Prepared
 from moothall.domain.task import CHANGE, Deliberation
 from moothall.errors import BusUnavailable, MoothallError
-from moothall.ranking import find_ties, have_same_change, is_done, passes_acceptance_checks, rank
+from moothall.ranking import find_ties, have_same_change, is_done, passes_acceptance_checks
 
 __all__ = ["HOST_STOPS", "Dependencies", "deliberate"]
 
@@ -238,23 +242,14 @@ async def _confirm_first(council: DeliberationContext) -> None:
     """Confirm the answer that ranks first. If another one ranks first then, confirm that. A given
     change is confirmed wherever it ranks.
     """
+    evaluator = council.evaluator
+    if evaluator is None:
+        return
     async with council.judging_lock:
-        given = [item for item in council.judged if item.proposal.seat == CHANGE]
-        for item in given if council.deliberation.judges else ():
-            await _confirm(council, item)
-        while council.evaluator is not None and council.judged:
-            first = rank(council.reviewed)[0]
-            winner = next(
-                item for item in council.judged if item.proposal.candidate == first.candidate
-            )
-            if winner.assessment.confirmed or not first.passed_gates:
-                return
-            await _confirm(council, winner)
-
-
-async def _confirm(council: DeliberationContext, item: Candidate) -> None:
-    if council.evaluator is not None:
-        _update_judged(council, await council.evaluator.confirm(item.proposal.diff, council.judged))
+        for item in council.judged if council.deliberation.judges else ():
+            if item.proposal.seat == CHANGE:
+                _update_judged(council, await evaluator.confirm(item.proposal.diff, council.judged))
+        _update_judged(council, await evaluator.confirm_first(council.reviewed))
 
 
 async def _run_revision_rounds(council: DeliberationContext, protocol: Protocol) -> None:

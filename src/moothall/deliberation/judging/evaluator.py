@@ -43,7 +43,7 @@ from moothall.domain.proposal import Assessment, Candidate, Proposal
 from moothall.domain.repository import Prepared
 from moothall.domain.secrets import scrub
 from moothall.errors import NotFound
-from moothall.ranking import assess, changed_files, passes_acceptance_checks
+from moothall.ranking import assess, changed_files, passes_acceptance_checks, rank
 from moothall.ranking.assess import is_silent
 from moothall.ranking.doctests import find_altered_examples
 from moothall.ranking.gates import format_counts
@@ -158,6 +158,20 @@ class Evaluator:
                 replace(candidate, assessment=assessment, details=self._details.get(key, {}))
             )
         return tuple(confirmed)
+
+    async def confirm_first(self, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+        """Confirm the candidate that ranks first. If another one ranks first then, confirm that.
+        Return all candidates.
+        """
+        updated = {candidate.proposal.candidate: candidate for candidate in candidates}
+        while updated:
+            first = rank(tuple(updated.values()))[0]
+            winner = updated[first.candidate]
+            if winner.assessment.confirmed or not first.passed_gates:
+                break
+            confirmed = await self.confirm(winner.proposal.diff, tuple(updated.values()))
+            updated |= {candidate.proposal.candidate: candidate for candidate in confirmed}
+        return tuple(updated.values())
 
     async def publish_unconfirmed(self, judged: Sequence[Candidate]) -> None:
         """Publish the evidence of the candidates that are not confirmed."""
