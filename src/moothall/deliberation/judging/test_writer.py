@@ -341,7 +341,8 @@ async def _find_required_cases(
 ) -> tuple[str, ...]:
     """Ask a model which cases the task clearly asks for; all of them fail on every answer.
 
-    Return () if the model gives no clear answer.
+    If the model gives no clear answer, return () for a council, whose answers disagree with the
+    tests independently, and all cases for a judged change.
     """
     setup = council.setup_of(TEST_WRITER)
     cases = cases[: evidence_prompt.READ_CASES]
@@ -354,10 +355,13 @@ async def _find_required_cases(
         review_tokens(setup.llm),
         temperature=0.0,
     )
+    unclear = tuple(cases) if council.deliberation.judges else ()
+    if reply is None:
+        return unclear
     try:
-        required = read_numbered(reply, "required", len(cases)) if reply is not None else {}
+        required = read_numbered(reply, "required", len(cases))
     except MalformedReplyError:
-        return ()
+        return unclear
     return tuple(cases[index - 1] for index in sorted(required))
 
 
