@@ -122,6 +122,7 @@ async def test_it_shows_tokens_and_cost_by_model_rates_and_budgets(
     assert "6 k of 50 k tokens" in shown  # the quota
     limit = short_number(config.LimitSettings().story_tokens)
     assert f"6 k of {limit} tokens" in shown  # the story
+    assert f'href="/stories/{story}/edit"' in shown
     assert "<script>alert" not in shown
     later = (await browser.get("/insights?days=90")).text
     assert "<dt>Runs ended</dt><dd>5</dd>" in later

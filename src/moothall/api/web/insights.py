@@ -20,11 +20,11 @@ from moothall.api.web.bar_chart import Series, draw_bars, short_number
 from moothall.api.web.forms import require_session
 from moothall.api.web.rendering import page
 from moothall.api.web.sessions import Session, Sessions
+from moothall.api.web.story_form import may_edit
 from moothall.collector.statistics import EndedRun
 from moothall.domain.budget import Usage
 from moothall.domain.event import parse_time
 from moothall.domain.evidence import EvidenceLevel
-from moothall.domain.identity import Principal
 from moothall.errors import InvalidRequest
 from moothall.stories.lifecycle import lifecycle
 from moothall.stories.story_state import StoryState
@@ -48,13 +48,16 @@ class DoneStory:
 
 @dataclass(frozen=True, slots=True)
 class BudgetUse:
-    """A limit, 0 for none, and how much is used or reserved. `link` is a page about it."""
+    """A limit, 0 for none, and how much is used or reserved. `link` is a page about it, `change`
+    one on which the user can change it.
+    """
 
     name: str
     used: float
     limit: float
     unit: str
     link: str = ""
+    change: str = ""
 
     @property
     def text(self) -> str:
@@ -94,7 +97,7 @@ def insights_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequen
             lead=(median(seconds), ninth_decile(seconds)) if seconds else None,
             win_rate=len(won) / len(counted) if counted else None,
             proven_rate=sum(run.level == _PROVEN for run in won) / len(won) if won else None,
-            budgets=await _budget_uses(dependencies, runs, cards, who),
+            budgets=await _budget_uses(dependencies, runs, cards, session),
             short=short_number,
             zero=Usage(),
         )
@@ -185,20 +188,26 @@ async def _budget_uses(
     dependencies: ApiDependencies,
     runs: Sequence[EndedRun],
     cards: Sequence[StoryState],
-    who: Principal,
+    session: Session,
 ) -> dict[str, list[BudgetUse]]:
     """Return the quotas of the tenant, and the budgets of the stories that used the most."""
     tokens: dict[str, int] = defaultdict(int)
     for run in runs:
         tokens[run.story_id] += run.usage.tokens
-    used_by = [card.story for card in cards if card.story.id in tokens]
-    stories = []
-    for story in sorted(used_by, key=lambda story: -tokens[story.id])[:_MAX_STORIES]:
+    used_by = [card for card in cards if card.story.id in tokens]
+    stories, who = [], session.who
+    for card in sorted(used_by, key=lambda card: -tokens[card.story.id])[:_MAX_STORIES]:
+        story, link = card.story, f"/stories/{card.story.id}"
         account = await dependencies.story_budgets.of(story.id, who.tenant, story.budget)
         used = account.spent + account.reserved
         stories.append(
             BudgetUse(
-                story.title, used.tokens, account.limit.tokens, "tokens", f"/stories/{story.id}"
+                story.title,
+                used.tokens,
+                account.limit.tokens,
+                "tokens",
+                link,
+                f"{link}/edit" if may_edit(card, session) else "",
             )
         )
     return {
