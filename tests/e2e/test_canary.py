@@ -84,12 +84,12 @@ async def test_a_report_that_misses_what_must_fail_is_not_believed(
         pytest.skip(f"{pool.program} is not installed; apt-get install golang or nodejs brings it")
     async with judged_base(tmp_path, {**pool.base, **pool.test}, pool.argv, task=_TASK) as place:
         evaluator = place.evaluator()
-        judged = await evaluator.evaluate(place.proposal(forge(pool)))
+        judged = await place.confirmed(forge(pool), evaluator)
         (tests, *_) = judged.assessment.evidence
         assert not passes_acceptance_checks(judged)
         assert judged.level is not EvidenceLevel.PROVEN
         assert (tests.verdict, "must fail" in tests.why) == ("missing", True), tests
-        right = await evaluator.evaluate(place.proposal(pool.right))
+        right = await place.confirmed(pool.right, evaluator)
     assert (passes_acceptance_checks(right), right.level) == (True, EvidenceLevel.PROVEN), (
         right.assessment
     )
@@ -108,7 +108,7 @@ async def test_an_honest_answer_is_believed_and_its_counts_are_those_of_its_test
             "it"
         )
     async with judged_base(tmp_path, {**pool.base, **pool.test}, pool.argv, task=_TASK) as place:
-        judged = await place.evaluator().evaluate(place.proposal(pool.right))
+        judged = await place.confirmed(pool.right)
         base = place.prepared.runs["tests"]
     (tests, *_) = judged.assessment.evidence
     assert passes_acceptance_checks(judged), judged.assessment

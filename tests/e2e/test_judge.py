@@ -25,12 +25,14 @@ _IDENTITY = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
 
 
 class Agents:
-    """A test writer that replies as recorded, a reviewer, and a reader of the tests who finds that
-    the task asks for all of them.
+    """A test writer that replies as recorded, a reviewer, and a reader who says whether the task
+    asks for the tests that a change fails.
     """
 
-    def __init__(self, replies: Mapping[str, Any]) -> None:
+    def __init__(self, replies: Mapping[str, Any], *, asked_for: bool) -> None:
         self._replies = replies
+        asked = {"test": 1, "why": "The task asks for it."}
+        self._required = {"required": [asked] if asked_for else []}
 
     def answer(self, _body: Mapping[str, Any], headers: Mapping[str, str]) -> Reply:
         """Return the reply to a call. Raises `KeyError` for an unexpected one."""
@@ -38,7 +40,7 @@ class Agents:
         if seat_of(headers) == "reviewer":
             return json.dumps({"score": 6, "met": [], "unmet": [], "comment": "It reads well."})
         if call.startswith("test-writer/verify/") and int(call[19:].partition(".")[0]) > 2:
-            return json.dumps({"required": [{"test": 1, "why": "The task asks for it."}]})
+            return json.dumps(self._required)
         reply = self._replies[call]
         calls = tuple((item["name"], item["arguments"]) for item in reply.get("calls", ()))
         return NativeReply(calls, reply.get("text", "")) if calls else reply["text"]
@@ -78,7 +80,9 @@ async def test_an_independent_test_tells_right_changes_from_wrong_ones(
     pool.skip_without_program()
     replies = json.loads((_RECORDINGS / f"{name}.json").read_text(encoding="utf-8"))
     branches = _create_branches(pool, tmp_path / "repository")
-    async with scripted_model(Agents(replies).answer, tools=True) as model:
+    # The task of node_query says nothing about names that every object has, which a test is about.
+    agents = Agents(replies, asked_for=name != "node_query")
+    async with scripted_model(agents.answer, tools=True) as model:
         command = Command(tmp_path / "data", model.base_url, {"MOOTHALL_LLM__RETRIES": "0"})
         verdicts = {
             branch: await command(

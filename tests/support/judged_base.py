@@ -18,7 +18,7 @@ from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
 from moothall.deliberation.judging.evaluator import Evaluator
 from moothall.domain.ids import TaskKey
-from moothall.domain.proposal import CandidateRank, Proposal
+from moothall.domain.proposal import Candidate, CandidateRank, Proposal
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.ports import NOTHING
@@ -80,6 +80,15 @@ class JudgedBase:
             d, self.prepared, self.app.workspaces, self._read, asyncio.Semaphore(3)
         )
         return Evaluator(runs, EventWriter(MemoryBus(), d))
+
+    async def confirmed(
+        self, files: Mapping[str, str], evaluator: Evaluator | None = None
+    ) -> Candidate:
+        """Evaluate a patch, and confirm it, as it is done with the one that ranks first."""
+        evaluator = evaluator or self.evaluator()
+        judged = await evaluator.evaluate(self.proposal(files))
+        (confirmed,) = await evaluator.confirm_first((judged,))
+        return confirmed
 
     async def rank(self, *patches: Mapping[str, str]) -> tuple[CandidateRank, ...]:
         """Rank the patches of this many seats, like a council without reviews."""

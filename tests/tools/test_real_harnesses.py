@@ -45,12 +45,15 @@ def answer(body: dict[str, Any], headers: Mapping[str, str]) -> NativeReply:
     majority is right early, and nobody is stopped before its answer.
     """
     text = WRONG if seat_of(headers).endswith(("1", "2")) else SOLVED
-    names = [tool["function"]["name"] for tool in body.get("tools") or ()]
+    tools = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or ()}
+    names = list(tools)
     shell = next((name for name in names if re.search("bash|shell", name)), "")
     made = sum(len(message.get("tool_calls") or ()) for message in body["messages"])
     if shell and made == 0:
         write = f"cat >> src/utils.py <<'END'\n{text}END"
-        return NativeReply(((shell, {"command": write, "description": "write"}),))
+        known = tools[shell]["parameters"]["properties"]
+        more = {"description": "write"} if "description" in known else {}
+        return NativeReply(((shell, {"command": write, **more}),))
     if "submit" in names:
         return NativeReply((("submit", {"summary": "I added the function."}),))
     if names == ["bash"] and made == 1:

@@ -214,7 +214,7 @@ async def test_a_model_that_cannot_even_be_asked_fails_every_seat(council: Any) 
 async def test_cancelled_from_outside(council: Any) -> None:
     async with council(by_seat(one=append(), two=forever, three=forever)) as app:
         task = asyncio.create_task(app.run(app.deliberation("vote")))
-        while EventType.CHECK_FINISHED not in [event.type for event in await app.events()]:
+        while EventType.SEAT_PROPOSED not in [event.type for event in await app.events()]:
             await asyncio.sleep(0.02)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -239,7 +239,7 @@ async def test_a_host_that_stops_reports_no_seat_as_finished_and_another_takes_o
     async with council(by_seat(one=append(), two=slow, three=slow)) as app:
         d = app.deliberation("vote")
         task = asyncio.create_task(app.run(d))
-        while EventType.CHECK_FINISHED not in [event.type for event in await app.events()]:
+        while EventType.SEAT_PROPOSED not in [event.type for event in await app.events()]:
             await asyncio.sleep(0.02)
         task.cancel(HOST_STOPS)
         with pytest.raises(asyncio.CancelledError):
