@@ -26,8 +26,8 @@ _MAX_LANE_BLOCKS = 500
 @dataclass(frozen=True, slots=True)
 class Block:
     """One step of a lane, in seconds from the request. `text` is the beginning of the model's
-    reply, or the tools and checks with their results. `call` is the step of the model call, for
-    tools that of the next call, whose prompt has their output; '' if there is none.
+    reply, or the tools and checks with their results. `call` is the step of the model call, or ''.
+    For tools it is the step of the next call, because its prompt contains their output.
     """
 
     kind: Kind

@@ -53,7 +53,7 @@ async def work(
     remarks: str = "",
 ) -> Draft:
     """Have the seat's harness work in a new workspace, from `start` if there is one, and return its
-    change. `round_name` is the phase and the round, `remarks` what was said about `start`.
+    change. `round_name` is the phase and the round, `remarks` the reviews of `start`.
 
     Raises `ConfigurationError`, `NoChanges`, `PatchRefused`, `WorkspaceFailed`, and errors of the
     model and the budget.

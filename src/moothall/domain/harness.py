@@ -45,8 +45,8 @@ class HarnessTask:
 
 @dataclass(frozen=True, slots=True)
 class HarnessReport:
-    """What a harness said last, its name and version as it reports them, and why it stopped early,
-    or ''.
+    """The last message of a harness, the name and version that it reports, and why it stopped
+    early; '' if it did not.
     """
 
     text: str

@@ -45,7 +45,7 @@ class HarnessExchange:
 
     @property
     def output(self) -> str:
-        """The end of what the program printed."""
+        """The last part of the program's output."""
         return encodable(self._output.strip())
 
     async def __call__(self, lines: Sequence[str]) -> Sequence[str] | None:
@@ -117,8 +117,10 @@ class HarnessExchange:
         self._changed.set()
 
     def end(self) -> None:
-        """End the connection; the client's pending calls fail."""
+        """End the connection; the client's pending calls fail, and model calls are cancelled."""
         self._closed = True
+        for task in self._requests - {asyncio.current_task()}:
+            task.cancel()
         self._incoming.put_nowait(None)
         self._changed.set()
 
