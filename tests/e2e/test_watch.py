@@ -27,7 +27,7 @@ FURTHER = '\n\ndef goodbye():\n    return "Goodbye"\n'
 
 def propose(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
     task, prompt = task_of(body), "\n".join(str(message["content"]) for message in body["messages"])
-    if task.startswith("Change what was done"):
+    if task.startswith(("Change what was done", "Fix the checks")):
         if "def goodbye" in prompt:
             return json.dumps({"thought": "", "finish": "There is a goodbye() now."})
         return turn("files.append", path="src/utils.py", content=FURTHER)
@@ -122,6 +122,45 @@ async def test_an_issue_becomes_a_pull_request_and_a_review_a_second_commit(
         second,
         1,
     ), last.err
+
+
+def run_ci(place: Place, sha: str) -> str:
+    """Act as a CI system: set the status of a commit, which is green if it has a goodbye(). Return
+    the combined status of the commit.
+    """
+    ada = place.person("ada")
+    if "def goodbye" in place.repo.git("show", f"{sha}:src/utils.py"):
+        ada.set_status(sha, "success", "2 passed")
+    else:
+        ada.set_status(sha, "failure", "1 failed: src/utils.py has no goodbye()")
+    (status,) = ada("GET", f"/commits/{sha}/status")["statuses"]
+    return str(status.get("status") or status["state"])
+
+
+async def test_a_red_status_leads_to_a_second_commit_that_makes_it_green(
+    place: Place, watch: Command
+) -> None:
+    ada = place.person("ada")
+    ada.open_issue("hello_world() is missing", "It belongs into src/utils.py.", label=LABEL)
+    assert (await watch("watch", "--once")).code == 0
+    (pull,) = ada.pulls()
+    first, branch = pull["head"]["sha"], pull["head"]["ref"]
+    assert run_ci(place, first) == "failure"
+
+    result = await watch("watch", "--once")
+    assert result.code == 0, result.err
+    (pull,) = ada.pulls()
+    second = pull["head"]["sha"]
+    assert place.repo.git("log", "--format=%H", "-2", second).split() == [second, first]
+    assert place.repo.git("log", "--format=%s", "-1", second).startswith("Fix the checks that")
+    (comment,) = ada.comments(pull["number"])
+    assert comment.startswith(f"Task `{branch.removeprefix('moothall/')}-checks-{first[:12]}`: ")
+    assert f"commit {second}" in comment
+    assert run_ci(place, second) == "success"
+
+    last = await watch("watch", "--once")
+    assert (last.code, ada.pulls()[0]["head"]["sha"]) == (0, second), last.err
+    assert len(ada.comments(pull["number"])) == 1
 
 
 async def test_no_answer_is_a_comment_and_a_mention_by_a_writer_another_try(

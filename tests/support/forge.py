@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -42,6 +43,9 @@ class FakeForge:
     Attributes:
         calls: the received requests.
         failing: makes a request fail before or after it is done.
+        statuses, check_runs: by commit; of statuses, all that were set.
+        jobs: the commit and the log of each job of the forge's Actions.
+        storage_headers: the headers of requests to the storage that GitHub redirects to for logs.
     """
 
     kind: str
@@ -58,6 +62,9 @@ class FakeForge:
     comments: dict[int, list[Data]] = field(default_factory=dict)
     reviews: dict[int, list[Data]] = field(default_factory=dict)
     statuses: dict[str, list[Data]] = field(default_factory=dict)
+    check_runs: dict[str, list[Data]] = field(default_factory=dict)
+    jobs: dict[str, tuple[str, str]] = field(default_factory=dict)
+    storage_headers: list[Mapping[str, str]] = field(default_factory=list)
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(101))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -69,6 +76,8 @@ class FakeForge:
         if not at.path.startswith(root):
             return None
         call = f"{method} {at.path.removeprefix(root)}"
+        if log := self._log(call, headers):
+            return log
         response_headers: dict[str, str] = {"Content-Type": "application/json"}
         with self._lock:
             self.calls.append(call)
@@ -81,10 +90,29 @@ class FakeForge:
                 )
                 if isinstance(document, list):
                     document = self._page(document, at.path, parse_qs(at.query), response_headers)
+                elif member := next(
+                    (name for name in ("statuses", "check_runs") if name in document), ""
+                ):
+                    document[member] = self._page(
+                        document[member], at.path, parse_qs(at.query), response_headers
+                    )
                 status = 201 if method == "POST" else 200
             except _Wrong as error:
                 status, document = error.status, {"message": error.message}
         return status, response_headers, json.dumps(document).encode()
+
+    def _log(self, call: str, headers: Mapping[str, str]) -> Answer | None:
+        """Return the log of a job, for which GitHub redirects to a storage."""
+        match = re.fullmatch(rf"GET (?:{_REPO}/actions/jobs/(\d+)/logs|/storage/(\d+))", call)
+        job = (match[1] or match[2]) if match else ""
+        if match is None or job not in self.jobs:
+            return None
+        if match[2]:
+            self.storage_headers.append(headers)
+        elif self.kind == "github":
+            root = self.url.partition("://")[2]
+            return 302, {"Location": f"http://{root}/api/v3/storage/{job}"}, b""
+        return 200, {"Content-Type": "text/plain"}, self.jobs[job][1].encode()
 
     def _page(
         self,
@@ -124,6 +152,9 @@ class FakeForge:
             ("POST", f"{_REPO}/issues", self._new_issue),
             ("GET", rf"{_REPO}/(issues|pulls)/(\d+)", self._item),
             ("POST", rf"{_REPO}/statuses/([0-9a-f]{{40}})", self._set_status),
+            ("GET", rf"{_REPO}/commits/([0-9a-f]{{40}})/status", self._combined_status),
+            ("GET", rf"{_REPO}/commits/([0-9a-f]{{40}})/check-runs", self._check_runs),
+            ("GET", rf"{_REPO}/actions/jobs/(\d+)", self._job),
             ("PATCH", rf"{_REPO}/(issues|pulls)/(\d+)", self._change),
             ("POST", rf"{_REPO}/issues/(\d+)/labels", self._label),
             (
@@ -178,12 +209,35 @@ class FakeForge:
         if kind == "issues":
             return self.issues[int(number)]
         pull = self.pulls[int(number)]
-        return {**pull, "head": {**pull["head"], "sha": self.sha(pull["head"]["ref"])}}
+        return self._with_commits(pull)
+
+    def _with_commits(self, pull: Data) -> Data:
+        """Return a pull request with the current commits of its branches."""
+        ends = {end: {**pull[end], "sha": self.sha(pull[end]["ref"])} for end in ("head", "base")}
+        return {**pull, **ends}
 
     def _set_status(self, who: str, query: Any, body: Data, sha: str) -> Data:
         self._check_writer(who)
-        self.statuses.setdefault(sha, []).append(body)
-        return body
+        state = "status" if self.kind == "gitea" else "state"
+        moment = body.get("updated_at") or datetime.now(UTC).isoformat()
+        fields = {key: value for key, value in body.items() if key != "state"}
+        stored = {**fields, state: body["state"], "updated_at": moment}
+        self.statuses.setdefault(sha, []).append(stored)
+        return stored
+
+    def _combined_status(self, who: str, query: Any, body: Any, sha: str) -> Data:
+        newest = {status["context"]: status for status in self.statuses.get(sha, ())}
+        return {"sha": sha, "statuses": list(newest.values())}
+
+    def _check_runs(self, who: str, query: Any, body: Any, sha: str) -> Data:
+        if self.kind != "github":
+            raise _Wrong(404, "Not Found")
+        return {"check_runs": self.check_runs.get(sha, [])}
+
+    def _job(self, who: str, query: Any, body: Any, job: str) -> Data:
+        if job not in self.jobs:
+            raise _Wrong(404, "Not Found")
+        return {"id": int(job), "head_sha": self.jobs[job][0]}
 
     def _change(self, who: str, query: Any, body: Data, kind: str, number: str) -> Data:
         item = (self.pulls if kind == "pulls" else self.issues)[int(number)]
@@ -227,10 +281,7 @@ class FakeForge:
             pulls = [pull for pull in pulls if pull["head"]["label"] == head]
         if self.kind == "gitea" and (poster := query.get("poster", [""])[0]):
             pulls = [pull for pull in pulls if pull["user"]["login"] == poster]
-        return [
-            {**pull, "head": {**pull["head"], "sha": self.sha(pull["head"]["ref"])}}
-            for pull in pulls
-        ]
+        return [self._with_commits(pull) for pull in pulls]
 
     def _new_pull(self, who: str, query: Any, body: Data) -> Data:
         owner, _, branch = body["head"].rpartition(":")
@@ -328,6 +379,14 @@ class Person:
     def comments(self, number: int) -> list[str]:
         """Return the comments of an issue or pull request."""
         return [item["body"] for item in self("GET", f"/issues/{number}/comments")]
+
+    def set_status(self, sha: str, state: str, description: str = "", **more: str) -> None:
+        """Set the status of a commit in the context ci/tests."""
+        self(
+            "POST",
+            f"/statuses/{sha}",
+            **{"state": state, "context": "ci/tests", "description": description, **more},
+        )
 
     def pulls(self) -> list[Data]:
         """Return all pull requests, the newest first."""

@@ -33,8 +33,8 @@ async def watch(settings: Settings, *, once: bool) -> int:
     """Let councils work on the issues of a forge (settings [forge]), until Ctrl-C.
 
     An open issue with the label becomes a task, its proven winner a pull request, and a review that
-    requests changes a further commit. Works in the process that serves this data directory, if
-    there is one, otherwise in this one. After a restart, it continues.
+    requests changes or a failed check a further commit. Works in the process that serves this data
+    directory, if there is one, otherwise in this one. After a restart, it continues.
     """
     async with open_watch(settings, lambda line: say(plain(line, 1000))) as forge_watch:
         return 0 if await forge_watch.watch_issues(once=once) else EXIT_WRONG

@@ -1,7 +1,7 @@
 """A REST client for a forge: GitHub, or Gitea and Forgejo.
 
-Each call is limited in time and bytes and follows no redirect, so that only the forge receives the
-token.
+Each call is limited in time and bytes. Only the forge receives the token: no call follows a
+redirect, except that for a log, which goes on without the token.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any, NamedTuple, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 import aiohttp
 from pydantic import (
+    AliasChoices,
     AliasPath,
     BaseModel,
     BeforeValidator,
@@ -35,6 +37,12 @@ _MAX_RESPONSE_BYTES, _MESSAGE_CHARS, _PAGE_SIZE, _MAX_PAGES = 8_000_000, 300, 50
 _WRITE_PERMISSIONS = frozenset({"owner", "admin", "maintain", "write"})
 _CALL_SECONDS = 30.0
 _REFUSED_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+_REDIRECT_STATUSES = (
+    HTTPStatus.FOUND,
+    HTTPStatus.SEE_OTHER,
+    HTTPStatus.TEMPORARY_REDIRECT,
+)
+_CHUNK_BYTES = 65_536
 _BUSY_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT)
 _CHANGE_REQUEST_STATES = frozenset({"CHANGES_REQUESTED", "REQUEST_CHANGES"})
 M = TypeVar("M", bound="ForgeData")
@@ -97,9 +105,43 @@ class PullRequest(ForgeData):
     body: Text = ""
     author: Text = Field("", validation_alias=AliasPath("user", "login"))
     onto: Text = Field("", validation_alias=AliasPath("base", "ref"))
+    base_sha: Text = Field("", validation_alias=AliasPath("base", "sha"))
     branch: Text = Field("", validation_alias=AliasPath("head", "ref"))
     sha: Text = Field("", validation_alias=AliasPath("head", "sha"))
     source: Text = Field("", validation_alias=AliasPath("head", "repo", "full_name"))
+
+
+class CommitStatus(ForgeData):
+    """The newest status of a commit in a context."""
+
+    context: Text = ""
+    state: Text = Field("", validation_alias=AliasChoices("state", "status"))
+    description: Text = ""
+    target_url: Text = ""
+    updated_at: datetime | None = None
+
+
+class CheckRunOutput(ForgeData):
+    """What a CI system reports about a check run, in Markdown."""
+
+    title: Text = ""
+    summary: Text = ""
+    text: Text = ""
+
+
+class CheckRun(ForgeData):
+    """The newest run of a check on GitHub. `conclusion` is empty until `status` is completed."""
+
+    name: Text = ""
+    status: Text = ""
+    conclusion: Text = ""
+    details_url: Text = ""
+    started_at: datetime | None = None
+    output: CheckRunOutput = CheckRunOutput()
+
+
+class _Job(ForgeData):
+    head_sha: Text = ""
 
 
 class _Repository(ForgeData):
@@ -130,6 +172,7 @@ class ForgeClient:
     def __init__(self, settings: Settings, session: aiohttp.ClientSession, token: str) -> None:
         self._session = session
         self._root = api_of(settings)
+        self._has_check_runs = settings.kind == "github"
         self._headers = {"Accept": "application/json"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -165,6 +208,52 @@ class ForgeClient:
         """Set a status of a commit: `state` is success, failure or error."""
         body = {"state": state, "context": context, "description": description}
         await self._send_request("POST", f"/repos/{repository}/statuses/{sha}", body=body)
+
+    async def statuses(self, repository: str, sha: str) -> list[CommitStatus]:
+        """Return the newest status of each context of a commit."""
+        path = f"/repos/{repository}/commits/{sha}/status"
+        return await self._get_all(CommitStatus, path, member="statuses")
+
+    async def check_runs(self, repository: str, sha: str) -> list[CheckRun]:
+        """Return the newest run of each check of a commit; none on a forge without check runs."""
+        if not self._has_check_runs:
+            return []
+        path = f"/repos/{repository}/commits/{sha}/check-runs"
+        return await self._get_all(CheckRun, path, member="check_runs")
+
+    async def commit_of_job(self, repository: str, job_id: str) -> str:
+        """Return the commit that a job of the forge's Actions ran on."""
+        return (await self._get_one(_Job, f"/repos/{repository}/actions/jobs/{job_id}")).head_sha
+
+    async def job_log(self, repository: str, job_id: str, max_bytes: int) -> str:
+        """Return the last `max_bytes` bytes of the log of a job of the forge's Actions.
+
+        The forge may redirect to a storage, which does not receive the token.
+        """
+        call = f"/repos/{repository}/actions/jobs/{job_id}/logs"
+        url, headers = self._root + call, self._headers
+        try:
+            for _ in range(2):
+                async with self._session.get(
+                    url, headers=headers, allow_redirects=False
+                ) as response:
+                    if response.status == HTTPStatus.OK:
+                        return await _read_tail(response.content, max_bytes)
+                    url = self._storage_url(url, response)
+                    headers = {}
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Temporary(_connection_message(error)) from error
+        raise NotFound(f"the forge has no log at {call}"[:_MESSAGE_CHARS])
+
+    def _storage_url(self, url: str, response: aiohttp.ClientResponse) -> str:
+        """Return the URL that a response redirects to: encrypted, or on the forge itself. Raises
+        `NotFound`.
+        """
+        target = urljoin(url, response.headers.get("Location", ""))
+        is_allowed = target.startswith(("https://", f"{self._root}/"))
+        if response.status not in _REDIRECT_STATUSES or not is_allowed:
+            raise NotFound(f"the forge answers GET {url} with {response.status}"[:_MESSAGE_CHARS])
+        return target
 
     async def comments(self, repository: str, number: int) -> list[ForgeComment]:
         """Return the comments of an issue or pull request, oldest first."""
@@ -238,10 +327,17 @@ class ForgeClient:
         return document
 
     async def _get_all(
-        self, type_: type[M], path: str, filters: Mapping[str, str] | None = None
+        self,
+        type_: type[M],
+        path: str,
+        filters: Mapping[str, str] | None = None,
+        *,
+        member: str = "",
     ) -> list[M]:
         """Return the items of all pages. A forge that returns everything at once names no next
         page.
+
+        member: the member of the response that has the items; '' if the response is the list.
         """
         all_items: list[M] = []
         for page in range(1, _MAX_PAGES + 1):
@@ -252,6 +348,8 @@ class ForgeClient:
                 "limit": str(_PAGE_SIZE),
             }
             document, pagination = await self._send_request("GET", path, parameters)
+            if member:
+                document = (document.get(member) if isinstance(document, dict) else None) or []
             items = _parse(TypeAdapter(list[type_]), document)  # type: ignore[valid-type] # known when it runs
             all_items += items
             if not items or not (pagination.next or pagination.total > len(all_items)):
@@ -287,11 +385,7 @@ class ForgeClient:
                     "next" in response.links, int(total) if total.isdecimal() else 0
                 )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Temporary(
-                f"the forge cannot be reached: {str(error) or type(error).__name__}"[
-                    :_MESSAGE_CHARS
-                ]
-            ) from error
+            raise Temporary(_connection_message(error)) from error
         document = _parse_json(content)
         if status in {HTTPStatus.OK, HTTPStatus.CREATED}:
             return document, pagination
@@ -310,6 +404,20 @@ class ForgeClient:
             if status == HTTPStatus.NOT_FOUND
             else CallFailed(message)
         )
+
+
+def _connection_message(error: Exception) -> str:
+    return f"the forge cannot be reached: {str(error) or type(error).__name__}"[:_MESSAGE_CHARS]
+
+
+async def _read_tail(content: aiohttp.StreamReader, max_bytes: int) -> str:
+    """Return the end of a text, of which at most `_MAX_RESPONSE_BYTES` are read."""
+    tail, size = b"", 0
+    async for chunk in content.iter_chunked(_CHUNK_BYTES):
+        tail, size = (tail + chunk)[-max_bytes:], size + len(chunk)
+        if size > _MAX_RESPONSE_BYTES:
+            break
+    return tail.decode(errors="replace")
 
 
 def _parse_json(raw: bytes) -> Any:

@@ -1,11 +1,11 @@
 """Watches the issues of a forge. Each requested issue becomes a task, a proven winner a pull
-request, and a review that requests changes a further commit.
+request, and a review that requests changes or a failed check a further commit.
 
 Nothing is stored here. The state is read from the forge: our pull requests for the branch
 `moothall/TASK`, and our comments, whose first line names their task. Task ids are derived from the
-forge, the repository and the number of the issue or comment, so that a started task is found in the
-log. Each step first checks whether it is already done: after a crash, the watch continues and
-repeats nothing.
+forge, the repository and the number of the issue or comment, or the commit whose checks failed, so
+that a started task is found in the log. Each step first checks whether it is already done: after a
+crash, the watch continues and repeats nothing.
 """
 
 from __future__ import annotations
@@ -13,21 +13,32 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import takewhile
 
 from moothall.config import ForgeSettings as Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskId, check_task_id, digest
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import FORGE, DeliberationRequest, RepositoryRef
-from moothall.errors import AlreadyExists, MoothallError, NotFound, Temporary
+from moothall.errors import AlreadyExists, MoothallError, NotFound, Refused, Temporary
 from moothall.forge import texts
+from moothall.forge.checks import FailedCheck, read_failed_checks
 from moothall.forge.client import ForgeClient, ForgeComment, Issue, PullRequest
 from moothall.ports import Deliberations
 
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 3600.0
+_MAX_CHECK_ATTEMPTS = 3
+"""Tasks in a row for failed checks; the next review of a person allows as many again."""
 
 
 Offer = Callable[[str, str, str], Awaitable[None]]
@@ -77,6 +88,7 @@ class Watch:
         self._slots = asyncio.Semaphore(settings.at_once)
         self._wake = asyncio.Event()
         self._failed = False
+        self._unreadable_checks: set[str] = set()
         self._writers: dict[tuple[str, str], bool] = {}
         self._pause = 0.0
 
@@ -174,10 +186,58 @@ class Watch:
                 )
                 return ForgeTask(
                     issue,
-                    await self._request(repository, task_id, description, finished, pull.sha),
+                    await self._request(
+                        repository, issue, task_id, description, finished, base=pull.sha
+                    ),
+                    pull,
+                )
+        return await self._find_checks_task(repository, issue, pull, finished)
+
+    async def _find_checks_task(
+        self, repository: str, issue: Issue, pull: PullRequest, finished: Sequence[str]
+    ) -> ForgeTask | None:
+        """Return the task for failed checks of a pull request, or None. A commit has at most one,
+        and only if it is ours: whoever pushed another one fixes it.
+        """
+        prefix = f"{task_of(self._settings.url, repository, issue.number)}-checks-"
+        attempts = len(list(takewhile(lambda task: task.startswith(prefix), reversed(finished))))
+        for answered in finished:
+            outcome = await self._outcome(answered)
+            sha = outcome.commit_sha if outcome is not None else ""
+            task_id = f"{prefix}{sha[:12]}"
+            if not sha or task_id in finished:
+                continue
+            failed: Sequence[FailedCheck] = ()
+            # A task that was begun is finished, even if its commit was pushed before a crash.
+            is_begun = await self._outcome(task_id) is not None
+            if not is_begun and sha == pull.sha and attempts < _MAX_CHECK_ATTEMPTS:
+                failed = await self._read_failed_checks(repository, pull)
+            if is_begun or failed:
+                description = texts.checks_task(repository, issue, failed, self._task_chars)
+                return ForgeTask(
+                    issue,
+                    await self._request(
+                        repository, issue, task_id, description, finished, base=sha
+                    ),
                     pull,
                 )
         return None
+
+    async def _read_failed_checks(
+        self, repository: str, pull: PullRequest
+    ) -> Sequence[FailedCheck]:
+        """Return the failed checks of a pull request; none, reported once, if the token may not
+        read them.
+        """
+        try:
+            return await read_failed_checks(
+                self._client, repository, pull.sha, pull.base_sha, datetime.now(UTC)
+            )
+        except (Refused, NotFound) as error:
+            if repository not in self._unreadable_checks:
+                self._unreadable_checks.add(repository)
+                self._report(repository, f"failed checks are not answered: {error.message}")
+            return ()
 
     async def _find_issue_task(
         self,
@@ -202,7 +262,8 @@ class Watch:
             has_label or await self._is_mention_by_writer(repository, issue_text)
         ):
             return ForgeTask(
-                issue, await self._request(repository, first_task_id, describe(comment=None), ())
+                issue,
+                await self._request(repository, issue, first_task_id, describe(comment=None), ()),
             )
         last_answer_id = max(
             (
@@ -220,6 +281,7 @@ class Watch:
                     issue,
                     await self._request(
                         repository,
+                        issue,
                         f"{first_task_id}-c{comment.id}",
                         describe(comment=comment),
                         finished,
@@ -250,26 +312,36 @@ class Watch:
     async def _request(
         self,
         repository: str,
+        issue: Issue,
         task_id: str,
         description: str,
         finished: Sequence[str],
+        *,
         base: str = "",
     ) -> DeliberationRequest:
         """Return the request for a council: on the newest commit, or on `base`, following the last
-        answered task that the log still has.
+        answered task that the log still has. All tasks of an issue share the budget of a story.
         """
-        repository_ref = RepositoryRef(id=self._repositories[repository], ref=base)
         request = DeliberationRequest(
-            description, "DEV", task_id, repository=repository_ref, origin=FORGE
+            description,
+            "DEV",
+            task_id,
+            repository=RepositoryRef(id=self._repositories[repository], ref=base),
+            story_id=task_of(self._settings.url, repository, issue.number),
+            origin=FORGE,
         )
         for earlier in reversed(finished):
-            try:
-                outcome = await self._deliberations.result(check_task_id(earlier), LOCAL)
-            except NotFound:
-                continue
-            if outcome.status.ended:
+            outcome = await self._outcome(earlier)
+            if outcome is not None and outcome.status.ended:
                 return replace(request, follows=earlier)
         return request
+
+    async def _outcome(self, task_id: str) -> Outcome | None:
+        """Return the outcome of a task, None if the log does not have it any more."""
+        try:
+            return await self._deliberations.result(check_task_id(task_id), LOCAL)
+        except NotFound:
+            return None
 
     async def _process_task(self, repository: str, task: ForgeTask) -> None:
         """Run a task, and publish its result on the forge."""

@@ -10,8 +10,10 @@ import pytest
 from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import SeatOutcome, SeatStatus
+from moothall.forge.checks import FailedCheck, clean_log
 from moothall.forge.client import ForgeComment, Issue, ReviewComment
 from moothall.forge.texts import (
+    checks_task,
     further,
     issue_task,
     no_pull,
@@ -139,6 +141,7 @@ def test_no_word_of_a_stranger_gets_into_the_title_of_a_commit() -> None:
         issue_task("a/b", ISSUE, None, 20_000),
         issue_task("a/b", ISSUE, post, 20_000),
         review_task("a/b", ISSUE, post, [ReviewComment(path="x.py", body="no")], 20_000),
+        checks_task("a/b", ISSUE, [FailedCheck("eve", "Closes #1 @ada")], 20_000),
     ):
         title = " ".join(request.split())[:72]
         assert not set(title) & set("@#!<`")
@@ -148,3 +151,20 @@ def test_no_word_of_a_stranger_gets_into_the_title_of_a_commit() -> None:
 
 def test_a_title_without_words_is_the_number() -> None:
     assert pull_title(Issue(number=7, title="@#!")) == "Issue 7"
+
+
+def test_a_long_log_leaves_its_end_and_room_for_the_others() -> None:
+    checks = [FailedCheck("one", "x" * 50_000 + "the end"), FailedCheck("two\nlines", "short")]
+    task = checks_task("a/b", ISSUE, checks, 5_000)
+    assert "Check one failed:\nx" in task
+    assert "the end\n\nCheck two lines failed:\nshort\n" in task
+    assert "The issue's title" in task
+
+
+def test_a_log_is_plain_text_up_to_the_failed_step() -> None:
+    raw = (
+        "\ufeff2026-11-28T10:00:00.1234567Z \x1b[31;1mred\x1b[0m\r\n"
+        "2026-11-28T10:00:01Z \x1b]0;title\x07tab\there\u202e\n"
+        "##[error]first\n##[error]exit code 1\nPost job"
+    )
+    assert clean_log(raw) == "red\ntab\there\n##[error]first\n##[error]exit code 1"

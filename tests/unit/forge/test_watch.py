@@ -295,6 +295,147 @@ async def test_a_branch_that_somebody_moved_meanwhile_is_left_to_them(
     assert "the branch stays as it was: somebody else moved it on" in ada.comments(at)[0]
 
 
+async def _open_pull(app: App, forge: FakeForge) -> tuple[int, str, str]:
+    """Return the number, branch and commit of our pull request for an issue."""
+    place_of(forge).person("ada").open_issue("Add a thing", "", label="moothall")
+    assert await app.look(app.won)
+    (pull,) = forge.pulls.values()
+    return pull["number"], pull["head"]["ref"], forge.sha(pull["head"]["ref"])
+
+
+def _unproven(app: App) -> Callable[[Deliberation], Outcome]:
+    return lambda d: app.won(d, proven=False)
+
+
+async def test_a_failed_status_is_answered_with_a_further_commit(
+    app: App, forge: FakeForge
+) -> None:
+    ada = place_of(forge).person("ada")
+    at, branch, first = await _open_pull(app, forge)
+    issue_task_id = branch.removeprefix("moothall/")
+    ada.set_status(first, "success", context="ci/lint")
+    ada.set_status(first, "failure", "2 tests failed: test_thing\x1b[31m")
+    assert await app.look(_unproven(app))
+    task = app.deliberations.known()[-1]
+    request = app.deliberations.request(task)
+    assert task == f"{issue_task_id}-checks-{first[:12]}"
+    assert (request.follows, request.repository, request.story_id) == (
+        issue_task_id,
+        RepositoryRef("app", ref=first),
+        issue_task_id,
+    )
+    assert request.description.startswith("Fix the checks that fail on the change for issue 1 of")
+    assert "Check ci/tests failed:\n2 tests failed: test_thing\n" in request.description
+    assert "ci/lint" not in request.description
+    second = forge.sha(branch)
+    assert forge.repo.git("rev-parse", f"{second}^") == first
+    assert ada.comments(at)[0].startswith(f"Task `{task}`: ")
+    ada.set_status(second, "success")
+    assert await app.look(lost)
+    assert (len(app.deliberations.known()), forge.sha(branch)) == (2, second)
+
+
+async def test_failed_checks_are_answered_a_few_times_and_again_after_a_review(
+    app: App, forge: FakeForge
+) -> None:
+    ada = place_of(forge).person("ada")
+    at, branch, _ = await _open_pull(app, forge)
+    forge.failing = lambda call: 0
+    for _ in range(5):
+        ada.set_status(forge.sha(branch), "error", "broken")
+        assert await app.look(_unproven(app))
+    assert len(app.deliberations.known()) == 4, "the issue, and three attempts"
+    ada.review(at, "Do it otherwise.")
+    assert await app.look(_unproven(app))
+    ada.set_status(forge.sha(branch), "error", "broken")
+    assert await app.look(lost)
+    assert await app.look(lost), "without an answer, there is no second attempt on a commit"
+    assert len(app.deliberations.known()) == 6
+
+
+async def test_checks_of_the_base_of_others_and_under_way_are_left_alone(
+    app: App, forge: FakeForge
+) -> None:
+    ada = place_of(forge).person("ada")
+    _, branch, first = await _open_pull(app, forge)
+    ada.set_status(first, "failure")
+    ada.set_status(forge.sha("main"), "failure")
+    assert await app.look(app.won)
+    ada.set_status(first, "failure", context="ci/other")
+    ada.set_status(first, "pending", context="ci/slow")
+    assert await app.look(app.won)
+    theirs = app.commit(first)
+    forge.repo.git("update-ref", f"refs/heads/{branch}", theirs)
+    ada.set_status(theirs, "failure", context="ci/other")
+    assert await app.look(app.won)
+    assert len(app.deliberations.known()) == 1
+    forge.repo.git("update-ref", f"refs/heads/{branch}", first)
+    forge.statuses[first][-1]["updated_at"] = "2026-01-01T00:00:00Z"  # pending for a long time
+    assert await app.look(_unproven(app))
+    description = app.deliberations.request(app.deliberations.known()[-1]).description
+    assert "Check ci/other failed" in description
+    assert "ci/tests" not in description
+
+
+async def test_the_log_of_a_failed_job_is_part_of_the_task(app: App, forge: FakeForge) -> None:
+    ada = place_of(forge).person("ada")
+    _, branch, first = await _open_pull(app, forge)
+    line = "2026-11-28T10:00:00.1234567Z \x1b[36;1mE   assert 1 == 2\x1b[0m\x07\n"
+    end = f"{line}##[error]Process completed with exit code 1.\nPost job.\n"
+    log = "noise\n" * 100_000 + end
+    forge.jobs = {"7": (first, log), "8": ("b" * 40, "of another commit")}
+    url = f"{forge.url}/acme/app/actions/runs/5/job{'s' if forge.kind == 'gitea' else ''}"
+    if forge.kind == "gitea":
+        ada.set_status(first, "failure", "Failing after 3s", target_url=f"{url}/7")
+        ada.set_status(first, "failure", context="other", target_url=f"{url}/8")
+    else:
+        run = {"name": "ci/tests", "status": "completed", "conclusion": "failure"}
+        output = {"title": "Failing after 3s", "summary": None, "text": None}
+        forge.check_runs[first] = [
+            {**run, "details_url": f"{url}/7", "output": output},
+            {**run, "name": "other", "details_url": f"{url}/8"},
+            {**run, "name": "third", "conclusion": "neutral"},
+        ]
+    assert await app.look(_unproven(app))
+    description = app.deliberations.request(app.deliberations.known()[-1]).description
+    assert "noise\nE   assert 1 == 2\n##[error]Process completed with exit code 1." in description
+    assert len(description) <= 5000
+    assert "Post job" not in description
+    assert "of another commit" not in description
+    assert "third" not in description
+    assert forge.sha(branch) != first
+    assert all("Authorization" not in headers for headers in forge.storage_headers)
+    assert len(forge.storage_headers) == (1 if forge.kind == "github" else 0)
+
+
+async def test_failed_checks_whose_commit_was_pushed_before_a_crash_are_reported(
+    app: App, forge: FakeForge
+) -> None:
+    ada = place_of(forge).person("ada")
+    at, branch, first = await _open_pull(app, forge)
+    ada.set_status(first, "failure")
+    forge.failing = lambda call: 502 if call.startswith("POST") else 0
+    assert not await app.look(_unproven(app)), "it could not comment"
+    forge.failing = lambda call: 0
+    assert (forge.sha(branch) != first, ada.comments(at)) == (True, [])
+    assert await app.look(lost)
+    assert [comment.partition(":")[0] for comment in ada.comments(at)] == [
+        f"Task `{app.deliberations.known()[-1]}`"
+    ]
+    assert len(app.deliberations.known()) == 2
+
+
+async def test_a_token_that_may_not_read_checks_is_reported_once(
+    app: App, forge: FakeForge
+) -> None:
+    await _open_pull(app, forge)
+    forge.failing = lambda call: 403 if call.endswith("/status") else 0
+    assert await app.look(app.won)
+    reports = [line for line in app.messages if "failed checks are not answered" in line]
+    assert len(reports) == 1
+    assert len(app.deliberations.known()) == 1
+
+
 async def test_a_forge_that_shows_late_what_it_was_told_is_told_once(
     app: App, forge: FakeForge
 ) -> None:
