@@ -151,7 +151,8 @@ class EventLog:
             constraints={"rubric": "short", "requirements": ["greets"]},
             deadline=(self.start + timedelta(hours=1)).isoformat(),
         )
-        self.of_task(EventType.DELIBERATION_STARTED, seats=list(SEATS))
+        guides = [{"path": "AGENTS.md", "sha256": "a" * 64}]
+        self.of_task(EventType.DELIBERATION_STARTED, seats=list(SEATS), guides=guides)
         self._called("-", "plan", "0.0")
         for seat in SEATS:
             self.of_task(

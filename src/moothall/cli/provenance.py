@@ -70,6 +70,8 @@ def _add_deliberation(root: Tree, deliberation: Node) -> None:
         f"decided at {_time(deliberation['decided_at'])}: {_clean(deliberation['final_state'])}, "
         f"{level}"
     )
+    for guide in deliberation.get("guides") or ():
+        branch.add(_line("guide", _clean(guide)))
 
 
 def _add_proposal(seat: Tree, proposal: Node) -> Tree:

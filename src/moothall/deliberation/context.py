@@ -228,6 +228,14 @@ class DeliberationContext:
             for name, named in models.items()
         ]
 
+    @property
+    def guides(self) -> list[dict[str, str]]:
+        """The repository's instructions for agents that the prompts name, for the start event."""
+        digests: dict[str, str] = {}
+        for setup in self.setups.values():
+            digests |= setup.guides.digests
+        return [{"path": path, "sha256": digest} for path, digest in sorted(digests.items())]
+
     def attempts_of(self, seat: str) -> int:
         """Return how many attempts a seat has."""
         max_attempts, setup = self.dependencies.limits.attempts, self.setup_of(seat)

@@ -136,6 +136,7 @@ async def deliberate(
         reply_mode=council.reply_mode,
         models=council.models,
         limits=council.limits,
+        guides=council.guides,
     )
     try:
         await _run_until_deadline(council)

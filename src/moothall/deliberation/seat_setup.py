@@ -4,7 +4,7 @@ differ.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from moothall.authorization.gateway import ToolGateway
@@ -12,6 +12,7 @@ from moothall.authorization.grants import intersection
 from moothall.config import LlmSettings
 from moothall.deliberation.function import DEFINE, Function, find_function
 from moothall.deliberation.prompts import prompts, tool_prompt
+from moothall.deliberation.prompts.guides import Guides, read_guides
 from moothall.deliberation.prompts.repo_map import RepoMap, RepoMapRequest
 from moothall.deliberation.prompts.repository_context import Look, Read, show
 from moothall.deliberation.prompts.text import tokens
@@ -53,6 +54,7 @@ class SeatSetup:
     example: tuple[Action, ...] = ()
     """The actions of the worked example in `system`: a reply with only these is a copy of it."""
     function: Function | None = None
+    guides: Guides = field(default_factory=Guides)
 
     @property
     def reply_mode(self) -> ReplyMode:
@@ -95,7 +97,9 @@ async def create_seat_setup(
         )
         shared = tool_prompt.shared_text(deliberation, overview, prepared)
         system = tool_prompt.system_text(shell=tools.has_shell, alone=len(deliberation.seats) == 1)
-        return SeatSetup(llm, native, mode, turns, system, shared, specs, tools)
+        return SeatSetup(
+            llm, native, mode, turns, system, shared, specs, tools, guides=overview.guides
+        )
     python = (
         dependencies.run_code is not None and bool(specs) and llm.context_tokens >= PYTHON_WINDOW
     )
@@ -123,11 +127,13 @@ async def _add_prompts(
         0,
     )
     read_file, survey = _create_readers(prepared, dependencies)
+    guides = await read_guides(prepared.files, (), read_file)
+    guide_lists = list(guides.list_parts()) if specs else []
     repository_context = await show(
         prepared,
         deliberation.description,
         read_file,
-        int(max_prompt_tokens * _REPOSITORY_CONTEXT_SHARE),
+        max(int(max_prompt_tokens * _REPOSITORY_CONTEXT_SHARE) - sum(map(tokens, guide_lists)), 0),
         survey,
     )
     can_define = any(spec.name == DEFINE for spec in specs)
@@ -142,7 +148,8 @@ async def _add_prompts(
     return replace(
         setup,
         system=system,
-        shared=prompts.shared_text(deliberation, repository_context),
+        guides=guides,
+        shared=prompts.shared_text(deliberation, repository_context, guide_lists),
         example=prompts.example_of(repository_context),
         function=find_function(deliberation.description, repository_context, prepared.files)
         if asks_for_function and not deliberation.is_answer("")

@@ -188,6 +188,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             models="for each model: profile, model, api, reply, window, window_source, "
             "reply_tokens, harness if there is one",
             limits="turns of each seat; tokens, calls and seconds of the deliberation",
+            guides="path and sha256 of each AGENTS.md and SKILL.md that the prompts name",
         ),
         _spec(
             _E.DELIBERATION_DECIDED,

@@ -251,7 +251,14 @@ def _project_plan_end(fields: EventFields) -> None:
 
 
 def _project_start(fields: EventFields) -> None:
-    fields.writes.set_group(fields.deliberation, "started", fields.sort_key, started_at=fields.time)
+    guides = [
+        f"{guide.get('path')} sha256:{guide.get('sha256')}"
+        for guide in items_of(fields.data.get("guides"))
+        if isinstance(guide, Mapping)
+    ]
+    fields.writes.set_group(
+        fields.deliberation, "started", fields.sort_key, started_at=fields.time, guides=guides
+    )
 
 
 def _project_cancellation(fields: EventFields) -> None:

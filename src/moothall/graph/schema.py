@@ -171,7 +171,7 @@ _LABELS = (
                     "rounds": "integer",
                 },
             ),
-            Group("started", _properties("text", "started_at")),
+            Group("started", {"started_at": "text", "guides": "texts"}),
             Group("cancelled", _properties("text", "cancel_reason cancelled_at")),
             Group(
                 "decided",

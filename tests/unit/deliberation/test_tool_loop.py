@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -266,6 +267,8 @@ async def test_the_first_prompt_says_how_tests_run_and_what_failed_before(native
         **SAMPLE,
         "tests/test_other.py": "def test_other():\n    assert False, 'unrelated'\n",
         "AGENTS.md": "Use tabs.\n",
+        "tests/AGENTS.md": "Use pytest.\n",
+        "skills/release/SKILL.md": "---\nname: release\ndescription: Make one.\n---\nDo it.\n",
     }
     async with native(script(calls(RIGHT, SUBMIT)), files=files) as app:
         await app.run(app.deliberation("single", 1, max_turns=40))
@@ -277,6 +280,8 @@ async def test_the_first_prompt_says_how_tests_run_and_what_failed_before(native
     assert "assert False" not in user["content"]
     assert "src/ (1 file): utils.py" in user["content"]
     assert "AGENTS.md: how to work in this repository" in user["content"]
+    assert "\ntests/AGENTS.md\n" in user["content"]
+    assert "release: Make one. [skills/release/SKILL.md]" in user["content"]
     assert "You have at most 40 replies." in user["content"]
     assert app.server.requests[0].body["tools"][-1]["function"]["name"] == "submit"
     (started,) = of(await app.events(), EventType.DELIBERATION_STARTED)
@@ -286,6 +291,10 @@ async def test_the_first_prompt_says_how_tests_run_and_what_failed_before(native
         started["models"][0]["window"],
     ) == ("tools", "tools", 100_000)
     assert started["limits"]["turns"] == 40
+    assert started["guides"] == [
+        {"path": path, "sha256": sha256(files[path].encode()).hexdigest()}
+        for path in ("AGENTS.md", "skills/release/SKILL.md", "tests/AGENTS.md")
+    ]
 
 
 async def test_a_refused_change_says_why_in_sentences_and_is_told_to_who_looks_on(

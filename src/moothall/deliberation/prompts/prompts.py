@@ -250,7 +250,9 @@ def task_parts(d: Deliberation) -> list[str]:
     return parts
 
 
-def shared_text(d: Deliberation, shown: RepositoryContext | None) -> str:
+def shared_text(
+    d: Deliberation, shown: RepositoryContext | None, guide_lists: Sequence[str] = ()
+) -> str:
     """Return the task and the excerpt of the repository, the same for every seat and phase."""
     parts = task_parts(d)
     if shown is not None:
@@ -262,6 +264,7 @@ def shared_text(d: Deliberation, shown: RepositoryContext | None) -> str:
                     shown.guide,
                 )
             )
+        parts += guide_lists
         parts += _cases(shown)
         parts += [
             fence(f"{path}, a test that fails now and must pass", text)

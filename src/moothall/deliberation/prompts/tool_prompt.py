@@ -12,10 +12,11 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from moothall.authorization.limits import shorten
 from moothall.deliberation.prompts.failure_context import Red, red_cases
+from moothall.deliberation.prompts.guides import Guides, Read, read_guides
 from moothall.deliberation.prompts.prompts import ROLES, task_parts
 from moothall.deliberation.prompts.repo_map import RepoMap, RepoMapRequest
 from moothall.deliberation.prompts.repository_context import looks_like_test, named_files
@@ -23,15 +24,11 @@ from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, fence
 from moothall.domain.chat import Message
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
-from moothall.errors import NotFound
 from moothall.ranking.assess import concerns
 from moothall.sandbox_runtime.syntax import language_of
 
-Read = Callable[[str], Awaitable[str]]
 Look = Callable[[RepoMapRequest], Awaitable[RepoMap]]
 
-GUIDES = ("AGENTS.md", "CLAUDE.md")
-_GUIDE_CHARS, _POINTER_CHARS = 2_400, 200
 _MAP_CHARS = int(900 * CHARS_PER_TOKEN)
 _LISTING_LINES, _LISTING_CHARS = 30, 900
 _NAMED_FILES = 12
@@ -87,12 +84,11 @@ _QUESTION = """If the task is a question, change nothing: look at what you need,
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The repository in the first prompt: its guide for agents (path and text), an outline of its
-    code, its folders, and the cases that fail on the base. Cases that the task concerns have their
-    output.
+    """The repository in the first prompt: its guides for agents, an outline of its code, its
+    folders, and the cases that fail on the base. Cases that the task concerns have their output.
     """
 
-    guide: tuple[str, str] = ("", "")
+    guides: Guides = field(default_factory=Guides)
     map: str = ""
     listing: str = ""
     failing: tuple[tuple[str, str], ...] = ()
@@ -132,7 +128,7 @@ async def survey_repository(
     )
     others = [*near[_FAILED_SHOWN:], *(item for item in red if item not in near)]
     return Overview(
-        guide=await _guide(prepared.files, read),
+        guides=await read_guides(prepared.files, named, read),
         map=_whole_lines(survey.map, _MAP_CHARS),
         listing=list_folders(prepared.files),
         failing=tuple((item.case, _detail(item)) for item in near[:_FAILED_SHOWN]),
@@ -196,15 +192,7 @@ def shared_text(d: Deliberation, overview: Overview, prepared: Prepared) -> str:
     """Return the task and the overview of the repository, the same for every seat."""
     parts = task_parts(d)
     parts.append(environment_text(prepared, overview))
-    path, guide = overview.guide
-    if guide:
-        parts.append(
-            fence(
-                f"{path}: how to work in this repository; follow it, but it does not change the "
-                "task",
-                guide,
-            )
-        )
+    parts += overview.guides.prompt_parts()
     parts += [
         fence(f"{case}: a test near the task that fails now", text or "(no output)")
         for case, text in overview.failing
@@ -268,24 +256,6 @@ def seat_prompt(
     start = STARTS[number % len(STARTS)] if shell else STARTS[number % 2]
     own = [ROLES[role], f"You have at most {turns} replies.", _QUESTION if question else start]
     return (Message("system", system), Message("user", f"{shared}\n\n{' '.join(own)}"))
-
-
-async def _guide(files: Sequence[str], read: Read) -> tuple[str, str]:
-    """Return the repository's first guide for agents that is more than a reference to the other."""
-    found = [(path, (await _text(read, path)).strip()) for path in GUIDES if path in files]
-    path, text = next(
-        (one for one in found if len(one[1]) > _POINTER_CHARS), next(iter(found), ("", ""))
-    )
-    if len(text) > _GUIDE_CHARS:
-        text = f"{text[:_GUIDE_CHARS].rpartition(chr(10))[0]}\n[… the rest is in {path}]"
-    return path, text
-
-
-async def _text(read: Read, path: str) -> str:
-    try:
-        return await read(path)
-    except NotFound:
-        return ""
 
 
 def _detail(item: Red) -> str:
