@@ -1,4 +1,6 @@
-"""The set-up commands of a devcontainer.json, which count only if nothing else says them."""
+"""The set-up commands of a devcontainer.json or a copilot-setup-steps.yml, which count only if
+nothing else says them.
+"""
 
 from __future__ import annotations
 
@@ -93,3 +95,74 @@ def test_files_that_a_command_names_are_inputs_of_the_set_up() -> None:
     }
     assert {".devcontainer/setup.sh", "requirements/dev.txt"} <= set(detect(files, files).reads)
     assert "notes.txt" not in detect(files, files).reads
+
+
+WORKFLOW = ".github/workflows/copilot-setup-steps.yml"
+
+
+def test_the_commands_of_the_workflow_for_agents_come_before_a_devcontainer() -> None:
+    text = """
+on: workflow_dispatch
+jobs:
+  other:
+    steps:
+      - run: make wrong
+  copilot-setup-steps:
+    runs-on: ubuntu-latest
+    steps:
+      - uses: actions/checkout@v5
+      - name: Install
+        run: |
+          make deps
+          ./scripts/generate.sh
+        working-directory: ./lib/
+        env: {LEVEL: 1, NAME: a b}
+      - {run: make tool, shell: bash}
+      - {run: "make ${{ inputs.target }}"}
+      - {run: make token, env: {TOKEN: "${{ secrets.TOKEN }}"}}
+      - {run: make windows, shell: pwsh}
+      - {run: make sometimes, if: "always()"}
+      - {run: make outside, working-directory: ../x}
+      - {run: make missing, working-directory: nowhere}
+      - {run: make rooted, working-directory: /etc}
+      - {run: make injected, env: {"-C": /}}
+      - {run: [make, list]}
+"""
+    files = {
+        **MAKEFILE,
+        WORKFLOW: text,
+        "scripts/generate.sh": "",
+        "lib/Makefile": "",
+        ".devcontainer.json": json.dumps({"postCreateCommand": "make other"}),
+    }
+    found = detect(files, files)
+    assert found.steps == (
+        SetupStep(
+            (
+                *("env", "LEVEL=1", "NAME=a b", "bash", "-e", "-c"),
+                "make deps\n./scripts/generate.sh\n",
+            ),
+            "lib",
+            optional=True,
+        ),
+        SetupStep(("bash", "-eo", "pipefail", "-c", "make tool"), optional=True),
+    )
+    assert {WORKFLOW, "scripts/generate.sh"} <= set(found.reads)
+    assert WORKFLOW in find_manifests(files)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nonsense",
+        "[" * 5_000,
+        "jobs: [copilot-setup-steps]",
+        "jobs: {copilot-setup-steps: {steps: make}}",
+        "jobs: {copilot-setup-steps: {steps: [make, [run], {run: ' '}, {run: 7, if: x}]}}",
+        "a: &a [x]\njobs: {copilot-setup-steps: {steps: [{run: make, with: *a}]}}",
+        "jobs: {copilot-setup-steps: {steps: [{run: make}]}}" + "\n" * 40_000,
+        "!!python/object/apply:os.system [id]",
+    ],
+)
+def test_a_workflow_that_cannot_be_used_has_no_commands(text: str) -> None:
+    assert steps(text, WORKFLOW) == ()

@@ -12,9 +12,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-import yaml
-
 from moothall.deliberation.prompts.text import fence
+from moothall.domain.foreign_yaml import parse_foreign_yaml
 from moothall.errors import NotFound
 
 Read = Callable[[str], Awaitable[str]]
@@ -195,17 +194,10 @@ def _front_matter(text: str) -> Mapping[str, str]:
     if not lines or lines[0].rstrip() != "---":
         return {}
     end = next((number for number, line in enumerate(lines) if number and line == "---"), 0)
-    try:
-        document = yaml.safe_load("\n".join(lines[1:end]))
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return {}
+    document = parse_foreign_yaml("\n".join(lines[1:end]))
     if not isinstance(document, dict):
         return {}
-    return {
-        key: value
-        for key, value in document.items()
-        if isinstance(key, str) and isinstance(value, str)
-    }
+    return {key: value for key, value in document.items() if isinstance(value, str)}
 
 
 async def _text(read: Read, path: str) -> str:

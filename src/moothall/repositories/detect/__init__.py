@@ -14,8 +14,10 @@ from moothall.repositories.detect import python as python_projects
 from moothall.repositories.detect.builds import tries_build
 from moothall.repositories.detect.devcontainer import (
     DEVCONTAINERS,
+    SETUP_WORKFLOWS,
     devcontainer_files,
     devcontainer_steps,
+    workflow_steps,
 )
 from moothall.repositories.detect.project import DetectedProject, Project, strings, table
 from moothall.repositories.patch_rules import matches
@@ -70,7 +72,7 @@ def find_manifests(files: Collection[str], max_projects: int = MAX_PROJECTS) -> 
     return tuple(
         path
         for path in files
-        if path in DEVCONTAINERS
+        if path in (*DEVCONTAINERS, *SETUP_WORKFLOWS)
         or (path.rpartition("/")[2] in _TEXTS and path.rpartition("/")[0] in folders)
     )
 
@@ -128,14 +130,14 @@ def detect(
         root_project = _detect_project(root, tested_folders, python_projects_by_name, crates)
     if node_workspace and members and "tests" not in (root_project.checks if root_project else ()):
         root_project = node_workspace
-    return _with_devcontainer(_merge(root_project, detected, notes), root)
+    return _with_hints(_merge(root_project, detected, notes), root)
 
 
-def _with_devcontainer(detected: Detected, root: Project) -> Detected:
-    """Return the detected project with the set-up commands of its devcontainer.json, unless it has
-    other set-up steps.
+def _with_hints(detected: Detected, root: Project) -> Detected:
+    """Return the detected project with the set-up commands of its copilot-setup-steps.yml, or else
+    of its devcontainer.json, unless it has other set-up steps.
     """
-    steps = () if detected.steps else devcontainer_steps(root)
+    steps = () if detected.steps else workflow_steps(root) or devcontainer_steps(root)
     if not steps:
         return detected
     reads = (*detected.reads, *devcontainer_files(root, steps))

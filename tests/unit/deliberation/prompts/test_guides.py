@@ -68,7 +68,7 @@ async def test_a_skill_is_listed_with_its_description_and_without_its_text() -> 
         "---\nname: !!python/object/apply:os.system [id]\n---\n",
         "---\nname: ../../etc\n---\n",
         "---\nname: 'two\n\n  lines'\n---\n",
-        "---\nd: 2026-99-99\n---\n",
+        "---\nd: &d [x]\ne: *d\nname: other\n---\n",
     ],
 )
 async def test_a_skill_without_usable_front_matter_has_the_name_of_its_folder(text: str) -> None:
