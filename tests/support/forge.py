@@ -44,6 +44,7 @@ class FakeForge:
         calls: the received requests.
         failing: makes a request fail before or after it is done.
         statuses, check_runs: by commit; of statuses, all that were set.
+        apps: the accounts that may create check runs.
         jobs: the commit and the log of each job of the forge's Actions.
         storage_headers: the headers of requests to the storage that GitHub redirects to for logs.
     """
@@ -63,6 +64,7 @@ class FakeForge:
     reviews: dict[int, list[Data]] = field(default_factory=dict)
     statuses: dict[str, list[Data]] = field(default_factory=dict)
     check_runs: dict[str, list[Data]] = field(default_factory=dict)
+    apps: set[str] = field(default_factory=set)
     jobs: dict[str, tuple[str, str]] = field(default_factory=dict)
     storage_headers: list[Mapping[str, str]] = field(default_factory=list)
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(101))
@@ -154,6 +156,7 @@ class FakeForge:
             ("POST", rf"{_REPO}/statuses/([0-9a-f]{{40}})", self._set_status),
             ("GET", rf"{_REPO}/commits/([0-9a-f]{{40}})/status", self._combined_status),
             ("GET", rf"{_REPO}/commits/([0-9a-f]{{40}})/check-runs", self._check_runs),
+            ("POST", rf"{_REPO}/check-runs", self._new_check_run),
             ("GET", rf"{_REPO}/actions/jobs/(\d+)", self._job),
             ("PATCH", rf"{_REPO}/(issues|pulls)/(\d+)", self._change),
             ("POST", rf"{_REPO}/issues/(\d+)/labels", self._label),
@@ -233,6 +236,12 @@ class FakeForge:
         if self.kind != "github":
             raise _Wrong(404, "Not Found")
         return {"check_runs": self.check_runs.get(sha, [])}
+
+    def _new_check_run(self, who: str, query: Any, body: Data) -> Data:
+        if self.kind != "github" or who not in self.apps:
+            raise _Wrong(403, "You must authenticate via a GitHub App.")
+        self.check_runs.setdefault(body["head_sha"], []).append(body)
+        return body
 
     def _job(self, who: str, query: Any, body: Any, job: str) -> Data:
         if job not in self.jobs:

@@ -143,7 +143,8 @@ class _Files:
 @click.option(
     "--status",
     is_flag=True,
-    help="With --pr: set the commit status moothall/judge; needs the token of [forge].",
+    help="With --pr: set the commit status moothall/judge, or on GitHub a check run with "
+    "annotations if the token may; needs the token of [forge].",
 )
 @json_option
 @verbose_option

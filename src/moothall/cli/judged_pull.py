@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
+from moothall.cli.sarif import findings
 from moothall.cli.verdict import VerdictDocument
-from moothall.cli.verdict_text import headline
+from moothall.cli.verdict_text import headline, verdict_markdown
 from moothall.config import ForgeSettings, Settings
 from moothall.domain.identity import LOCAL
-from moothall.errors import InvalidRequest
+from moothall.errors import InvalidRequest, NotFound, Refused
 
 _PULL = re.compile(
     r"^(?P<root>https?://[^/?#@\s]+)/(?P<name>[^/\s]+/[^/\s]+)/pulls?/(?P<number>\d+)"
@@ -20,7 +24,9 @@ _ISSUE = re.compile(
 )
 
 
-_STATUS_CONTEXT, _STATUS_CHARS = "moothall/judge", 140
+_STATUS_CONTEXT, _STATUS_CHARS, _SUMMARY_CHARS = "moothall/judge", 140, 60_000
+_MAX_ANNOTATIONS = 50  # of a request; GitHub refuses more
+_ANNOTATION_LEVELS = {"error": "failure", "warning": "warning", "note": "notice"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +65,51 @@ async def read_pull(settings: Settings, url: str) -> JudgedPull:
 
 
 async def set_status(settings: Settings, url: str, verdict: VerdictDocument) -> None:
-    """Set the commit status of the pull request at a URL. Raises `ConfigurationError` without a
-    token for its forge, and errors of the forge.
+    """Publish the verdict on the pull request at a URL: as a check run with annotations, if the
+    forge has these and the token may create them, else as a commit status. Raises
+    `ConfigurationError` without a token for its forge, and errors of the forge.
     """
     from moothall.forge.client import forge_client
 
     place = _locate(settings, _PULL, url, "a pull request")
+    conclusion, title = "success" if verdict.accepted else "failure", headline(verdict)
     async with forge_client(place.forge) as client:
+        if place.forge.kind == "github":
+            output = {
+                "title": title[:_STATUS_CHARS],
+                "summary": verdict_markdown(verdict)[:_SUMMARY_CHARS],
+                "annotations": list(_annotations(verdict))[:_MAX_ANNOTATIONS],
+            }
+            # Only the tokens of a GitHub App may create check runs, not those of a person.
+            with suppress(Refused, NotFound):
+                await client.create_check_run(
+                    place.name,
+                    verdict.head,
+                    name=_STATUS_CONTEXT,
+                    conclusion=conclusion,
+                    output=output,
+                )
+                return
         await client.set_status(
-            place.name,
-            verdict.head,
-            "success" if verdict.accepted else "failure",
-            _STATUS_CONTEXT,
-            headline(verdict)[:_STATUS_CHARS],
+            place.name, verdict.head, conclusion, _STATUS_CONTEXT, title[:_STATUS_CHARS]
         )
+
+
+def _annotations(verdict: VerdictDocument) -> Iterator[Mapping[str, Any]]:
+    """Yield the findings that are about lines of a file, or about the whole file, as annotations
+    of a check run.
+    """
+    for finding in findings(verdict):
+        for location in finding.get("locations", ()):
+            place = location["physicalLocation"]
+            region = place.get("region", {"startLine": 1, "endLine": 1})
+            yield {
+                "path": place["artifactLocation"]["uri"],
+                "start_line": region["startLine"],
+                "end_line": region["endLine"],
+                "annotation_level": _ANNOTATION_LEVELS[finding["level"]],
+                "message": finding["message"]["text"],
+            }
 
 
 async def read_issue(settings: Settings, url: str) -> str:

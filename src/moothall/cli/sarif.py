@@ -32,7 +32,7 @@ _MESSAGE_CHARS = 1_000
 def sarif_document(verdict: VerdictDocument) -> str:
     """Return the findings of a verdict as a SARIF log."""
     level = {"passed": "note", "disputed": "warning"}.get(verdict.finding, "error")
-    results = [_result("verdict", level, headline(verdict)), *_findings(verdict)]
+    results = [_result("verdict", level, headline(verdict)), *findings(verdict)]
     log = {
         "$schema": _SCHEMA,
         "version": "2.1.0",
@@ -58,7 +58,8 @@ def sarif_document(verdict: VerdictDocument) -> str:
     return json.dumps(log, indent=2) + "\n"
 
 
-def _findings(verdict: VerdictDocument) -> Iterator[dict[str, Any]]:
+def findings(verdict: VerdictDocument) -> Iterator[dict[str, Any]]:
+    """Yield the findings of a verdict as results of SARIF."""
     broken = [
         row.case
         for row in verdict.matrix

@@ -221,6 +221,18 @@ class ForgeClient:
         path = f"/repos/{repository}/commits/{sha}/check-runs"
         return await self._get_all(CheckRun, path, member="check_runs")
 
+    async def create_check_run(
+        self, repository: str, sha: str, *, name: str, conclusion: str, output: Mapping[str, Any]
+    ) -> None:
+        """Create a completed check run of a commit, which only the token of a GitHub App may.
+
+        conclusion: success, failure or neutral. output: title, summary (Markdown) and annotations.
+        """
+        body = {"name": name, "head_sha": sha, "status": "completed", "conclusion": conclusion}
+        await self._send_request(
+            "POST", f"/repos/{repository}/check-runs", body={**body, "output": output}
+        )
+
     async def commit_of_job(self, repository: str, job_id: str) -> str:
         """Return the commit that a job of the forge's Actions ran on."""
         return (await self._get_one(_Job, f"/repos/{repository}/actions/jobs/{job_id}")).head_sha
@@ -361,7 +373,7 @@ class ForgeClient:
         method: str,
         path: str,
         parameters: Mapping[str, str] | None = None,
-        body: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
     ) -> tuple[Any, _Pagination]:
         """Return the response's document and pagination."""
         call = f"{method} {path}"
