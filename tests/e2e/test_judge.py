@@ -205,7 +205,8 @@ async def test_a_pull_request_of_a_forge_is_judged_and_gets_a_status(
         assert (verdict["finding"], verdict["level"]) == ("passed", "proven")
         assert verdict["task"] == "Add hello_world()\n\nIt is missing."
         ((sha, (status,)),) = forge.statuses.items()
-        assert (sha, status["state"]) == (forge.sha("feature"), "success")
+        state = status["status" if kind == "gitea" else "state"]
+        assert (sha, state) == (forge.sha("feature"), "success")
         unknown = await command("judge", "--pr", f"{forge.url}/{REPOSITORY}/issues/1")
         assert unknown.code == 2
         assert "is not the URL of a pull request" in unknown.err

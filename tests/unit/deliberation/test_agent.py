@@ -362,6 +362,24 @@ async def test_a_secret_in_a_file_reaches_no_prompt_and_no_event(council: Any) -
     assert secret not in json.dumps([dict(event.data) for event in events])
 
 
+async def test_guides_of_folders_and_skills_are_listed(council: Any) -> None:
+    files = {
+        **SAMPLE,
+        "src/AGENTS.md": "Use tabs.\n",
+        "skills/release/SKILL.md": "---\nname: release\ndescription: Make one.\n---\n",
+    }
+    async with council(script(append()), files=files) as app:
+        events = await app.run(app.deliberation("single", 1))
+    prompt = app.server.requests[0].prompt
+    assert "\nsrc/AGENTS.md\n" in prompt
+    assert "release: Make one. [skills/release/SKILL.md]" in prompt
+    (started,) = of(events, EventType.DELIBERATION_STARTED)
+    assert [guide["path"] for guide in started["guides"]] == [
+        "skills/release/SKILL.md",
+        "src/AGENTS.md",
+    ]
+
+
 async def test_a_seat_that_appends_the_same_again_starts_anew(council: Any) -> None:
     """The small model put the same function into the file ten times in a row."""
     async with council(script(append(WRONG), append(WRONG), append())) as app:
