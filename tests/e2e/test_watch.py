@@ -154,7 +154,8 @@ async def test_a_red_status_leads_to_a_second_commit_that_makes_it_green(
     assert place.repo.git("log", "--format=%H", "-2", second).split() == [second, first]
     assert place.repo.git("log", "--format=%s", "-1", second).startswith("Fix the checks that")
     (comment,) = ada.comments(pull["number"])
-    assert comment.startswith(f"Task `{branch.removeprefix('moothall/')}-checks-{first[:12]}`: ")
+    task_id = f"{branch.removeprefix('moothall/')}-checks-{first[:12]}"
+    assert comment.startswith(f"Task `{task_id}` for the failed checks of {first}: ")
     assert f"commit {second}" in comment
     assert run_ci(place, second) == "success"
 

@@ -134,7 +134,7 @@ def pull_body(outcome: Outcome, issue: Issue) -> str:
             "",
             (
                 "A review that requests changes, by somebody who may write to this repository, is "
-                "answered with a further commit, and so are checks that fail on our last one."
+                "answered with a further commit. So is a failed check of our newest commit."
             ),
         ]
     )
@@ -158,9 +158,9 @@ def no_pull(outcome: Outcome) -> str:
     )
 
 
-def further(outcome: Outcome, reason: str = "") -> str:
-    """Return the comment for a pull request after a review requested changes or checks failed.
-    `reason` tells why its branch was not updated, '' if it was.
+def further(outcome: Outcome, reason: str = "", failed_commit: str = "") -> str:
+    """Return the comment for a pull request after a review requested changes, or after checks of
+    `failed_commit` failed. `reason` tells why its branch was not updated, '' if it was.
     """
     reason = reason if outcome.commit_sha else f"there is no answer: {outcome.error_message}"
     proof = (
@@ -173,8 +173,14 @@ def further(outcome: Outcome, reason: str = "") -> str:
         if reason
         else f"{outcome.winner_id} won ({proof}), commit {outcome.commit_sha}"
     )
+    cause = f" for the failed checks of {failed_commit}" if failed_commit else ""
     return _join_lines(
-        [f"Task `{outcome.task_id}`: {result}", "", *ranking(outcome), *_failed_seats(outcome)]
+        [
+            f"Task `{outcome.task_id}`{cause}: {result}",
+            "",
+            *ranking(outcome),
+            *_failed_seats(outcome),
+        ]
     )
 
 

@@ -50,12 +50,13 @@ repository, sha, branch. Raises `AlreadyExists`.
 @dataclass(frozen=True, slots=True)
 class ForgeTask:
     """Work requested on a forge: the deliberation's request, and the pull request to update, if
-    there is one.
+    there is one. `failed_commit`: its checks failed.
     """
 
     issue: Issue
     request: DeliberationRequest
     pull: PullRequest | None = None
+    failed_commit: str = ""
 
 
 class Watch:
@@ -220,6 +221,7 @@ class Watch:
                         repository, issue, task_id, description, finished, base=sha
                     ),
                     pull,
+                    failed_commit=sha,
                 )
         return None
 
@@ -356,7 +358,8 @@ class Watch:
                     await self._offer(registered, outcome.commit_sha, branch)
                 except AlreadyExists:
                     reason = "somebody else moved it on meanwhile; request the changes again"
-            await self._client.comment(repository, pull.number, texts.further(outcome, reason))
+            comment = texts.further(outcome, reason, task.failed_commit)
+            await self._client.comment(repository, pull.number, comment)
             self._report(label, f"{task.request.task_id} is reported on pull request {pull.number}")
         elif outcome.level.independent and outcome.commit_sha:
             await self._offer(registered, outcome.commit_sha, branch)

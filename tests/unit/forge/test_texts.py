@@ -85,8 +85,9 @@ ISSUE = Issue(number=7, title=HOSTILE, body=HOSTILE, author="eve")
         no_pull(_outcome(commit_sha="", winner_id="")),
         further(_outcome(), HOSTILE),
         further(_outcome()),
+        further(_outcome(), failed_commit="b" * 40),
     ],
-    ids=["text", "title", "pull", "unproven", "none", "left", "further"],
+    ids=["text", "title", "pull", "unproven", "none", "left", "further", "checks"],
 )
 def test_nobody_is_called_nothing_is_linked_or_closed(comment: str, find: str) -> None:
     ours = (

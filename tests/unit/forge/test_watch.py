@@ -329,7 +329,7 @@ async def test_a_failed_status_is_answered_with_a_further_commit(
     assert "ci/lint" not in request.description
     second = forge.sha(branch)
     assert forge.repo.git("rev-parse", f"{second}^") == first
-    assert ada.comments(at)[0].startswith(f"Task `{task}`: ")
+    assert ada.comments(at)[0].startswith(f"Task `{task}` for the failed checks of {first}: ")
     ada.set_status(second, "success")
     assert await app.look(lost)
     assert (len(app.deliberations.known()), forge.sha(branch)) == (2, second)
@@ -420,7 +420,7 @@ async def test_failed_checks_whose_commit_was_pushed_before_a_crash_are_reported
     assert (forge.sha(branch) != first, ada.comments(at)) == (True, [])
     assert await app.look(lost)
     assert [comment.partition(":")[0] for comment in ada.comments(at)] == [
-        f"Task `{app.deliberations.known()[-1]}`"
+        f"Task `{app.deliberations.known()[-1]}` for the failed checks of {first}"
     ]
     assert len(app.deliberations.known()) == 2
 
