@@ -273,10 +273,16 @@ async def test_a_large_diff_is_shown_file_by_file(app: App) -> None:
     )
     result = Result(1, SEAT, "dev", 0.5, (), passed_gates=True, proven=True, diff=diff)
     outcome = Outcome(
-        TASK, DeliberationStatus.COMPLETED, role="dev", winner_id=SEAT, results=(result,)
+        TASK,
+        DeliberationStatus.COMPLETED,
+        story_id="issue-7",
+        role="dev",
+        winner_id=SEAT,
+        results=(result,),
     )
     await app.bus.put(TASK, dump(outcome))
     shown = await app.shown()
+    assert "?on=1.5#" not in shown, "an issue of a forge is no story of the board"
     counts = shown.count("<code>+one.py</code>"), shown.count("<code>+two.py</code>")
     assert counts == (MAX_DIFF_LINES - 1, 0)
     assert f"Show {MAX_DIFF_LINES} of 1,501 lines" in shown

@@ -147,6 +147,7 @@ def _lines(dependencies: ApiDependencies, sessions: Sessions) -> Route:
                 start=place.start,
                 result=result,
                 outcome=outcome,
+                story=story,
                 remarks=remarks,
                 on="",
             )
