@@ -6,6 +6,7 @@ and an empty one for a new task.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from moothall import telemetry
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import BearerTokens
 from moothall.api.status import http_status_of
@@ -28,7 +30,7 @@ from moothall.api.web.forms import read_session_form, require_session
 from moothall.api.web.insights import insights_routes
 from moothall.api.web.oidc import Provider
 from moothall.api.web.provenance import provenance_routes
-from moothall.api.web.rendering import page, redirect
+from moothall.api.web.rendering import compile_templates, page, redirect
 from moothall.api.web.rewrite import rewrite_routes
 from moothall.api.web.runs import runs_routes
 from moothall.api.web.search import search_routes
@@ -37,6 +39,7 @@ from moothall.api.web.sign_in import sign_in_routes
 from moothall.api.web.steps import step_routes
 from moothall.api.web.story_form import story_form_routes
 from moothall.api.web.story_page import story_page
+from moothall.domain.identity import LOCAL
 from moothall.domain.ids import ROLES
 from moothall.errors import ConcurrentUpdate, InvalidRequest, MoothallError
 from moothall.stories.plan_document import Outline, read_outline, to_outlines
@@ -47,7 +50,22 @@ _MAX_FORM_FIELDS = 1_000
 _COMPRESSION_LEVEL = 5
 """Higher levels take more time and save little."""
 _EMPTY_SECTION = {"role": "dev", "description": "", "criteria": "", "after": ""}
+log = telemetry.get_logger(__name__)
+
 Sections = Sequence[Mapping[str, Any]]
+
+
+async def prepare_page(dependencies: ApiDependencies) -> None:
+    """Compile the templates and read the stories from the log, so that the first visitor does not
+    wait for it. Do nothing if this process does not serve the page.
+    """
+    if "page" not in dependencies.served:
+        return
+    await asyncio.to_thread(compile_templates)
+    try:
+        await dependencies.board.cards(LOCAL)
+    except MoothallError as error:
+        log.warning("the stories are read at the first request", reason=error.message)
 
 
 def plan_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
