@@ -14,6 +14,7 @@ from moothall.api.councils import CouncilCalls
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import caller
 from moothall.api.planning import StoryCalls
+from moothall.api.quotas import QuotaCalls
 from moothall.collector.progress import Progress, ProgressStep, apply_event
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
@@ -124,7 +125,7 @@ class MetricsService:
 
 
 class OrchestratorService(
-    StoryCalls, CouncilCalls, MetricsService, pb_grpc.OrchestratorServiceServicer
+    StoryCalls, CouncilCalls, QuotaCalls, MetricsService, pb_grpc.OrchestratorServiceServicer
 ):
     """All methods of orchestrator.v1."""
 

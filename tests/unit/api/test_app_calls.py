@@ -466,3 +466,27 @@ async def test_a_planning_event_about_a_repository_that_is_not_there_is_not_proc
     answer = await client.ProcessPlanningEvent(moved)
     assert (answer.processed, list(answer.derived_task_ids)) == (False, [])
     assert answer.message == "not recorded: no repository 'ghost'"
+
+
+async def test_operators_set_the_quotas_of_any_tenant_and_others_see_their_own(
+    client: Client, app: Serving
+) -> None:
+    await client.SetQuotas(
+        pb.SetQuotasRequest(tenant="elsewhere", quotas=pb.Quotas(tokens_per_day=0, deliberations=3))
+    )
+    eve = Client(app.channel, OTHER)
+    own = await eve.GetQuotas(pb.GetQuotasRequest())
+    assert (own.tenant, own.quotas.deliberations, own.own.HasField("tokens_per_day")) == (
+        "elsewhere",
+        3,
+        True,
+    )
+    assert not own.own.HasField("cost_usd_per_day")
+    assert [(one.actor, one.quotas.deliberations) for one in own.changes] == [("local", 3)]
+    for request in (
+        eve.GetQuotas(pb.GetQuotasRequest(tenant="local")),
+        eve.SetQuotas(pb.SetQuotasRequest(quotas=pb.Quotas(deliberations=9))),
+    ):
+        assert (await refused(request))[0] is grpc.StatusCode.PERMISSION_DENIED
+    bad = pb.SetQuotasRequest(quotas=pb.Quotas(tokens_per_month=-1))
+    assert (await refused(client.SetQuotas(bad)))[0] is grpc.StatusCode.INVALID_ARGUMENT

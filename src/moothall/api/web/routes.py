@@ -23,6 +23,7 @@ from moothall.api.status import http_status_of
 from moothall.api.web.admin import parked_routes, server_routes
 from moothall.api.web.ask import ask_routes
 from moothall.api.web.board_page import board_routes
+from moothall.api.web.budgets import budget_routes
 from moothall.api.web.changes import BoardChanges
 from moothall.api.web.council_actions import council_action_routes
 from moothall.api.web.councils import council_routes
@@ -203,6 +204,7 @@ def page_routes(
         *search_routes(dependencies, sessions),
         *insights_routes(dependencies, sessions),
         *server_routes(dependencies, sessions),
+        *budget_routes(dependencies, sessions),
         *parked_routes(dependencies, sessions),
         *provenance_routes(dependencies, sessions),
     ]
