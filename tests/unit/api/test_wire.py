@@ -95,6 +95,13 @@ MESSAGES = {
     ),
     "SetQuotasRequest": "tenant s, quotas Quotas",
     "SetQuotasResponse": "quotas Quotas",
+    "ListDeliberationsRequest": "state s, query s, page_size i, page_token s",
+    "ListDeliberationsResponse": "deliberations []DeliberationSummary, next_page_token s",
+    "DeliberationSummary": (
+        "task_id s, status DeliberationStatus, role s, description s, protocol s, repository s, "
+        "principal s, progress i, paused b, error s, winner_id s, evidence_level s, branch s, "
+        "requested s, ended s, duration_ms l, agent s"
+    ),
     "GetMetricsRequest": "metric_type s, time_range_ms l",
     "GetMetricsResponse": (
         "performance PerformanceMetrics, agents AgentMetrics, councils CouncilMetrics"
@@ -194,6 +201,7 @@ RPCS = {
         "GetMetrics",
         "GetQuotas",
         "SetQuotas",
+        "ListDeliberations",
     )
 }
 RUNNER = {
