@@ -28,6 +28,7 @@ from moothall.api.web.changes import BoardChanges
 from moothall.api.web.council_actions import council_action_routes
 from moothall.api.web.councils import council_routes
 from moothall.api.web.forms import read_session_form, require_session
+from moothall.api.web.highlighting import prepare_lexers
 from moothall.api.web.insights import insights_routes
 from moothall.api.web.oidc import Provider
 from moothall.api.web.provenance import provenance_routes
@@ -40,8 +41,11 @@ from moothall.api.web.sign_in import sign_in_routes
 from moothall.api.web.steps import step_routes
 from moothall.api.web.story_form import story_form_routes
 from moothall.api.web.story_page import story_page
+from moothall.domain.codec import prepare_loading
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import ROLES
+from moothall.domain.outcome import Outcome
+from moothall.domain.task import Deliberation
 from moothall.errors import ConcurrentUpdate, InvalidRequest, MoothallError
 from moothall.stories.plan_document import Outline, read_outline, to_outlines
 from moothall.stories.planner import changeable, may_change
@@ -57,16 +61,20 @@ Sections = Sequence[Mapping[str, Any]]
 
 
 async def prepare_page(dependencies: ApiDependencies) -> None:
-    """Compile the templates and read the stories from the log, so that the first visitor does not
-    wait for it. Do nothing if this process does not serve the page.
+    """Prepare what takes long once, so that the first visitor does not wait for it: templates,
+    lexers, schemas, and the stories and runs from the log. Do nothing if this process does not serve the
+    page.
     """
     if "page" not in dependencies.served:
         return
     await asyncio.to_thread(compile_templates)
+    await asyncio.to_thread(prepare_loading, Outcome, Deliberation)
     try:
         await dependencies.board.cards(LOCAL)
+        await dependencies.tasks.list_tasks(LOCAL, limit=1)
     except MoothallError as error:
-        log.warning("the stories are read at the first request", reason=error.message)
+        log.warning("the log is read at the first request", reason=error.message)
+    await asyncio.to_thread(prepare_lexers)
 
 
 def plan_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
