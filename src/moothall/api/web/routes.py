@@ -62,8 +62,8 @@ Sections = Sequence[Mapping[str, Any]]
 
 async def prepare_page(dependencies: ApiDependencies) -> None:
     """Prepare what takes long once, so that the first visitor does not wait for it: templates,
-    lexers, schemas, and the stories and runs from the log. Do nothing if this process does not serve the
-    page.
+    lexers, schemas, and the stories and runs from the log. Do nothing if this process does not
+    serve the page.
     """
     if "page" not in dependencies.served:
         return
