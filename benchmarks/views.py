@@ -254,7 +254,6 @@ async def _measure(data_dir: Path, model_url: str) -> dict[str, Any]:
             "start": start,
             "rounds": _ROUNDS,
             "load": os.getloadavg()[0],
-            "nice": os.nice(0),
             "processor": f"{machine['cores']} cores ({machine['processor']})",
         }
 
