@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ import git
 
 from moothall.app.bus import open_log
 from moothall.app.repositories import trusted_repositories
+from moothall.authorization.story_budgets import BUCKET, StoryBudgets
 from moothall.cli.runtime import say
-from moothall.domain.budget import Usage
+from moothall.config import LimitSettings
+from moothall.domain.budget import Amount, BudgetAccount, Usage
 from moothall.domain.chat import Message
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType
@@ -169,6 +172,10 @@ def _task_id(number: int, role: str) -> TaskId:
     return TaskId(f"demo-{number:02}-{role}")
 
 
+def _close(account: BudgetAccount, key: TaskKey, spent: Amount) -> BudgetAccount:
+    return account.close(key, spent)
+
+
 class _Writer:
     """The writer of the events of stories and councils. `clock` is the time of the next event."""
 
@@ -201,9 +208,16 @@ class _Writer:
         return event
 
     async def publish(self) -> None:
-        """Store the outcomes, and write the events to the log in the order of their times."""
+        """Store the outcomes and what they used, and write the events to the log in the order of
+        their times.
+        """
+        accounts = StoryBudgets(self._bus.bucket(BUCKET), LimitSettings())
         for outcome in self._outcomes:
-            await self._bus.put(TaskKey(outcome.task_id), dump(outcome))
+            key, spent = TaskKey(outcome.task_id), Amount.of(outcome.usage)
+            await self._bus.put(key, dump(outcome))
+            await accounts.change(
+                f"{LOCAL.tenant}.{outcome.story_id}", partial(_close, key=key, spent=spent)
+            )
         for event in sorted(self._events, key=lambda event: event.time):
             await self._bus.publish(event)
 
@@ -319,7 +333,7 @@ class _Writer:
             story_id,
             moved=moved.id,
             status="left" if failed else "merged",
-            branch=self._shop.branch,
+            branch=self._shop.branch if failed else "main",
             commit_sha=self._shop.commit,
             why="the checked-out branch has uncommitted changes" if failed else "",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from moothall.api.councils import CouncilCalls
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import caller
 from moothall.api.planning import StoryCalls
+from moothall.api.quotas import QuotaCalls
 from moothall.collector.progress import Progress, ProgressStep, apply_event
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
@@ -30,6 +32,8 @@ from moothall.stories import comments
 
 log = telemetry.get_logger(__name__)
 
+_STATES = ("", "live", "ended", "failed")
+_PAGE_SIZE, _MAX_PAGE_SIZE = 50, 1000
 METRICS = ("performance", "agents", "councils")
 _CANCEL_SECONDS = 10.0
 
@@ -122,9 +126,40 @@ class MetricsService:
             )
         return response
 
+    async def ListDeliberations(
+        self, request: pb.ListDeliberationsRequest, context: Any
+    ) -> pb.ListDeliberationsResponse:
+        """Return a page of the tenant's deliberations: the token of a page is the index of its
+        first one.
+        """
+        if request.state not in _STATES:
+            raise InvalidRequest(
+                f"state is {request.state[:40]!r}; allowed are live, ended and failed, or omit it "
+                "for all"
+            )
+        size, token = request.page_size or _PAGE_SIZE, request.page_token or "0"
+        if not 1 <= size <= _MAX_PAGE_SIZE:
+            raise InvalidRequest(f"page_size is {size}; allowed are 1 to {_MAX_PAGE_SIZE}")
+        if re.fullmatch(r"[0-9]{1,4}", token, re.ASCII) is None:
+            raise InvalidRequest("page_token is not the next_page_token of a page")
+        first = int(token)
+        # One more than are returned tells whether there is a next page.
+        views = await self._dependencies.tasks.list_tasks(
+            caller(), request.state, size + 1, query=request.query, first=first
+        )
+        return pb.ListDeliberationsResponse(
+            deliberations=[
+                protobuf.to_message(
+                    pb.DeliberationSummary, view, status=protobuf.status_message(view.status)
+                )
+                for view in views[:size]
+            ],
+            next_page_token=str(first + size) if len(views) > size else "",
+        )
+
 
 class OrchestratorService(
-    StoryCalls, CouncilCalls, MetricsService, pb_grpc.OrchestratorServiceServicer
+    StoryCalls, CouncilCalls, QuotaCalls, MetricsService, pb_grpc.OrchestratorServiceServicer
 ):
     """All methods of orchestrator.v1."""
 

@@ -20,6 +20,7 @@ from moothall.api.http.server import Served, http_server
 from moothall.api.identity import BearerTokens, TokenSource, read_tokens
 from moothall.api.openid import IssuedTokens, Issuer
 from moothall.api.web.oidc import Provider
+from moothall.api.web.routes import prepare_page
 from moothall.api.web.user_accounts import UserAccounts
 from moothall.app.bus import Bus, ReportProgress, alone, lease_of, watch_log
 from moothall.app.graph import Answers
@@ -171,7 +172,9 @@ async def open_apis(
     async with AsyncExitStack() as stack:
         metrics = await enter_beside(stack, _open_metrics(settings, inputs))
         planner = Planner(inputs.bus, settings.limits, inputs.deliberations.check)
-        await _start_background_work(stack, settings, inputs, planner, report_progress)
+        board = Board(inputs.bus)
+        executor = _story_executor(settings, inputs, planner, board)
+        await _start_background_work(stack, settings, inputs, executor, report_progress)
         rules = await enter_beside(stack, open_rules(settings, inputs.bus))
         tool_sessions, workflows = (
             await _open_tools(stack, settings, inputs, rules, report_progress)
@@ -179,7 +182,13 @@ async def open_apis(
             else (None, None)
         )
         dependencies = _api_dependencies(
-            settings, inputs, planner, rules, tool_sessions=tool_sessions, workflows=workflows
+            settings,
+            inputs,
+            planner,
+            board,
+            rules,
+            tool_sessions=tool_sessions,
+            workflows=workflows,
         )
         bearers = await _open_bearers(settings)
         http = await stack.enter_async_context(_serve_http(settings, dependencies, bearers))
@@ -205,7 +214,7 @@ async def _start_background_work(
     stack: AsyncExitStack,
     settings: Settings,
     inputs: ApiInputs,
-    planner: Planner,
+    executor: StoryExecutor,
     report_progress: ReportProgress,
 ) -> None:
     """Start the background tasks of the roles collector and planning."""
@@ -219,7 +228,6 @@ async def _start_background_work(
         await enter_beside(stack, send_webhooks(settings, bus))
     if "planning" in inputs.roles:
         await asyncio.to_thread(lifecycle)  # parses the table, which takes some milliseconds
-        executor = _story_executor(settings, inputs, planner)
         await enter_beside(stack, beside(executor.run(), "planner"))
 
 
@@ -227,6 +235,7 @@ def _api_dependencies(
     settings: Settings,
     inputs: ApiInputs,
     planner: Planner,
+    board: Board,
     rules: Rules,
     *,
     tool_sessions: ToolSessions | None,
@@ -238,7 +247,7 @@ def _api_dependencies(
         deliberations=deliberations,
         councils=inputs.council_registry,
         plans=planner,
-        board=Board(bus),
+        board=board,
         story_budgets=StoryBudgets(bus.bucket(BUCKET), settings.limits),
         quotas=Quotas(bus.bucket(BUCKET), settings.quotas),
         author=StoryWriter(
@@ -274,7 +283,9 @@ def _api_dependencies(
     )
 
 
-def _story_executor(settings: Settings, inputs: ApiInputs, planner: Planner) -> StoryExecutor:
+def _story_executor(
+    settings: Settings, inputs: ApiInputs, planner: Planner, board: Board
+) -> StoryExecutor:
     # The bundled small model cannot divide stories well.
     architects = settings.limits.architects if settings.llm.base_url is not None else 0
     return StoryExecutor(
@@ -285,6 +296,7 @@ def _story_executor(settings: Settings, inputs: ApiInputs, planner: Planner) -> 
         trusted_repositories(settings).land,
         architects=architects,
         lock_step=functools.partial(alone, settings, inputs.bus),
+        board=board,
     )
 
 
@@ -342,15 +354,18 @@ async def _serve_http(
     configured = bool(settings.grpc.token or settings.grpc.tokens_file or settings.oidc.audience)
     users = UserAccounts(settings.data_dir)
     provider = Provider(settings.oidc) if settings.oidc.client_id else None
-    async with http_server(
-        settings.web,
-        dependencies,
-        bearers,
-        configured=configured,
-        accounts=users,
-        provider=provider,
-        limits=ServerLimits(grace_seconds=settings.grpc.grace_seconds),
-    ) as served:
+    async with (
+        beside(prepare_page(dependencies), "page"),
+        http_server(
+            settings.web,
+            dependencies,
+            bearers,
+            configured=configured,
+            accounts=users,
+            provider=provider,
+            limits=ServerLimits(grace_seconds=settings.grpc.grace_seconds),
+        ) as served,
+    ):
         yield served
 
 

@@ -55,16 +55,20 @@ class Tasks:
         self.served = served
         """Whether another process works on them."""
 
-    async def latest(self, state: str = "", limit: int = 50) -> Sequence[TaskView]:
-        """Return the latest tasks, active ones first. `state` narrows: live, ended, failed."""
+    async def latest(
+        self, state: str = "", limit: int = 50, *, query: str = "", first: int = 0
+    ) -> Sequence[TaskView]:
+        """Return the latest tasks, active ones first. `state` narrows: live, ended, failed; `query`
+        to those that contain its words. `first` is the index of the first one.
+        """
         active = [] if state in {"ended", "failed"} else await self._list_active()
         last_seq = (await self._bus.state(EVENTS.name)).last_seq
         # Reading all outcomes of a long log takes seconds, and the latest are at its end.
-        count = 0 if state == "live" else limit * _EVENTS_PER_TASK
+        count = 0 if state == "live" else (first + limit) * _EVENTS_PER_TASK
         while True:
             after_seq = max(0, last_seq - count)
             overview = Overview(self._bus, lambda: active, after_seq)
-            views = await overview.list_tasks(LOCAL, state, limit)
+            views = await overview.list_tasks(LOCAL, state, limit, query=query, first=first)
             if len(views) == limit or not after_seq or state == "live":
                 return views
             count *= _GROWTH

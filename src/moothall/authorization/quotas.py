@@ -3,29 +3,42 @@ the deliberations that have not ended, both changed by compare-and-set.
 
 A deliberation draws on the account of the day on which it was submitted. The use of a month is the
 sum of its days.
+
+Operators change the quotas of a tenant while the server runs. A document of the tenant has the
+values that differ from the settings, and who set them when.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 
+from cachetools import TTLCache
+
+from moothall.authorization.approval_queue import refuse_unless_operator
 from moothall.authorization.story_budgets import BudgetReservation, StoryBudgets, compare_and_set
 from moothall.config import LimitSettings
 from moothall.config.quotas import Quota, QuotaSettings
 from moothall.domain.budget import Amount, BudgetAccount, Ledger, Usage
 from moothall.domain.codec import load
 from moothall.domain.event import Data
-from moothall.domain.ids import TaskKey
-from moothall.errors import BudgetExceeded, QuotaExceeded
+from moothall.domain.identity import Principal
+from moothall.domain.ids import TaskKey, check_id
+from moothall.errors import BudgetExceeded, InvalidRequest, QuotaExceeded
 from moothall.ports import Bucket
+from moothall.telemetry import get_logger
+
+log = get_logger(__name__)
 
 IsOpen = Callable[[TaskKey], Awaitable[bool]]
 _OPEN_RETRY_SECONDS = 10.0
 _MIN_TOKENS, _MIN_COST_USD = 1, 1e-9
 """Limits under which no call fits; 0 would mean no limit."""
+_MAX_TENANTS, _CACHE_SECONDS = 1000, 5.0
+"""For how long a process uses the quotas that it has read."""
+_MAX_CHANGES = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +61,28 @@ class QuotaUse:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class QuotaChange:
+    """A change of a tenant's quotas: who made it, when (RFC 3339), and the values that differed
+    from the settings after it.
+    """
+
+    actor: str
+    time: str
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantQuotas:
+    """The quotas of a tenant. `values` are those that differ from the settings. `changes` are the
+    last ones, newest first.
+    """
+
+    quota: Quota
+    values: Mapping[str, float]
+    changes: Sequence[QuotaChange] = ()
+
+
 class Quotas:
     """The quotas of all tenants. `bucket` is the one of `story_budgets`."""
 
@@ -61,12 +96,69 @@ class Quotas:
         self._settings = settings
         self._clock = clock
         self._accounts = StoryBudgets(bucket, LimitSettings())
+        self._cache: TTLCache[str, Quota] = TTLCache(_MAX_TENANTS, _CACHE_SECONDS)
+
+    def of_settings(self, tenant: str) -> Quota:
+        """Return the quotas of a tenant in the settings."""
+        return self._settings.of(tenant)
+
+    async def read(self, tenant: str) -> TenantQuotas:
+        """Return the current quotas of a tenant. Raises `InvalidRequest`, `BusUnavailable`."""
+        check_id(tenant, "tenant")
+        return self._read_document(tenant, await self._bucket.get(_quotas_key(tenant)))
+
+    async def change(
+        self, tenant: str, values: Mapping[str, float], who: Principal
+    ) -> TenantQuotas:
+        """Replace the values of a tenant that differ from the settings; 0 is no limit. Values that
+        are left out are those of the settings. Other processes follow within `_CACHE_SECONDS`.
+
+        Raises `Refused` unless `who` is an operator, `InvalidRequest`, and `BusUnavailable`.
+        """
+        refuse_unless_operator(who)
+        check_id(tenant, "tenant")
+        load(Quota, values)
+        now = self._clock().isoformat(timespec="seconds")
+        change = QuotaChange(who.name, now, dict(values))
+
+        def record(document: Data | None) -> Data:
+            earlier = self._read_document(tenant, document).changes
+            changes = [asdict(one) for one in (change, *earlier)][:_MAX_CHANGES]
+            return {"values": change.values, "changes": changes}
+
+        document = await compare_and_set(self._bucket, _quotas_key(tenant), record)
+        changed = self._read_document(tenant, document)
+        self._cache[tenant] = changed.quota
+        log.info("quotas were changed", tenant=tenant, actor=who.name, values=dict(values))
+        return changed
+
+    async def _of(self, tenant: str) -> Quota:
+        """Return the quota of a tenant, which may be some seconds old."""
+        if (quota := self._cache.get(tenant)) is None:
+            quota = self._cache[tenant] = (await self.read(tenant)).quota
+        return quota
+
+    def _read_document(self, tenant: str, document: Data | None) -> TenantQuotas:
+        """Return the quotas in a tenant's document. The settings apply if it is malformed."""
+        settings = self._settings.of(tenant)
+        if document is None:
+            return TenantQuotas(settings, {})
+        try:
+            stored = load(_Document, document)
+            own = load(Quota, stored.values)
+        except InvalidRequest as error:
+            log.warning(
+                "the quotas of a tenant are unreadable", tenant=tenant, reason=error.message
+            )
+            return TenantQuotas(settings, {})
+        values = {name: getattr(own, name) for name in own.model_fields_set}
+        return TenantQuotas(settings.model_copy(update=values), values, stored.changes)
 
     async def admit(self, tenant: str, task_key: TaskKey, is_open: IsOpen) -> None:
         """Admit a new deliberation; repeating it changes nothing. `is_open` returns whether a
         deliberation is recorded and has not ended. Raises `QuotaExceeded`, `BusUnavailable`.
         """
-        quota = self._settings.of(tenant)
+        quota = await self._of(tenant)
         if _limits_spending(quota):
             now = self._clock()
             day, earlier = await self._read_uses(tenant, now, quota)
@@ -79,7 +171,7 @@ class Quotas:
 
     async def list_uses(self, tenant: str) -> Sequence[QuotaUse]:
         """Return the current use of each quota of a tenant that limits spending."""
-        quota, now = self._settings.of(tenant), self._clock()
+        quota, now = await self._of(tenant), self._clock()
         day, earlier = await self._read_uses(tenant, now, quota)
         return _list_uses(quota, day, earlier, now)
 
@@ -120,7 +212,7 @@ class Quotas:
         """Return the reservation of a deliberation; None if no quota limits the spending of its
         tenant.
         """
-        quota = self._settings.of(tenant)
+        quota = await self._of(tenant)
         if not _limits_spending(quota):
             return None
         _, earlier = await self._read_uses(tenant, submitted, quota)
@@ -182,6 +274,12 @@ class QuotaReservation:
         await self.day.close(spent)
 
 
+@dataclass(frozen=True, slots=True)
+class _Document:
+    values: Mapping[str, float]
+    changes: tuple[QuotaChange, ...] = ()
+
+
 class _FullError(Exception):
     """A tenant has as many deliberations as its quota allows."""
 
@@ -233,6 +331,10 @@ def _earlier_days(moment: datetime) -> Iterator[datetime]:
     utc = moment.astimezone(UTC)
     for day in range(1, utc.day):
         yield utc.replace(day=day)
+
+
+def _quotas_key(tenant: str) -> str:
+    return f"{tenant}.quota.values"
 
 
 def _account_key(tenant: str, moment: datetime) -> str:

@@ -52,6 +52,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "mcp": ("mcp:mcp", "Offer councils to an editor or assistant that speaks MCP."),
         "account": ("account:account", "Say who signs in at the page with a password."),
         "token": ("token:token", "Create and revoke tokens of callers of gRPC and HTTP."),
+        "quota": ("quota:quota", "See and change the quotas of a tenant."),
         "executor": ("executor:executor", "Run the tools inside a workspace's container."),
         "fleet": ("doctor:fleet", "List the hosts at work: where, since when, on what."),
         "init": ("init:init", "Choose and test a model server, and write its settings."),

@@ -44,16 +44,27 @@ _SEAT = click.argument("seat", default="")
     show_default=True,
     help="Maximum number, latest first.",
 )
+@click.option("--query", default="", help="Show only those that contain these words.")
+@click.option(
+    "--skip",
+    type=click.IntRange(0, 1000),
+    default=0,
+    show_default=True,
+    help="How many to leave out.",
+)
 @json_option
 @with_settings(_LOG)
-async def list_(settings: Settings, *, state: str | None, limit: int, as_json: bool) -> None:
+async def list_(
+    settings: Settings, *, state: str | None, limit: int, query: str, skip: int, as_json: bool
+) -> None:
     """List the tasks of this machine: those under way, then the latest."""
     from moothall.app.tasks import open_tasks
     from moothall.cli.documents import TasksDocument
     from moothall.domain.codec import dump
 
     async with open_tasks(settings, say) as tasks:
-        views, served = await tasks.latest(state or "", limit), tasks.served
+        views = await tasks.latest(state or "", limit, query=query, first=skip)
+        served = tasks.served
     complete.remember(settings.data_dir, *(view.task_id for view in reversed(views)))
     if as_json:
         print_json(dump(TasksDocument(served, tuple(views))))
@@ -62,7 +73,7 @@ async def list_(settings: Settings, *, state: str | None, limit: int, as_json: b
     for view in views:
         click.echo(_row(view, min(width, 40)))
     if not views:
-        say("no task yet; `moothall deliberate` makes one")
+        say("no task matches" if query or skip else "no task yet; `moothall deliberate` makes one")
     if not served and (waiting := sum(not view.status.ended for view in views)):
         say(
             f"nothing is at work on {waiting} of them now; they go on with the next `moothall "

@@ -23,6 +23,7 @@ from moothall.domain.ids import TaskId, TaskKey, key_of, own_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.status import TaskSeat, TaskView
 from moothall.domain.task import Deliberation
+from moothall.domain.text import contains_words
 from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import InvalidRequest, NotFound
 from moothall.ports import Log
@@ -74,9 +75,16 @@ class Overview:
         self._progress_lock = asyncio.Lock()
 
     async def list_tasks(
-        self, principal: Principal, state: str = "", limit: int = 50
+        self,
+        principal: Principal,
+        state: str = "",
+        limit: int = 50,
+        *,
+        query: str = "",
+        first: int = 0,
     ) -> Sequence[TaskView]:
-        """Return the tenant's tasks: active ones, then ended ones, the latest first.
+        """Return the tenant's tasks: active ones, then ended ones, the latest first. Only those
+        that contain every word of `query`, from the index `first`.
 
         state: live, ended or failed; '' for all.
         """
@@ -89,8 +97,21 @@ class Overview:
         ended_views = [] if state == "live" else [*ended.values()][::-1]
         if state == "failed":
             ended_views = [view for view in ended_views if view.status in _FAILED]
-        views = [*sorted(live, key=lambda view: view.requested, reverse=True), *ended_views][:limit]
-        return [await self._with_request_fields(view, principal.tenant) for view in views]
+        views = [*sorted(live, key=lambda view: view.requested, reverse=True), *ended_views]
+        last = first + limit
+        if not query:
+            return [
+                await self._with_request_fields(view, principal.tenant)
+                for view in views[first:last]
+            ]
+        found: list[TaskView] = []
+        for view in views:
+            complete_view = await self._with_request_fields(view, principal.tenant)
+            if matches(complete_view, query):
+                found.append(complete_view)
+            if len(found) == last:
+                break
+        return found[first:]
 
     async def get_task(self, task_id: TaskId, principal: Principal) -> TaskView:
         """Return a task. Raises `NotFound`, also for another tenant's."""
@@ -223,6 +244,12 @@ class Overview:
             if tenant_views.get(task_key) is view:
                 tenant_views[task_key] = complete_view
         return complete_view
+
+
+def matches(view: TaskView, query: str) -> bool:
+    """Return whether a task contains every word of a query."""
+    fields = (view.task_id, view.description, view.repository, view.principal, view.agent)
+    return contains_words("\n".join(fields), query)
 
 
 def live_view(state: DeliberationState) -> TaskView:

@@ -20,3 +20,9 @@ def one_line(text: str, most: int = 300) -> str:
     return " ".join(
         "".join(char if char.isprintable() else " " for char in text[: 4 * most]).split()
     )[:most]
+
+
+def contains_words(text: str, query: str) -> bool:
+    """Return whether a text contains every word of a query, in any order and case."""
+    lower = text.lower()
+    return all(word in lower for word in query.lower().split())

@@ -5,7 +5,7 @@ moves, one wins.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -174,12 +174,7 @@ class Board:
             cards, seq = self._listed[who.tenant]
             if seq > after:
                 return cards
-        begun = self._reads_begun
-        async with self._read_lock:
-            if self._reads_ended <= begun:  # no read that began since has succeeded
-                self._reads_begun += 1
-                await self._read_new_events()
-                self._reads_ended = self._reads_begun
+        await self._read_cards()
         if who.tenant not in self._listed:
             visible = {
                 story_id: card
@@ -189,6 +184,20 @@ class Board:
             cards = [card for _, card in sorted(visible.items())]
             self._listed[who.tenant] = cards, max((card.seq for card in cards), default=0)
         return self._listed[who.tenant][0]
+
+    async def list_all(self) -> Mapping[tuple[str, str], StoryState]:
+        """Return the stories of all tenants, by tenant and id."""
+        await self._read_cards()
+        return {key: card for key, card in self._cards.items() if card.created}
+
+    async def _read_cards(self) -> None:
+        """Read new events, once for all concurrent callers."""
+        begun = self._reads_begun
+        async with self._read_lock:
+            if self._reads_ended <= begun:  # no read that began since has succeeded
+                self._reads_begun += 1
+                await self._read_new_events()
+                self._reads_ended = self._reads_begun
 
     async def _read_new_events(self) -> None:
         """Read new events. Start anew if the first event of the log is another than before: the log
@@ -260,7 +269,7 @@ class Board:
             elif last_seq < board_seq and (
                 missed := [
                     moment
-                    async for moment in self._replay_events({})
+                    async for moment in self._replay_events()
                     if last_seq < moment.seq <= board_seq and _is_visible(moment, who)
                 ]
             ):
@@ -280,18 +289,15 @@ class Board:
 
     async def _watch_events(self) -> AsyncGenerator[BoardEvent, None]:
         """Yield the position of the board, then its events as they come."""
-        cards: dict[tuple[str, str], StoryState] = {}
-        seq = 0
-        async for moment in self._replay_events(cards):
-            seq = moment.seq
+        await self._read_cards()
+        cards, seq = dict(self._cards), self._last_seq
         yield BoardEvent(seq)
         async with aclosing(self._bus.follow((Channel.STORIES.all,), seq)) as events:
             async for recorded in events:
                 yield _apply(cards, recorded)
 
-    async def _replay_events(
-        self, cards: dict[tuple[str, str], StoryState]
-    ) -> AsyncGenerator[BoardEvent, None]:
+    async def _replay_events(self) -> AsyncGenerator[BoardEvent, None]:
+        cards: dict[tuple[str, str], StoryState] = {}
         async for recorded in self._bus.replay((Channel.STORIES.all,)):
             yield _apply(cards, recorded)
 

@@ -14,11 +14,13 @@ for it to end, then check whether it is still due.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 
+from moothall.concurrency import Pace
 from moothall.config import LimitSettings
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.identity import Principal
@@ -81,6 +83,7 @@ class StoryExecutor:
     `deliver_commit` applies the merge policy of a repository to an approved commit. `architects` is
     the number of architects who divide a story into tasks; with 0, tasks are derived by roles.
     `lock_step` returns a lock that keeps other processes from the step of a given name; they wait.
+    A `board` of the same process saves reading the stories twice.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class StoryExecutor:
         *,
         architects: int = 0,
         lock_step: Callable[[str], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
+        board: Board | None = None,
     ) -> None:
         self._bus = bus
         self._deliberations = deliberations
@@ -101,7 +105,7 @@ class StoryExecutor:
         self._deliver_commit = deliver_commit
         self._architects = architects
         self._lock = lock_step
-        self._board = Board(bus)
+        self._board = board or Board(bus)
         self._plan_slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(limits.plans)
         )
@@ -130,8 +134,13 @@ class StoryExecutor:
                     elif event.type is EventType.STORY_TRANSITIONED:
                         moves[event.tenant, event.data.get("story_id")] = event
                     stories[event.tenant, event.data.get("story_id")] = event
+                # Not one by one: there may be thousands.
+                cards, pace = await self._board.list_all(), Pace()
                 for event in (*derived.values(), *moves.values(), *stories.values()):
-                    await self._process_event(event, group)
+                    card = cards.get((event.tenant, str(event.data.get("story_id"))))
+                    work = functools.partial(self._act_on, event, card, group)
+                    await _retry_through_outages(work, event.id)
+                    await pace.step()
             except Temporary as error:
                 log.warning("the log could not be read; trying again", reason=error.message)
                 await asyncio.sleep(_AGAIN_SECONDS)
@@ -162,14 +171,22 @@ class StoryExecutor:
             card = await self._board.find(
                 str(event.data.get("story_id")), Principal(_PLANNER, event.tenant)
             )
-            if card is not None:
-                if event.type is EventType.STORY_TRANSITIONED:
-                    await self._cancel_left_work(card, event)
-                await self._advance(card, group)
-            elif event.type is EventType.PLAN_DERIVED:
-                self._start_plan(event, group)
+            await self._act_on(event, card, group)
 
         await _retry_through_outages(process, event.id)
+
+    async def _act_on(
+        self, event: Event, card: StoryState | None, group: asyncio.TaskGroup
+    ) -> None:
+        """Do what an event makes due. `card` is its story, None for one that is not on the
+        board.
+        """
+        if card is not None:
+            if event.type is EventType.STORY_TRANSITIONED:
+                await self._cancel_left_work(card, event)
+            await self._advance(card, group)
+        elif event.type is EventType.PLAN_DERIVED:
+            self._start_plan(event, group)
 
     async def _advance(self, card: StoryState, group: asyncio.TaskGroup) -> None:
         """Start what is due for a story in its current state."""

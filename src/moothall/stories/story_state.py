@@ -4,7 +4,7 @@ life cycle allowed it, whoever wrote it to the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from moothall.domain.event import Event, EventType, Recorded
@@ -92,39 +92,61 @@ def fold(card: StoryState, recorded: Recorded, tenant: str) -> StoryState:
         or not _may_edit(card, event)
     ):
         return card
-    card = replace(card, story=stories.fold(card.story, event))
+    if (story := stories.fold(card.story, event)) is not card.story:
+        card = replace(card, story=story)
     position = _position_after(card, event)
     if position.state != card.position.state:
         return enter(card, position, event)
-    created = (
-        event.type is EventType.STORY_CREATED
-        and str(event.data.get("rigor_level")) in lifecycle().ready
+    if position is not card.position:
+        card = replace(card, position=position)
+    record = _RECORDED.get(event.type)
+    return record(card, event) if record else card
+
+
+def _record_creation(card: StoryState, event: Event) -> StoryState:
+    if card.created or str(event.data.get("rigor_level")) not in lifecycle().ready:
+        return card
+    return replace(card, created=True, created_time=card.created_time or event.time)
+
+
+def _record_plan(card: StoryState, event: Event) -> StoryState:
+    return replace(
+        card, plan=event, plans=card.plans + 1, ended=None, ended_before=False, remarks=()
     )
-    card = replace(
-        card,
-        position=position,
-        created=card.created or created,
-        created_time=card.created_time or (event.time if created else ""),
-    )
-    if event.type is EventType.PLAN_DERIVED:
-        return replace(
-            card, plan=event, plans=card.plans + 1, ended=None, ended_before=False, remarks=()
-        )
-    if event.type is EventType.STORY_COMMENTED and (comment := remark(event)) is not None:
-        return replace(card, remarks=(*card.remarks, comment)[-_MAX_REMARKS:])
-    if event.type is EventType.PLAN_FINISHED and _ends_build(card, event):
-        commits = event.data.get("commits")
-        commits = [str(sha) for sha in commits] if isinstance(commits, list | tuple) else []
-        return replace(card, ended=event, commits=tuple(dict.fromkeys((*commits, *card.commits))))
-    if event.type is EventType.STORY_CHECKED:
-        card = replace(card, check=event, checks=card.checks + 1)
-    elif event.type is EventType.STORY_DELIVERED:
-        card = replace(card, delivery=event, merge_request=None)
-    elif event.type is EventType.STORY_MERGE_REQUESTED and _asks_to_merge(card, event):
-        card = replace(card, merge_request=event)
-    elif event.type is EventType.DECISION_MADE:
-        card = replace(card, decided=event.causationid)
-    return card
+
+
+def _record_comment(card: StoryState, event: Event) -> StoryState:
+    comment = remark(event)
+    if comment is None:
+        return card
+    return replace(card, remarks=(*card.remarks, comment)[-_MAX_REMARKS:])
+
+
+def _record_end_of_plan(card: StoryState, event: Event) -> StoryState:
+    if not _ends_build(card, event):
+        return card
+    commits = event.data.get("commits")
+    commits = [str(sha) for sha in commits] if isinstance(commits, list | tuple) else []
+    return replace(card, ended=event, commits=tuple(dict.fromkeys((*commits, *card.commits))))
+
+
+def _record_merge_request(card: StoryState, event: Event) -> StoryState:
+    return replace(card, merge_request=event) if _asks_to_merge(card, event) else card
+
+
+_RECORDED: Mapping[EventType, Callable[[StoryState, Event], StoryState]] = {
+    EventType.STORY_CREATED: _record_creation,
+    EventType.PLAN_DERIVED: _record_plan,
+    EventType.STORY_COMMENTED: _record_comment,
+    EventType.PLAN_FINISHED: _record_end_of_plan,
+    EventType.STORY_CHECKED: lambda card, event: replace(card, check=event, checks=card.checks + 1),
+    EventType.STORY_DELIVERED: lambda card, event: replace(
+        card, delivery=event, merge_request=None
+    ),
+    EventType.STORY_MERGE_REQUESTED: _record_merge_request,
+    EventType.DECISION_MADE: lambda card, event: replace(card, decided=event.causationid),
+}
+"""What a card records of an event that does not move the story."""
 
 
 def _may_edit(card: StoryState, event: Event) -> bool:

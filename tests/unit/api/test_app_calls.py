@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import grpc
@@ -13,11 +14,16 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from moothall.api.health import HealthCheck, Probe
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType
+from moothall.domain.ids import TaskKey, own_id
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.status import Condition
+from moothall.domain.task import Deliberation
 from moothall.errors import GraphUnavailable, ModelUnavailable, NotFound
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.callers import OTHER, Client, Serving, api_dependencies, serving
 from support.deliberation_service import MemoryDeliberations
@@ -466,3 +472,72 @@ async def test_a_planning_event_about_a_repository_that_is_not_there_is_not_proc
     answer = await client.ProcessPlanningEvent(moved)
     assert (answer.processed, list(answer.derived_task_ids)) == (False, [])
     assert answer.message == "not recorded: no repository 'ghost'"
+
+
+async def test_operators_set_the_quotas_of_any_tenant_and_others_see_their_own(
+    client: Client, app: Serving
+) -> None:
+    await client.SetQuotas(
+        pb.SetQuotasRequest(tenant="elsewhere", quotas=pb.Quotas(tokens_per_day=0, deliberations=3))
+    )
+    eve = Client(app.channel, OTHER)
+    own = await eve.GetQuotas(pb.GetQuotasRequest())
+    assert (own.tenant, own.quotas.deliberations, own.own.HasField("tokens_per_day")) == (
+        "elsewhere",
+        3,
+        True,
+    )
+    assert not own.own.HasField("cost_usd_per_day")
+    assert [(one.actor, one.quotas.deliberations) for one in own.changes] == [("local", 3)]
+    for request in (
+        eve.GetQuotas(pb.GetQuotasRequest(tenant="local")),
+        eve.SetQuotas(pb.SetQuotasRequest(quotas=pb.Quotas(deliberations=9))),
+    ):
+        assert (await refused(request))[0] is grpc.StatusCode.PERMISSION_DENIED
+    bad = pb.SetQuotasRequest(quotas=pb.Quotas(tokens_per_month=-1))
+    assert (await refused(client.SetQuotas(bad)))[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_deliberations_are_listed_in_pages_by_state_and_words(
+    client: Client, eve: Client, bus: MemoryBus
+) -> None:
+    for number in range(5):
+        key = TaskKey(f"task-{number}")
+        text = f"Export the {'invoices' if number % 2 else 'labels'}"
+        deadline = datetime(2026, 12, 1, tzinfo=UTC)
+        request = Deliberation(key, text, "dev", "vote", ("seat-1",), 0, deadline, 2)
+        status = DeliberationStatus.FAILED if number == 4 else DeliberationStatus.COMPLETED
+        for kind, data in (
+            (EventType.DELIBERATION_REQUESTED, dump(request)),
+            (EventType.DELIBERATION_DECIDED, dump(Outcome(own_id(key, "local"), status))),
+        ):
+            await bus.publish(write(kind, key, data, tenant="local"))
+    listed: list[str] = []
+    token = ""
+    while True:
+        page = await client.ListDeliberations(
+            pb.ListDeliberationsRequest(page_size=2, page_token=token)
+        )
+        listed += [one.task_id for one in page.deliberations]
+        assert len(page.deliberations) <= 2
+        if not (token := page.next_page_token):
+            break
+    assert listed == [f"task-{number}" for number in reversed(range(5))]
+    found = await client.ListDeliberations(
+        pb.ListDeliberationsRequest(query="INVOICES export", state="ended")
+    )
+    assert {one.task_id for one in found.deliberations} == {"task-1", "task-3"}
+    assert found.deliberations[0].status == pb.DELIBERATION_STATUS_COMPLETED
+    failed = await client.ListDeliberations(pb.ListDeliberationsRequest(state="failed"))
+    assert [one.task_id for one in failed.deliberations] == ["task-4"]
+    live = await client.ListDeliberations(pb.ListDeliberationsRequest(state="live"))
+    assert not live.deliberations
+    assert not (await eve.ListDeliberations(pb.ListDeliberationsRequest())).deliberations
+    for wrong in (
+        pb.ListDeliberationsRequest(state="lost"),
+        pb.ListDeliberationsRequest(page_size=1001),
+        pb.ListDeliberationsRequest(page_token="-1"),
+    ):
+        assert (await refused(client.ListDeliberations(wrong)))[
+            0
+        ] is grpc.StatusCode.INVALID_ARGUMENT

@@ -166,6 +166,35 @@ async def test_what_each_story_used_is_told(browser: Browser) -> None:
     assert book.lines()[0] in shown
 
 
+async def test_an_operator_changes_quotas_and_sees_who_did(browser: Browser) -> None:
+    form = await browser.sign_in()
+    shown = (await browser.get("/system/budgets")).text
+    assert "Nothing limits the tokens and the cost." in shown
+    fields = {"form": form, "tenant": "local", "tokens_per_day": "5000", "deliberations": "0"}
+    wrong = await browser.send("/system/budgets", **(fields | {"cost_usd_per_day": HOSTILE}))
+    assert wrong.status == 400
+    assert "US dollars per day: &#39;&lt;script&gt;" in wrong.text
+    assert HOSTILE not in wrong.text
+    assert 'value="5000"' in wrong.text, "what was typed stays"
+    assert (await browser.send("/system/budgets", **fields)).status == 303
+    shown = (await browser.get("/system/budgets")).text
+    assert "0 of 5000" in shown
+    assert "tokens per day 5,000, deliberations at once 0" in shown
+    assert (await browser.dependencies.quotas.read("local")).quota.tokens_per_day == 5000
+    await browser.send("/system/budgets?tenant=team-a", **(fields | {"tenant": "team-a"}))
+    assert "Quotas of team-a" in (await browser.get("/system/budgets?tenant=team-a")).text
+
+
+async def test_others_see_their_quotas_and_change_none(browser: Browser) -> None:
+    form = await browser.sign_in(OTHER)
+    shown = (await browser.get("/system/budgets")).text
+    assert "Quotas of elsewhere" in shown
+    assert "Save quotas" not in shown
+    assert (await browser.get("/system/budgets?tenant=local")).status == 403
+    sent = await browser.send("/system/budgets", form=form, tenant="elsewhere", deliberations="9")
+    assert (sent.status, "is no operator" in sent.text) == (403, True)
+
+
 async def test_tools_are_found_by_their_words(browser: Browser) -> None:
     await browser.sign_in()
     assert "files.append" in (await browser.get("/system/tools")).text

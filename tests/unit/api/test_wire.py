@@ -83,6 +83,25 @@ MESSAGES = {
     "GetStatusResponse": "status s, uptime_seconds l, stats OrchestratorStats, reasons []s",
     "OrchestratorStats": "total_deliberations l, total_orchestrations l, avg_deliberation_time_ms "
     "d, active_councils l, role_counts map<l>",
+    "Quotas": (
+        "tokens_per_day l?, tokens_per_month l?, cost_usd_per_day d?, cost_usd_per_month d?, "
+        "deliberations l?"
+    ),
+    "QuotaUse": "what s, period s, limit d, used d, resets s",
+    "QuotaChange": "actor s, time s, quotas Quotas",
+    "GetQuotasRequest": "tenant s",
+    "GetQuotasResponse": (
+        "tenant s, quotas Quotas, own Quotas, uses []QuotaUse, changes []QuotaChange"
+    ),
+    "SetQuotasRequest": "tenant s, quotas Quotas",
+    "SetQuotasResponse": "quotas Quotas",
+    "ListDeliberationsRequest": "state s, query s, page_size i, page_token s",
+    "ListDeliberationsResponse": "deliberations []DeliberationSummary, next_page_token s",
+    "DeliberationSummary": (
+        "task_id s, status DeliberationStatus, role s, description s, protocol s, repository s, "
+        "principal s, progress i, paused b, error s, winner_id s, evidence_level s, branch s, "
+        "requested s, ended s, duration_ms l, agent s"
+    ),
     "GetMetricsRequest": "metric_type s, time_range_ms l",
     "GetMetricsResponse": (
         "performance PerformanceMetrics, agents AgentMetrics, councils CouncilMetrics"
@@ -180,6 +199,9 @@ RPCS = {
         "GetTaskContext",
         "GetStatus",
         "GetMetrics",
+        "GetQuotas",
+        "SetQuotas",
+        "ListDeliberations",
     )
 }
 RUNNER = {

@@ -14,9 +14,12 @@ from moothall.authorization.quotas import Quotas
 from moothall.authorization.story_budgets import BUCKET, Reservation
 from moothall.config.quotas import Quota, QuotaSettings
 from moothall.domain.budget import Amount, Budget, BudgetAccount, BudgetDraw, Ledger, Usage
+from moothall.domain.identity import Principal
 from moothall.domain.ids import TaskKey
-from moothall.errors import BudgetExceeded, QuotaExceeded
+from moothall.errors import BudgetExceeded, InvalidRequest, QuotaExceeded, Refused
 from moothall.testing.bus import MemoryBus
+
+OPERATOR = Principal("olive", "local", operator=True)
 
 
 class App:
@@ -149,6 +152,52 @@ async def test_without_quotas_nothing_is_counted() -> None:
     await app.admit("t-1")
     assert await app.quotas.reservation("team-a", TaskKey("t-1"), app.now) is None
     assert await app.bus.bucket(BUCKET).entries() == {}
+
+
+async def test_operators_change_quotas_and_other_processes_follow() -> None:
+    app = App(tokens_per_day=1000, deliberations=9)
+    await app.admit("t-1")
+    await app.spend("t-1")
+    with pytest.raises(QuotaExceeded):
+        await app.admit("t-2")
+    with pytest.raises(Refused, match="pat is no operator"):
+        await app.quotas.change("team-a", {"tokens_per_day": 0}, Principal("pat", "team-a"))
+    changed = await app.quotas.change("team-a", {"tokens_per_day": 2000}, OPERATOR)
+    assert changed.quota == Quota(tokens_per_day=2000, deliberations=9), "the rest is of settings"
+    await app.admit("t-2")
+    other = Quotas(app.bus.bucket(BUCKET), QuotaSettings(), lambda: app.now)
+    assert (await other.read("team-a")).quota == Quota(tokens_per_day=2000)
+    assert [use.limit for use in await other.list_uses("team-a")] == [2000]
+    assert (await app.quotas.read("team-b")).quota.tokens_per_day == 1000
+    back = await app.quotas.change("team-a", {}, OPERATOR)
+    assert back.quota == Quota(tokens_per_day=1000, deliberations=9)
+    assert [(one.actor, one.time, one.values) for one in back.changes] == [
+        ("olive", "2026-11-28T12:00:00+00:00", {}),
+        ("olive", "2026-11-28T12:00:00+00:00", {"tokens_per_day": 2000}),
+    ]
+
+
+async def test_no_limit_is_another_value_than_that_of_the_settings() -> None:
+    app = App(tokens_per_day=1000)
+    await app.quotas.change("team-a", {"tokens_per_day": 0}, OPERATOR)
+    assert await app.quotas.list_uses("team-a") == []
+    assert await app.quotas.reservation("team-a", TaskKey("t-1"), app.now) is None
+
+
+@pytest.mark.parametrize(
+    "values", [{"tokens_per_day": -1}, {"cost_usd_per_day": float("inf")}, {"tokens": 1}]
+)
+async def test_invalid_values_change_nothing(values: dict[str, float]) -> None:
+    app = App(tokens_per_day=1000)
+    with pytest.raises(InvalidRequest):
+        await app.quotas.change("team-a", values, OPERATOR)
+    assert (await app.quotas.read("team-a")).changes == ()
+
+
+async def test_the_settings_apply_if_the_document_of_a_tenant_is_malformed() -> None:
+    app = App(tokens_per_day=1000)
+    await app.bus.bucket(BUCKET).put("team-a.quota.values", {"values": {"tokens_per_day": "many"}})
+    assert (await app.quotas.read("team-a")).quota.tokens_per_day == 1000
 
 
 def test_old_closed_draws_are_summed_up_and_open_ones_stay() -> None:

@@ -140,6 +140,12 @@ async def test_live_and_failed_tasks_of_the_tenant_alone() -> None:
     )
     assert [view.task_id for view in await overview.list_tasks(LOCAL, "live")] == ["task-1"]
     assert [view.task_id for view in await overview.list_tasks(LOCAL, "ended", 1)] == ["task-3"]
+    assert [view.task_id for view in await overview.list_tasks(LOCAL, limit=1, first=2)] == [
+        "task-2"
+    ]
+    found = await overview.list_tasks(LOCAL, limit=1, query="HELLO_world sample", first=1)
+    assert [view.task_id for view in found] == ["task-3"]
+    assert await overview.list_tasks(LOCAL, query="hello goodbye") == []
     assert {view.task_id for view in await overview.list_tasks(EVE)} == {"task-8", "task-9"}
     assert (await overview.get_task(TaskId("task-2"), LOCAL)) == failed
     for task, principal in (("task-2", EVE), ("task-9", LOCAL), ("nothing", LOCAL)):

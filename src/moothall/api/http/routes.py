@@ -31,6 +31,8 @@ from moothall.tools.discovery import Filters, discover, entry
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
 _MAX_TASKS, _DEFAULT_TASKS = 500, 50
+_MAX_DIGITS = 4
+"""Of the index of the first task: 1,000 are kept."""
 _EVENT_FIELDS = (
     "workflow_id",
     "step",
@@ -108,14 +110,13 @@ def state_routes(dependencies: ApiDependencies) -> Sequence[Route]:
             )
         if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MAX_TASKS):
             raise InvalidRequest(f"limit is {limit[:40]!r}; allowed are 1 to {_MAX_TASKS}")
-        return document(
-            {
-                "tasks": [
-                    dump(task)
-                    for task in await dependencies.tasks.list_tasks(caller(), state, int(limit))
-                ]
-            }
+        query, first = request.query_params.get("q", ""), request.query_params.get("first", "0")
+        if not (first.isascii() and first.isdecimal() and len(first) <= _MAX_DIGITS):
+            raise InvalidRequest(f"first is {first[:40]!r}; it must be a number from 0")
+        views = await dependencies.tasks.list_tasks(
+            caller(), state, int(limit), query=query, first=int(first)
         )
+        return document({"tasks": [dump(view) for view in views]})
 
     async def task(request: Request) -> Response:
         return document(

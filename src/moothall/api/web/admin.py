@@ -1,6 +1,4 @@
-"""The pages about the server: health, decisions of the tool gateway, parked requests, tools, and
-the budgets of stories.
-"""
+"""The pages about the server: health, decisions of the tool gateway, parked requests, and tools."""
 
 from __future__ import annotations
 
@@ -42,23 +40,6 @@ def server_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
             decisions=[item for item in decisions if item.refused or not only],
         )
 
-    async def budgets(_request: Request, session: Session) -> Response:
-        cards = await dependencies.board.cards(session.who)
-        accounts = [
-            (
-                card,
-                await dependencies.story_budgets.of(
-                    card.story.id, session.who.tenant, card.story.budget
-                ),
-            )
-            for card in cards
-        ]
-        return page(
-            "budgets.html",
-            session=session,
-            budgets=[(card, account.lines()) for card, account in accounts],
-        )
-
     async def tools(request: Request, session: Session) -> Response:
         query = read_query(request, "query")
         specs = (
@@ -73,7 +54,6 @@ def server_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
     return [
         Route("/system", require_session(health, sessions)),
         Route("/system/audit", require_session(audit, sessions)),
-        Route("/system/budgets", require_session(budgets, sessions)),
         Route("/system/tools", require_session(tools, sessions)),
     ]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from moothall.api.web.forms import contains_words
 from moothall.domain.identity import Principal
+from moothall.domain.text import contains_words
 from moothall.errors import Permanent
 from moothall.stories.lifecycle import Blocked, decide, lifecycle
 from moothall.stories.story_state import COMPLETED, FAILED, MERGE_ROLES, PASSED, StoryState

@@ -133,6 +133,11 @@ class _Summary:
     at_work: Cards
 
 
+def _summarize(cards: Cards) -> _Summary:
+    seq = max((card.seq for card in cards), default=0)
+    return _Summary(cards, seq, [card for card in cards if is_working(card)])
+
+
 class _Boards:
     """Rendered boards, fragments and cards."""
 
@@ -153,9 +158,7 @@ class _Boards:
         cards = await self._dependencies.board.cards(who, cut.after)
         summary = self._summaries.get(who.tenant)
         if summary is None or summary.cards is not cards:
-            seq = max((card.seq for card in cards), default=0)
-            summary = _Summary(cards, seq, [card for card in cards if is_working(card)])
-            self._summaries[who.tenant] = summary
+            summary = self._summaries[who.tenant] = await asyncio.to_thread(_summarize, cards)
         seq = summary.seq
         progress = await self._progress(summary.at_work, who)
         key = (who.tenant, who.all_roles, shown, cut, is_fragment, seq, *progress.items())

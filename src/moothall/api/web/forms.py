@@ -100,11 +100,6 @@ def read_query(request: Request, name: str = "q") -> str:
     return request.query_params.get(name, "").strip()[:_MAX_QUERY_CHARS]
 
 
-def contains_words(text: str, query: str) -> bool:
-    """Return whether a text contains every word of a query, in any order and case."""
-    return all(word in text.lower() for word in query.lower().split())
-
-
 def sign_in_form(
     sessions: Sessions,
     status: int = 200,

@@ -63,8 +63,17 @@ _MAX_CHARS = 100_000
 _MAX_LINE_CHARS = 400
 """Longer lines have no colours: they are minified code, which is slow to parse and never read."""
 
+_PREPARED = ("python", "javascript", "typescript", "go", "java", "rust")
+"""The languages of most repositories: preparing all takes more than half a second."""
+
 Piece = tuple[str, str]
 """A CSS class, '' for none, and a text."""
+
+
+def prepare_lexers() -> None:
+    """Compile the lexers of the most common languages, so that no request waits for it."""
+    for name in _PREPARED:
+        get_lexer_by_name(name)
 
 
 @lru_cache(maxsize=128)

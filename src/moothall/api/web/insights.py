@@ -212,7 +212,13 @@ async def _budget_uses(
         )
     return {
         "quotas": [
-            BudgetUse(f"{use.what} per {use.period}", use.used, use.limit, use.what)
+            BudgetUse(
+                f"{use.what} per {use.period}",
+                use.used,
+                use.limit,
+                use.what,
+                change="/system/budgets" if who.operator else "",
+            )
             for use in await dependencies.quotas.list_uses(who.tenant)
         ],
         "stories": stories,

@@ -163,6 +163,12 @@ async def prepare(response: Response) -> Response:
     return response
 
 
+def compile_templates() -> None:
+    """Compile all templates, so that no request waits for it. It takes half a second."""
+    for name in _TEMPLATES.list_templates():
+        _TEMPLATES.get_template(name)
+
+
 def page(template: str, status: int = 200, **context: Any) -> Page:
     """Return a page. `seq` is that of the last event that the page shows, `story_id` the only story
     whose events change it.

@@ -6,6 +6,7 @@ and an empty one for a new task.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,20 +16,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from moothall import telemetry
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import BearerTokens
 from moothall.api.status import http_status_of
 from moothall.api.web.admin import parked_routes, server_routes
 from moothall.api.web.ask import ask_routes
 from moothall.api.web.board_page import board_routes
+from moothall.api.web.budgets import budget_routes
 from moothall.api.web.changes import BoardChanges
 from moothall.api.web.council_actions import council_action_routes
 from moothall.api.web.councils import council_routes
 from moothall.api.web.forms import read_session_form, require_session
+from moothall.api.web.highlighting import prepare_lexers
 from moothall.api.web.insights import insights_routes
 from moothall.api.web.oidc import Provider
 from moothall.api.web.provenance import provenance_routes
-from moothall.api.web.rendering import page, redirect
+from moothall.api.web.rendering import compile_templates, page, redirect
 from moothall.api.web.rewrite import rewrite_routes
 from moothall.api.web.runs import runs_routes
 from moothall.api.web.search import search_routes
@@ -37,7 +41,11 @@ from moothall.api.web.sign_in import sign_in_routes
 from moothall.api.web.steps import step_routes
 from moothall.api.web.story_form import story_form_routes
 from moothall.api.web.story_page import story_page
+from moothall.domain.codec import prepare_loading
+from moothall.domain.identity import LOCAL
 from moothall.domain.ids import ROLES
+from moothall.domain.outcome import Outcome
+from moothall.domain.task import Deliberation
 from moothall.errors import ConcurrentUpdate, InvalidRequest, MoothallError
 from moothall.stories.plan_document import Outline, read_outline, to_outlines
 from moothall.stories.planner import changeable, may_change
@@ -47,7 +55,26 @@ _MAX_FORM_FIELDS = 1_000
 _COMPRESSION_LEVEL = 5
 """Higher levels take more time and save little."""
 _EMPTY_SECTION = {"role": "dev", "description": "", "criteria": "", "after": ""}
+log = telemetry.get_logger(__name__)
+
 Sections = Sequence[Mapping[str, Any]]
+
+
+async def prepare_page(dependencies: ApiDependencies) -> None:
+    """Prepare what takes long once, so that the first visitor does not wait for it: templates,
+    lexers, schemas, and the stories and runs from the log. Do nothing if this process does not
+    serve the page.
+    """
+    if "page" not in dependencies.served:
+        return
+    await asyncio.to_thread(compile_templates)
+    await asyncio.to_thread(prepare_loading, Outcome, Deliberation)
+    try:
+        await dependencies.board.cards(LOCAL)
+        await dependencies.tasks.list_tasks(LOCAL, limit=1)
+    except MoothallError as error:
+        log.warning("the log is read at the first request", reason=error.message)
+    await asyncio.to_thread(prepare_lexers)
 
 
 def plan_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
@@ -185,6 +212,7 @@ def page_routes(
         *search_routes(dependencies, sessions),
         *insights_routes(dependencies, sessions),
         *server_routes(dependencies, sessions),
+        *budget_routes(dependencies, sessions),
         *parked_routes(dependencies, sessions),
         *provenance_routes(dependencies, sessions),
     ]

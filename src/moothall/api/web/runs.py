@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.web.councils import REFRESH_SECONDS
-from moothall.api.web.forms import contains_words, read_query, require_session
+from moothall.api.web.forms import read_query, require_session
 from moothall.api.web.rendering import page
 from moothall.api.web.sessions import Session, Sessions
 from moothall.domain.status import TaskView
@@ -32,12 +32,12 @@ def runs_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
         if state not in _STATES:
             raise InvalidRequest(f"state is {state[:40]!r}; allowed are live, ended and failed")
         query = read_query(request)
-        # One more than are shown tells whether there is a next page.
-        limit = _MAX_PAGE * _PAGE_SIZE if query else number * _PAGE_SIZE + 1
-        views = await dependencies.tasks.list_tasks(session.who, state, limit)
-        found = [view for view in views if matches(view, query)]
         first = (number - 1) * _PAGE_SIZE
-        shown = found[first : first + _PAGE_SIZE]
+        # One more than are shown tells whether there is a next page.
+        found = await dependencies.tasks.list_tasks(
+            session.who, state, _PAGE_SIZE + 1, query=query, first=first
+        )
+        shown = found[:_PAGE_SIZE]
         return page(
             "runs.html",
             session=session,
@@ -47,7 +47,7 @@ def runs_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
             query=query,
             title_of=title_of,
             number=number,
-            has_next=len(found) > first + _PAGE_SIZE and number < _MAX_PAGE,
+            has_next=len(found) > _PAGE_SIZE and number < _MAX_PAGE,
             refresh=REFRESH_SECONDS if any(not view.status.ended for view in shown) else 0,
         )
 
@@ -68,9 +68,3 @@ def _page_number(request: Request) -> int:
 def title_of(view: TaskView) -> str:
     """Return the first line of a run's task, or its id."""
     return view.description.split("\n")[0] or view.task_id
-
-
-def matches(view: TaskView, query: str) -> bool:
-    """Return whether a run contains every word of a query."""
-    fields = (view.task_id, view.description, view.repository, view.principal, view.agent)
-    return contains_words("\n".join(fields), query)

@@ -19,7 +19,6 @@ from moothall.domain.identity import Principal
 
 _MAX_RESULTS = 8
 """Results of each kind."""
-_MAX_RUNS = 1_000
 _TITLE_CHARS = 120
 Result = dict[str, str]
 
@@ -49,15 +48,14 @@ async def _find_stories(dependencies: ApiDependencies, query: str, who: Principa
 
 async def _find_runs(dependencies: ApiDependencies, query: str, who: Principal) -> list[Result]:
     """Return the runs that match, the latest first."""
-    views = await dependencies.tasks.list_tasks(who, "", _MAX_RUNS)
-    found = (view for view in views if runs.matches(view, query))
+    views = await dependencies.tasks.list_tasks(who, "", _MAX_RESULTS, query=query)
     return [
         _result(
             runs.title_of(view),
             f"Run, {view.status.value.lower().replace('_', ' ')}",
             f"/councils/{quote(view.task_id, '')}",
         )
-        for view in islice(found, _MAX_RESULTS)
+        for view in views
     ]
 
 
