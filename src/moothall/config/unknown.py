@@ -120,6 +120,19 @@ REMOVED: Final[dict[str, str]] = {
     "oidc.sign_in_seconds": "it is always 600 seconds",
     "llm.retry_seconds": "it is always 0.5 seconds",
     "llm.max_reply_bytes": "it is always 4,000,000 bytes",
+    "http.response_bytes": "it is always 1,000,000 bytes",
+    "http.download_bytes": "it is always 5,000,000 bytes",
+    "browser.action_seconds": "it is always 15 seconds",
+    "browser.transfer_bytes": "it is always 30,000,000 bytes",
+    "db.receive_bytes": "it is always 8,000,000 bytes",
+    "docker.ttl_seconds": "it is always 1,800 seconds",
+    "docker.containers": "it is always 4",
+    "docker.processes": "it is always 128",
+    "docker.scratch_bytes": "it is always 64,000,000 bytes",
+    "docker.context_files": "it is always 500",
+    "docker.context_bytes": "it is always 20,000,000 bytes",
+    "mcp.tools": "it is always 100",
+    "mcp.receive_bytes": "it is always 8,000,000 bytes",
 }
 """What applies instead of each removed setting."""
 
