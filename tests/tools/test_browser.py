@@ -178,7 +178,7 @@ async def browse(
     """Run the tool as the gateway does."""
     allow = more.pop("allow", (f"127.0.0.1:{site.port}",))
     where = more.pop("where", {})
-    limits = {"action_seconds": 40.0}
+    limits: dict[str, Any] = {"action_seconds": 40.0}
     limits |= {
         name: more.pop(name) for name in ("action_seconds", "transfer_bytes") if name in more
     }

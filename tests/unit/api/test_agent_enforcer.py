@@ -95,14 +95,12 @@ async def test_one_agent_may_work_for_all_of_the_time_and_a_council_judges_withi
 class TestTight:
     @pytest.fixture
     def settings(self) -> AgentSettings:
-        return AgentSettings(
-            calls_a_second=0.001, tokens=100
-        )  # one, and the next in a quarter of an hour
+        return AgentSettings(calls_a_second=0.001)  # one, and the next in a quarter of an hour
 
     async def test_a_long_query_is_refused_on_unary_and_stream(self, agent: Agent) -> None:
         for call in (
-            agent.ExecuteTask(requested("why " * 200)),
-            agent.StreamExecuteTask(requested("why " * 200)).read(),
+            agent.ExecuteTask(requested("why " * 100_001)),
+            agent.StreamExecuteTask(requested("why " * 100_001)).read(),
         ):
             code, details = await refused(call)
             assert (code, details.partition(":")[0]) == (

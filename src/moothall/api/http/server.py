@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import Message
@@ -67,8 +67,7 @@ async def http_server(
     limits: ServerLimits = _LIMITS,
 ) -> AsyncIterator[Served]:
     """Serve until the context ends. Yields the address, with port 0, after a log message, if the
-    default port is taken. `accounts` sign in with passwords, others at a `provider`. The settings
-    override `limits`.
+    default port is taken. `accounts` sign in with passwords, others at a `provider`.
 
     `configured`: the tokens are the operator's, not the one created at the first start. Raises
     `ConfigurationError` for a configured port that is taken, for anything but loopback without TLS
@@ -77,7 +76,6 @@ async def http_server(
     context = tls_context(settings, configured=configured)
     if provider is not None:
         await _check_provider(provider, settings)
-    limits = _apply(settings, limits)
     address = ListenAddress("HTTP", "web", settings.host, settings.port, DEFAULT_PORT)
     sessions = Sessions(
         _MAX_SESSIONS,
@@ -120,18 +118,10 @@ async def serve_app(
     """
     checked = edge.authenticate(app, bearers, lambda _scope: False)
     checked = edge.check_origin(checked, settings.host, settings.hosts)
-    checked = edge.answer_errors(checked, settings.calls, settings.readers)
+    checked = edge.answer_errors(checked, settings.calls, limits.readers)
     address = ListenAddress(service, "web", settings.host, settings.port, DEFAULT_PORT)
-    async with serve_asgi(checked, address, _apply(settings, limits), context) as port:
+    async with serve_asgi(checked, address, limits, context) as port:
         yield port
-
-
-def _apply(settings: config.WebSettings, limits: ServerLimits) -> ServerLimits:
-    return replace(
-        limits,
-        connections=settings.connections,
-        keep_seconds=settings.keep_seconds,
-    )
 
 
 async def _check_provider(provider: Provider, settings: config.WebSettings) -> None:
@@ -194,7 +184,7 @@ def application(
         routes=routes,
         middleware=[
             Middleware(edge.observe, routes),
-            Middleware(edge.answer_errors, settings.calls, settings.readers),
+            Middleware(edge.answer_errors, settings.calls, limits.readers),
             Middleware(edge.check_origin, settings.host, settings.hosts),
             Middleware(edge.authenticate, bearers, is_open),
             Middleware(edge.cancel_on_disconnect),
