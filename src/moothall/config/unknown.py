@@ -168,6 +168,8 @@ REMOVED: Final[dict[str, str]] = {
     "runner.full_workers": "it is twice runner.workers",
     "wasm.instances": "it is always 4",
     "guard.breaker_seconds": "it is always 30 seconds",
+    "workspace.max_patch_bytes": "it is always 2,000,000 bytes",
+    "jobs.orphan_seconds": "it is always 60 seconds",
 }
 """What applies instead of each removed setting."""
 

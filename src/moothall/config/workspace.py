@@ -86,9 +86,6 @@ class WorkspaceSettings(Section):
         ge=1024,
         description="maximum size of one file in a patch, or of a file that a tool reads",
     )
-    max_patch_bytes: int = Field(
-        2_000_000, ge=1024, description="maximum size of a patch; larger ones are refused"
-    )
     max_repository_bytes: int = Field(
         4_000_000_000,
         ge=1_000_000,
