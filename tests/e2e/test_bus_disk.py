@@ -23,8 +23,7 @@ from moothall.events.registry import WORK
 
 pytestmark = pytest.mark.e2e
 
-SETTINGS = BusSettings()
-LIMITS = BusLimits(publish_seconds=2.0, ack_wait_seconds=2.0)
+SETTINGS, LIMITS = BusSettings(ack_wait_seconds=2.0), BusLimits(publish_seconds=2.0)
 
 
 def event(number: int) -> Event:

@@ -205,10 +205,10 @@ async def test_nothing_is_lost_when_the_server_is_killed(tmp_path: Path) -> None
     consumed.
     """
     # What the server had sent and we had not received is redelivered after this time.
-    limits = BusLimits(ack_wait_seconds=1.0)
+    settings = BusSettings(ack_wait_seconds=1.0)
     async with (
-        embedded_server(SETTINGS, tmp_path) as url,
-        open_bus(SETTINGS, url, limits=limits) as bus,
+        embedded_server(settings, tmp_path) as url,
+        open_bus(settings, url) as bus,
         asyncio.TaskGroup() as group,
     ):
         seen = Watched(bus)
@@ -250,7 +250,7 @@ async def test_changed_settings_reach_what_is_there(tmp_path: Path) -> None:
     async with embedded_server(SETTINGS, tmp_path) as url:
         for seconds in (30.0, 7.0):
             async with (
-                open_bus(SETTINGS, url, limits=BusLimits(ack_wait_seconds=seconds)),
+                open_bus(BusSettings(ack_wait_seconds=seconds), url),
                 connection(SETTINGS, url, on_lost=lambda: None) as client,
             ):
                 assert (
@@ -349,7 +349,7 @@ async def test_it_dies_with_its_parent(tmp_path: Path) -> None:
 async def test_work_in_hand_when_everything_was_killed_is_given_out_at_once(
     tmp_path: Path, *, alone: bool
 ) -> None:
-    limits = BusLimits(ack_wait_seconds=120.0)
+    settings = BusSettings(ack_wait_seconds=120.0)
     in_hand: asyncio.Queue[Recorded] = asyncio.Queue()
 
     async def hold(recorded: Recorded) -> None:
@@ -357,8 +357,8 @@ async def test_work_in_hand_when_everything_was_killed_is_given_out_at_once(
         await asyncio.Event().wait()
 
     async with AsyncExitStack() as stack:
-        async with embedded_server(SETTINGS, tmp_path) as url:
-            bus = await stack.enter_async_context(open_bus(SETTINGS, url, limits=limits))
+        async with embedded_server(settings, tmp_path) as url:
+            bus = await stack.enter_async_context(open_bus(settings, url))
             group = await stack.enter_async_context(asyncio.TaskGroup())
             holding = group.create_task(bus.consume("host-dev", hold))
             stack.callback(holding.cancel)
@@ -366,11 +366,8 @@ async def test_work_in_hand_when_everything_was_killed_is_given_out_at_once(
             await bus.enqueue(Channel.WORK.of("dev"), request, fresh=True)
             await in_hand.get()
         # The next server has another address: the host that holds the work is not notified.
-        url = await stack.enter_async_context(embedded_server(SETTINGS, tmp_path))
-        async with (
-            open_bus(SETTINGS, url, alone=alone, limits=limits) as bus,
-            asyncio.TaskGroup() as group,
-        ):
+        url = await stack.enter_async_context(embedded_server(settings, tmp_path))
+        async with open_bus(settings, url, alone=alone) as bus, asyncio.TaskGroup() as group:
             taking = group.create_task(bus.consume("host-dev", hold))
             try:
                 async with asyncio.timeout(20 if alone else 2):
@@ -381,5 +378,5 @@ async def test_work_in_hand_when_everything_was_killed_is_given_out_at_once(
             except TimeoutError:
                 assert not alone
             info = await bus._stored.js.consumer_info("WORK", "host-dev")
-            assert info.config.ack_wait == limits.ack_wait_seconds
+            assert info.config.ack_wait == settings.ack_wait_seconds
             taking.cancel()

@@ -29,7 +29,6 @@ from moothall.deliberation.recorded_model import NamedModel
 from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
 from moothall.errors import ConfigurationError, FleetUnavailable, MoothallError
-from moothall.events.delivery import BUS_LIMITS
 from moothall.llm.replicas import open_models
 from moothall.ports import ChatModel, RunHarness
 from moothall.sandbox.probe import check_layers
@@ -171,7 +170,7 @@ async def _host(
             clean=functools.partial(scrub, known=secret_values(settings)),
         )
         accounts = StoryBudgets(bus.bucket(BUCKET), settings.limits)
-        seats, patience = settings.ray.seats_per_host, BUS_LIMITS.ack_wait_seconds
+        seats, patience = settings.ray.seats_per_host, settings.bus.ack_wait_seconds
         quotas = Quotas(bus.bucket(BUCKET), settings.quotas)
         host = Host(
             name,

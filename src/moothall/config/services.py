@@ -35,6 +35,9 @@ class BusSettings(Section):
         description="how often the embedded server syncs to disk; a power failure can lose what "
         "was acked since then. 'always': before each ack",
     )
+    ack_wait_seconds: float = Field(
+        10.0, gt=0, description="how long a host may be silent before another one gets its work"
+    )
     max_store_bytes: int = Field(
         8_000_000_000, ge=10_000_000, description="maximum disk space of all streams together"
     )

@@ -161,7 +161,6 @@ REMOVED: Final[dict[str, str]] = {
     "limits.patience_seconds": "it is always 10 seconds",
     "llm.priority": "it is always auto",
     "llm.logprobs": "it is always auto",
-    "bus.ack_wait_seconds": "it is always 10 seconds",
     "llm.function_attempts": "it is always 2",
     "llm.local_slots": "it is always 3",
     "agents.at_once": "use the option --at-once of moothall agents run",

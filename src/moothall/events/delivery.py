@@ -14,13 +14,12 @@ MAX_DELAY = 60.0
 
 @dataclass(frozen=True, slots=True)
 class BusLimits:
-    """The limits of a connection to the bus that are not settings.
+    """The limits of a connection to the bus that are not limits.
 
     blob_bytes: larger payload fields are stored in the object store. max_deliver: deliveries of a
     work item before it becomes a dead letter. retry_seconds: the first delay of a redelivery; it
     doubles, up to `MAX_DELAY`. in_flight: concurrent publishes; further ones wait. publish_seconds:
-    how long a publish is retried while the bus is unavailable. ack_wait_seconds: how long a host
-    may be silent before another one gets its work.
+    how long a publish is retried while the bus is unavailable.
     """
 
     blob_bytes: int = 256_000
@@ -28,7 +27,6 @@ class BusLimits:
     retry_seconds: float = 0.5
     in_flight: int = 1024
     publish_seconds: float = 30.0
-    ack_wait_seconds: float = 10.0
 
 
 BUS_LIMITS = BusLimits()

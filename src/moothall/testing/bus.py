@@ -317,7 +317,9 @@ class MemoryBus:
             durable.ready.put_nowait(_turn_of(raw))
             raise
         except Exception:
-            loop.call_later(self._limits.ack_wait_seconds, durable.ready.put_nowait, _turn_of(raw))
+            loop.call_later(
+                self._settings.ack_wait_seconds, durable.ready.put_nowait, _turn_of(raw)
+            )
             raise
         match verdict:
             case Nak(delay, _):

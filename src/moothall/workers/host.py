@@ -103,7 +103,7 @@ class Host:
     accounts: StoryBudgets | None = None
     """The budgets of stories; without them a deliberation has its own alone."""
     still_seconds: float = 10.0
-    """After standing still for so long its work is another's: `BusLimits.ack_wait_seconds`."""
+    """After standing still for so long its work is another's: the bus's `ack_wait_seconds`."""
     quotas: Quotas | None = None
     """The quotas of tenants; None: no limits."""
     look_seconds: float = 5.0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from google.protobuf.message import Message
@@ -207,11 +208,11 @@ def _links(sessions: Sessions, bearers: BearerTokens) -> Route:
     return Route("/api/v1/sign-in-links", link, methods=["POST"])
 
 
-def _openapi_route(operations: Iterable[HttpOperation]) -> Route:
-    schema = openapi(operations)
+def _openapi_route(operations: Sequence[HttpOperation]) -> Route:
+    schema = cache(lambda: openapi(operations))  # at the first request: it takes milliseconds
 
     async def describe(_request: Request) -> Response:
-        return document(schema)
+        return document(schema())
 
     return Route("/openapi.json", describe)
 

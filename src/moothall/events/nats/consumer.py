@@ -76,14 +76,12 @@ class PullConsumer:
     async def _pull(self) -> None:
         capacity = self.capacity.count + self.spec.prefetch
         # Shorter than the ack wait: a redelivered message must not go to a suspended reader.
-        expires = min(EXPIRES, max(self.stored.limits.ack_wait_seconds * 0.8, 2.5 * BEAT))
+        expires = min(EXPIRES, max(self.stored.settings.ack_wait_seconds * 0.8, 2.5 * BEAT))
         while True:
             if self.capacity.users > 1:
                 await self.capacity.wait_free()
             try:
-                await setup.ensure_durable(
-                    self.stored.js, self.spec, self.stored.limits.ack_wait_seconds
-                )
+                await setup.ensure_durable(self.stored.js, self.stored.settings, self.spec)
                 if self.spec.stream == WORK.name and (
                     removed := await setup.remove_done(self.stored.js, self.spec)
                 ):
@@ -186,7 +184,7 @@ class PullConsumer:
         """Send progress notices for the held messages. If a notice is too late, they have already
         been delivered to other consumers.
         """
-        ack_wait = self.stored.limits.ack_wait_seconds
+        ack_wait = self.stored.settings.ack_wait_seconds
         last_progress = time.monotonic()
         while True:
             await self._record_connection()

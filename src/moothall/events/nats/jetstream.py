@@ -160,7 +160,7 @@ class JetStreamBus:
             self._send_batch,
             self._packer,
             settings.batch_seconds,
-            stored.limits.ack_wait_seconds / 2,
+            settings.ack_wait_seconds / 2,
             stored.limits.in_flight,
         )
 
@@ -439,7 +439,7 @@ async def open_bus(
     `ConfigurationError` if the server refuses the connection or JetStream is off.
     """
     if settings.wait_seconds:
-        await _wait_until_ready(settings, url, limits)
+        await _wait_until_ready(settings, url)
     acks = ReplyInbox()
     outboxes: list[Outbox] = []
 
@@ -450,7 +450,7 @@ async def open_bus(
 
     async with connection(settings, url, on_lost=connection_lost) as client, acks.listening(client):
         js = client.jetstream()
-        await setup.ensure(js, settings, limits.ack_wait_seconds, alone=alone)
+        await setup.ensure(js, settings, alone=alone)
         outbox = Outbox(client, acks, limits.publish_seconds, limits.in_flight)
         outboxes.append(outbox)
         stored = Stored(client, js, settings, limits, acks, outbox)
@@ -463,13 +463,13 @@ async def open_bus(
                 await bus.flush()
 
 
-async def _wait_until_ready(settings: BusSettings, url: str, limits: BusLimits) -> None:
+async def _wait_until_ready(settings: BusSettings, url: str) -> None:
     """Wait until a bus that is still starting is available, and set it up."""
     deadline = time.monotonic() + settings.wait_seconds
     while True:
         try:
             async with connection(settings, url, on_lost=lambda: None) as client:
-                return await setup.ensure(client.jetstream(), settings, limits.ack_wait_seconds)
+                return await setup.ensure(client.jetstream(), settings)
         except BusUnavailable as error:
             if time.monotonic() > deadline:
                 raise

@@ -94,15 +94,15 @@ async def _ensure_stream(js: JetStreamContext, config: api.StreamConfig) -> None
 
 
 async def ensure_durable(
-    js: JetStreamContext, spec: DurableSpec, ack_wait: float
+    js: JetStreamContext, settings: BusSettings, spec: DurableSpec, ack_wait: float | None = None
 ) -> api.ConsumerInfo:
-    """Create or update a durable consumer. `ack_wait` is in seconds."""
+    """Create or update a durable consumer. `ack_wait` replaces the seconds of the settings."""
     config = api.ConsumerConfig(
         name=spec.name,
         durable_name=spec.name,
         description=spec.about,
         ack_policy=api.AckPolicy.EXPLICIT,
-        ack_wait=ack_wait,
+        ack_wait=settings.ack_wait_seconds if ack_wait is None else ack_wait,
         # limited in moothall.events.delivery, so that the last failure leaves a dead letter
         max_deliver=-1,
         filter_subjects=list(spec.filters),
@@ -116,16 +116,16 @@ async def ensure_durable(
 
 
 async def _redeliver_held(
-    js: JetStreamContext, ack_wait: float, held: Sequence[DurableSpec]
+    js: JetStreamContext, settings: BusSettings, held: Sequence[DurableSpec]
 ) -> None:
     """Redeliver all unacknowledged messages at once. The server checks a tenth of a second after
     the change.
     """
     for spec in held:
-        await ensure_durable(js, spec, _MINIMAL_ACK_WAIT)
+        await ensure_durable(js, settings, spec, _MINIMAL_ACK_WAIT)
     await asyncio.sleep(_REDELIVERY_SECONDS)
     for spec in held:
-        await ensure_durable(js, spec, ack_wait)
+        await ensure_durable(js, settings, spec)
 
 
 async def remove_done(js: JetStreamContext, spec: DurableSpec) -> int:
@@ -150,19 +150,16 @@ async def remove_done(js: JetStreamContext, spec: DurableSpec) -> int:
     return removed
 
 
-async def ensure(
-    js: JetStreamContext, settings: BusSettings, ack_wait: float, *, alone: bool = False
-) -> None:
-    """Create all streams, consumers and buckets. `ack_wait` is in seconds. `alone`: every process
-    that held messages before is gone. Raises `ConfigurationError` if an existing configuration
-    cannot be changed.
+async def ensure(js: JetStreamContext, settings: BusSettings, *, alone: bool = False) -> None:
+    """Create all streams, consumers and buckets. `alone`: every process that held messages before
+    is gone. Raises `ConfigurationError` if an existing configuration cannot be changed.
     """
     try:
         for stream in STREAMS:
             await _ensure_stream(js, _stream_config(stream, settings))
-        consumers = [(spec, await ensure_durable(js, spec, ack_wait)) for spec in DURABLES.values()]
+        consumers = [(spec, await ensure_durable(js, settings, spec)) for spec in DURABLES.values()]
         if alone and (held := [spec for spec, info in consumers if info.num_ack_pending]):
-            await _redeliver_held(js, ack_wait, held)
+            await _redeliver_held(js, settings, held)
         for bucket in BUCKETS.values():
             await _ensure_stream(js, _bucket_config(bucket, settings))
         await _ensure_stream(
