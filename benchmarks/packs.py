@@ -186,7 +186,6 @@ async def _graphs(folder: Path, named: str) -> AsyncIterator[dict[str, CypherGra
             url=f"{at.scheme}://{at.hostname}:{at.port}",
             user=unquote(at.username or ""),
             password=SecretStr(unquote(at.password or "")),
-            query_seconds=120,
         )
         async with neo4j_store(settings) as server:
             await server.empty()

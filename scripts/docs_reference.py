@@ -41,7 +41,7 @@ _TYPES = {bool: "true or false", int: "number", float: "number", str: "text", Pa
 def settings_page(_root: Path) -> str:
     """Return every setting by section."""
     lines: list[str] = []
-    for path, model, fields in _sections(AllSettings, ()):
+    for path, model, fields in _sections(AllSettings, (), []):
         name = ".".join(path)
         lines.append(f"\n## {f'`{name}`' if path else 'Without a section'}\n")
         if path and model.__doc__:
@@ -52,29 +52,35 @@ def settings_page(_root: Path) -> str:
 
 
 def setting_names() -> Iterator[str]:
-    """Yield the dotted name of every setting, also of those within maps."""
-    for path, _model, fields in _sections(AllSettings, ()):
+    """Yield the dotted name of every setting. A map's settings, such as those of `models.NAME`, are
+    omitted if they are those of another section, such as `llm`.
+    """
+    for path, _model, fields in _sections(AllSettings, (), []):
         for name in fields:
             yield ".".join((*path, name))
 
 
 def _sections(
-    model: type[BaseModel], path: tuple[str, ...]
+    model: type[BaseModel], path: tuple[str, ...], listed: list[type[BaseModel]]
 ) -> Iterator[tuple[tuple[str, ...], type[BaseModel], Mapping[str, FieldInfo]]]:
-    """Yield the path, the class and the settings of a section, then of the sections within it."""
+    """Yield the path, the class and the settings of a section, then of the sections within it,
+    except for maps of a class in `listed`.
+    """
     fields: dict[str, FieldInfo] = {}
     inner: list[tuple[type[BaseModel], tuple[str, ...]]] = []
+    listed.append(model)
     for name, field in model.model_fields.items():
         if section := _model_of(field.annotation):
             inner.append((section, (*path, name)))
             continue
         fields[name] = field
-        # Each of `models` has the settings of `llm`, which are listed there.
-        if (item := _item_of(field.annotation)) and name != "models":
+        if item := _item_of(field.annotation):
             inner.append((item, (*path, name, "NAME")))
     yield path, model, fields
     for section, section_path in inner:
-        yield from _sections(section, section_path)
+        if "NAME" in section_path and any(issubclass(other, section) for other in listed):
+            continue
+        yield from _sections(section, section_path, listed)
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:

@@ -20,7 +20,6 @@ from moothall.testing.model import Answer, Fault, Reply, phase_of, seat_of
 
 SOLVED = '\n\ndef hello_world():\n    """Return the greeting."""\n    return "Hello, World!"\n'
 QUICK = {
-    "MOOTHALL_WORKSPACE__FLAKY_SECONDS": "0",
     "MOOTHALL_LLM__APPROACHES": "off",
 }
 """Settings that skip flakiness checks and approaches, for tests about other things."""

@@ -177,7 +177,7 @@ def test_what_starts_a_browser_has_none_and_its_port_is_no_childs(tmp_path: Path
 def test_bus_and_model_server_have_none(tmp_path: Path) -> None:
     async def main() -> None:
         settings = load_settings()
-        llm = settings.llm.model_copy(update={"context_tokens": 1024, "local_slots": 1})
+        llm = settings.llm.model_copy(update={"context_tokens": 1024})
         with leak(tmp_path) as leaked:
             async with embedded_server(BusSettings(), tmp_path / "bus"):
                 open_again(leaked)

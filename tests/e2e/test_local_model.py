@@ -48,7 +48,7 @@ def progress() -> list[str]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def url(progress: list[str]) -> AsyncIterator[str]:
     settings = load_settings()
-    llm = settings.llm.model_copy(update={"context_tokens": WINDOW, "local_slots": 3})
+    llm = settings.llm.model_copy(update={"context_tokens": WINDOW})
     async with local_model_server(llm, settings.data_dir, progress.append) as url:
         yield url
 
@@ -183,7 +183,7 @@ from moothall.llm.local import local_model_server
 
 async def main():
     settings = load_settings()
-    llm = settings.llm.model_copy(update={"context_tokens": 1024, "local_slots": 1})
+    llm = settings.llm.model_copy(update={"context_tokens": 1024})
     async with local_model_server(llm, settings.data_dir, lambda _: None):
         print("ready", flush=True)
         await asyncio.Event().wait()

@@ -124,7 +124,7 @@ async def serving_agents(
         grants=grants,
         toolkits={"slow": slow.call},
     ) as behind:
-        sessions = AgentSessions(bus.bucket(BUCKET), behind.session_manager, _blank, settings)
+        sessions = AgentSessions(bus.bucket(BUCKET), behind.session_manager, _blank)
         tasks = AgentTasks(
             deliberations, behind.session_manager, sessions, settings, parallelism=4, memory_mb=512
         )

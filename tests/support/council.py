@@ -24,6 +24,7 @@ from moothall.config import (
     LlmSettings,
     RunnerSettings,
 )
+from moothall.deliberation.code_blocks import SUB_AGENT_LIMITS, SubAgentLimits
 from moothall.deliberation.prompts.repo_map import RepoMapper
 from moothall.deliberation.protocols import Dependencies, deliberate
 from moothall.deliberation.recorded_model import Recording
@@ -196,6 +197,9 @@ async def open_council(
     tools: bool = False,
     run_code: RunCode | None = None,
     python: RunnerSettings | None = None,
+    sub_agents: SubAgentLimits = SUB_AGENT_LIMITS,
+    patience_seconds: float = 10.0,
+    function_attempts: int = 2,
     **llm: Any,
 ) -> AsyncIterator[CouncilEnvironment]:
     """Open a council in `folder`.
@@ -240,6 +244,9 @@ async def open_council(
             run_code=run_code,
             repo_mapper=RepoMapper(workspaces),
             python=python or RunnerSettings(),
+            sub_agents=sub_agents,
+            patience_seconds=patience_seconds,
+            function_attempts=function_attempts,
         )
         yield CouncilEnvironment(server, bus, workspaces, prepared, parts)
 

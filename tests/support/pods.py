@@ -62,7 +62,7 @@ class _OwnedLink(PodLink):
 
 
 def _owner() -> tuple[int, int]:
-    uid = sandbox_uid(Settings().sandbox)
+    uid = sandbox_uid()
     return (uid, uid) if uid is not None else (-1, -1)
 
 

@@ -60,7 +60,7 @@ class Web:
 @asynccontextmanager
 async def serving_http(dependencies: ApiDependencies, **settings: Any) -> AsyncIterator[Web]:
     """Serve until the context ends. The keywords are settings and limits of connections."""
-    names = {field.name for field in fields(ServerLimits)} - set(config.WebSettings.model_fields)
+    names = {field.name for field in fields(ServerLimits)}
     limits = {"grace_seconds": 0.2} | {name: settings.pop(name) for name in names & set(settings)}
     web_settings = config.WebSettings(**({"port": 0} | settings))
     async with (

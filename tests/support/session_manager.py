@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moothall.authorization.approval_queue import BUCKET, SPENT_BUCKET, ApprovalQueue
+from moothall.authorization.approvals import APPROVAL_SECONDS
 from moothall.authorization.rules import Rules
 from moothall.config import GuardSettings
 from moothall.domain.repository import Base, ChangeRange, Prepared, Profile
@@ -133,7 +134,7 @@ async def open_session_manager(
         rules["parking"] = ApprovalQueue(
             bus.bucket(BUCKET),
             bus.bucket(SPENT_BUCKET),
-            Approvals(b"k" * 32, guard.approval_seconds),
+            Approvals(b"k" * 32, APPROVAL_SECONDS),
         )
     configured = Rules(**rules)
     async with AsyncExitStack() as stack:

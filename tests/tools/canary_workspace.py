@@ -27,7 +27,7 @@ from moothall.authorization.call_context import CallContext, Meter
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.limits import GatewayLimits
 from moothall.authorization.rules import Rules
-from moothall.config import GuardSettings, SandboxSettings
+from moothall.config import GuardSettings
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskKey
 from moothall.domain.repository import Prepared
@@ -130,7 +130,7 @@ def canaries(folder: Path) -> Iterator[Canaries]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         # Owned by the same user as the sandbox: user permissions do not protect it.
-        uid = sandbox_uid(SandboxSettings())
+        uid = sandbox_uid()
         environment = {"PATH": "/usr/bin:/bin", "CANARY_OF_THE_OPERATOR": SECRET}
         neighbour = subprocess.Popen(
             ["sleep", "3600"],

@@ -178,15 +178,18 @@ async def browse(
     """Run the tool as the gateway does."""
     allow = more.pop("allow", (f"127.0.0.1:{site.port}",))
     where = more.pop("where", {})
-    settings = BrowserSettings(**{"action_seconds": 40, "seconds": 100, **more})
+    limits: dict[str, Any] = {"action_seconds": 40.0}
+    limits |= {
+        name: more.pop(name) for name in ("action_seconds", "transfer_bytes") if name in more
+    }
+    settings = BrowserSettings(**{"seconds": 100, **more})
     url = path if "://" in path else site.url + path
     arguments = BrowserRun.model_validate(
         {"url": url, "actions": list(actions), **where}
     ).model_dump()
     call = ToolCall("request-1", "browser.run", arguments, in_seconds(120))
-    return await BrowserTools(settings, HttpSettings(allow=allow), SandboxSettings()).call(
-        call, Folder(folder), "local"
-    )
+    tools = BrowserTools(settings, HttpSettings(allow=allow), SandboxSettings(), **limits)
+    return await tools.call(call, Folder(folder), "local")
 
 
 async def test_open_click_type_wait_text_and_screenshot(site: Site, tmp_path: Path) -> None:
@@ -293,9 +296,13 @@ async def test_what_is_not_opened(site: Site, url: str, status: ToolStatus) -> N
 
 async def test_limits(site: Site, tmp_path: Path) -> None:
     slow = await browse(site, "/slow", action_seconds=12)
-    assert (slow.status, "action_seconds" in slow.error) == (ToolStatus.ERROR, True), slow
+    assert (slow.status, "not done within 12 seconds" in slow.error) == (ToolStatus.ERROR, True), (
+        slow
+    )
     spin = await browse(site, "/spin", action_seconds=12)
-    assert (spin.status, "action_seconds" in spin.error) == (ToolStatus.ERROR, True), spin
+    assert (spin.status, "not done within 12 seconds" in spin.error) == (ToolStatus.ERROR, True), (
+        spin
+    )
     missing = await browse(site, "/form", {"do": "click", "selector": "#none"}, action_seconds=12)
     assert (missing.status, "action 1 (click #none): not done" in missing.error) == (
         ToolStatus.ERROR,
@@ -306,7 +313,7 @@ async def test_limits(site: Site, tmp_path: Path) -> None:
         wrong
     )
     big = await browse(site, "/big", {"do": "text"}, transfer_bytes=100_000)
-    assert (big.status, "transfer_bytes" in big.error) == (ToolStatus.ERROR, True), big
+    assert (big.status, "more than 100000 bytes" in big.error) == (ToolStatus.ERROR, True), big
     cut = await browse(site, "/big", {"do": "text"})
     assert (len(cut.output["results"][0]["text"]), cut.output["results"][0]["truncated"]) == (
         20_000,

@@ -17,7 +17,7 @@ import pytest
 
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.toolkits.docker.engine import open_engine
-from moothall.toolkits.docker.family import DockerSettings
+from moothall.toolkits.docker.family import DockerLimits, DockerSettings
 from moothall.toolkits.docker.spec import SPECS
 from moothall.toolkits.docker.toolkit import DockerTools
 from support.engine import engine
@@ -55,12 +55,13 @@ class DockerWorkspace(Folder):
         host: str,
         name: str = "ws-1",
         tools: DockerTools | None = None,
+        limits: DockerLimits | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(root)
         self.name = name
         self.settings = DockerSettings(host=host, **settings)
-        self.tools = tools or DockerTools(self.settings)
+        self.tools = tools or DockerTools(self.settings, limits)
 
     @property
     def id(self) -> str:
@@ -201,8 +202,7 @@ async def test_limits_hold_and_say_so(
         host,
         tools=None,
         memory_bytes=32_000_000,
-        processes=16,
-        scratch_bytes=1_000_000,
+        limits=DockerLimits(processes=16, scratch_bytes=1_000_000),
     )
     eats = await small.run("/bin/busybox", "sh", "-c", "x=x; while true; do x=$x$x; done")
     assert eats.output.get("exit_code") != 0, eats.error
@@ -234,7 +234,7 @@ async def test_limits_hold_and_say_so(
             await small.run("/bin/busybox", "sleep", "1000", detach=True)
         ).status is ToolStatus.SUCCESS
     many = await small.run("/bin/busybox", "true")
-    assert (many.status, "docker.containers" in many.error) == (ToolStatus.BLOCKED, True)
+    assert (many.status, "at most 4 containers" in many.error) == (ToolStatus.BLOCKED, True)
     await small.tools.close_workspace(small.id)
 
 
@@ -267,7 +267,7 @@ async def test_a_workspace_sees_only_its_own(
 async def test_what_expired_is_removed_whoever_made_it(
     host: str, root: Path, docker_workspace: DockerWorkspace
 ) -> None:
-    short = DockerWorkspace(root, host, "ws-3", ttl_seconds=10)
+    short = DockerWorkspace(root, host, "ws-3", limits=DockerLimits(lifetime_seconds=10))
     assert (await short.ask("build", tag="gone")).status is ToolStatus.SUCCESS
     assert (
         await short.ask("run", image="gone", command=["/bin/busybox", "sleep", "1000"], detach=True)
@@ -370,10 +370,10 @@ async def test_builds_are_bounded_and_run_where_the_operator_says_so(host: str, 
     failed = await docker_workspace.ask("build", tag="app-2")
     assert (failed.status, "the build failed" in failed.error) == (ToolStatus.INVALID, True)
     await docker_workspace.tools.close_workspace(docker_workspace.id)
-    few = DockerWorkspace(root, host, "ws-6", context_files=2)
-    assert "docker.context_files" in (await few.ask("build", tag="app")).error
-    small = DockerWorkspace(root, host, "ws-6", context_bytes=10_000)
-    assert "docker.context_bytes" in (await small.ask("build", tag="app")).error
+    few = DockerWorkspace(root, host, "ws-6", limits=DockerLimits(context_files=2))
+    assert "more than 2 files" in (await few.ask("build", tag="app")).error
+    small = DockerWorkspace(root, host, "ws-6", limits=DockerLimits(context_bytes=10_000))
+    assert "more than 10000 bytes" in (await small.ask("build", tag="app")).error
     none = await DockerWorkspace(root, host, "ws-6").ask(
         "build", tag="app", dockerfile="../Dockerfile"
     )

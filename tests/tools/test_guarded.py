@@ -43,7 +43,6 @@ async def app(tmp_path: Path, site: Site) -> AsyncIterator[ToolServer]:
         roles=ROLES,
         rego=REGO,
         http={"allow": [f"127.0.0.1:{site.port}"], "seconds": 1.0},
-        guard={"breaker_seconds": 1.5},
     ) as opened:
         yield opened
 
@@ -102,9 +101,7 @@ async def test_a_tenant_has_nothing_of_anothers(app: ToolServer, site: Site) -> 
     assert verify_all(app.data_dir).ok
 
 
-async def test_five_failures_open_the_circuit_and_one_success_closes_it(
-    app: ToolServer, site: Site
-) -> None:
+async def test_five_failures_open_the_circuit(app: ToolServer, site: Site) -> None:
     opened = await app.open()
     statuses: list[str] = []
 
@@ -122,10 +119,6 @@ async def test_five_failures_open_the_circuit_and_one_success_closes_it(
     assert statuses == ["error", "error", "timeout", "timeout", "timeout"]
     before = site.seen.total()
     assert (await get(), site.seen.total()) == ("circuit_open", before)
-    site.pause, site.broken = 0.0, False
-    await asyncio.sleep(2)  # the pause is over: half open, one call may try
-    assert await get() == "success"
-    assert await get() == "success"
 
 
 async def test_a_workflow_waits_for_an_operators_word(app: ToolServer, site: Site) -> None:

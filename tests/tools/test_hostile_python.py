@@ -151,7 +151,7 @@ async def test_the_disk_is_looked_at_while_a_block_asks(tmp_path: Path, requesti
 async def test_agents_whose_blocks_wait_for_a_place_do_not_wait_for_their_callers(
     tmp_path: Path,
 ) -> None:
-    async with open_cpython_workspace(tmp_path, RunnerSettings(workers=1, full_workers=1)) as app:
+    async with open_cpython_workspace(tmp_path, RunnerSettings(workers=1)) as app:
 
         async def agents(name: str, _arguments: Mapping[str, Any]) -> ToolResult:
             inner = [

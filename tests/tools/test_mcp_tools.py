@@ -152,8 +152,8 @@ async def test_one_that_fails_hangs_or_dies_is_said_in_words(
 
 
 HOSTILE = {
-    "flood": "it sent more than 200000 bytes",
-    "long": "it sent more than 200000 bytes",
+    "flood": "it sent more than 8000000 bytes",
+    "long": "it sent more than 8000000 bytes",
     "shapeless": "its answer does not follow the protocol",
     "turncoat": "has changed the description of this tool since it was accepted",
     "gone": "no longer has this tool",
@@ -166,14 +166,10 @@ async def test_hostile_ones_get_an_error_and_nothing_else(
 ) -> None:
     ways = ("nonsense", "asking", "pictures", *HOSTILE)
     servers = {kind: hostile(tools, kind, files=files) for kind in ways}
-    settings = settings_with(
-        tmp_path, tools, servers, mcp={"receive_bytes": 200_000, "seconds": 30}
-    )
+    settings = settings_with(tmp_path, tools, servers, mcp={"seconds": 30})
     async with open_mcp_workspace(settings, tmp_path) as mcp:
         changed = {kind: hostile(tools, kind, "1", files=files) for kind in ways}
-        later = settings_with(
-            tmp_path, tools, changed, mcp={"receive_bytes": 200_000, "seconds": 30}
-        )
+        later = settings_with(tmp_path, tools, changed, mcp={"seconds": 30})
         mcp.tool_gateway._rules.toolkits["mcp"] = FAMILY.tools(later).call  # type: ignore[index] # the same servers, a day later
         for kind, why in HOSTILE.items():
             result = await mcp.call(f"mcp.{kind}.honest")
@@ -304,7 +300,7 @@ async def test_an_http_server_that_does_not_mean_well_leads_nowhere(
             tools,
             servers,
             http={"allow": ["127.0.0.0/8"]},
-            mcp={"receive_bytes": 300_000, "seconds": 10},
+            mcp={"seconds": 10},
         )
         for name in names:
             with pytest.raises(CallFailed) as failed:

@@ -154,7 +154,7 @@ async def test_redis_arguments_are_no_commands(redis_url: str, filled: redis.asy
 async def test_redis_answers_are_bounded(redis_url: str, filled: redis.asyncio.Redis) -> None:
     await filled.set("big", b"x" * 20_000_000)
     result = await ask("db.redis", reds(redis_url), command="GET", args=["big"])
-    assert (result.status, "db.receive_bytes" in result.error) == (ToolStatus.ERROR, True)
+    assert (result.status, "more than 8000000 bytes" in result.error) == (ToolStatus.ERROR, True)
     await filled.set("big", b"x" * 200_000)
     result = await ask("db.redis", reds(redis_url), command="GET", args=["big"])
     assert (len(result.output["reply"]), result.output["truncated"]) == (50_000, True)

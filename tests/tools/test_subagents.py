@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from moothall.config import RunnerSettings
+from moothall.deliberation.code_blocks import SubAgentLimits
 from moothall.deliberation.recorded_model import Recording
 from moothall.domain.budget import Budget
 from moothall.domain.event import EventType
@@ -115,28 +116,28 @@ async def test_narrowed_agents_have_less(council: Open) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "settings", "message"),
+    ("block", "limits", "message"),
     [
         (
             "agents.run(['a', 'b', 'c'])",
-            {"agents_fan_out": 2},
+            {"fan_out": 2},
             "budget_exceeded: 3 agents were asked for, and 2 are left",
         ),
         (
             "agents.run('a')\nagents.run(['b', 'c'])",
-            {"agents_fan_out": 2},
+            {"fan_out": 2},
             "2 agents were asked for, and 1 are left",
         ),
         ("agents.run([])", {}, "invalid: give a prompt"),
-        ("agents.run('a')", {"agents_depth": 0}, "name 'agents' is not defined"),
+        ("agents.run('a')", {"depth": 0}, "name 'agents' is not defined"),
     ],
 )
 async def test_how_many_is_bounded(
-    council: Open, block: str, settings: dict[str, int], message: str
+    council: Open, block: str, limits: dict[str, int], message: str
 ) -> None:
     async with council(
         script(code(block), lambda _body, _number: finish("done")),
-        python=RunnerSettings(**settings),
+        sub_agents=SubAgentLimits(**limits),
     ) as app:
         events = await app.run(app.deliberation("single", 1))
     assert message in next(
@@ -161,7 +162,7 @@ async def test_agents_of_agents_end_at_the_depth_and_have_numbers_of_their_own(
 
     async with council(
         script(deeper, agent),
-        python=RunnerSettings(agents_depth=2, agents_turns=3, agents_fan_out=4),
+        sub_agents=SubAgentLimits(depth=2, fan_out=4, turns=3),
     ) as app:
         await app.run(app.deliberation("single", 1))
     below = calls_of(app)

@@ -99,8 +99,8 @@ _MODULES: Mapping[str, str] = {
         "(loop $l (br_if $l (i32.ne (memory.grow (i32.const 1)) (i32.const -1)))) unreachable"
     ),
     "table": _module("(nop)", more="(table 200000 funcref)"),
-    "tables": _module("(nop)", more="(table 1 funcref) " * 2),
-    "memories": _module("(nop)", more="(memory 1)"),
+    "tables": _module("(nop)", more="(table 1 funcref) " * 5),
+    "memories": _module("(nop)", more="(memory 1) " * 4),
     "deep": _module("(call $f)", more="(func $f (call $f))"),
     "chatty": _module(
         f"(loop $l {_write(1, 0, '(i32.const 60000)')} (br_if $l (i32.ne (i32.load (i32.const 8)) "
@@ -214,7 +214,7 @@ async def test_every_limit_ends_it_in_its_own_way_and_is_counted(tmp_path: Path)
 
 
 async def test_no_more_tables_memories_and_instances_than_there_may_be(tmp_path: Path) -> None:
-    async with _app(tmp_path, instances=1) as run:
+    async with _app(tmp_path) as run:
         for name, limit in (("tables", "table"), ("memories", "memory")):
             before = metrics.WASM_LIMITS.values.get((f"wasm.{name}", limit), 0)
             ended = await run(name)

@@ -23,6 +23,8 @@ from moothall.errors import (
 )
 
 _CHARS_PER_TOKEN = 4
+_MAX_TOKENS = 100_000
+"""The approximate size of a query with its history and context; larger ones are refused."""
 _MAX_USERS = 10_000
 _MAX_TENANTS = 10_000
 _FAILED_SHARE = 0.5
@@ -144,10 +146,10 @@ class CallAdmission:
                 "most"
             )
         tokens = text // _CHARS_PER_TOKEN
-        if tokens > self._settings.tokens:
+        if tokens > _MAX_TOKENS:
             raise TokenLimit(
                 f"token_limit: the query has about {tokens:,} tokens; at most "
-                f"{self._settings.tokens:,} are taken"
+                f"{_MAX_TOKENS:,} are taken"
             )
         self._take_from_bucket(who)
         if self._active[who.tenant] >= self._settings.tasks:

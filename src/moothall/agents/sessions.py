@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 from moothall.agents.queries import Query, SessionContext
-from moothall.config import AgentSettings
 from moothall.domain.codec import dump, load
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
@@ -25,6 +24,10 @@ from moothall.tools.spec import ToolSpec
 BUCKET = "sessions"
 _MAX_TRIES = 20
 _ANSWER_CHARS = 4_000
+_SESSION_SECONDS = 1800
+"""The lifetime of a session's workspace since it was opened; then a new one is opened."""
+_HISTORY = 20
+"""The newest queries and answers of a session that are stored and sent with the next query."""
 """The part of each answer that a session stores."""
 
 Blank = Callable[[str], Awaitable[RepositoryRef]]
@@ -34,13 +37,10 @@ Blank = Callable[[str], Awaitable[RepositoryRef]]
 class AgentSessions:
     """The sessions that this process serves. Belongs to one event loop."""
 
-    def __init__(
-        self, bucket: Bucket, tool_sessions: ToolSessions, blank: Blank, settings: AgentSettings
-    ) -> None:
+    def __init__(self, bucket: Bucket, tool_sessions: ToolSessions, blank: Blank) -> None:
         self._bucket = bucket
         self._tool_sessions = tool_sessions
         self.blank = blank
-        self._settings = settings
         self._open: dict[tuple[str, ...], OpenedSession] = {}
         self._opening: defaultdict[tuple[str, ...], asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -86,9 +86,7 @@ class AgentSessions:
             )
             updated = replace(
                 stored,
-                history=(*stored.history, *lines)[-self._settings.history :]
-                if self._settings.history
-                else (),
+                history=(*stored.history, *lines)[-_HISTORY:],
                 persistent_context={
                     **stored.persistent_context,
                     **query.session.persistent_context,
@@ -132,7 +130,7 @@ class AgentSessions:
     ) -> OpenedSession:
         repository_or_blank = repository or await self.blank(who.tenant)
         return await self._tool_sessions.open(
-            who, repository_or_blank, query.role, self._settings.session_seconds
+            who, repository_or_blank, query.role, _SESSION_SECONDS
         )
 
     def _drop_closed(self) -> None:

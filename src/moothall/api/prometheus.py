@@ -77,7 +77,7 @@ async def serve_metrics(
 
     address = ListenAddress("figures", "metrics", settings.host, settings.port, DEFAULT_PORT)
     async with serve_asgi(
-        Starlette(routes=[Route("/metrics", answer)]), address, ServerLimits()
+        Starlette(routes=[Route("/metrics", answer)]), address, ServerLimits(connections=100)
     ) as port:
         yield port
 

@@ -28,7 +28,7 @@ from moothall.events.raw_store import StreamState
 from moothall.events.registry import EVENTS
 from moothall.graph.projector import BATCH_EVENTS, Projector
 from moothall.graph.remote import BusGraphClient, SocketGraphClient, serve_bus, serve_socket
-from moothall.graph.store import CypherGraph
+from moothall.graph.store import QUERY_SECONDS, CypherGraph
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -60,7 +60,7 @@ async def open_graph(
             ) from error
 
         async with neo4j_store(graph, must_answer=at_once) as server:
-            yield CypherGraph(server, text_chars=graph.text_chars)
+            yield CypherGraph(server)
         return
     try:
         from moothall.graph.embedded import embedded_store
@@ -68,9 +68,9 @@ async def open_graph(
         raise ConfigurationError(_NO_GRAPH) from error
 
     async with embedded_store(
-        data_dir / "graph" / "context.kgl", query_seconds=graph.query_seconds
+        data_dir / "graph" / "context.kgl", query_seconds=QUERY_SECONDS
     ) as file:
-        yield CypherGraph(file, text_chars=graph.text_chars, keep=graph.keep)
+        yield CypherGraph(file, keep=graph.keep)
 
 
 @asynccontextmanager
@@ -79,7 +79,7 @@ async def open_reader(settings: Settings, bus: Bus) -> AsyncIterator[Answers]:
     another process.
     """
     if settings.graph.url is None:
-        yield BusGraphClient(bus, settings.graph.query_seconds)
+        yield BusGraphClient(bus, QUERY_SECONDS)
         return
     async with open_graph(settings.graph, settings.data_dir, at_once=False) as graph:
         yield graph
@@ -154,9 +154,7 @@ async def open_in_turns(settings: Settings, bus: Bus, *, at_once: bool) -> Async
 
         answers: Answers = graph
         if settings.graph.url is None:
-            answers = _WriterOrReader(
-                graph, BusGraphClient(bus, settings.graph.query_seconds), lease
-            )
+            answers = _WriterOrReader(graph, BusGraphClient(bus, QUERY_SECONDS), lease)
             await stack.enter_async_context(serve_socket(graph, _socket(settings.data_dir)))
         async with beside(lease.lead(write), "graph"):
             yield answers

@@ -60,7 +60,9 @@ def deployment_id(settings: Settings) -> str:
 
 
 @asynccontextmanager
-async def open_jobs(settings: Settings) -> AsyncIterator[CreateExecutor]:
+async def open_jobs(
+    settings: Settings, *, orphan_seconds: float = 60.0
+) -> AsyncIterator[CreateExecutor]:
     """Yield a function that creates workspaces in a cluster. Raises `ConfigurationError` if Jobs
     cannot be created there.
     """
@@ -89,7 +91,7 @@ async def open_jobs(settings: Settings) -> AsyncIterator[CreateExecutor]:
             return JobExecutor(setup, folder, settings, pods)
 
         async with beside(
-            Reconciler(cluster, transport, settings.jobs.orphan_seconds).run(),
+            Reconciler(cluster, transport, orphan_seconds).run(),
             "jobs without a host",
         ):
             yield create_executor

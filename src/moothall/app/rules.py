@@ -13,11 +13,12 @@ from pathlib import Path
 
 from moothall.authorization.approval_queue import BUCKET as PARKED_BUCKET
 from moothall.authorization.approval_queue import SPENT_BUCKET, ApprovalQueue
-from moothall.authorization.approvals import Approvals
+from moothall.authorization.approvals import APPROVAL_SECONDS, Approvals
 from moothall.authorization.audit import AuditLog
 from moothall.authorization.audit_shipping import AuditShipper, shipping
 from moothall.authorization.grants import ROLES_FILE, Grants, policies_folder, read_grants
 from moothall.authorization.keys import Keys, keys_of
+from moothall.authorization.limits import TOKEN_SECONDS
 from moothall.authorization.overrides import REVOKED, SWITCHES, Revocations, Switches
 from moothall.authorization.policy import Policy
 from moothall.authorization.rate_limits import SharedRates
@@ -54,11 +55,9 @@ async def open_rules(
         if keys is None
         else keys
     )
-    parking = parking_of(settings.guard, bus, signing_keys)
+    parking = parking_of(bus, signing_keys)
     await asyncio.gather(off.refresh(), revoked.refresh(), parking.refresh())
-    tokens = Tokens(
-        signing_keys.guard, longest_token(settings.guard, settings.limits), revoked=revoked.any
-    )
+    tokens = Tokens(signing_keys.guard, longest_token(settings.limits), revoked=revoked.any)
     async with AsyncExitStack() as stack:
         policy = await stack.enter_async_context(open_policy(settings.guard))
         for work, name in (
@@ -105,17 +104,17 @@ def catalogue_of(settings: Settings, families: Families = FAMILIES) -> Mapping[s
     }
 
 
-def parking_of(guard: GuardSettings, bus: Bus, keys: Keys) -> ApprovalQueue:
+def parking_of(bus: Bus, keys: Keys) -> ApprovalQueue:
     """Return the queue of requests that wait for operators; not read yet."""
-    approvals = Approvals(keys.guard, guard.approval_seconds, public=keys.approvals)
+    approvals = Approvals(keys.guard, APPROVAL_SECONDS, public=keys.approvals)
     return ApprovalQueue(bus.bucket(PARKED_BUCKET), bus.bucket(SPENT_BUCKET), approvals)
 
 
-def longest_token(guard: GuardSettings, limits: LimitSettings) -> float:
+def longest_token(limits: LimitSettings) -> float:
     """Return the maximum lifetime of a token in seconds. A seat's token must last for a
     deliberation.
     """
-    return max(guard.token_seconds, limits.deliberation_seconds + _GRACE_SECONDS)
+    return max(TOKEN_SECONDS, limits.deliberation_seconds + _GRACE_SECONDS)
 
 
 def read_table(guard: GuardSettings, catalogue: Mapping[str, ToolSpec]) -> Grants:
@@ -208,6 +207,6 @@ async def open_parking(settings: Settings) -> AsyncIterator[ApprovalQueue]:
 
     keys = await asyncio.to_thread(keys_of, settings.guard, settings.data_dir)
     async with open_log(settings, lambda _: None) as bus:
-        parking = parking_of(settings.guard, bus, keys)
+        parking = parking_of(bus, keys)
         await parking.refresh()
         yield parking

@@ -86,7 +86,7 @@ def agent_service(
     return AgentTasks(
         deliberations,
         sessions,
-        AgentSessions(bus.bucket(SESSIONS), sessions, register_blank, settings.agents),
+        AgentSessions(bus.bucket(SESSIONS), sessions, register_blank),
         settings.agents,
         parallelism=settings.tools.parallelism,
         memory_mb=settings.sandbox.memory_bytes // 1_000_000,

@@ -64,6 +64,10 @@ def _private_key(key: bytes) -> Ed25519PrivateKey:
     )
 
 
+APPROVAL_SECONDS = 900.0
+"""How long an operator's approval of a parked request is valid."""
+
+
 class Approvals:
     """A signer and checker of approvals, with the root key. With `public` set it only checks.
     `seconds` is the lifetime of an approval.

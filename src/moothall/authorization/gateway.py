@@ -80,7 +80,7 @@ class ToolGateway:
     ) -> None:
         self._rules = rules or Rules()
         self._rates = Rates()
-        self._breakers = ToolCircuits(limits.breaker_failures, settings.breaker_seconds)
+        self._breakers = ToolCircuits(limits.breaker_failures, limits.breaker_seconds)
         self._cache = ResultCache(_CACHE_BYTES)
         self._alerts = Alerts(limits)
         self._settings, self._limits = settings, limits
@@ -176,7 +176,7 @@ class ToolGateway:
         try:
             checked = await self._admit(context, call, entry)
             key = scope_of(context, checked.spec)
-            own_limit = min(checked.spec.timeout_seconds, self._settings.call_seconds)
+            own_limit = min(checked.spec.timeout_seconds, self._limits.call_seconds)
             has_full_time = self._seconds_allowed(context, call, checked) >= own_limit
             with self._breakers.watching(
                 key, checked.spec, has_full_time=has_full_time
@@ -227,7 +227,7 @@ class ToolGateway:
         allowed = self._seconds_allowed(context, call, checked)
         if allowed <= 0:
             raise Stopped(ToolStatus.TIMEOUT, "the deadline was over before the tool could start")
-        with reserve(context.meter, self._settings, allowed) as seconds:
+        with reserve(context.meter, allowed) as seconds:
             key = ""
             if checked.spec.cache_seconds > 0:
                 key = cache_key(
@@ -295,7 +295,7 @@ class ToolGateway:
         return min(
             until.total_seconds(),
             checked.spec.call_seconds(checked.arguments),
-            self._settings.call_seconds,
+            self._limits.call_seconds,
         )
 
     def _sanitize_result(

@@ -27,27 +27,36 @@ class GatewayLimits:
     """The limits of one gateway that are not settings.
 
     calls_in_flight: concurrent calls of all seats; further ones wait. seat_in_flight: those of one
-    seat; further ones are refused. grace_seconds: how long a workspace may take to end a call
+    seat; further ones are refused. call_seconds: the maximum duration of one call; a tool's own
+    limit may be lower. grace_seconds: how long a workspace may take to end a call
     itself after its deadline. argument_bytes: arguments of one call, as JSON. result_bytes,
     event_bytes: the output of a call that the seat gets, and that its event has; more is truncated.
-    breaker_failures: consecutive failures of a tool that open its circuit breaker. alert_denials,
+    breaker_failures: consecutive failures of a tool that open its circuit breaker. breaker_seconds:
+    how long it stays open; doubles while the tool keeps failing. alert_denials,
     alert_escapes: denied calls, and attempts to escape a sandbox, of one principal or task within
     alert_seconds that raise an alert.
     """
 
     calls_in_flight: int = 32
     seat_in_flight: int = 4
+    call_seconds: float = 600.0
     grace_seconds: float = 8.0
     argument_bytes: int = 1_000_000
     result_bytes: int = 60_000
     event_bytes: int = 16_000
     breaker_failures: int = 5
+    breaker_seconds: float = 30.0
     alert_denials: int = 20
     alert_escapes: int = 3
     alert_seconds: float = 60.0
 
 
 GATEWAY_LIMITS = GatewayLimits()
+
+TOKEN_SECONDS = 3600.0
+"""The maximum lifetime of the capability token of an external caller."""
+_SEAT_SECONDS = 1200.0
+"""The total running time of one seat's tools."""
 
 
 def check_limits(meter: Meter, seat_in_flight: int) -> None:
@@ -147,9 +156,9 @@ def _overspent(ledger: Ledger | None, meter: Meter, limits: GuardSettings) -> st
         return (
             f"all {limits.seat_calls} tool calls of this seat are used; finish with what you have"
         )
-    if meter.seconds + meter.held_seconds >= limits.seat_seconds:
+    if meter.seconds + meter.held_seconds >= _SEAT_SECONDS:
         return (
-            f"all {limits.seat_seconds:g} seconds of this seat's tools are used; finish with what "
+            f"all {_SEAT_SECONDS:g} seconds of this seat's tools are used; finish with what "
             "you have"
         )
     if ledger is None:
@@ -166,11 +175,11 @@ def _overspent(ledger: Ledger | None, meter: Meter, limits: GuardSettings) -> st
 
 
 @contextmanager
-def reserve(meter: Meter, limits: GuardSettings, seconds: float) -> Iterator[float]:
+def reserve(meter: Meter, seconds: float) -> Iterator[float]:
     """Count a call, and reserve up to `seconds` of the seat's remaining time until it ends. Yields
     the reserved seconds.
     """
-    reserved = max(0.0, min(seconds, limits.seat_seconds - meter.seconds - meter.held_seconds))
+    reserved = max(0.0, min(seconds, _SEAT_SECONDS - meter.seconds - meter.held_seconds))
     meter.calls += 1
     meter.in_flight += 1
     meter.held_seconds += reserved

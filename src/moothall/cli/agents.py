@@ -12,10 +12,10 @@ from moothall.agents.loading import Loaded, Wrong, check_order, load
 from moothall.agents.specs import Spec
 from moothall.app.preflight import NamedRepository, check_early, check_request
 from moothall.cli.exit_codes import EXIT_NONE
-from moothall.cli.options import example, field_range, json_option, repository_options
+from moothall.cli.options import example, json_option, repository_options
 from moothall.cli.runtime import print_json, say, with_settings
 from moothall.cli.text import plain, stderr_reporter
-from moothall.config import AgentSettings, Settings
+from moothall.config import Settings
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
 
@@ -83,8 +83,10 @@ async def list_(settings: Settings, *, paths: Sequence[Path]) -> None:
 @click.option("--only", multiple=True, help="Run this agent and those that it needs; repeatable.")
 @click.option(
     "--at-once",
-    type=field_range(AgentSettings, "at_once"),
-    help="Number of agents that run at once; agents.at_once by default.",
+    type=click.IntRange(1, 1000),
+    default=4,
+    show_default=True,
+    help="Number of agents that run at once.",
 )
 @click.option(
     "--run",
@@ -102,7 +104,7 @@ async def run_(
     ref: str,
     profile: Path | None,
     only: tuple[str, ...],
-    at_once: int | None,
+    at_once: int,
     name: str,
     as_json: bool,
 ) -> int:
@@ -116,9 +118,7 @@ async def run_(
         raise InvalidRequest(f"{len(loaded.wrong)} places in the files are wrong; nothing is run")
     specs = _choose(tuple(loaded.specs.values()), only)
     named = NamedRepository(repo, ref, profile=profile)
-    return await _run_agents(
-        settings, specs, named, name, at_once or settings.agents.at_once, as_json=as_json
-    )
+    return await _run_agents(settings, specs, named, name, at_once, as_json=as_json)
 
 
 _NAME = click.argument("name")

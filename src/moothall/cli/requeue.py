@@ -6,6 +6,7 @@ import json
 
 import click
 
+from moothall.authorization.approvals import APPROVAL_SECONDS
 from moothall.cli.options import example, json_option
 from moothall.cli.runtime import print_json, say, with_settings
 from moothall.cli.text import plain
@@ -80,8 +81,7 @@ async def _resolve(
         item = await approvals.resolve(
             tenant, request, allow=allowed, approver=LOCAL.name, comment=reason
         )
-    seconds = settings.guard.approval_seconds
     click.echo(
         f"{item.tool} ({item.request_id}) is {item.state}"
-        + (f", once, within {seconds:.0f} seconds" if allowed else "")
+        + (f", once, within {APPROVAL_SECONDS:.0f} seconds" if allowed else "")
     )

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from moothall.authorization.limits import TOKEN_SECONDS
 from moothall.cli.exit_codes import EXIT_NONE
-from moothall.cli.options import SettingRange, example, json_option
+from moothall.cli.options import example, json_option
 from moothall.cli.requeue import requeue
 from moothall.cli.runtime import print_json, say, with_settings
 from moothall.cli.text import plain
@@ -44,7 +45,7 @@ _TENANT = click.option(
 @click.option(
     "--ttl",
     "seconds",
-    type=SettingRange(1, "guard.token_seconds"),
+    type=click.IntRange(1, int(TOKEN_SECONDS)),
     help="Time limit in seconds; the maximum by default.",
 )
 @json_option
@@ -73,7 +74,7 @@ async def run_(
         document,
         await register(settings, repo, ref),
         role,
-        seconds or int(settings.guard.token_seconds),
+        seconds or int(TOKEN_SECONDS),
     )
     result = await _show_workflow(settings, workflow_request, as_json=as_json)
     if as_json:

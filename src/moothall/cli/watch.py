@@ -14,6 +14,7 @@ from moothall.cli.runtime import say, with_settings
 from moothall.cli.text import plain
 from moothall.config import ForgeSettings, Settings, environment
 from moothall.domain.identity import LOCAL
+from moothall.domain.task import TASK_CHARS
 from moothall.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ async def open_watch(
                 app.deliberations,
                 registry.offer,
                 repository_ids,
-                task_chars=settings.limits.task_chars,
+                task_chars=TASK_CHARS,
                 report_progress=report_progress,
             )
             async with serve_webhooks(forge, watch.wake) as port:

@@ -81,11 +81,6 @@ class JobSettings(Section):
         ge=0,
         description="ttlSecondsAfterFinished: how long a finished workspace can be inspected",
     )
-    orphan_seconds: float = Field(
-        60.0,
-        gt=0,
-        description="silence of a host on the bus after which other hosts delete its Jobs",
-    )
 
     def image_of(self, repository: str, origin: str) -> str:
         """Return the image that `images` sets for a repository, or ''."""

@@ -18,7 +18,6 @@ class LimitSettings(Section):
     turns: int = Field(
         100, ge=1, description="turns of a seat; max_iterations of a request lowers it"
     )
-    task_chars: int = Field(20_000, ge=100, description="maximum length of a task's text")
     deliberation_seconds: float = Field(
         1800.0, gt=0, description="maximum duration of a deliberation; requests may set a lower one"
     )
@@ -42,7 +41,6 @@ class LimitSettings(Section):
     story_cost_usd: float = Field(
         0.0, ge=0, description="cost of all deliberations of a story in US dollars; 0: no limit"
     )
-    malformed_replies: int = Field(3, ge=0, description="corrective messages before a seat fails")
     attempts: int = Field(
         3,
         ge=1,
@@ -54,7 +52,6 @@ class LimitSettings(Section):
         description="after a proven answer, the other seats get its duration times this; 0: no "
         "limit",
     )
-    patience_seconds: float = Field(10.0, ge=0, description="minimum time that they get")
     second_wave: Literal["auto", "on", "off"] = Field(
         "auto",
         description="if no proposal is reproduced or proven, seats propose once more, based on "
@@ -69,9 +66,6 @@ class LimitSettings(Section):
         le=100,
         description="seats that divide a story into tasks if `llm.base_url` is set; 0, or "
         "without it: by the roles of its rigor level",
-    )
-    plans: int = Field(
-        32, ge=1, description="plans of a tenant whose tasks run concurrently; further ones wait"
     )
 
 
@@ -115,19 +109,10 @@ class GuardSettings(Section):
     """Limits, policy and audit of the tool gateway, and tool sessions of external callers."""
 
     seat_calls: int = Field(400, ge=1, description="tool calls of one seat")
-    seat_seconds: float = Field(1200.0, gt=0, description="total running time of one seat's tools")
-    call_seconds: float = Field(
-        600.0,
-        gt=0,
-        description="maximum duration of one tool call; a tool's own limit may be lower",
-    )
     key: SecretStr | None = Field(
         None,
         description="signs capability tokens; the same on every machine; empty: a key in the "
         "data directory is created",
-    )
-    token_seconds: float = Field(
-        3600.0, ge=10, description="maximum lifetime of a capability token"
     )
     policies: Path | None = Field(
         None,
@@ -151,19 +136,6 @@ class GuardSettings(Section):
     )
     visits: int = Field(
         32, ge=1, description="workspaces that external callers may have open at a time"
-    )
-    tenant_visits: int | None = Field(
-        None,
-        ge=1,
-        description="how many of guard.visits one tenant may have open; default: three quarters",
-    )
-    approval_seconds: float = Field(
-        900.0, ge=1, description="how long an operator's approval of a parked request is valid"
-    )
-    breaker_seconds: float = Field(
-        30.0,
-        gt=0,
-        description="how long the circuit breaker stays open; doubles while the tool keeps failing",
     )
     audit_days: int | None = Field(
         None,

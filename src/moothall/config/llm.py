@@ -115,16 +115,6 @@ class LlmSettings(Section):
     cache_salt: Literal["auto", "on", "off"] = Field(
         "auto", description="separate the prompt caches of tenants; auto: on vLLM"
     )
-    priority: Literal["auto", "on", "off"] = Field(
-        "auto",
-        description="let the server finish nearly complete work first; auto: on vLLM, if it "
-        "accepts the parameter",
-    )
-    logprobs: Literal["auto", "on", "off"] = Field(
-        "auto",
-        description="read a reviewer's confidence in its score from the probabilities of other "
-        "scores; auto: on vLLM, if it accepts the parameter",
-    )
     price_in: float = Field(
         0.0,
         ge=0,
@@ -160,12 +150,6 @@ class LlmSettings(Section):
         description="replies of an attempt at one function; further attempts rewrite the "
         "function instead of repairing it",
     )
-    function_attempts: int = Field(
-        2,
-        ge=1,
-        description="attempts of a seat at one function, each with another approach, within "
-        "limits.attempts; more rarely help",
-    )
     context_tokens: int = Field(
         0,
         ge=0,
@@ -196,7 +180,6 @@ class LlmSettings(Section):
         ge=0,
         description="with growing delays about a minute, enough for a restart of the model server",
     )
-    local_slots: int = Field(3, ge=1, description="concurrent calls of the local model")
 
     @field_validator("max_tokens", "context_tokens")
     @classmethod

@@ -74,11 +74,6 @@ class WebSettings(Section):
         ge=1,
         description="concurrent requests, without event streams; further requests are refused",
     )
-    readers: int = Field(
-        2000, ge=1, description="concurrent streams of server-sent events; further ones are refused"
-    )
-    connections: int = Field(4096, ge=1, description="open connections; further ones are closed")
-    keep_seconds: float = Field(75.0, gt=0, description="how long an idle connection stays open")
     session_seconds: float = Field(43_200.0, gt=0, description="duration of a browser's sign-in")
 
 

@@ -84,7 +84,6 @@ class RaySettings(Section):
         ge=1,
         description="concurrent deliberations of one host, for all roles together",
     )
-    dashboard: bool = Field(default=False, description="start Ray's dashboard on this machine")
     credentials: SecretStr | None = Field(
         None,
         description="bus credentials of hosts on the Ray cluster at address, such as hosts.creds "
@@ -134,18 +133,9 @@ class GraphSettings(Section):
     pace_seconds: float = Field(
         0.5, ge=0, description="pause between two batches, which leaves the CPU to the councils"
     )
-    text_chars: int = Field(
-        2000,
-        ge=100,
-        le=100_000,
-        description="maximum length of a text in the graph; the log has the complete text",
-    )
     keep: int = Field(
         2000,
         ge=0,
         description="decided deliberations in the embedded graph; the oldest are removed. 0: no "
         "limit",
-    )
-    query_seconds: float = Field(
-        30.0, gt=0, description="maximum duration of one question or one batch"
     )

@@ -50,17 +50,6 @@ class WorkspaceSettings(Section):
         description="minimum time limit of a test case; three times as much on the base. For a "
         "Go package: six times as much",
     )
-    flaky_seconds: float = Field(
-        60.0,
-        ge=0,
-        description="faster checks run twice on the base; cases with different results are flaky",
-    )
-    max_projects: int = Field(
-        20,
-        ge=0,
-        description="projects in folders of one repository that get a check of their own; 0: "
-        "only the root",
-    )
     warm: int = Field(
         1, ge=0, description="executors that are kept ready for each prepared repository"
     )
@@ -96,9 +85,6 @@ class WorkspaceSettings(Section):
         5_000_000,
         ge=1024,
         description="maximum size of one file in a patch, or of a file that a tool reads",
-    )
-    max_patch_bytes: int = Field(
-        2_000_000, ge=1024, description="maximum size of a patch; larger ones are refused"
     )
     max_repository_bytes: int = Field(
         4_000_000_000,
@@ -159,7 +145,6 @@ class SandboxSettings(Section):
     processes: int = Field(
         256, ge=8, description="maximum number of processes and threads of one command"
     )
-    open_files: int = Field(1024, ge=64, description="maximum number of open files of one process")
     output_bytes: int = Field(
         200_000, ge=1000, description="output of one command; more is truncated and counted"
     )
@@ -167,9 +152,6 @@ class SandboxSettings(Section):
         1_000_000_000,
         ge=1_000_000,
         description="maximum disk space of the files that a workspace writes",
-    )
-    uid: int = Field(
-        64_817, ge=1, description="user id of sandboxes if Moothall itself runs as root"
     )
     toolchains: tuple[Path, ...] = Field(
         (),
@@ -208,9 +190,6 @@ class RunnerSettings(Section):
         ge=16_000_000,
         description="memory of a block; in CPython, sandbox.memory_bytes applies",
     )
-    output_bytes: int = Field(
-        50_000, ge=1000, description="maximum size of a block's output, and of its value"
-    )
     tool_calls: int = Field(
         100, ge=1, description="tool calls of one block, including those of its sub-agents"
     )
@@ -219,17 +198,6 @@ class RunnerSettings(Section):
         description="run blocks that the first tier does not support in CPython, in a sandbox of "
         "the workspace's kind",
     )
-    full_workers: int = Field(
-        4,
-        ge=1,
-        le=64,
-        description="concurrent blocks in CPython, for each depth of agents; further ones wait",
-    )
-    agents_depth: int = Field(
-        1, ge=0, le=4, description="maximum nesting of agents.run; 0: no sub-agents"
-    )
-    agents_fan_out: int = Field(6, ge=1, le=64, description="sub-agents of one block")
-    agents_turns: int = Field(6, ge=1, le=50, description="turns of a sub-agent")
 
 
 class WasmSettings(Section):
@@ -244,9 +212,6 @@ class WasmSettings(Section):
         10_000_000_000, ge=1000, description="approximate number of instructions of one run"
     )
     memory_bytes: int = Field(256_000_000, ge=65_536, description="linear memory of one run")
-    instances: int = Field(
-        4, ge=1, description="maximum number of instances, of tables and of memories of one run"
-    )
 
 
 class WorkspaceSections(BaseModel):

@@ -15,6 +15,7 @@ from datetime import datetime
 from moothall import telemetry
 from moothall.config import LimitSettings
 from moothall.deliberation.attempt_state import (
+    MALFORMED_REPLIES,
     NOTHING_CHANGED,
     Attempt,
     AttemptState,
@@ -128,9 +129,7 @@ class AgentLoop:
         errors of the model.
         """
         attempt = AttemptState(round_name, deadline, resumed_turn=self._resumed_turn(round_name))
-        await self.run_turns(
-            attempt, range(1, attempt.resumed_turn + self._limits.malformed_replies + 2)
-        )
+        await self.run_turns(attempt, range(1, attempt.resumed_turn + MALFORMED_REPLIES + 2))
         return Draft(attempt.summary)
 
     async def run_attempt(
@@ -256,7 +255,7 @@ class AgentLoop:
         )
         attempt.stuck_reason = await self._publish_turn(attempt, turn_reply)
         self.conversation.add(turn_reply.text, problem, "malformed")
-        if attempt.malformed_count > self._limits.malformed_replies:
+        if attempt.malformed_count > MALFORMED_REPLIES:
             if attempt.best is None:
                 problem = (
                     f"{attempt.malformed_count} replies were no turn; the last: "
@@ -273,7 +272,7 @@ class AgentLoop:
         self, attempt: AttemptState, turn_reply: TurnReply, summary: str, thought: str
     ) -> None:
         """End the attempt, or tell the model why it is not done."""
-        attempt.summary, max_refusals = summary, self._limits.malformed_replies
+        attempt.summary, max_refusals = summary, MALFORMED_REPLIES
         too_early = attempt.finish_refusal(answered=self._may_answer and bool(summary))
         attempt.ended = not too_early or (
             attempt.state.changed and attempt.refusals >= max_refusals

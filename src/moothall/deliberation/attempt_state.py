@@ -162,6 +162,8 @@ class NoChanges(Permanent):
 
 
 _MAX_REPLY_CHARS = 120
+MALFORMED_REPLIES = 3
+"""Corrective messages before a seat fails."""
 
 
 class MalformedReplies(Permanent):

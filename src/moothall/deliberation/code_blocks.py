@@ -23,6 +23,20 @@ _READ_TOOL = "files.read"
 
 
 @dataclass(frozen=True, slots=True)
+class SubAgentLimits:
+    """Limits of `agents.run`: the nesting of sub-agents (0: none), the sub-agents of one block, and
+    the turns of each.
+    """
+
+    depth: int = 1
+    fan_out: int = 6
+    turns: int = 6
+
+
+SUB_AGENT_LIMITS = SubAgentLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class Caller:
     """The agent of a turn: the seat itself at depth 0, or a sub-agent by its number, in its own
     turn.
@@ -32,18 +46,18 @@ class Caller:
     number: int = 0
     turn: int = 1
 
-    def child(self, index: int, settings: RunnerSettings) -> Caller:
+    def child(self, index: int, limits: SubAgentLimits) -> Caller:
         """Return the `index`-th sub-agent, from 1. Numbers are unique within a turn of the seat,
         and a repeated turn gives the same ones.
         """
-        fan_out = settings.agents_fan_out
+        fan_out = limits.fan_out
         if self.depth:
-            index += fan_out + ((self.number - 1) * settings.agents_turns + self.turn - 1) * fan_out
+            index += fan_out + ((self.number - 1) * limits.turns + self.turn - 1) * fan_out
         return Caller(self.depth + 1, index)
 
-    def turn_offset(self, settings: RunnerSettings) -> int:
+    def turn_offset(self, limits: SubAgentLimits) -> int:
         """Return how many turns earlier sub-agents may take: its own call ids start after those."""
-        return (self.number - 1) * settings.agents_turns
+        return (self.number - 1) * limits.turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +112,7 @@ class BlockRunner:
     run_code: RunCode
     settings: RunnerSettings
     run_agents: Callable[[BlockRunner, Block, Mapping[str, Any]], Awaitable[ToolResult]]
+    agent_limits: SubAgentLimits = SUB_AGENT_LIMITS
 
     async def run_block(self, code: str, turn_context: TurnContext) -> BlockOutcome:
         """Run a block; failures are part of its outcome. Raises errors of the gateway and the
@@ -105,7 +120,7 @@ class BlockRunner:
         """
         context = turn_context.call_context
         budget = turn_context.budget or BlockBudget(
-            self.settings.tool_calls, self.settings.agents_fan_out
+            self.settings.tool_calls, self.agent_limits.fan_out
         )
         calls, block = turn_context.create_calls(budget), Block(turn_context, budget)
 
@@ -121,7 +136,7 @@ class BlockRunner:
             tools=tool_signatures(turn_context.gateway.list_tools(context.tenant, context.grant)),
             deadline=context.deadline,
             tenant=context.tenant,
-            agents=turn_context.caller.depth < self.settings.agents_depth,
+            agents=turn_context.caller.depth < self.agent_limits.depth,
             full=is_granted(context.grant, _READ_TOOL),
             depth=turn_context.caller.depth,
         )

@@ -16,6 +16,7 @@ from moothall.config.llm import NATIVE_WINDOW
 from moothall.config.models import DEFAULT
 from moothall.deliberation.agent import AgentLoop
 from moothall.deliberation.attempt_state import Draft
+from moothall.deliberation.code_blocks import SUB_AGENT_LIMITS, SubAgentLimits
 from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.base_failures import BaseFailures
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
@@ -88,6 +89,11 @@ class Dependencies:
     clean: Callable[[str], str] = scrub
     run_code: RunCode | None = None
     python: RunnerSettings = field(default_factory=RunnerSettings)
+    sub_agents: SubAgentLimits = SUB_AGENT_LIMITS
+    function_attempts: int = 2
+    """Attempts of a seat at one function, within `limits.attempts`; more rarely help."""
+    patience_seconds: float = 10.0
+    """The least time that other seats get after a proven answer."""
     repo_mapper: RepoMapper | None = None
     merge: MergeCommits | None = None
     reservation: Reservation | None = None
@@ -242,7 +248,7 @@ class DeliberationContext:
         return (
             max_attempts
             if setup.function is None
-            else min(max_attempts, setup.llm.function_attempts)
+            else min(max_attempts, self.dependencies.function_attempts)
         )
 
     def call_context_for(self, seat: str, workspace: Workspace, deadline: datetime) -> CallContext:

@@ -38,7 +38,7 @@ after the other until a candidate is proven, passes the acceptance checks and le
 besides the fixed ones (`llm.seats_in_turn`).
 
 Patience: once a candidate is proven and passes the acceptance checks, the other seats get
-`limits.patience` times the time that it took, at least `limits.patience_seconds`. Seats without a
+`limits.patience` times the time that it took, at least 10 seconds. Seats without a
 proposal are late then. A stuck seat must not delay a good answer.
 
 Confirmation: the tests that prove a candidate run again only if it ranks first at the end, or
@@ -446,10 +446,9 @@ async def _cancel_late_seats(
     tasks: Sequence[tuple[SeatState, asyncio.Task[None]]],
     proof_duration: timedelta,
 ) -> None:
-    limits = council.dependencies.limits
-    await asyncio.sleep(
-        max(proof_duration.total_seconds() * limits.patience, limits.patience_seconds)
-    )
+    dependencies = council.dependencies
+    patience = proof_duration.total_seconds() * dependencies.limits.patience
+    await asyncio.sleep(max(patience, dependencies.patience_seconds))
     await _confirm_first(council)
     if not any(item.level is EvidenceLevel.PROVEN for item in council.judged):
         return

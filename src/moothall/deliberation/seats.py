@@ -597,7 +597,9 @@ def _create_block_runner(
     if dependencies.run_code is None or council.about_text:
         return None
     agents = SubAgents(council.model, council.seat_models[seat].llm, dependencies.limits, sampling)
-    return BlockRunner(dependencies.run_code, dependencies.python, agents.run_agents)
+    return BlockRunner(
+        dependencies.run_code, dependencies.python, agents.run_agents, dependencies.sub_agents
+    )
 
 
 def _agent_of(seat_state: SeatState) -> AgentLoop | ToolLoop:

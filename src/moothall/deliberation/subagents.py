@@ -13,10 +13,10 @@ from moothall.authorization.call_context import CallContext
 from moothall.authorization.grants import intersection
 from moothall.authorization.tokens import narrow
 from moothall.concurrency import seconds_until
-from moothall.config import LimitSettings, LlmSettings, RunnerSettings
+from moothall.config import LimitSettings, LlmSettings
 from moothall.deliberation.agent import AgentLoop
 from moothall.deliberation.attempt_state import AttemptState, MalformedReplies
-from moothall.deliberation.code_blocks import Block, BlockRunner, TurnContext
+from moothall.deliberation.code_blocks import Block, BlockRunner, SubAgentLimits, TurnContext
 from moothall.deliberation.conversation import Conversation, SamplingSettings
 from moothall.deliberation.local_checks import CheckedWorkspace
 from moothall.deliberation.prompts import prompts
@@ -45,7 +45,7 @@ class SubAgents:
         """Run an agent for each of `prompts` concurrently; `answers` has their answers in order.
         `tools` narrows their grants. Raises the errors of an unavailable model.
         """
-        settings, turn_context = block_runner.settings, block.turn_context
+        limits, turn_context = block_runner.agent_limits, block.turn_context
         texts, tools = arguments.get("prompts"), arguments.get("tools")
         if (
             not isinstance(texts, list)
@@ -57,12 +57,12 @@ class SubAgents:
             isinstance(tools, list) and all(isinstance(item, str) for item in tools)
         ):
             return _refuse(ToolStatus.INVALID, "tools is a list of names of tools")
-        if turn_context.caller.depth >= settings.agents_depth:
+        if turn_context.caller.depth >= limits.depth:
             return _refuse(
-                ToolStatus.BLOCKED, f"agents may be {settings.agents_depth} deep, and this one is"
+                ToolStatus.BLOCKED, f"agents may be {limits.depth} deep, and this one is"
             )
-        if len(texts) > block.budget.agents or block.started + len(texts) > settings.agents_fan_out:
-            agents_left = min(block.budget.agents, settings.agents_fan_out - block.started)
+        if len(texts) > block.budget.agents or block.started + len(texts) > limits.fan_out:
+            agents_left = min(block.budget.agents, limits.fan_out - block.started)
             return _refuse(
                 ToolStatus.BUDGET_EXCEEDED,
                 f"{len(texts)} agents were asked for, and {agents_left} are left to this block",
@@ -79,7 +79,7 @@ class SubAgents:
             self._create_agent(
                 block_runner,
                 replace(
-                    child_context, caller=turn_context.caller.child(first_number + index, settings)
+                    child_context, caller=turn_context.caller.child(first_number + index, limits)
                 ),
                 prompt,
             )
@@ -106,12 +106,12 @@ class SubAgents:
             model=self.model,
             llm=self.llm,
             specs=specs,
-            python=depth < block_runner.settings.agents_depth,
+            python=depth < block_runner.agent_limits.depth,
         )
         return SubAgent(
             AgentLoop(conversation, self.limits, block_runner, may_answer=True),
             turn_context,
-            block_runner.settings,
+            block_runner.agent_limits,
         )
 
 
@@ -138,7 +138,7 @@ class SubAgent:
 
     agent: AgentLoop
     turn_context: TurnContext
-    settings: RunnerSettings
+    limits: SubAgentLimits
     answer: str = ""
     failed: MoothallError | None = None
 
@@ -150,11 +150,11 @@ class SubAgent:
             f"{phase}/{'.'.join(turn.split('.')[:2])}",
             self.turn_context.call_context.deadline,
             CheckedWorkspace(self.turn_context),
-            turn_offset=self.turn_context.caller.turn_offset(self.settings),
+            turn_offset=self.turn_context.caller.turn_offset(self.limits),
         )
         async with slots:
             try:
-                await self.agent.run_turns(attempt, range(1, self.settings.agents_turns + 1))
+                await self.agent.run_turns(attempt, range(1, self.limits.turns + 1))
             except MalformedReplies as error:
                 attempt.stuck_reason = error.message
             except MoothallError as error:

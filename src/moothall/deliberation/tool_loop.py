@@ -20,6 +20,7 @@ from moothall.authorization.gateway import ToolGateway
 from moothall.concurrency import seconds_until
 from moothall.config import LimitSettings
 from moothall.deliberation.attempt_state import (
+    MALFORMED_REPLIES,
     NOTHING_CHANGED,
     Attempt,
     Draft,
@@ -354,7 +355,7 @@ class ToolLoop:
         if text:
             round_.summary = text
         self.last_malformed = self.conversation.model.clean(reply.text)
-        if round_.turns_without_call > self._limits.malformed_replies or (
+        if round_.turns_without_call > MALFORMED_REPLIES or (
             self._may_answer and text and reply.finish_reason == "stop"
         ):
             round_.ended = True
@@ -444,7 +445,7 @@ class ToolLoop:
             return Attempt(self._draft(round_, replace(state, patch=patch)), turn, "")
         if self._may_answer and round_.summary:
             return Attempt(Draft(round_.summary), turn, "")
-        if round_.turns_without_call > self._limits.malformed_replies:
+        if round_.turns_without_call > MALFORMED_REPLIES:
             raise malformed_replies_error(
                 f"{round_.turns_without_call} replies called no tool",
                 self.last_malformed,

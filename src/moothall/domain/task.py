@@ -25,6 +25,8 @@ FORGE = "forge"
 """The origin of tasks that `moothall watch` submits."""
 VALIDATION = "validation"
 """The name of a deliberation's own checks: validation-1, validation-2, …"""
+TASK_CHARS = 20_000
+"""The maximum length of a task's text."""
 _COMMAND_CHARS = 4000
 
 

@@ -13,6 +13,7 @@ from moothall.config import GraphSettings
 from moothall.errors import ConfigurationError, GraphUnavailable
 from moothall.graph.schema import LABELS, POSITION
 from moothall.graph.statements import Rows, Statement, schema
+from moothall.graph.store import QUERY_SECONDS
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -95,7 +96,7 @@ class Neo4jStore:
         return self._driver.session(database=self._settings.database)
 
     def _limit(self, work: Any) -> Any:
-        return neo4j.unit_of_work(timeout=self._settings.query_seconds)(work)
+        return neo4j.unit_of_work(timeout=QUERY_SECONDS)(work)
 
 
 @asynccontextmanager

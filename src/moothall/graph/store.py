@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # each needs a client library, and a server uses only one of 
     from moothall.graph.embedded import EmbeddedStore
     from moothall.graph.neo4j import Neo4jStore
 
+QUERY_SECONDS = 30.0
+"""The maximum duration of one question or one batch."""
 _PAGE_ROWS = 500
 _EXCESS_SHARE = 0.05  # the share beyond `keep` that is tolerated before the oldest are removed
 

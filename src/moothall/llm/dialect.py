@@ -44,16 +44,9 @@ class Dialect:
 
     def __init__(self, settings: LlmSettings, owners: Iterable[str] = ()) -> None:
         self.is_vllm = _VLLM_OWNER in owners
-        modes = {
-            "cache_salt": settings.cache_salt,
-            "priority": settings.priority,
-            "logprobs": settings.logprobs,
-        }
-        self._sent = {
-            name
-            for name, mode in modes.items()
-            if mode == "on" or (mode == "auto" and self.is_vllm)
-        }
+        self._sent = {"priority", "logprobs"} if self.is_vllm else set[str]()
+        if settings.cache_salt == "on" or (settings.cache_salt == "auto" and self.is_vllm):
+            self._sent.add("cache_salt")
         self._secret = settings.api_key.get_secret_value() if settings.api_key else ""
         self._logged: set[str] = set()
 

@@ -25,6 +25,8 @@ from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
 
+_SLOTS = 3
+"""Concurrent calls of the local model."""
 _READY_SECONDS = 180.0
 _STOP_SECONDS = 3.0
 _PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
@@ -54,7 +56,7 @@ async def local_model_server(
         model=str(weights),
         name=settings.model or weights.name.removesuffix(".gguf"),
         threads=max(1, _cores() - 1),
-        slots=settings.local_slots,
+        slots=_SLOTS,
         context_tokens=settings.assumed_window,
         api_key=secrets.token_hex(16),
         states=str(data_dir / "models" / "states"),

@@ -29,6 +29,7 @@ from moothall.domain.task import (
     CHANGE,
     DEFAULT_SEATS,
     FORGE,
+    TASK_CHARS,
     VALIDATION,
     Deliberation,
     DeliberationRequest,
@@ -138,20 +139,18 @@ def _check_texts(request: DeliberationRequest, limits: LimitSettings) -> None:
     description = request.description.strip()
     if not (description or request.head):
         raise InvalidRequest("the task is empty; say in a sentence what should be done")
-    if len(description) > limits.task_chars:
+    if len(description) > TASK_CHARS:
         raise InvalidRequest(
-            f"the task has {len(description)} characters; at most {limits.task_chars} "
-            "(limits.task_chars)"
+            f"the task has {len(description)} characters; at most {TASK_CHARS} are allowed"
         )
     texts = (
         request.constraints.rubric,
         *request.constraints.requirements,
         *request.constraints.metadata.values(),
     )
-    if sum(map(len, texts)) > limits.task_chars:
+    if sum(map(len, texts)) > TASK_CHARS:
         raise InvalidRequest(
-            f"rubric, requirements and metadata together have more than {limits.task_chars} "
-            "characters"
+            f"rubric, requirements and metadata together have more than {TASK_CHARS} characters"
         )
     if tokens(request.context) > limits.context_tokens:
         raise InvalidRequest(

@@ -37,6 +37,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.pauses import Pauses
 from moothall.domain.protocol import PROTOCOLS
 from moothall.domain.task import (
+    TASK_CHARS,
     Deliberation,
     DeliberationRequest,
     Fork,
@@ -228,12 +229,13 @@ class DeliberationService:
         change = await self._repositories.resolve_change(
             planned.repository, request.head, tenant=who.tenant
         )
-        limit = self._defaults.limits.task_chars
         return replace(
             request,
             head="",
             merge=(change.head_sha,),
-            description=request.description or change.messages.strip()[:limit] or change.head_sha,
+            description=request.description
+            or change.messages.strip()[:TASK_CHARS]
+            or change.head_sha,
             repository=RepositoryRef(
                 id=change.repository, url=planned.repository.url, ref=change.base_sha
             ),

@@ -54,7 +54,7 @@ async def check_out(
                 f"{missing} of {len(pointers)} LFS files are pointers only: their content is not "
                 f"in {base.origin} (git lfs pull)"
             )
-    await asyncio.to_thread(change_owner, dest, sandbox_uid(settings.sandbox))
+    await asyncio.to_thread(change_owner, dest, sandbox_uid())
 
 
 async def _write(clone: TrustedClone, sha: str, dest: Path, report_progress: Progress) -> None:

@@ -544,10 +544,9 @@ class TrustedClone:
         `merged` are further parents: the commits whose work the diff combines.
         """
         raw = diff.encode(errors="surrogateescape")
-        cap = self._settings.max_patch_bytes
-        if len(raw) > cap:
+        if len(raw) > patch_rules.MAX_PATCH_BYTES:
             raise PatchRefused(
-                f"the patch has {len(raw)} bytes; at most {cap} (workspace.max_patch_bytes) are "
+                f"the patch has {len(raw)} bytes; at most {patch_rules.MAX_PATCH_BYTES} are "
                 "allowed."
             )
         patch_rules.check_binaries(raw, self._settings.max_file_bytes)
@@ -672,10 +671,9 @@ class TrustedClone:
             )
         text = await self.diff(base_sha, commit_sha)
         size = len(text.encode())
-        if size > self._settings.max_patch_bytes:
+        if size > patch_rules.MAX_PATCH_BYTES:
             raise PatchRefused(
-                f"the patch has {size} bytes; at most {self._settings.max_patch_bytes} "
-                "(workspace.max_patch_bytes) are allowed."
+                f"the patch has {size} bytes; at most {patch_rules.MAX_PATCH_BYTES} are allowed."
             )
         await self._run("update-ref", f"refs/moothall/patches/{commit_sha}", commit_sha)
         return Patch(

@@ -189,7 +189,6 @@ class RepositoryService:
             clone,
             sha,
             entry.commands,
-            max_projects=self._settings.max_projects,
             uncommitted_config=uncommitted_config,
         )
         return Base(

@@ -24,7 +24,7 @@ from moothall.sandbox.bubblewrap import (
     package_bind,
 )
 from moothall.sandbox.seccomp import MEND as MEND_SECCOMP
-from moothall.sandbox.spawn import run_sandbox, sandbox_uid
+from moothall.sandbox.spawn import OPEN_FILES, run_sandbox, sandbox_uid
 from moothall.sandbox_runtime.confinement import BOOT
 from moothall.telemetry import get_logger, metrics
 
@@ -155,7 +155,7 @@ async def _attempt(limits: SandboxSettings, folder: Path | None, seconds: float)
         prefix="moothall-probe-", dir=folder, ignore_cleanup_errors=True
     ) as name:
         root = Path(name)
-        overlay = await asyncio.to_thread(_make_folders, root, sandbox_uid(limits))
+        overlay = await asyncio.to_thread(_make_folders, root, sandbox_uid())
         local, remote = socket.socketpair()
         callers: list[object] = []
 
@@ -201,7 +201,7 @@ def _probe_spec(
         "port": port,
         "landlock": False,  # if it is missing, report it and go on
         "writable": [],
-        "open_files": limits.open_files,
+        "open_files": OPEN_FILES,
         "cgroup": cgroups.parents() is not None,
         "memory": _MEMORY_BYTES,
         "processes": _PROCESSES,

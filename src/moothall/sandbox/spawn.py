@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from moothall.config import SandboxSettings
 from moothall.errors import SandboxUnavailable
 from moothall.processes import start_process
 from moothall.sandbox import cgroups, seccomp
@@ -157,9 +156,15 @@ class SandboxLog:
             self._read_fd = -1
 
 
-def sandbox_uid(limits: SandboxSettings) -> int | None:
+OPEN_FILES = 1024
+"""The maximum number of open files of one process in a sandbox."""
+SANDBOX_UID = 64_817
+"""The user id of sandboxes if Moothall itself runs as root."""
+
+
+def sandbox_uid() -> int | None:
     """Return the uid that owns what a sandbox writes: None means this process's own."""
-    return limits.uid if os.getuid() == 0 else None
+    return SANDBOX_UID if os.getuid() == 0 else None
 
 
 def set_owner(path: Path, uid: int | None) -> None:
@@ -284,7 +289,7 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
         cgroup = _create_cgroup(spec)
         request = {
             "parent": os.getpid(),
-            "uid": sandbox_uid(spec.limits),
+            "uid": sandbox_uid(),
             "cgroups": cgroup.entrances if cgroup else (),
             "stage": stage,
             "overlay": _overlay_folders(spec.overlay) if spec.overlay else None,

@@ -27,7 +27,7 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import TaskId, digest, key_of
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.plan import AtomicTask, Plan, Story
-from moothall.domain.task import Constraints, RepositoryRef
+from moothall.domain.task import TASK_CHARS, Constraints, RepositoryRef
 from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, MoothallError, NotFound, Skipped, Temporary
 from moothall.ports import Bus, Deliberations, DeliverCommit
@@ -59,6 +59,8 @@ SKIPPED, NO_WINNER = Skipped.code, "NO_WINNER"
 _LEAVING_MOVES = frozenset({("build", "design"), ("build", "draft"), ("design", "draft")})
 """Moves, as (from, to), that end the work of a state before its result is used."""
 _AGAIN_SECONDS = 1.0
+_MAX_PLANS = 32
+"""Plans of a tenant whose tasks run concurrently; further ones wait."""
 _PLANNER = "planner"
 
 
@@ -107,7 +109,7 @@ class StoryExecutor:
         self._lock = lock_step
         self._board = board or Board(bus)
         self._plan_slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
-            lambda: asyncio.Semaphore(limits.plans)
+            lambda: asyncio.Semaphore(_MAX_PLANS)
         )
         self._started: set[str] = set()
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -203,7 +205,7 @@ class StoryExecutor:
             await self._board.move(card.story.id, "build", who, system=True)
         elif state == "build" and card.ended_before:
             plan_id = _new_plan_id(card)
-            tasks = (_repair_plan_task(card, plan_id, self._limits),)
+            tasks = (_repair_plan_task(card, plan_id),)
             await self._planner.record_plan(
                 card,
                 Plan(card.story.id, plan_id, tasks, publish=True, actor=who.name, by="repair"),
@@ -328,7 +330,7 @@ class StoryExecutor:
                 plan.plan_id,
                 tenant=who.tenant,
                 max_tasks=max_tasks,
-                chars=self._limits.task_chars,
+                chars=TASK_CHARS,
             )
         except InvalidRequest as error:
             return replace(plan, why=f"the architects' answer is invalid: {error.message}")
@@ -490,7 +492,7 @@ class StoryExecutor:
         history = await self._board.history(card.story.id, who)
         if (
             delivery_event := await land(
-                self._deliberations, self._deliver_commit, card, history, self._limits.task_chars
+                self._deliberations, self._deliver_commit, card, history, TASK_CHARS
             )
         ) is not None:
             await self._bus.publish(delivery_event)
@@ -557,7 +559,7 @@ def _story_text(story: Story) -> str:
     return "\n\n".join(part for part in (story.title, story.brief) if part) or f"Story {story.id}."
 
 
-def _repair_plan_task(card: StoryState, plan_id: str, limits: LimitSettings) -> AtomicTask:
+def _repair_plan_task(card: StoryState, plan_id: str) -> AtomicTask:
     """Return the task of a story that was sent back, or that does not merge with its base: it
     starts from the existing result and says why.
     """
@@ -569,7 +571,7 @@ def _repair_plan_task(card: StoryState, plan_id: str, limits: LimitSettings) -> 
             reason,
             start,
             tenant=_tenant(card),
-            chars=limits.task_chars,
+            chars=TASK_CHARS,
             remarks=card.remarks,
         )
 

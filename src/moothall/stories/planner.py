@@ -24,7 +24,7 @@ from moothall.domain.plan import (
     Story,
     Strategy,
 )
-from moothall.domain.task import DeliberationRequest, RepositoryRef
+from moothall.domain.task import TASK_CHARS, DeliberationRequest, RepositoryRef
 from moothall.domain.topic import Channel
 from moothall.errors import (
     AlreadyExists,
@@ -215,7 +215,6 @@ class Planner:
         strategy: Strategy | None = None,
     ) -> tuple[AtomicTask, ...]:
         """Return the tasks of a story derived by its roles. Raises `InvalidRequest`."""
-        limits = self._limits
         return derive(
             story,
             plan_id,
@@ -223,7 +222,7 @@ class Planner:
             strategy or Strategy(),
             tenant=tenant,
             max_tasks=MAX_PLAN_TASKS,
-            chars=limits.task_chars,
+            chars=TASK_CHARS,
         )
 
     async def record_plan(self, card: StoryState, plan: Plan, who: Principal) -> bool:
@@ -249,10 +248,9 @@ class Planner:
         for outline in outlines:
             if not outline.description.strip():
                 raise InvalidRequest(f"task {outline.id} does not say what is to be done")
-            if len(outline.description) > self._limits.task_chars // 2:
+            if len(outline.description) > TASK_CHARS // 2:
                 raise InvalidRequest(
-                    f"the words of task {outline.id} are longer than "
-                    f"{self._limits.task_chars // 2} characters"
+                    f"the words of task {outline.id} are longer than {TASK_CHARS // 2} characters"
                 )
         if not outlines:
             raise InvalidRequest("no task is left: a story needs one at least")
@@ -273,7 +271,7 @@ class Planner:
                 new_plan_id,
                 tenant=who.tenant,
                 max_tasks=MAX_PLAN_TASKS,
-                chars=self._limits.task_chars,
+                chars=TASK_CHARS,
             )
             design = current.design or (design_task(plan_id) if current.by == "architects" else "")
             plan = Plan(
@@ -420,11 +418,8 @@ class Planner:
             *planning_event.metadata,
             *planning_event.metadata.values(),
         )
-        if sum(map(len, texts)) > self._limits.task_chars:
-            raise InvalidRequest(
-                f"the event's texts have more than {self._limits.task_chars} characters "
-                "(limits.task_chars)"
-            )
+        if sum(map(len, texts)) > TASK_CHARS:
+            raise InvalidRequest(f"the event's texts have more than {TASK_CHARS} characters")
         stories.read_strategy(planning_event.metadata)
         when = (
             datetime.fromtimestamp(planning_event.timestamp_ms / 1000, UTC)

@@ -17,7 +17,7 @@ from typing import Self
 from moothall.authorization.approval_queue import Parked
 from moothall.authorization.call_context import CallContext
 from moothall.authorization.gateway import ToolGateway
-from moothall.authorization.limits import GATEWAY_LIMITS
+from moothall.authorization.limits import GATEWAY_LIMITS, TOKEN_SECONDS
 from moothall.authorization.tokens import Capability, Tokens, request_digest
 from moothall.concurrency import seconds_until
 from moothall.config import GuardSettings
@@ -153,9 +153,9 @@ class ToolSessions:
         Raises `InvalidRequest`, `NotFound`, `RateLimited` and what preparing and opening raise.
         """
         seconds = float(ttl_seconds or _DEFAULT_SECONDS)
-        if not 0 < seconds <= self._settings.token_seconds:
+        if not 0 < seconds <= TOKEN_SECONDS:
             raise InvalidRequest(
-                f"ttl_seconds is {ttl_seconds}; allowed are 1 to {self._settings.token_seconds:.0f}"
+                f"ttl_seconds is {ttl_seconds}; allowed are 1 to {TOKEN_SECONDS:.0f}"
             )
         return await self._prepare_and_open(
             f"ws-{secrets.token_hex(8)}", who, PendingWorkspace(repository, role, persona), seconds
@@ -184,15 +184,15 @@ class ToolSessions:
         sessions.
         """
         limit = self._settings.visits
-        tenant_limit = min(self._settings.tenant_visits or limit - limit // 4, limit)
+        tenant_limit = limit - limit // 4
         tenant_count = (
             sum(session.seat.tenant == tenant for session in self._sessions.values())
             + self._opening[tenant]
         )
         if tenant_count >= tenant_limit:
             raise RateLimited(
-                f"{tenant_count} workspaces are open for callers of tenant {tenant} "
-                "(guard.tenant_visits); close one, or try later"
+                f"{tenant_count} workspaces are open for callers of tenant {tenant}, "
+                "three quarters of guard.visits; close one, or try later"
             )
         if len(self._sessions) + self._opening.total() >= limit:
             raise RateLimited(
@@ -302,7 +302,7 @@ class ToolSessions:
             workspace=workspace,
             role=role,
             grant=self._gateway.grant_for(role),
-            seconds=min(max(seconds, 1.0), self._settings.token_seconds),
+            seconds=min(max(seconds, 1.0), TOKEN_SECONDS),
         )
 
     async def _open_on_call(self, workspace: str, capability: Capability, find: Find) -> None:
@@ -495,7 +495,7 @@ class ToolSessions:
             session.settled.setdefault(call.request_id, asyncio.Event()).set()
 
     async def _run_allowed(self, session: _Session, call: ToolCall) -> None:
-        deadline = datetime.now(UTC) + timedelta(seconds=self._settings.call_seconds)
+        deadline = datetime.now(UTC) + timedelta(seconds=GATEWAY_LIMITS.call_seconds)
         allowed_call = replace(call, deadline=deadline)
         session.answers.forget(call.request_id)
         try:

@@ -173,9 +173,10 @@ class ToolSpec:
 
     def output_schema(self) -> dict[str, Any]:
         """Return the JSON schema of a successful result. The gateway may add `note` and
-        `truncated`.
+        `truncated`. The caller may change the returned dict.
         """
-        return self.output.model_json_schema()
+        shape: dict[str, Any] = json.loads(_output_schema(self.output))
+        return shape
 
     @property
     def argument_names(self) -> tuple[str, ...]:
@@ -188,6 +189,11 @@ class ToolSpec:
         fields = zip(self.argument_names, self.arguments.model_fields.values(), strict=True)
         names = [name if field.is_required() else f"{name}?" for name, field in fields]
         return f"{self.name}({', '.join(names)})"
+
+
+@cache
+def _output_schema(model: type[BaseModel]) -> str:
+    return json.dumps(model.model_json_schema())
 
 
 @cache

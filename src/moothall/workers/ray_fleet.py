@@ -374,7 +374,7 @@ async def cluster(settings: RaySettings) -> AsyncIterator[None]:
     async with ray_folder() as directory:
         options = {
             "address": "local",
-            "include_dashboard": settings.dashboard,
+            "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",
             "_temp_dir": str(directory),
             "num_cpus": 1,

@@ -111,7 +111,7 @@ class BaseEnvironments:
             if final.is_dir():
                 return final / "env"
             temporary = final.with_name(f".{name}-{secrets.token_hex(4)}")
-            uid = sandbox_uid(self._settings.sandbox)
+            uid = sandbox_uid()
             for folder in (temporary, temporary / "env", temporary / "empty"):
                 folder.mkdir(parents=True)
                 set_owner(folder, uid)
@@ -187,7 +187,7 @@ class Archives:
         self._folder = top / digest(*host_properties)[:32] if top else None
         self._max_bytes = settings.workspace.environments_bytes
         self._keep_seconds = settings.workspace.keep_days * _DAY
-        self._owner = sandbox_uid(settings.sandbox)
+        self._owner = sandbox_uid()
 
     @asynccontextmanager
     async def lock(self, name: str) -> AsyncIterator[None]:

@@ -179,7 +179,7 @@ class Environments:
             )
         else:
             (temporary / "env").mkdir()
-            set_owner(temporary / "env", sandbox_uid(self._settings.sandbox))
+            set_owner(temporary / "env", sandbox_uid())
         history = (
             await self._history(base, key, temporary, clone, report_progress)
             if base.profile.history
@@ -248,7 +248,7 @@ class Environments:
         git = GitRunner(self._settings.data_dir / "repos", self._settings.workspace.setup_seconds)
         if version := await write_history(git, clone, base.sha, folder, self._layout.tree(key)):
             report_progress(f"no tag names the version; set-up uses {version}")
-        await asyncio.to_thread(change_owner, folder, sandbox_uid(self._settings.sandbox))
+        await asyncio.to_thread(change_owner, folder, sandbox_uid())
         return (folder,)
 
 

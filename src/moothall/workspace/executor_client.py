@@ -25,6 +25,7 @@ from moothall.repositories.changes import AskIgnored, ChangeCaps, WorkspaceChang
 from moothall.repositories.detect import GO_CACHE
 from moothall.repositories.profile import read_text
 from moothall.sandbox.bubblewrap import ENVIRONMENT, interpreter
+from moothall.sandbox.spawn import OPEN_FILES
 from moothall.sandbox_runtime.confinement import HOME
 from moothall.workspace import executor_log
 from moothall.workspace.executor_connection import ExecutorConnection
@@ -127,7 +128,7 @@ class ExecutorSetup:
         return {
             "landlock": "landlock" not in limits.allow_degraded,
             "writable": [ENVIRONMENT] if self.env and self.env_writable else [],
-            "open_files": limits.open_files,
+            "open_files": OPEN_FILES,
             "processes": limits.processes,
             "memory_bytes": limits.memory_bytes,
             "disk_bytes": limits.disk_bytes,

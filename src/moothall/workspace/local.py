@@ -62,6 +62,7 @@ from moothall.workspace.result_parsing import (
     parse_tests_output,
 )
 from moothall.workspace.stdio_session import (
+    BLOCK_OUTPUT_BYTES,
     RequestAnswerer,
     converse,
     endless_run,
@@ -543,7 +544,7 @@ class LocalWorkspace:
             return BlockRun(
                 ToolStatus.ERROR, error="CPython was lost while it ran this; its tool calls stand"
             )
-        return full_run(answer, runner.output_bytes)
+        return full_run(answer, BLOCK_OUTPUT_BYTES)
 
     def _setup_beside(self, purpose: str, limits: SandboxSettings) -> ExecutorSetup:
         """Return the setup of another executor on the same files, whose writes stay separate."""

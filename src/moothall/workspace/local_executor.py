@@ -85,7 +85,7 @@ class LocalExecutor(ExecutorClient):
             raise
 
     async def _start(self) -> None:
-        uid = sandbox_uid(self._limits)
+        uid = sandbox_uid()
         for folder in (self.folder, self.upper, self.folder / "work"):
             folder.mkdir(mode=0o755)
             set_owner(folder, uid)

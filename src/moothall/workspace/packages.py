@@ -89,7 +89,7 @@ def setup_network_access(folder: Path, settings: WorkspaceSections) -> NetworkAc
         (Credential(URL(url), credential) for url, credential in indexes.credentials),
         indexes.certificates,
     )
-    ro, variables = _show(folder, indexes, credentials, sandbox_uid(settings.sandbox))
+    ro, variables = _show(folder, indexes, credentials, sandbox_uid())
     local = {parts.hostname for _, parts in urls}
     variables["NO_PROXY"] = variables["no_proxy"] = ",".join(
         sorted({"localhost", "127.0.0.1", "::1"} - local)

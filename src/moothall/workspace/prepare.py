@@ -36,6 +36,8 @@ from moothall.workspace.limits import limit
 from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.toolchains import choose
 
+_FLAKY_SECONDS = 60.0
+"""Faster checks run twice on the base; cases with different results are flaky."""
 _TIMEOUT_MEMORY_SECONDS = 3600.0
 """How long a timeout of a check on the untouched base is remembered."""
 
@@ -155,7 +157,7 @@ class Preparer:
                 seconds=settings.setup_seconds,
                 max_bytes=settings.max_repository_bytes,
             )
-            await asyncio.to_thread(change_owner, temporary, sandbox_uid(self._settings.sandbox))
+            await asyncio.to_thread(change_owner, temporary, sandbox_uid())
             await asyncio.to_thread(temporary.rename, final)
         except RepositoryError as error:
             report_progress(f"git shows no history in workspaces: {error.message}")
@@ -174,13 +176,16 @@ class Preparer:
         """
         runs: dict[str, CheckRun] = {}
         flaky: set[str] = set()
-        max_ms = 1000 * self._settings.workspace.flaky_seconds
         for name in prepared.base.profile.checks:
             report_progress(f"running {name} on the untouched base")
             run = runs[name] = await self._run_check(prepared, name)
             if hit_limit_under_load(run):
                 flaky |= {*stopped_cases(run)}
-            if run.status == "success" and not run.findings and run.duration_ms < max_ms:
+            if (
+                run.status == "success"
+                and not run.findings
+                and run.duration_ms < 1000 * _FLAKY_SECONDS
+            ):
                 report_progress(
                     f"running {name} on the untouched base again, to find cases that differ "
                     "between runs"

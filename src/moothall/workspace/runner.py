@@ -30,6 +30,7 @@ from moothall.telemetry import get_logger
 from moothall.workspace.executor_client import Answer, ExecutorClient, ExecutorSetup
 from moothall.workspace.pool import ExecutorPool
 from moothall.workspace.stdio_session import (
+    BLOCK_OUTPUT_BYTES,
     RequestAnswerer,
     code_run,
     cut,
@@ -98,7 +99,7 @@ class LocalRunner:
         # Each depth has its own slots: a block holds its executor while it waits for agents whose
         # blocks need one too.
         self._full_slots: defaultdict[int, asyncio.Semaphore] = defaultdict(
-            lambda: asyncio.Semaphore(settings.runner.full_workers)
+            lambda: asyncio.Semaphore(2 * settings.runner.workers)
         )
 
     async def run(self, block: CodeBlock, workspace: Workspace, ask: Ask) -> BlockRun:
@@ -179,7 +180,7 @@ class LocalRunner:
             return BlockRun(ToolStatus.INVALID), cut(
                 str(answer.get("why") or "no reason was given")
             )
-        return code_run(answer, self._settings.output_bytes), ""
+        return code_run(answer, BLOCK_OUTPUT_BYTES), ""
 
     async def _run_in(
         self, executor: ExecutorClient, block: CodeBlock, answerer: RequestAnswerer
@@ -197,7 +198,7 @@ class LocalRunner:
             seconds=seconds,
             memory_bytes=min(block.memory_bytes or limits.memory_bytes, limits.memory_bytes),
             recursion=_MAX_RECURSION,
-            output_bytes=limits.output_bytes,
+            output_bytes=BLOCK_OUTPUT_BYTES,
             tool_calls=limits.tool_calls,
             seed=digest(block.code),
         )

@@ -19,6 +19,8 @@ from moothall.sandbox_runtime.tool_proxy import plain
 from moothall.workspace.executor_client import Answer, ExecutorClient
 from moothall.workspace.result_parsing import PARSE_ERRORS, parse_integer, parse_usage
 
+BLOCK_OUTPUT_BYTES = 50_000
+"""The maximum size of a block's output, and of its value."""
 _ERROR_CHARS = 4000
 _ENDS = frozenset({"success", "error", "memory"})
 """The statuses that a block may report itself; only its supervisor can know the others."""

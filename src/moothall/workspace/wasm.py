@@ -28,6 +28,8 @@ _BOOT = (
 )
 _COMPILE_SECONDS = 120.0
 _TABLE_ELEMENTS = 100_000
+_INSTANCES = 4
+"""The maximum number of instances, of tables and of memories of one run."""
 MAX_MODULE_BYTES = 20_000_000
 
 
@@ -100,7 +102,7 @@ class ModuleFolder:
             "seconds": min(seconds, spec.timeout_seconds),
             "memory_bytes": limits.memory_bytes,
             "table_elements": _TABLE_ELEMENTS,
-            "instances": limits.instances,
+            "instances": _INSTANCES,
             # JSON may need three bytes for one, and an answer must not be truncated.
             "output_bytes": self._settings.sandbox.output_bytes // 3,
             "file_bytes": self._settings.workspace.max_file_bytes,

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from moothall import config
+from moothall.api.asgi import ServerLimits
 from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens
 from moothall.api.web.changes import reload_delay
@@ -56,10 +57,16 @@ def bus() -> CountingBus:
 @pytest.fixture
 async def browser(bus: CountingBus) -> AsyncIterator[Browser]:
     dependencies = replace(api_dependencies(MemoryDeliberations()), board=Board(bus))
-    settings = config.WebSettings(port=0, calls=2, readers=MANY)
+    settings = config.WebSettings(port=0, calls=2)
     connector = aiohttp.TCPConnector(limit=0)
     async with (
-        http_server(settings, dependencies, BearerTokens(TOKENS), configured=True) as served,
+        http_server(
+            settings,
+            dependencies,
+            BearerTokens(TOKENS),
+            configured=True,
+            limits=ServerLimits(readers=MANY),
+        ) as served,
         aiohttp.ClientSession(
             cookie_jar=aiohttp.CookieJar(unsafe=True), connector=connector
         ) as http,

@@ -20,6 +20,7 @@ from moothall.config import (
     BusSettings,
     ForgeSettings,
     GuardSettings,
+    LimitSettings,
     OidcSettings,
     RaySettings,
     Settings,
@@ -180,5 +181,5 @@ async def test_a_table_and_a_policy_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_a_seats_token_lasts_as_long_as_a_deliberation(tmp_path: Path) -> None:
-    configured = settings(tmp_path, token_seconds=10)
-    assert longest_token(configured.guard, configured.limits) > 1800
+    assert longest_token(settings(tmp_path).limits) == 3600
+    assert longest_token(LimitSettings(deliberation_seconds=4000)) > 4000

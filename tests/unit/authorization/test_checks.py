@@ -298,10 +298,10 @@ def test_what_is_cut_is_no_longer_than_before(text: str, limit: int) -> None:
 
 
 def test_a_seats_seconds_are_held_while_it_runs_and_booked_after() -> None:
-    limits, meter = GuardSettings(seat_seconds=10), Meter()
-    with reserve(meter, limits, 6) as first, reserve(meter, limits, 6) as second:
-        assert (first, second) == (6, 4)
-        with pytest.raises(Stopped, match="10 seconds") as stopped:
+    limits, meter = GuardSettings(), Meter()
+    with reserve(meter, 700) as first, reserve(meter, 700) as second:
+        assert (first, second) == (700, 500)
+        with pytest.raises(Stopped, match="1200 seconds") as stopped:
             check_spending(None, meter, limits)
         assert stopped.value.status is ToolStatus.BUDGET_EXCEEDED
     check_spending(None, meter, limits)

@@ -69,6 +69,7 @@ def _kill(*pids: int) -> None:
         os.close(end)
 
 
+@pytest.mark.e2e  # starts and kills processes
 @pytest.mark.parametrize("mount", [_GROUPS, _GROUPS / "unified"], ids=["cgroup", "unified"])
 async def test_a_child_that_was_killed_counts(mount: Path) -> None:
     async with cpu_group(mount) as group:
@@ -88,6 +89,7 @@ async def test_a_child_that_was_killed_counts(mount: Path) -> None:
     assert not group.folder.exists()
 
 
+@pytest.mark.e2e
 async def test_processes_that_are_left_in_a_group_are_killed() -> None:
     async with cpu_group(end_seconds=0) as group:
         if group is None:
@@ -119,6 +121,7 @@ def test_a_process_that_ended_has_no_clock() -> None:
         process_seconds(process.pid)
 
 
+@pytest.mark.e2e
 def test_the_cpu_of_a_rivals_server_counts() -> None:
     before = _cpu()
     with _running(None, _CHILD) as server:

@@ -5,7 +5,7 @@ nothing else limits it.
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.capacity import PHASES, Demand, Fleet, alone_ms, bound, hosts_for, simulate
@@ -14,7 +14,6 @@ _MS = st.floats(0.5, 20.0)
 _CORES = st.floats(0.1, 1.0)
 
 
-@settings(max_examples=12, deadline=None)
 @given(
     demand=st.builds(Demand, _MS, _MS, _MS, st.floats(0.0, 200.0)),
     fleet=st.builds(Fleet, st.lists(_CORES, min_size=1, max_size=4).map(tuple), _CORES, _CORES),

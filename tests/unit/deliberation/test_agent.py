@@ -224,16 +224,14 @@ async def test_a_malformed_reply_is_corrected(council: Any, reply: Any, correcti
 
 
 async def test_malformed_replies_are_bounded(council: Any) -> None:
-    async with council(script("no"), limits=LimitSettings(malformed_replies=1)) as app:
+    async with council(script("no")) as app:
         events = await app.run(app.deliberation("single", 1, max_turns=9))
-    assert len(app.server.requests) == 2
+    assert len(app.server.requests) == 4
     assert outcomes(events) == {ONE: "failed MALFORMED_REPLIES"}
     assert of(events, EventType.SEAT_PROPOSED) == []
 
 
-@pytest.mark.parametrize(
-    "limits", [LimitSettings(malformed_replies=1), LimitSettings(malformed_replies=9, attempts=2)]
-)
+@pytest.mark.parametrize("limits", [LimitSettings(), LimitSettings(attempts=2)])
 async def test_of_unusable_replies_one_is_shown_and_the_command_for_all(
     council: Any, limits: LimitSettings
 ) -> None:
@@ -248,9 +246,7 @@ async def test_of_unusable_replies_one_is_shown_and_the_command_for_all(
 
 
 async def test_a_seat_that_changes_nothing_never_proposes(council: Any) -> None:
-    async with council(
-        script(finish("all good")), limits=LimitSettings(malformed_replies=1)
-    ) as app:
+    async with council(script(finish("all good"))) as app:
         events = await app.run(app.deliberation("single", 1, max_turns=9))
     assert outcomes(events) == {ONE: "failed NO_CHANGES"}
     assert of(events, EventType.SEAT_FAILED)[0]["error"]["code"] == "NO_CHANGES"

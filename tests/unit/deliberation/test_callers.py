@@ -6,28 +6,27 @@ from collections.abc import Iterator
 
 import pytest
 
-from moothall.config import RunnerSettings
-from moothall.deliberation.code_blocks import Caller
+from moothall.deliberation.code_blocks import Caller, SubAgentLimits
 
 
-def below(caller: Caller, settings: RunnerSettings) -> Iterator[Caller]:
+def below(caller: Caller, limits: SubAgentLimits) -> Iterator[Caller]:
     """Yield all callers that `who` could start, in each of their turns, down to the depth limit."""
-    for turn in range(1, (settings.agents_turns if caller.depth else 1) + 1):
-        for index in range(1, settings.agents_fan_out + 1):
-            child = Caller(caller.depth, caller.number, turn).child(index, settings)
+    for turn in range(1, (limits.turns if caller.depth else 1) + 1):
+        for index in range(1, limits.fan_out + 1):
+            child = Caller(caller.depth, caller.number, turn).child(index, limits)
             yield child
-            if child.depth < settings.agents_depth:
-                yield from below(child, settings)
+            if child.depth < limits.depth:
+                yield from below(child, limits)
 
 
 @pytest.mark.parametrize(
     ("depth", "fan_out", "turns"), [(1, 6, 6), (2, 4, 3), (3, 2, 2), (3, 3, 2)]
 )
 def test_no_two_calls_have_one_number(depth: int, fan_out: int, turns: int) -> None:
-    settings = RunnerSettings(agents_depth=depth, agents_fan_out=fan_out, agents_turns=turns)
-    agents = list(below(Caller(), settings))
+    limits = SubAgentLimits(depth, fan_out, turns)
+    agents = list(below(Caller(), limits))
     ordinals = [
-        agent.turn_offset(settings) + turn for agent in agents for turn in range(1, turns + 1)
+        agent.turn_offset(limits) + turn for agent in agents for turn in range(1, turns + 1)
     ]
     assert len(ordinals) == len(set(ordinals)) > fan_out
     assert min(ordinals) == 1

@@ -169,8 +169,11 @@ async def test_a_seat_that_never_answers_is_late(council: Any) -> None:
 
 
 async def test_a_seat_in_circles_does_not_hold_up_a_proven_answer(council: Any) -> None:
-    patient = LimitSettings(patience=0.1, patience_seconds=0.2)
-    async with council(by_seat(one=append(), two=forever, three=forever), limits=patient) as app:
+    async with council(
+        by_seat(one=append(), two=forever, three=forever),
+        limits=LimitSettings(patience=0.1),
+        patience_seconds=0.2,
+    ) as app:
         events = await app.run(app.deliberation("vote"))
     assert outcomes(events) == {
         ONE: "proposed",
@@ -181,14 +184,15 @@ async def test_a_seat_in_circles_does_not_hold_up_a_proven_answer(council: Any) 
 
 
 async def test_an_answer_that_is_not_proven_is_no_reason_for_impatience(council: Any) -> None:
-    patient = LimitSettings(patience=0.1, patience_seconds=0.0)
 
     async def slowly() -> str:
         await asyncio.sleep(1)
         return append()
 
     async with council(
-        by_seat(one=append(WRONG), two=slowly, three=finish()), limits=patient
+        by_seat(one=append(WRONG), two=slowly, three=finish()),
+        limits=LimitSettings(patience=0.1),
+        patience_seconds=0.0,
     ) as app:
         events = await app.run(app.deliberation("vote"))
     assert outcomes(events)[TWO] == "proposed"

@@ -30,7 +30,6 @@ def settings_for(address: Address) -> GraphSettings:
         url=address.url,
         user=address.user,
         password=SecretStr(address.password),
-        query_seconds=120,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.domain.event import Event, EventType
@@ -49,7 +49,6 @@ def merged(batches: list[list[Event]]) -> Writes:
     return total
 
 
-@settings(max_examples=25)
 @given(st.data())
 def test_order_repeats_and_batches_do_not_change_the_result(data: st.DataObject) -> None:
     events = [*WHOLE, *SECOND]
@@ -63,7 +62,6 @@ def test_order_repeats_and_batches_do_not_change_the_result(data: st.DataObject)
     assert merged(batches) == written(events)
 
 
-@settings(max_examples=60)
 @given(
     st.sampled_from(sorted(PROJECTIONS)),
     st.dictionaries(st.sampled_from(NAMES), values),

@@ -33,7 +33,6 @@ async def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
             "url": server.url,
             "user": server.user,
             "password": SecretStr(server.password),
-            "query_seconds": 120,
         }
     settings = load_settings(data_dir=tmp_path / "data", graph=GraphSettings(**named))
     async with open_graph(settings.graph, settings.data_dir) as graph:

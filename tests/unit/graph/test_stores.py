@@ -144,7 +144,6 @@ async def test_a_late_server_gets_its_constraints_before_the_first_write(
             url=url,
             user=neo4j.user,
             password=SecretStr(neo4j.password),
-            query_seconds=120,
         )
 
     port, at = free_port(), urlsplit(neo4j.url)
@@ -177,7 +176,6 @@ async def test_concurrent_processes_prepare_an_empty_server(neo4j: Address) -> N
         url=neo4j.url,
         user=neo4j.user,
         password=SecretStr(neo4j.password),
-        query_seconds=120,
     )
     async with neo4j_store(settings) as first, AsyncExitStack() as stack:
         for kind, kinds in (("CONSTRAINT", "CONSTRAINTS"), ("INDEX", "INDEXES")):

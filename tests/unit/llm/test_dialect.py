@@ -52,16 +52,16 @@ async def test_logprobs_are_requested_only_for_reviews_until_refused() -> None:
 
 @pytest.mark.parametrize("wish", ["auto", "off"])
 async def test_other_servers_get_only_common_fields(wish: str) -> None:
-    owner = "openai" if wish == "auto" else "vllm"
-    async with talking(hello, {"owner": owner}, cache_salt=wish, priority=wish) as (model, server):
+    async with talking(hello, {"owner": "openai"}, cache_salt=wish) as (model, server):
         await model.chat(ask())
     assert not ADDITIONS & server.requests[0].body.keys()
 
 
-async def test_settings_force_extra_fields() -> None:
-    async with talking(hello, cache_salt="on", priority="on") as (model, server):
+@pytest.mark.parametrize(("wish", "owner"), [("on", "openai"), ("off", "vllm")])
+async def test_the_setting_overrides_what_the_server_is(wish: str, owner: str) -> None:
+    async with talking(hello, {"owner": owner}, cache_salt=wish) as (model, server):
         await model.chat(ask())
-    assert server.requests[0].body.keys() >= ADDITIONS
+    assert ("cache_salt" in server.requests[0].body) == (wish == "on")
 
 
 async def test_refused_fields_are_not_sent_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -630,7 +630,7 @@ def test_projects_of_the_repository_are_installed_from_their_folders() -> None:
 def test_their_number_is_bounded_and_said() -> None:
     few = detected(MONOREPO, 1)
     assert len(few.checks) == 1
-    assert "workspace.max_projects" in few.notes[0]
+    assert "more projects have no check of their own" in few.notes[0]
 
 
 def test_the_checks_near_a_change() -> None:

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.sandbox.spawn import SandboxLog
@@ -74,7 +74,6 @@ async def test_without_a_file_the_tail_is_known_too(tmp_path: Path, path: str | 
     log.close()
 
 
-@settings(deadline=None, max_examples=20)
 @given(st.lists(st.binary(max_size=300), max_size=20))
 def test_every_line_of_output_is_marked_however_it_is_cut(pieces: list[bytes]) -> None:
     async def main() -> bytes:

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from moothall.sandbox_runtime.define import define
@@ -421,7 +421,6 @@ CONTENT = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(NAMES, CONTENT, st.sampled_from(["\n", "\r\n"]), st.sampled_from(["", "\ufeff"]))
 def test_nothing_of_the_file_is_lost_but_the_named_span(
     name: str, content: str, end: str, mark: str
@@ -461,7 +460,6 @@ def test_nothing_of_the_file_is_lost_but_the_named_span(
 LIMITS = TextLimits(file_bytes=400_000, output_bytes=2000)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.sampled_from(["..", "a", "up", "away", "secret.py", ".git", "", "/"]),

@@ -290,7 +290,7 @@ NAMES = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(parts=st.lists(NAMES, max_size=6), tool=st.sampled_from(sorted(TOOLS)))
 @example(parts=["up", "secret"], tool="files.write")
 @example(parts=["a", "..", "..", "secret"], tool="files.delete")

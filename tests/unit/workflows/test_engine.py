@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.domain.codec import dump
@@ -317,7 +317,6 @@ STEPS = (
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(0, 14), max_size=5))
 def test_killed_anywhere_and_any_number_of_times_every_step_is_done_once(lives: list[int]) -> None:
     flow = world(*STEPS)
@@ -338,7 +337,6 @@ def test_killed_anywhere_and_any_number_of_times_every_step_is_done_once(lives: 
     assert len(ended) == len(set(ended)) == len(STEPS)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 14), max_size=5))
 def test_killed_anywhere_what_was_done_is_undone_once(lives: list[int]) -> None:
     def undone(name: str) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from google.protobuf.message import Message
@@ -67,8 +68,7 @@ async def http_server(
     limits: ServerLimits = _LIMITS,
 ) -> AsyncIterator[Served]:
     """Serve until the context ends. Yields the address, with port 0, after a log message, if the
-    default port is taken. `accounts` sign in with passwords, others at a `provider`. The settings
-    override `limits`.
+    default port is taken. `accounts` sign in with passwords, others at a `provider`.
 
     `configured`: the tokens are the operator's, not the one created at the first start. Raises
     `ConfigurationError` for a configured port that is taken, for anything but loopback without TLS
@@ -77,7 +77,6 @@ async def http_server(
     context = tls_context(settings, configured=configured)
     if provider is not None:
         await _check_provider(provider, settings)
-    limits = _apply(settings, limits)
     address = ListenAddress("HTTP", "web", settings.host, settings.port, DEFAULT_PORT)
     sessions = Sessions(
         _MAX_SESSIONS,
@@ -120,18 +119,10 @@ async def serve_app(
     """
     checked = edge.authenticate(app, bearers, lambda _scope: False)
     checked = edge.check_origin(checked, settings.host, settings.hosts)
-    checked = edge.answer_errors(checked, settings.calls, settings.readers)
+    checked = edge.answer_errors(checked, settings.calls, limits.readers)
     address = ListenAddress(service, "web", settings.host, settings.port, DEFAULT_PORT)
-    async with serve_asgi(checked, address, _apply(settings, limits), context) as port:
+    async with serve_asgi(checked, address, limits, context) as port:
         yield port
-
-
-def _apply(settings: config.WebSettings, limits: ServerLimits) -> ServerLimits:
-    return replace(
-        limits,
-        connections=settings.connections,
-        keep_seconds=settings.keep_seconds,
-    )
 
 
 async def _check_provider(provider: Provider, settings: config.WebSettings) -> None:
@@ -194,7 +185,7 @@ def application(
         routes=routes,
         middleware=[
             Middleware(edge.observe, routes),
-            Middleware(edge.answer_errors, settings.calls, settings.readers),
+            Middleware(edge.answer_errors, settings.calls, limits.readers),
             Middleware(edge.check_origin, settings.host, settings.hosts),
             Middleware(edge.authenticate, bearers, is_open),
             Middleware(edge.cancel_on_disconnect),
@@ -217,11 +208,11 @@ def _links(sessions: Sessions, bearers: BearerTokens) -> Route:
     return Route("/api/v1/sign-in-links", link, methods=["POST"])
 
 
-def _openapi_route(operations: Iterable[HttpOperation]) -> Route:
-    schema = openapi(operations)
+def _openapi_route(operations: Sequence[HttpOperation]) -> Route:
+    schema = cache(lambda: openapi(operations))  # at the first request: it takes milliseconds
 
     async def describe(_request: Request) -> Response:
-        return document(schema)
+        return document(schema())
 
     return Route("/openapi.json", describe)
 

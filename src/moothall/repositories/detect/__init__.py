@@ -122,8 +122,7 @@ def detect(
     if len(detected) > max_projects:
         omitted = list(detected)[max_projects:]
         notes.append(
-            f"{len(omitted)} more projects have no check of their own (workspace.max_projects): "
-            f"{', '.join(omitted[:5])}"
+            f"{len(omitted)} more projects have no check of their own: {', '.join(omitted[:5])}"
         )
         detected = {folder: detected[folder] for folder in list(detected)[:max_projects]}
     if detected:

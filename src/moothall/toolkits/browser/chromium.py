@@ -94,9 +94,12 @@ async def chromium(
     settings: BrowserSettings,
     sandbox: SandboxSettings,
     destinations: Destinations,
+    transfer_bytes: int,
     on_event: Callable[[str, Message], None],
 ) -> AsyncIterator[RunningBrowser]:
-    """Run a browser while the context is open. Raises `CallFailed`, `SandboxUnavailable`."""
+    """Run a browser while the context is open. It may load and send `transfer_bytes`. Raises
+    `CallFailed`, `SandboxUnavailable`.
+    """
     program = find_chromium(settings)
     if program is None:
         raise CallFailed("no Chromium was found (MOOTHALL_BROWSER__EXECUTABLE)")
@@ -111,7 +114,7 @@ async def chromium(
             async with asyncio.timeout(_START_SECONDS):
                 proxy_socket = await receive_listener(our_socket)
                 proxy = await stack.enter_async_context(
-                    run_proxy(destinations, proxy_socket, settings.transfer_bytes)
+                    run_proxy(destinations, proxy_socket, transfer_bytes)
                 )
                 reader, writer = await asyncio.open_unix_connection(
                     sock=our_socket, limit=_MESSAGE_BYTES

@@ -32,13 +32,9 @@ class BrowserSettings(Section):
         description="a Chromium; unset: the one on PATH; without one, browser.run is not offered",
     )
     seconds: float = Field(60.0, gt=0, description="one call with all its actions")
-    action_seconds: float = Field(15.0, gt=0, description="one action, and the page that it loads")
     at_once: int = Field(2, ge=1, description="browsers of one process; more calls wait")
     memory_bytes: int = Field(
         1_500_000_000, ge=500_000_000, description="memory of one browser and its profile"
-    )
-    transfer_bytes: int = Field(
-        30_000_000, ge=100_000, description="what one call may load and send"
     )
 
 
@@ -92,7 +88,7 @@ class BrowserFamily(Family[BrowserSettings]):
             return
         try:
             async with chromium(
-                browser, settings.sandbox, Destinations(), lambda _method, _params: None
+                browser, settings.sandbox, Destinations(), 0, lambda _method, _params: None
             ) as running:
                 version = await running.tools.call("Browser.getVersion")
         except MoothallError as error:

@@ -28,6 +28,8 @@ _MAX_REFUSED = 20
 _MAX_ACTIONS = 20
 _TEXT_CHARS = 20_000
 _SCREENSHOT_BYTES = 5_000_000
+_ACTION_SECONDS = 15.0
+_TRANSFER_BYTES = 30_000_000
 _WIDTH, _HEIGHT = 1280, 800
 
 # Each is called with a selector, in an isolated world that the page's scripts cannot access.
@@ -54,11 +56,22 @@ _TEXT: Final = """selector => {
 
 
 class BrowserTools:
-    """The toolkit of the category `browser`. `call` is a `ports.Toolkit`."""
+    """The toolkit of the category `browser`. `call` is a `ports.Toolkit`.
+
+    action_seconds: the limit of one action, and of the page that it loads. transfer_bytes: what one
+    call may load and send.
+    """
 
     def __init__(
-        self, settings: BrowserSettings, http: HttpSettings, sandbox: SandboxSettings
+        self,
+        settings: BrowserSettings,
+        http: HttpSettings,
+        sandbox: SandboxSettings,
+        *,
+        action_seconds: float = _ACTION_SECONDS,
+        transfer_bytes: int = _TRANSFER_BYTES,
     ) -> None:
+        self._action_seconds, self._transfer_bytes = action_seconds, transfer_bytes
         self._settings, self._sandbox = settings, sandbox
         self._destinations = Destinations.read(http.allow, only=http.only_allowed)
         self._slots = asyncio.Semaphore(settings.at_once)
@@ -80,19 +93,21 @@ class BrowserTools:
         events = _PageEvents()
         async with (
             self._slots,
-            chromium(self._settings, self._sandbox, self._destinations, events) as running,
+            chromium(
+                self._settings, self._sandbox, self._destinations, self._transfer_bytes, events
+            ) as running,
         ):
-            page = _Page(running, events, self._settings, self._destinations)
+            page = _Page(running, events, self._transfer_bytes, self._destinations)
             await page.prepare()
             results: list[Output] = []
             for number, action in enumerate(
                 [{"do": "open", "url": call.arguments["url"]}, *actions]
             ):
                 try:
-                    async with asyncio.timeout(self._settings.action_seconds):
+                    async with asyncio.timeout(self._action_seconds):
                         result = await page.act(action)
                 except TimeoutError as error:
-                    limit = f"{self._settings.action_seconds:g} seconds (browser.action_seconds)"
+                    limit = f"{self._action_seconds:g} seconds"
                     raise CallFailed(
                         f"{_describe(number, action)}: not done within {limit}"
                     ) from error
@@ -143,13 +158,13 @@ class _Page:
         self,
         running: RunningBrowser,
         events: _PageEvents,
-        settings: BrowserSettings,
+        transfer_bytes: int,
         destinations: Destinations,
     ) -> None:
         self._tools: DevTools = running.tools
         self._proxy = running.proxy
         self._events = events
-        self._settings = settings
+        self._transfer_bytes = transfer_bytes
         self._destinations = destinations
         self.picture = ""
 
@@ -258,10 +273,7 @@ class _Page:
     async def _check_allowed(self) -> None:
         """Raise `Refused` if the page has led to a destination that tools may not open."""
         if self._proxy.bytes_left < 0:
-            raise CallFailed(
-                f"the page loaded more than {self._settings.transfer_bytes} bytes "
-                "(browser.transfer_bytes)"
-            )
+            raise CallFailed(f"the page loaded more than {self._transfer_bytes} bytes")
         text = (await self.location())["url"]
         try:
             url = URL(text)

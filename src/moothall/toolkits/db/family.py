@@ -52,9 +52,6 @@ class DbSettings(Databases):
     )
     seconds: float = Field(15.0, gt=0, description="one query, connecting included")
     rows: int = Field(500, ge=1, le=100_000, description="rows of one answer; more are dropped")
-    receive_bytes: int = Field(
-        8_000_000, ge=10_000, description="what a server may send for one call; more ends the call"
-    )
 
     def for_tenant(self, tenant: str) -> Databases:
         """Return the servers of a tenant."""

@@ -28,7 +28,7 @@ from moothall.errors import CallFailed, InvalidRequest, Refused
 from moothall.network.proxy import CHUNK, Streams, copy_stream
 from moothall.toolkits.answering import Output
 from moothall.toolkits.db.family import DbSettings
-from moothall.toolkits.db.rows import Table
+from moothall.toolkits.db.rows import RECEIVE_BYTES, Table
 
 _CONNECTIONS = 4  # of a client: its own, and those for cancelling
 _ACCEPTING = 5
@@ -165,7 +165,7 @@ async def query(url: str, text: str, params: list[str], limits: DbSettings) -> O
     # libpq reads a whole row into memory, and a row may be a gigabyte, so the relay counts the
     # bytes.
     async with open_relay(
-        functools.partial(_open, host, port, limits.seconds), limits.receive_bytes
+        functools.partial(_open, host, port, limits.seconds), RECEIVE_BYTES
     ) as relay:
         try:
             async with _connection(
@@ -184,9 +184,8 @@ async def query(url: str, text: str, params: list[str], limits: DbSettings) -> O
             raise CallFailed("the answer, or the query, has text that is not UTF-8") from error
         except psycopg.Error as error:
             if relay.too_much_data:
-                max_bytes = limits.receive_bytes
                 raise CallFailed(
-                    f"the server sent more than {max_bytes} bytes (db.receive_bytes); ask for less"
+                    f"the server sent more than {RECEIVE_BYTES} bytes; ask for less"
                 ) from error
             raise _translate_error(error, reading=not limits.write) from error
 

@@ -14,7 +14,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 from moothall.errors import CallFailed, InvalidRequest, Refused
 from moothall.toolkits.answering import Output
 from moothall.toolkits.db.family import DbSettings
-from moothall.toolkits.db.rows import ANSWER_BYTES, jsonable, size
+from moothall.toolkits.db.rows import ANSWER_BYTES, RECEIVE_BYTES, jsonable, size
 
 _FORBIDDEN_FLAGS = frozenset(
     {
@@ -75,12 +75,11 @@ async def command(url: str, name: str, args: list[str], limits: DbSettings) -> O
     """Return the reply to a command. Raises `InvalidRequest`, `Refused`, `CallFailed`."""
     connection = _connection(url, limits)
     try:
-        await _connect(connection, limits)
+        await _connect(connection)
         return await _run(connection, name.upper().split(" "), args, limits)
     except _TooMuchData as error:
         raise CallFailed(
-            f"the server sent more than {limits.receive_bytes} bytes (db.receive_bytes); ask for "
-            "less"
+            f"the server sent more than {RECEIVE_BYTES} bytes; ask for less"
         ) from error
     except NoPermissionError as error:
         raise Refused(f"Redis: {error}") from error
@@ -104,7 +103,7 @@ def _connection(url: str, limits: DbSettings) -> AbstractConnection:
     return connection
 
 
-async def _connect(connection: AbstractConnection, limits: DbSettings) -> None:
+async def _connect(connection: AbstractConnection) -> None:
     try:
         await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's
     except (RedisError, OSError) as error:
@@ -114,7 +113,7 @@ async def _connect(connection: AbstractConnection, limits: DbSettings) -> None:
             f"Redis cannot be queried: {reason} (db.redis_url); `moothall doctor` shows details"
         ) from error
     parser: Any = connection._parser  # noqa: SLF001 - the one place where a reply can be bounded before it is in memory
-    parser._stream = _LimitedStream(parser._stream, limits.receive_bytes)  # noqa: SLF001 - as above
+    parser._stream = _LimitedStream(parser._stream, RECEIVE_BYTES)  # noqa: SLF001 - as above
 
 
 async def _run(

@@ -13,6 +13,8 @@ from moothall.toolkits.answering import Output
 from moothall.toolkits.db.family import DbSettings
 
 _MAX_DEPTH = 40
+RECEIVE_BYTES = 8_000_000
+"""A server may send this much for one call; more ends the call."""
 ANSWER_BYTES = 50_000
 """Size of one answer as JSON; a longer one is truncated."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -50,26 +51,29 @@ class DockerSettings(Section):
         description="uid:gid of containers, whatever their image sets",
     )
     seconds: float = Field(120.0, gt=0, description="one call")
-    ttl_seconds: float = Field(
-        1800.0,
-        ge=10,
-        description="containers and images are removed after this long, or with their workspace",
-    )
-    containers: int = Field(4, ge=1, description="containers of one workspace")
     memory_bytes: int = Field(
         512_000_000,
         ge=8_000_000,
         description="memory of one container, without swap; also of a build's steps",
     )
     cpus: float = Field(1.0, gt=0, description="CPUs of one container")
-    processes: int = Field(128, ge=4, description="processes of one container")
-    scratch_bytes: int = Field(
-        64_000_000,
-        ge=1_000_000,
-        description="size of a container's /tmp, in its memory; everything else is read-only",
-    )
-    context_files: int = Field(500, ge=1, description="files of a build")
-    context_bytes: int = Field(20_000_000, ge=10_000, description="total size of a build's files")
+
+
+@dataclass(frozen=True, slots=True)
+class DockerLimits:
+    """Limits of a workspace's containers that are not settings.
+
+    lifetime_seconds: containers and images are removed after this long, or with their workspace.
+    processes: of one container. scratch_bytes: the size of its /tmp, in its memory. context_files,
+    context_bytes: number and total size of the files of a build.
+    """
+
+    lifetime_seconds: float = 1800.0
+    containers: int = 4
+    processes: int = 128
+    scratch_bytes: int = 64_000_000
+    context_files: int = 500
+    context_bytes: int = 20_000_000
 
 
 class DockerFamily(Family[DockerSettings]):

@@ -11,7 +11,7 @@ from moothall.domain.tool import ToolCall
 from moothall.errors import CallFailed, InvalidRequest
 from moothall.ports import Workspace
 from moothall.toolkits.answering import call_workspace_tool
-from moothall.toolkits.docker.family import DockerSettings
+from moothall.toolkits.docker.family import DockerLimits
 
 _PROGRAMS = (b"#!", b"\x7fELF")
 _DOCKERFILE_BYTES = 100_000
@@ -26,7 +26,7 @@ class BuildContext:
     dockerfile_path: str
 
 
-async def pack(workspace: Workspace, call: ToolCall, settings: DockerSettings) -> BuildContext:
+async def pack(workspace: Workspace, call: ToolCall, limits: DockerLimits) -> BuildContext:
     """Return a build context with the files below the call's `path`. Owners, times and links of
     files are dropped; programs stay executable.
 
@@ -39,14 +39,13 @@ async def pack(workspace: Workspace, call: ToolCall, settings: DockerSettings) -
         workspace, call, "files.list", {"path": call.arguments["path"], "glob": "**"}
     )
     paths = [str(path) for path in listed.get("entries", ()) if not str(path).endswith("/")]
-    if listed.get("truncated") or len(paths) > settings.context_files:
+    if listed.get("truncated") or len(paths) > limits.context_files:
         raise InvalidRequest(
-            f"there are more than {settings.context_files} files (docker.context_files); name a "
-            "folder with fewer"
+            f"there are more than {limits.context_files} files; name a folder with fewer"
         )
     dockerfile_path = str(call.arguments["dockerfile"])
     files: dict[str, bytes] = {}
-    remaining = settings.context_bytes
+    remaining = limits.context_bytes
     for path in paths:
         loaded = await call_workspace_tool(workspace, call, "files.load", {"path": path})
         try:
@@ -55,9 +54,7 @@ async def pack(workspace: Workspace, call: ToolCall, settings: DockerSettings) -
             raise CallFailed("the workspace did not return a file") from error
         remaining -= len(content)
         if remaining < 0:
-            raise InvalidRequest(
-                f"the files have more than {settings.context_bytes} bytes (docker.context_bytes)"
-            )
+            raise InvalidRequest(f"the files have more than {limits.context_bytes} bytes")
         files[path.removeprefix(root)] = content
     if dockerfile_path not in files or len(files[dockerfile_path]) > _DOCKERFILE_BYTES:
         raise InvalidRequest(

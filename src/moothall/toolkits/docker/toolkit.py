@@ -30,7 +30,7 @@ from moothall.telemetry import get_logger
 from moothall.toolkits.answering import Output, run_within
 from moothall.toolkits.docker import dockerfile
 from moothall.toolkits.docker.engine import DockerEngine, open_engine, quote_name, socket_path
-from moothall.toolkits.docker.family import DockerSettings
+from moothall.toolkits.docker.family import DockerLimits, DockerSettings
 from moothall.toolkits.docker.tarball import BuildContext, pack
 
 log = get_logger(__name__)
@@ -52,9 +52,9 @@ def owner_label(tenant: str, workspace: str) -> str:
 class DockerTools:
     """The toolkit of the category `docker`. `call` is a `ports.Toolkit`."""
 
-    def __init__(self, settings: DockerSettings) -> None:
+    def __init__(self, settings: DockerSettings, limits: DockerLimits | None = None) -> None:
         """Create the toolkit. Raises `ConfigurationError` for an invalid host."""
-        self._settings = settings
+        self._settings, self._limits = settings, limits or DockerLimits()
         self._host = settings.host or ""
         if self._host:
             socket_path(self._host)
@@ -103,12 +103,14 @@ class DockerTools:
         async with open_engine(self._host) as engine:
             owner = owner_label(tenant, workspace.id)
             self._owners.setdefault(workspace.id, set()).add(owner)
-            containers = _WorkspaceContainers(engine, self._settings, owner, self._creation_lock)
+            containers = _WorkspaceContainers(
+                engine, self._settings, self._limits, owner, self._creation_lock
+            )
             args = call.arguments
             match call.tool.partition(".")[2]:
                 case "build":
                     return await containers.build(
-                        await pack(workspace, call, self._settings), str(args["tag"])
+                        await pack(workspace, call, self._limits), str(args["tag"])
                     )
                 case "run":
                     return await containers.run(args)
@@ -184,12 +186,14 @@ class _WorkspaceContainers:
         self,
         engine: DockerEngine,
         settings: DockerSettings,
+        limits: DockerLimits,
         owner: str,
         creation_lock: asyncio.Lock,
     ) -> None:
-        self._engine, self._settings, self._owner, self._creation_lock = (
+        self._engine, self._settings, self._limits, self._owner, self._creation_lock = (
             engine,
             settings,
+            limits,
             owner,
             creation_lock,
         )
@@ -231,12 +235,9 @@ class _WorkspaceContainers:
     async def run(self, args: Mapping[str, Any]) -> Output:
         image = await self._runnable(str(args["image"]))
         async with self._creation_lock:
-            if len(await self._list_containers()) >= self._settings.containers:
-                limit = self._settings.containers
-                raise Refused(
-                    f"a workspace has at most {limit} containers (docker.containers); docker.rm "
-                    "removes one"
-                )
+            if len(await self._list_containers()) >= self._limits.containers:
+                limit = self._limits.containers
+                raise Refused(f"a workspace has at most {limit} containers; docker.rm removes one")
             created = await self._engine.call(
                 "POST", "/containers/create", body=self._container(image, args)
             )
@@ -356,7 +357,10 @@ class _WorkspaceContainers:
         return f"moothall-{self._owner}:{tag}"
 
     def _labels(self) -> dict[str, str]:
-        return {_OWNER: self._owner, _EXPIRES: str(round(time.time() + self._settings.ttl_seconds))}
+        return {
+            _OWNER: self._owner,
+            _EXPIRES: str(round(time.time() + self._limits.lifetime_seconds)),
+        }
 
     async def _image(self, reference: str) -> Mapping[str, Any]:
         try:
@@ -392,7 +396,7 @@ class _WorkspaceContainers:
         """
         settings = self._settings
         volumes: Iterable[str] = (image.get("Config") or {}).get("Volumes") or ()
-        scratch = f"rw,nosuid,nodev,size={settings.scratch_bytes},mode=1777"
+        scratch = f"rw,nosuid,nodev,size={self._limits.scratch_bytes},mode=1777"
         return {
             "Image": image["Id"],
             **({"Cmd": list(args["command"])} if args["command"] else {}),
@@ -407,7 +411,7 @@ class _WorkspaceContainers:
                 "Memory": settings.memory_bytes,
                 "MemorySwap": settings.memory_bytes,
                 "NanoCpus": round(settings.cpus * 1e9),
-                "PidsLimit": settings.processes,
+                "PidsLimit": self._limits.processes,
                 "CapDrop": ["ALL"],
                 "CapAdd": [],
                 "SecurityOpt": ["no-new-privileges"],

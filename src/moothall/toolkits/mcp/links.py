@@ -108,7 +108,7 @@ async def sandbox_link(
 async def _receive_messages(
     reader: asyncio.StreamReader, incoming: Incoming, sandboxed: Sandboxed, link_end: LinkEnd
 ) -> None:
-    too_many_bytes = f"it sent more than {link_end.max_bytes} bytes (mcp.receive_bytes)"
+    too_many_bytes = f"it sent more than {link_end.max_bytes} bytes"
     async with incoming:
         try:
             while line := await reader.readline():
@@ -228,9 +228,7 @@ class _LineExchange:
         for line in lines:
             self._bytes_left -= len(line)
             if self._bytes_left < 0:
-                self._link_end.record_end(
-                    f"it sent more than {self._max_bytes} bytes (mcp.receive_bytes)"
-                )
+                self._link_end.record_end(f"it sent more than {self._max_bytes} bytes")
                 await self._incoming.aclose()
                 return None
             message = _read(line)
@@ -293,7 +291,7 @@ async def http_link(
             yield streams
         finally:
             if proxy.bytes_left < 0:
-                link_end.record_end(f"it sent more than {max_bytes} bytes (mcp.receive_bytes)")
+                link_end.record_end(f"it sent more than {max_bytes} bytes")
 
 
 async def _check_encoding(response: httpx2.Response) -> None:

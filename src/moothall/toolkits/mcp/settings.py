@@ -131,10 +131,3 @@ class McpSettings(Section):
         description="persistent servers of one process; a further one ends the least recently used "
         "one",
     )
-    tools: int = Field(100, ge=1, le=1000, description="tools of one server; more are refused")
-    receive_bytes: int = Field(
-        8_000_000,
-        ge=10_000,
-        le=40_000_000,
-        description="what a server may send for one call; a server that sends more is ended",
-    )

@@ -51,6 +51,8 @@ _DESCRIPTION_CHARS = 160
 _LIST_BYTES = 20_000_000
 _SCHEMA_BYTES = 20_000
 _RESULT_BYTES = 50_000
+_MAX_TOOLS = 100
+"""Tools of one server."""
 _FILE_ACCESS: Mapping[str, Any] = {"none": "none", "read": "read", "write": "write"}
 
 
@@ -278,8 +280,8 @@ def read_offers(name: str, settings: McpSettings, offers: Iterable[OfferedTool])
     refused: list[str] = []
     for offer in offers:
         offer_name = one_line(offer.name, 60)
-        if len(tools) >= settings.tools:
-            refused.append(f"{offer_name}: a server has at most {settings.tools} tools (mcp.tools)")
+        if len(tools) >= _MAX_TOOLS:
+            refused.append(f"{offer_name}: a server has at most {_MAX_TOOLS} tools")
             break
         try:
             spec = _spec(name, settings, offer)

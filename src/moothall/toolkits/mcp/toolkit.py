@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # the SDK takes time to import, and few deployments have serv
     from moothall.toolkits.mcp.server_pool import ServerPool
 
 _CONCURRENT_CALLS = 4
+_RECEIVE_BYTES = 8_000_000
+"""A server may send this much for one call. A server that sends more is ended."""
 _NOT_INSTALLED = "MCP's library is not installed: pip install 'moothall[tools]'"
 
 
@@ -191,11 +193,15 @@ class McpTools:
     ) -> Any:
         from moothall.toolkits.mcp import links
 
-        max_bytes = self._mcp.receive_bytes
         if server.url:
-            return links.http_link(server, self._destinations, max_bytes, link_end)
+            return links.http_link(server, self._destinations, _RECEIVE_BYTES, link_end)
         if workspace is None:
-            return links.sandbox_link(server, self._sandbox, max_bytes, link_end)
+            return links.sandbox_link(server, self._sandbox, _RECEIVE_BYTES, link_end)
         return links.workspace_link(
-            server, workspace, self._mcp.seconds, max_bytes, link_end, keep_changes=keep_changes
+            server,
+            workspace,
+            self._mcp.seconds,
+            _RECEIVE_BYTES,
+            link_end,
+            keep_changes=keep_changes,
         )

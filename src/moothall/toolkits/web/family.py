@@ -29,15 +29,6 @@ class HttpSettings(Section):
     )
     only_allowed: bool = Field(default=False, description="tools may call only those in `allow`")
     seconds: float = Field(30.0, gt=0, description="one call, redirects included")
-    response_bytes: int = Field(
-        1_000_000, ge=1024, description="a response after decompression; a longer one is truncated"
-    )
-    download_bytes: int = Field(
-        5_000_000,
-        ge=1024,
-        le=40_000_000,
-        description="a file from or for a workspace; more is refused",
-    )
     search_url: str | None = Field(None, description="root of a SearXNG server, for web.search")
 
 

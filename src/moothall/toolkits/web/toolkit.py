@@ -16,6 +16,10 @@ from moothall.toolkits.web.exchange import HttpCaller, HttpResponse
 from moothall.toolkits.web.family import HttpSettings
 from moothall.toolkits.web.page import read_page
 
+_RESPONSE_BYTES = 1_000_000
+"""The size of a response after decompression; a longer one is truncated."""
+_FILE_BYTES = 5_000_000
+"""The size of a file from or for a workspace; more is refused."""
 _METHODS = {
     f"http.{name}": name.upper() for name in ("get", "head", "post", "put", "patch", "delete")
 }
@@ -66,20 +70,20 @@ class WebTools:
             str(args["url"]),
             headers=args["headers"],
             body=str(args.get("body", "")).encode(errors="replace"),
-            max_bytes=self._settings.response_bytes,
+            max_bytes=_RESPONSE_BYTES,
             truncate=True,
         )
         return _response_output(response)
 
     async def _get(self, url: str) -> HttpResponse:
         return await self._exchange.call(
-            "GET", url, headers={}, body=b"", max_bytes=self._settings.response_bytes, truncate=True
+            "GET", url, headers={}, body=b"", max_bytes=_RESPONSE_BYTES, truncate=True
         )
 
     async def _download(self, call: ToolCall, workspace: Workspace) -> Output:
         args = call.arguments
         response = await self._exchange.call(
-            "GET", str(args["url"]), headers={}, body=b"", max_bytes=self._settings.download_bytes
+            "GET", str(args["url"]), headers={}, body=b"", max_bytes=_FILE_BYTES
         )
         if not 200 <= response.status < 300:  # noqa: PLR2004 - HTTP's successes
             raise CallFailed(
@@ -103,18 +107,16 @@ class WebTools:
             body = base64.b64decode(str(loaded["content"]), validate=True)
         except ValueError as error:
             raise CallFailed("the workspace did not return a file") from error
-        if len(body) > self._settings.download_bytes:
-            limit = self._settings.download_bytes
+        if len(body) > _FILE_BYTES:
             raise CallFailed(
-                f"{args['path']} has {len(body)} bytes; at most {limit} may be sent "
-                "(http.download_bytes)"
+                f"{args['path']} has {len(body)} bytes; at most {_FILE_BYTES} may be sent"
             )
         response = await self._exchange.call(
             "PUT",
             str(args["url"]),
             headers=args["headers"],
             body=body,
-            max_bytes=self._settings.response_bytes,
+            max_bytes=_RESPONSE_BYTES,
             truncate=True,
         )
         return {
@@ -137,7 +139,7 @@ class WebTools:
             % {"q": query, "format": "json", **({"engines": ",".join(engines)} if engines else {})}
         )
         response = await self._search.call(
-            "GET", str(url), headers={}, body=b"", max_bytes=self._settings.response_bytes
+            "GET", str(url), headers={}, body=b"", max_bytes=_RESPONSE_BYTES
         )
         try:
             listed = json.loads(response.body)["results"]

@@ -329,7 +329,7 @@ class JobExecutor(ExecutorClient):
             await self._fetch("tree", self.upper)
 
     async def _fetch(self, volume: str, target: Path) -> None:
-        owner, max_bytes = sandbox_uid(self._limits), self._settings.jobs.disk_bytes
+        owner, max_bytes = sandbox_uid(), self._settings.jobs.disk_bytes
         unpack = functools.partial(archive.unpack, root=target, owner=owner, max_bytes=max_bytes)
         async with archive.piped(unpack, reads=True) as pipe:
             while True:

@@ -19,9 +19,10 @@ async def test_replies_are_read_from_the_stream_that_we_bound() -> None:
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
-        limits = DbSettings()
-        connection = _connection(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", limits)
-        await _connect(connection, limits)
+        connection = _connection(
+            f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", DbSettings()
+        )
+        await _connect(connection)
         parser: Any = connection._parser
         before = parser._stream._bytes_left
         await connection.send_command("PING")

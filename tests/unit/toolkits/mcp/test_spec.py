@@ -80,8 +80,8 @@ def test_names_are_made_safe_and_what_cannot_be_told_apart_is_refused() -> None:
     assert len(found.refused) == 8
     assert "already the name of another tool" in found.refused[0]
     assert all(why.isprintable() for why in found.refused)
-    few = read_offers("notes", mcp_settings(tools=2), [offer(name) for name in "abcd"])
-    assert (len(few.tools), few.refused[0]) == (2, "c: a server has at most 2 tools (mcp.tools)")
+    few = read_offers("notes", mcp_settings(), [offer(f"t{number}") for number in range(102)])
+    assert (len(few.tools), few.refused) == (100, ("t100: a server has at most 100 tools",))
 
 
 def test_what_a_server_says_of_a_tool_is_one_short_quoted_line_without_what_is_not_seen() -> None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.workspace.kubernetes.link import Folders, PodLink
@@ -86,7 +86,6 @@ async def close(*streams: Streams) -> None:
         max_size=6,
     )
 )
-@settings(max_examples=15, deadline=None)
 def test_what_goes_in_comes_out_whole_and_in_order_on_its_own_stream(
     sent: list[tuple[int, bytes]],
 ) -> None:

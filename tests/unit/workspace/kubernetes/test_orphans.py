@@ -168,11 +168,10 @@ async def test_whoever_makes_jobs_looks_for_those_of_lost_hosts(
     api: KubeApi, tmp_path: Path
 ) -> None:
     async with embedded_server(BusSettings(), tmp_path / "bus") as url:
-        output_text = jobs(api).model_copy(update={"orphan_seconds": 2.0})
-        settings = Settings(bus=BusSettings(url=url), jobs=output_text)
+        settings = Settings(bus=BusSettings(url=url), jobs=jobs(api))
         add(api, "lost", "gone", deployment_id(settings))
         add(api, "foreign", "gone", "theirs")
-        async with open_jobs(settings):
+        async with open_jobs(settings, orphan_seconds=2.0):
             await until(lambda: "lost" not in api.jobs)
     assert set(api.jobs) == {"foreign"}
 
