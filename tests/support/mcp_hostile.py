@@ -124,7 +124,7 @@ def answer(way: str, number: object) -> None:
             say(number, result={"content": blocks})
         case "between" | "within":
             say(number, result={"content": [{"type": "text", "text": "did nothing"}]})
-            flood_later(300_000 if way == "between" else 60_000)
+            flood_later(12_000_000 if way == "between" else 60_000)
         case _:
             say(number, result={"content": [{"type": "text", "text": "did nothing"}]})
 
