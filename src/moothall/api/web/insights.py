@@ -5,6 +5,7 @@ All figures come from the log and the budgets; days are those of UTC.
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ def insights_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequen
         since = datetime.combine(days[0], time(), UTC)
         runs = await dependencies.statistics.list_runs(who, since)
         cards = await dependencies.board.cards(who)
-        done = _done_stories(cards, since)
+        done = await asyncio.to_thread(_done_stories, cards, since)
         models = await _usage_by_model(dependencies, runs)
         counted = [run for run in runs if not run.cancelled]
         won = [run for run in counted if run.won]
