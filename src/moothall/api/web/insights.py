@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from statistics import median, quantiles
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -82,6 +83,14 @@ def insights_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequen
         counted = [run for run in runs if not run.cancelled]
         won = [run for run in counted if run.won]
         seconds = [story.seconds for story in done]
+
+        def draw() -> dict[str, Any]:
+            return {
+                "tokens_chart": draw_bars(days, _model_series(models)),
+                "runs_chart": draw_bars(days, _run_series(counted)),
+                "done_chart": draw_bars(days, [_done_series(done)]),
+            }
+
         return page(
             "insights.html",
             session=session,
@@ -90,9 +99,6 @@ def insights_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequen
             runs=runs,
             usage=sum((run.usage for run in runs), start=Usage()),
             models=models,
-            tokens_chart=draw_bars(days, _model_series(models)),
-            runs_chart=draw_bars(days, _run_series(counted)),
-            done_chart=draw_bars(days, [_done_series(done)]),
             done=done[:_MAX_STORIES],
             done_count=len(done),
             lead=(median(seconds), ninth_decile(seconds)) if seconds else None,
@@ -101,6 +107,7 @@ def insights_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequen
             budgets=await _budget_uses(dependencies, runs, cards, session),
             short=short_number,
             zero=Usage(),
+            **await asyncio.to_thread(draw),
         )
 
     return [Route("/insights", require_session(insights, sessions))]
