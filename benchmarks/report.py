@@ -511,7 +511,7 @@ def _pages(found: Mapping[str, Any]) -> str:
 
 A board of {found["stories"]:,} stories is loaded by one browser. Then {found["pages"]:,} browsers have it open while councils run, four at once ({found["councils"]} end meanwhile), and a story changes six times.
 The server notifies each browser after a random delay of up to 3 ms times the number of browsers, and each fetches the change within 300 ms, as the page's script does. The browsers are a process of their own on the same cores.
-"Before" is the last commit that sent whole boards without compression, measured on the same machine in the same hour.
+"Before" is the last commit that sent whole boards without compression, measured earlier on the same day, under a higher load. The CPU time is that of `serve` as a whole, with the councils.
 
 {table(("", "before", "now"), rows)}"""
 

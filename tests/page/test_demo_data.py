@@ -66,6 +66,11 @@ async def test_the_demo_project_shows_every_state(chromium: Browser, demo: Comma
         await expect(user.page.get_by_text("In progress", exact=True)).to_be_visible()
         await expect(user.page.locator(".timeline .lane")).to_have_count(5)
         await check_appearance(user, "demo-council")
+        await user.open("/runs?state=ended")
+        await user.page.get_by_role("link", name="Time", exact=True).click()
+        await expect(user.page.locator("th[aria-sort=descending]")).to_have_text("Time")
+        assert "state=ended" in user.page.url
+        await check_appearance(user, "runs-sorted")
         await user.open("/runs?q=demo-20-dev")
         await user.page.locator(".runs tbody a").first.click()
         await expect(user.page.get_by_text("shop/labels/rules.py").first).to_be_attached()

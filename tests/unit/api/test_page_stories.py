@@ -194,7 +194,9 @@ async def test_runs_are_listed_searched_and_paged(browser: Browser) -> None:
     bus = browser.dependencies.board._bus
     for number in range(52):
         key = key_of(TaskId(f"task-{number}"), OWNER.tenant)
-        outcome = Outcome(key, DeliberationStatus.COMPLETED, tenant=OWNER.tenant, role="dev")
+        outcome = Outcome(
+            key, DeliberationStatus.COMPLETED, OWNER.tenant, role="dev", duration_ms=number
+        )
         decided = new_event(EventType.DELIBERATION_DECIDED, key, dump(outcome), tenant=OWNER.tenant)
         await bus.publish(decided)
     listed = (await browser.get("/runs")).text
@@ -204,5 +206,8 @@ async def test_runs_are_listed_searched_and_paged(browser: Browser) -> None:
     found = (await browser.get("/runs?q=task-51")).text
     assert found.count('href="/councils/') == 1
     assert "No run matches." in (await browser.get("/runs?state=failed")).text
-    for wrong in ("page=0", "page=x", "page=999", "state=lost"):
+    longest = (await browser.get("/runs?sort=time&page=2")).text
+    assert re.findall(r'href="/councils/([^"]+)"', longest) == ["task-1", "task-0"]
+    assert 'aria-sort="descending">Time' in longest
+    for wrong in ("sort=luck", "page=0", "page=x", "page=999", "state=lost"):
         assert (await browser.get(f"/runs?{wrong}")).status == 400

@@ -31,10 +31,10 @@ _DECIDED_IN = ("design", "test")
 def first_steps(cards: Sequence[StoryState]) -> Sequence[FirstStep]:
     """Return the first steps with their status. Return none once a story is done."""
     order = lifecycle().order
+    if any(card.position.state in lifecycle().end for card in cards):
+        return ()
     on_board = [card for card in cards if card.position.state in lifecycle().columns]
     furthest = max((order.index(card.position.state) for card in on_board), default=-1)
-    if any(card.position.state in lifecycle().end for card in on_board):
-        return ()
     taken = 1 + (furthest > order.index(_DECIDED_IN[0])) if on_board else 0
     waiting = {card.position.state: card.story.id for card in on_board}
     latest = max(on_board, key=lambda card: card.seq).story.id if on_board else ""

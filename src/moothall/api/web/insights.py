@@ -5,11 +5,13 @@ All figures come from the log and the budgets; days are those of UTC.
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from statistics import median, quantiles
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -76,11 +78,19 @@ def insights_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequen
         since = datetime.combine(days[0], time(), UTC)
         runs = await dependencies.statistics.list_runs(who, since)
         cards = await dependencies.board.cards(who)
-        done = _done_stories(cards, since)
+        done = await asyncio.to_thread(_done_stories, cards, since)
         models = await _usage_by_model(dependencies, runs)
         counted = [run for run in runs if not run.cancelled]
         won = [run for run in counted if run.won]
         seconds = [story.seconds for story in done]
+
+        def draw() -> dict[str, Any]:
+            return {
+                "tokens_chart": draw_bars(days, _model_series(models)),
+                "runs_chart": draw_bars(days, _run_series(counted)),
+                "done_chart": draw_bars(days, [_done_series(done)]),
+            }
+
         return page(
             "insights.html",
             session=session,
@@ -89,9 +99,6 @@ def insights_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequen
             runs=runs,
             usage=sum((run.usage for run in runs), start=Usage()),
             models=models,
-            tokens_chart=draw_bars(days, _model_series(models)),
-            runs_chart=draw_bars(days, _run_series(counted)),
-            done_chart=draw_bars(days, [_done_series(done)]),
             done=done[:_MAX_STORIES],
             done_count=len(done),
             lead=(median(seconds), ninth_decile(seconds)) if seconds else None,
@@ -100,6 +107,7 @@ def insights_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequen
             budgets=await _budget_uses(dependencies, runs, cards, session),
             short=short_number,
             zero=Usage(),
+            **await asyncio.to_thread(draw),
         )
 
     return [Route("/insights", require_session(insights, sessions))]

@@ -41,10 +41,13 @@ from moothall.api.web.sign_in import sign_in_routes
 from moothall.api.web.steps import step_routes
 from moothall.api.web.story_form import story_form_routes
 from moothall.api.web.story_page import story_page
+from moothall.domain.budget import BudgetAccount
 from moothall.domain.codec import prepare_loading
+from moothall.domain.evidence import Evidence
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import ROLES
 from moothall.domain.outcome import Outcome
+from moothall.domain.proposal import Proposal, Review, SeatOutcome
 from moothall.domain.task import Deliberation
 from moothall.errors import ConcurrentUpdate, InvalidRequest, MoothallError
 from moothall.stories.plan_document import Outline, read_outline, to_outlines
@@ -55,6 +58,9 @@ _MAX_FORM_FIELDS = 1_000
 _COMPRESSION_LEVEL = 5
 """Higher levels take more time and save little."""
 _EMPTY_SECTION = {"role": "dev", "description": "", "criteria": "", "after": ""}
+_LOADED = (Deliberation, Outcome, Proposal, Review, SeatOutcome, Evidence, BudgetAccount)
+"""What the views read from the log and the budgets."""
+
 log = telemetry.get_logger(__name__)
 
 Sections = Sequence[Mapping[str, Any]]
@@ -68,7 +74,7 @@ async def prepare_page(dependencies: ApiDependencies) -> None:
     if "page" not in dependencies.served:
         return
     await asyncio.to_thread(compile_templates)
-    await asyncio.to_thread(prepare_loading, Outcome, Deliberation)
+    await asyncio.to_thread(prepare_loading, *_LOADED)
     try:
         await dependencies.board.cards(LOCAL)
         await dependencies.tasks.list_tasks(LOCAL, limit=1)

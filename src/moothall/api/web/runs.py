@@ -4,7 +4,8 @@ APIs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,6 +25,16 @@ _MAX_PAGE = 20
 _STATES = {"": "All", "live": "Running", "ended": "Ended", "failed": "Failed"}
 
 
+_SORT_KEYS: Mapping[str, Callable[[TaskView], Any]] = {
+    "status": lambda view: (view.status.ended, bool(view.winner_id), view.status.value),
+    "evidence": lambda view: (not view.winner_id, view.level),
+    "repository": lambda view: view.repository,
+    "by": lambda view: (view.principal, view.agent),
+    "time": lambda view: -view.duration_ms,
+}
+"""The columns by which runs can be sorted; within equal ones, the latest is first."""
+
+
 def runs_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     """Return the route of the list of runs."""
 
@@ -31,12 +42,18 @@ def runs_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
         state, number = request.query_params.get("state", ""), _page_number(request)
         if state not in _STATES:
             raise InvalidRequest(f"state is {state[:40]!r}; allowed are live, ended and failed")
-        query = read_query(request)
+        query, sort = read_query(request), request.query_params.get("sort", "")
+        if sort and sort not in _SORT_KEYS:
+            raise InvalidRequest(f"sort is {sort[:40]!r}; allowed are {', '.join(_SORT_KEYS)}")
         first = (number - 1) * _PAGE_SIZE
         # One more than are shown tells whether there is a next page.
-        found = await dependencies.tasks.list_tasks(
-            session.who, state, _PAGE_SIZE + 1, query=query, first=first
-        )
+        found = (
+            await _list_sorted(dependencies, session, state, query, sort)
+            if sort
+            else await dependencies.tasks.list_tasks(
+                session.who, state, first + _PAGE_SIZE + 1, query=query
+            )
+        )[first : first + _PAGE_SIZE + 1]
         shown = found[:_PAGE_SIZE]
         return page(
             "runs.html",
@@ -45,6 +62,7 @@ def runs_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
             states=_STATES,
             state=state,
             query=query,
+            sort=sort,
             title_of=title_of,
             number=number,
             has_next=len(found) > _PAGE_SIZE and number < _MAX_PAGE,
@@ -52,6 +70,15 @@ def runs_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
         )
 
     return [Route("/runs", require_session(runs, sessions))]
+
+
+async def _list_sorted(
+    dependencies: ApiDependencies, session: Session, state: str, query: str, sort: str
+) -> Sequence[TaskView]:
+    views = await dependencies.tasks.list_tasks(
+        session.who, state, _MAX_PAGE * _PAGE_SIZE, query=query
+    )
+    return sorted(views, key=_SORT_KEYS[sort])
 
 
 def _page_number(request: Request) -> int:
