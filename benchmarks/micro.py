@@ -11,22 +11,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from moothall.app.repository import register
-from moothall.app.rules import open_rules
+from moothall.app.command_repository import register
+from moothall.app.gateway_rules import open_rules
 from moothall.app.workspaces import WorkspaceServices, open_workspace_services
 from moothall.authorization.audit import AuditLog
 from moothall.authorization.call_context import CallContext
-from moothall.authorization.code_block_calls import BlockBudget, BlockCalls
+from moothall.authorization.checks import BlockBudget, BlockCalls
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.grants import grant_for
 from moothall.authorization.limits import GATEWAY_LIMITS
 from moothall.config import Settings
-from moothall.domain.code import CodeBlock
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskKey
 from moothall.domain.repository import Prepared
-from moothall.domain.tool import ToolCall, ToolResult
+from moothall.domain.tool import CodeBlock, ToolCall, ToolResult
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.events.nats.server import embedded_server
 from moothall.ports import Workspace

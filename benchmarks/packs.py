@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from benchmarks.micro import Times
 from moothall.config import GraphSettings, LimitSettings
 from moothall.deliberation.prompts.briefing import Briefings
-from moothall.domain.briefing import BriefingRequest
+from moothall.domain.council import BriefingRequest
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest

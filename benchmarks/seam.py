@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 from moothall import telemetry
 from moothall.config import TraceSettings
-from moothall.domain.causation import cause_of
-from moothall.domain.event import EventType
+from moothall.domain.event import EventType, cause_of
 from moothall.domain.ids import TaskKey
 from moothall.telemetry.metrics import BUS_PUBLISH_SECONDS, TOOL_CALLS
 

@@ -11,11 +11,10 @@ from typing import Any
 from benchmarks.load import many
 from benchmarks.served import TASK, Served, served
 from benchmarks.stub import Stub
-from moothall.api.access_tokens import AccessTokens
+from moothall.api.accounts import AccessTokens
 from moothall.app.bus import open_log
-from moothall.domain.event import EventType
-from moothall.domain.topic import Channel
-from moothall.events.turns import MAX_QUEUED
+from moothall.domain.event import Channel, EventType
+from moothall.events.delivery import MAX_QUEUED
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.settings import load_settings
 

@@ -21,7 +21,7 @@ from benchmarks.plain_loop import PlainLoop, used
 from benchmarks.served import Served
 from benchmarks.stub import Stub
 from benchmarks.workload import Wrong
-from moothall.app.repository import register
+from moothall.app.command_repository import register
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.repositories.sample import make_sample_repository

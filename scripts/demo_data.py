@@ -22,11 +22,11 @@ import git
 
 from moothall.app.bus import open_log
 from moothall.app.repositories import trusted_repositories
-from moothall.authorization.story_budgets import BUCKET, StoryBudgets
+from moothall.authorization.budgets import BUCKET, StoryBudgets
 from moothall.cli.runtime import say
 from moothall.config import LimitSettings
 from moothall.domain.budget import Amount, BudgetAccount, Usage
-from moothall.domain.chat import Message
+from moothall.domain.chat import Message, Prompts
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType
 from moothall.domain.evidence import Evidence, EvidenceLevel, Verdict
@@ -34,7 +34,6 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskId, TaskKey, digest
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import AtomicTask, Plan
-from moothall.domain.prompts import Prompts
 from moothall.domain.proposal import Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import MoothallError
@@ -42,7 +41,7 @@ from moothall.ports import Bus
 from moothall.settings import load_settings
 from moothall.stories.board import Board
 from moothall.stories.planner import derivation_id
-from moothall.telemetry.events import write, write_of
+from moothall.telemetry.spans import write, write_of
 
 _DAYS = 14
 _AREAS = ("cart", "orders", "invoices", "stock", "customers", "labels")

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from moothall import errors
-from moothall.api.status import grpc_code, http_status_of
+from moothall.api.protobuf import grpc_code, http_status_of
 from moothall.settings import AllSettings
 
 _UNITS = {

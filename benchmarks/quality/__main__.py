@@ -19,10 +19,9 @@ from benchmarks.quality import equal, report
 from benchmarks.quality.bare import sample
 from benchmarks.quality.judge import Judge, make, open_judge
 from benchmarks.quality.problems import FILE, Problem, read
-from moothall.app.repository import register
+from moothall.app.command_repository import register
 from moothall.app.server import App, model_url, open_app
-from moothall.cli.council import run_deliberation
-from moothall.cli.progress import ProgressPrinter
+from moothall.cli.council import ProgressPrinter, run_deliberation
 from moothall.config import Settings
 from moothall.domain.budget import Budget
 from moothall.domain.codec import dump

@@ -17,7 +17,7 @@ from benchmarks.quality.report import solved, tokens_of
 from benchmarks.report import table
 from moothall.domain.budget import Usage
 from moothall.domain.codec import dump
-from moothall.domain.protocol import DEFAULT_PROTOCOL
+from moothall.domain.council import DEFAULT_PROTOCOL
 from moothall.ports import ChatModel
 
 BEST_OF_N = "best-of-n"

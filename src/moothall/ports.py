@@ -14,18 +14,24 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from moothall.concurrency import Capacity
-from moothall.domain.chat import ChatReply, ChatRequest, ModelDescription, ReplyMode, Writing
-from moothall.domain.code import Ask, BlockRun, CodeBlock
-from moothall.domain.event import Event, Recorded
+from moothall.domain.chat import (
+    AnswerModel,
+    ChatReply,
+    ChatRequest,
+    HarnessReport,
+    HarnessTask,
+    ModelDescription,
+    ReplyMode,
+    Writing,
+)
+from moothall.domain.event import Channel, Event, Recorded, Topic
 from moothall.domain.evidence import CheckRun
-from moothall.domain.harness import AnswerModel, HarnessReport, HarnessTask
 from moothall.domain.identity import Principal
 from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.repository import Base, ChangeRange, MergeResult, Patch, Prepared
 from moothall.domain.task import Deliberation, DeliberationRequest, RepositoryRef
-from moothall.domain.tool import ToolCall, ToolResult
-from moothall.domain.topic import Channel, Topic
+from moothall.domain.tool import Ask, BlockRun, CodeBlock, ToolCall, ToolResult
 from moothall.errors import Permanent
 
 

@@ -18,15 +18,14 @@ import pytest
 import yaml
 
 from moothall.config import LimitSettings
-from moothall.domain.event import EventType
+from moothall.domain.event import Channel, EventType
 from moothall.domain.identity import Principal
 from moothall.domain.task import DeliberationRequest
-from moothall.domain.topic import Channel
 from moothall.events.adapter import Bus, open_bus
 from moothall.events.nats import accounts
 from moothall.events.raw_store import Raw
 from moothall.events.registry import EVENTS, WORK
-from moothall.orchestrator.planning import Defaults
+from moothall.orchestrator.requests import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.testing.bus_contract import seat
 from support.story import Remembering

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.authorization.story_budgets import BUCKET, StoryBudgets
+from moothall.authorization.budgets import BUCKET, StoryBudgets
 from moothall.config import BusSettings, LimitSettings
 from moothall.domain.budget import Budget
 from moothall.events.nats.jetstream import open_bus

@@ -8,7 +8,7 @@ import pytest
 
 from moothall.domain.evidence import EvidenceLevel, Verdict
 from moothall.domain.repository import BuildStep, Prepared
-from moothall.repositories.objects import Change
+from moothall.repositories.git_objects import Change
 from support.judged_base import JudgedBase
 from support.local import PYTEST, Local, local
 

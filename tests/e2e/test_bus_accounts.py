@@ -15,13 +15,12 @@ from click.testing import CliRunner
 from moothall.app.workspaces import open_workspace_services
 from moothall.cli import main
 from moothall.config import BusSettings, JobSettings
-from moothall.domain.event import EventType, new_event
-from moothall.domain.topic import Channel
+from moothall.domain.event import Channel, EventType, new_event
 from moothall.errors import ConfigurationError
 from moothall.events.nats import accounts
 from moothall.events.nats.connection import connection
-from moothall.events.nats.core_messages import open_core_messages
 from moothall.events.nats.jetstream import open_bus
+from moothall.events.nats.requests import open_core_messages
 from moothall.settings import load_settings
 from support.accounts import App, refused, served
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from moothall.config import BusSettings
-from moothall.domain.event import Event, EventType, Recorded, new_event
-from moothall.domain.topic import Channel
+from moothall.domain.event import Channel, Event, EventType, Recorded, new_event
 from moothall.errors import BusUnavailable
 from moothall.events.delivery import BusLimits
 from moothall.events.nats.jetstream import JetStreamBus, open_bus

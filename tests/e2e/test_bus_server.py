@@ -16,8 +16,7 @@ import pytest
 from nats.js.api import StorageType
 
 from moothall.config import BusSettings
-from moothall.domain.event import Event, EventType, Recorded, new_event
-from moothall.domain.topic import Channel
+from moothall.domain.event import Channel, Event, EventType, Recorded, new_event
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.events.delivery import BusLimits
 from moothall.events.nats.connection import connection, without_credentials

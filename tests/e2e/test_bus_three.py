@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from moothall.domain.event import EventType, new_event
-from moothall.domain.topic import Channel
+from moothall.domain.event import Channel, EventType, new_event
 from moothall.errors import ConfigurationError
 from moothall.events.nats import accounts
 from moothall.events.nats.connection import connection

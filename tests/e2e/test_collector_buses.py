@@ -12,8 +12,7 @@ import pytest
 
 from moothall.collector.collector import Collector
 from moothall.config import BusSettings
-from moothall.domain.event import EventType, Recorded
-from moothall.domain.topic import Channel
+from moothall.domain.event import Channel, EventType, Recorded
 from moothall.events.nats.jetstream import open_bus
 from moothall.events.nats.server import embedded_server
 from moothall.ports import Bus

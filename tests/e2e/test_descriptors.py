@@ -17,8 +17,7 @@ from served import make_command, served
 
 from command import Command
 from moothall.config import BusSettings, SandboxSettings
-from moothall.domain.code import CodeBlock
-from moothall.domain.tool import ToolResult
+from moothall.domain.tool import CodeBlock, ToolResult
 from moothall.events.nats.server import embedded_server
 from moothall.llm.local import local_model_server
 from moothall.network.proxy import receive_listener
@@ -28,8 +27,8 @@ from moothall.sandbox.spawn import run_sandbox
 from moothall.sandbox_runtime import chromium as chromium_start
 from moothall.settings import load_settings
 from moothall.testing.model import ScriptedModel
+from moothall.toolkits.mcp.family import McpServerSettings
 from moothall.toolkits.mcp.links import LinkEnd, sandbox_link
-from moothall.toolkits.mcp.settings import McpServerSettings
 from support.descriptors import COUNT, Leak, leak, open_again, under_uvloop
 from support.local import Local, in_pods, local, python
 

@@ -33,7 +33,7 @@ async def test_a_command_hosts_its_seats_itself_and_imports_no_ray(
     assert result.document["proven"] is True
     assert git(repo, "branch", "--list", result.document["branch"])
     imported = set(re.findall(r"^import time:.*\| +(\S+)$", result.err, re.MULTILINE))
-    assert "moothall.workers.in_process" in imported
+    assert "moothall.workers.subprocesses" in imported
     assert not {name for name in imported if name.partition(".")[0] == "ray"}
     assert (tmp_path / "data" / "logs").is_dir()
 

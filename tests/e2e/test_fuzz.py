@@ -23,7 +23,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from served import ALICE, EVE, Served, make_command, served
 
-from moothall.app import data_dir_lock
+from moothall.app import preflight
 from moothall.config import BusSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
@@ -89,7 +89,7 @@ async def test_ten_thousand_messages_that_nobody_meant(
     command.extra["MOOTHALL_LIMITS__DELIBERATION_SECONDS"] = "20"
     async with served(command) as app:
         before = _processes(app.pid)
-        address = data_dir_lock.find(command.data_dir)
+        address = preflight.find(command.data_dir)
         assert address is not None
         seen = await _fuzz_grpc(app)
         async with open_bus(BusSettings(), address.bus_url) as bus:

@@ -19,7 +19,7 @@ from moothall.errors import (
     RepositoryError,
 )
 from moothall.network.destinations import Destinations
-from moothall.repositories.objects import Change
+from moothall.repositories.git_objects import Change
 from moothall.repositories.service import RepositoryService
 from support.githttp import git_server
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample

@@ -138,6 +138,11 @@ async def test_calls_before_a_kill_are_not_repeated(tmp_path: Path) -> None:
         process = await command.start("deliberate", TASK, "--repo", str(repo), "--json", *args)
         async with asyncio.timeout(120):
             await reached.wait()
+            # The record of a call is on its way for some milliseconds, longer on a busy machine.
+            while (await command("log", "tail", "--task", "task-resumed")).out.count(
+                "model.called"
+            ) < 2:
+                await asyncio.sleep(0.2)
         process.send_signal(signal.SIGKILL)
         await process.wait()
         asked.clear()

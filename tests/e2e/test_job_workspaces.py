@@ -19,13 +19,12 @@ import pytest
 
 from moothall import telemetry
 from moothall.cli.doctor import _workspace
-from moothall.domain.code import CodeBlock
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import BuildStep, Prepared
-from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.domain.tool import CodeBlock, ToolResult, ToolStatus
 from moothall.errors import PatchRefused, RepositoryError, SandboxUnavailable, WorkspaceFailed
-from moothall.repositories.objects import Change
-from moothall.workspace.local import LocalWorkspace
+from moothall.repositories.git_objects import Change
+from moothall.workspace.workspace import LocalWorkspace
 from support.local import PYTEST, Local, in_pods, local, python
 from support.repos import SAMPLE, SOLUTION
 

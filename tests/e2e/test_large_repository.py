@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from command import git
-from moothall.app.repository import register
+from moothall.app.command_repository import register
 from moothall.app.workspaces import open_workspace_services
 from moothall.domain.evidence import Verdict
 from moothall.repositories.sample import make_sample_repository

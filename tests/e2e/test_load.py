@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 
-from moothall.domain.code import CodeBlock
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Prepared
-from moothall.domain.tool import ToolResult, ToolStatus
-from moothall.ranking.contention import hit_limit_under_load
+from moothall.domain.tool import CodeBlock, ToolResult, ToolStatus
+from moothall.ranking.obstacles import hit_limit_under_load
 from moothall.sandbox.bubblewrap import interpreter
 from support.local import PYTEST, Local, local, python
 

@@ -20,14 +20,14 @@ import pytest_asyncio
 from moothall.config import LimitSettings, LlmSettings
 from moothall.deliberation.prompts.briefing import Briefings
 from moothall.deliberation.prompts.text import most_tokens
-from moothall.domain.briefing import BriefingRequest
 from moothall.domain.chat import ChatReply, Message
+from moothall.domain.council import BriefingRequest
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
 from moothall.errors import ConfigurationError
 from moothall.llm.client import OpenAIModel, open_model
-from moothall.llm.counting import counting
 from moothall.llm.local import local_model_server
+from moothall.llm.windows import counting
 from moothall.settings import load_settings
 from moothall.testing.chat_contract import FINISH, ChatModelContract, ask
 from moothall.testing.server_contract import Expected, ServerContract

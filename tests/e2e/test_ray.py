@@ -22,7 +22,7 @@ from command import Command
 from moothall.config import BusSettings
 from moothall.events.nats.server import embedded_server
 from moothall.testing.model import scripted_model
-from moothall.workers.ray_authentication import Access, probe_access
+from moothall.workers.ray_setup import Access, probe_access
 from ray_nodes import NO_TOKEN, TOKEN, hosts_below, ray_nodes
 from serving import until_serving
 from support.processes import all_gone, command_line, descendants

@@ -21,8 +21,7 @@ import pytest_asyncio
 from served import ALICE, make_command
 
 from command import Command
-from moothall.domain.event import EventType
-from moothall.domain.topic import Channel
+from moothall.domain.event import Channel, EventType
 from moothall.errors import GraphUnavailable
 from moothall.events.lease import BUCKET
 from moothall.events.nats import accounts

@@ -19,8 +19,7 @@ import pytest
 from served import ALICE, Served, make_command, served
 
 from moothall.config import BusSettings
-from moothall.domain.event import EventType
-from moothall.domain.topic import Channel
+from moothall.domain.event import Channel, EventType
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.events.nats.server import embedded_server
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb

@@ -14,10 +14,10 @@ import grpc.aio
 import pytest
 
 from moothall.authorization.audit import verify_all
-from moothall.authorization.overrides import REVOKED, Revocations
+from moothall.authorization.grants import REVOKED, Revocations
+from moothall.domain.event import Channel
 from moothall.domain.tool import ToolStatus
-from moothall.domain.topic import Channel
-from moothall.events.dead_letters import letters
+from moothall.events.raw_store import letters
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from support.callers import OTHER, TOKEN
 from support.tool_server import ToolServer, open_tool_server

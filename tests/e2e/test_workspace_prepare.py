@@ -14,8 +14,8 @@ from moothall.domain.repository import SetupStep
 from moothall.errors import RepositoryError, WorkspaceFailed
 from moothall.workspace.executor_client import ExecutorClient
 from moothall.workspace.layout import environment_key, prepared_key
-from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.prepare import Preparer
+from moothall.workspace.workspace import LocalWorkspaces
 from support.local import Local, local
 
 pytestmark = pytest.mark.e2e

@@ -13,7 +13,7 @@ from served import Served, served
 from steps import AC, BRIEF, check_appearance, wait_for_state, write_story
 
 from command import Command, git
-from moothall.api.web.user_accounts import UserAccounts
+from moothall.api.accounts import UserAccounts
 from world import BIDI, HOSTILE, Reader, commits, reader
 
 pytest_plugins = ["page_fixtures"]

@@ -8,7 +8,7 @@ from served import Served, served
 from steps import check_appearance, wait_for_state, write_story
 
 from command import Command
-from moothall.api.web.user_accounts import UserAccounts
+from moothall.api.accounts import UserAccounts
 from world import Reader, reader
 
 pytest_plugins = ["page_fixtures"]

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 
-from moothall.app.repository import register
+from moothall.app.command_repository import register
 from moothall.app.workspaces import open_workspace_services
 from moothall.config import Settings
 from moothall.domain.evidence import CheckRun, Verdict

@@ -15,9 +15,9 @@ import grpc
 import grpc.aio
 import pytest
 
+from moothall.agents.admission import BUCKET, AgentSessions
 from moothall.agents.service import AgentTasks
-from moothall.agents.sessions import BUCKET, AgentSessions
-from moothall.api.health import HealthCheck, Probe
+from moothall.api.dependencies import HealthCheck, Probe
 from moothall.authorization.grants import read_grants
 from moothall.config import AgentSettings
 from moothall.domain.budget import Usage

@@ -14,18 +14,15 @@ from typing import Any, cast
 import grpc.aio
 
 from moothall import config
-from moothall.api.bundles import BUCKET as BUNDLES
-from moothall.api.bundles import Bundles
-from moothall.api.dependencies import ApiDependencies
+from moothall.api.dependencies import BUCKET as BUNDLES
+from moothall.api.dependencies import ApiDependencies, Bundles, HealthCheck
 from moothall.api.grpc_server import Server, grpc_server
-from moothall.api.health import HealthCheck
 from moothall.api.identity import BearerTokens
-from moothall.authorization.quotas import Quotas
-from moothall.authorization.recent_decisions import Decisions
-from moothall.authorization.story_budgets import BUCKET, StoryBudgets
+from moothall.authorization.budgets import BUCKET, Quotas, StoryBudgets
+from moothall.authorization.decisions import Decisions
 from moothall.collector.overview import Overview
 from moothall.collector.statistics import Statistics
-from moothall.config.quotas import QuotaSettings
+from moothall.config.limits import QuotaSettings
 from moothall.deliberation.prompts.briefing import Briefings
 from moothall.domain.identity import LOCAL, Principal
 from moothall.orchestrator.council_registry import CouncilRegistry

@@ -25,19 +25,18 @@ from moothall.config import (
     RunnerSettings,
 )
 from moothall.deliberation.code_blocks import SUB_AGENT_LIMITS, SubAgentLimits
-from moothall.deliberation.prompts.repo_map import RepoMapper
+from moothall.deliberation.prompts.excerpts import RepoMapper
 from moothall.deliberation.protocols import Dependencies, deliberate
 from moothall.deliberation.recorded_model import Recording
 from moothall.domain.codec import dump
-from moothall.domain.event import Event, EventType
+from moothall.domain.event import Channel, Event, EventType
 from moothall.domain.ids import seat_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation, RepositoryRef
-from moothall.domain.topic import Channel
 from moothall.llm.client import open_model
 from moothall.ports import RunCode
-from moothall.telemetry.events import write_of
+from moothall.telemetry.spans import write_of
 from moothall.testing.bus import MemoryBus
 from moothall.testing.model import Answer, ScriptedModel, phase_of, scripted_model, seat_of
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo

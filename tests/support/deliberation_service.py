@@ -10,14 +10,19 @@ from typing import Any
 
 from moothall.domain.chat import Writing
 from moothall.domain.codec import dump
+from moothall.domain.council import DEFAULT_PROTOCOL
 from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.identity import Principal
 from moothall.domain.ids import TaskId, key_of, new_task_id, read_role, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
-from moothall.domain.pauses import Pauses
-from moothall.domain.protocol import DEFAULT_PROTOCOL
 from moothall.domain.repository import MergeResult
-from moothall.domain.task import DEFAULT_SEATS, Deliberation, DeliberationRequest, RepositoryRef
+from moothall.domain.task import (
+    DEFAULT_SEATS,
+    Deliberation,
+    DeliberationRequest,
+    Pauses,
+    RepositoryRef,
+)
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Permanent
 
 MOST_SEATS = 16

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from moothall.network.credentials import Credentials
+from moothall.network.proxy import Credentials
 
 PASSWORD, TOKEN = "pass-of-the-operator-71", "npm-token-of-the-operator-93"
 

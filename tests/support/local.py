@@ -22,8 +22,8 @@ from moothall.ports import NOTHING
 from moothall.repositories.clone import TrustedClone
 from moothall.sandbox.bubblewrap import interpreter
 from moothall.settings import load_settings
-from moothall.workspace.local import LocalWorkspace, LocalWorkspaces
 from moothall.workspace.prepare import Preparer
+from moothall.workspace.workspace import LocalWorkspace, LocalWorkspaces
 from support.pods import NearbyPods, nearby
 from support.repos import SAMPLE, make_repo
 

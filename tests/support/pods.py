@@ -16,8 +16,8 @@ from typing import Any
 from moothall.config import Settings
 from moothall.sandbox.bubblewrap import SandboxSpec, interpreter_binds
 from moothall.sandbox.spawn import Sandboxed, sandbox_uid, spawn
-from moothall.workspace.bundle import INSIDE, bundle
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
+from moothall.workspace.executor_connection import INSIDE, bundle
 from moothall.workspace.kubernetes.cluster import Cluster
 from moothall.workspace.kubernetes.job_executor import CodeExecutor, JobExecutor, Pods
 from moothall.workspace.kubernetes.link import LINK, Folders, PodLink

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moothall.authorization.approval_queue import BUCKET, SPENT_BUCKET, ApprovalQueue
-from moothall.authorization.approvals import APPROVAL_SECONDS
-from moothall.authorization.rules import Rules
+from moothall.authorization.approvals import APPROVAL_SECONDS, BUCKET, SPENT_BUCKET, ApprovalQueue
+from moothall.authorization.policy import Rules
 from moothall.config import GuardSettings
 from moothall.domain.repository import Base, ChangeRange, Prepared, Profile
 from moothall.domain.task import RepositoryRef

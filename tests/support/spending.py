@@ -12,7 +12,7 @@ import json
 import random
 import sys
 
-from moothall.authorization.story_budgets import BUCKET, BudgetReservation, StoryBudgets
+from moothall.authorization.budgets import BUCKET, BudgetReservation, StoryBudgets
 from moothall.config import BusSettings, LimitSettings
 from moothall.domain.budget import Budget, Ledger, Usage
 from moothall.domain.ids import TaskKey

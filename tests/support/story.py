@@ -13,13 +13,12 @@ from typing import Any
 from moothall.concurrency import Capacity
 from moothall.domain.budget import Usage
 from moothall.domain.codec import dump
-from moothall.domain.event import Event, EventType, Recorded, new_event
+from moothall.domain.event import Channel, Event, EventType, Recorded, Topic, new_event
 from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.ids import TaskKey, digest
 from moothall.domain.proposal import Proposal, Review, SeatOutcome, SeatStatus
 from moothall.domain.repository import Base, ChangeRange, Prepared, Profile
 from moothall.domain.task import Deliberation, RepositoryRef
-from moothall.domain.topic import Channel, Topic
 from moothall.errors import (
     AlreadyExists,
     BusUnavailable,

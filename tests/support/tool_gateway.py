@@ -16,16 +16,15 @@ from moothall.authorization.call_context import CallContext
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.grants import grant_for
 from moothall.authorization.limits import GATEWAY_LIMITS, GatewayLimits
-from moothall.authorization.rules import Rules
+from moothall.authorization.policy import Rules
 from moothall.config import GuardSettings
 from moothall.domain.budget import Ledger
-from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.event import Event
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.ids import TaskKey
 from moothall.domain.repository import Patch
-from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
+from moothall.domain.tool import Ask, BlockRun, CodeBlock, Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import WorkspaceFailed
 from moothall.ports import HandleLines
 

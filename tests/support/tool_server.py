@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from moothall.app.rules import open_rules
+from moothall.app.gateway_rules import open_rules
 from moothall.app.tool_sessions import execution_service, tool_service, workflow_service
 from moothall.authorization.tokens import narrow, request_digest
 from moothall.config import BusSettings
-from moothall.domain.event import EventType, new_event
+from moothall.domain.event import Channel, EventType, new_event
 from moothall.domain.tool import ToolCall
-from moothall.domain.topic import Channel
 from moothall.events import codec
 from moothall.events.delivery import BusLimits
 from moothall.events.nats.jetstream import JetStreamBus, open_bus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from moothall.app.rules import catalogue_of
+from moothall.app.gateway_rules import catalogue_of
 from moothall.settings import AllSettings
 from moothall.tools.spec import ToolSpec
 

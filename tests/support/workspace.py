@@ -19,11 +19,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from moothall.authorization.paths import covers
-from moothall.domain.code import Ask, BlockRun, CodeBlock
+from moothall.authorization.call_context import covers
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared, Profile
-from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.domain.tool import Ask, BlockRun, CodeBlock, ToolCall, ToolResult, ToolStatus
 from moothall.errors import NotFound, PatchRefused, WorkspaceFailed
 from moothall.ports import NOTHING, HandleLines
 from moothall.sandbox_runtime import cases, checks, files, texts

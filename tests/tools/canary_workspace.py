@@ -26,7 +26,7 @@ from moothall.authorization.audit import AuditLog
 from moothall.authorization.call_context import CallContext, Meter
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.limits import GatewayLimits
-from moothall.authorization.rules import Rules
+from moothall.authorization.policy import Rules
 from moothall.config import GuardSettings
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskKey

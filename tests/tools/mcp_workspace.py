@@ -15,7 +15,7 @@ from moothall.authorization.audit import AuditLog
 from moothall.authorization.call_context import CallContext, Meter
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.limits import GatewayLimits
-from moothall.authorization.rules import Rules
+from moothall.authorization.policy import Rules
 from moothall.config import GuardSettings, Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskKey
@@ -24,7 +24,7 @@ from moothall.settings import load_settings
 from moothall.toolkits.mcp.family import McpFamily
 from moothall.toolkits.mcp.spec import read_offers, write_accepted_tools
 from moothall.tools.spec import Rate
-from moothall.workspace.local import LocalWorkspace
+from moothall.workspace.workspace import LocalWorkspace
 from support.local import local
 from support.tool_gateway import Facts, in_seconds
 

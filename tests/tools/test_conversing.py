@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from moothall.domain.budget import Usage
-from moothall.domain.chat import ChatReply
-from moothall.domain.harness import HarnessTask, ModelQuestion
+from moothall.domain.chat import ChatReply, HarnessTask, ModelQuestion
 from moothall.errors import WorkspaceFailed
 from moothall.harnesses.running import run_harness
 from support import harness_agent

@@ -14,8 +14,7 @@ from canary_workspace import SECRET, CanaryWorkspace, guarded_workspace  # noqa:
 from corpus.attempt import MARK, OUTSIDE, PORT, Attempt, filled
 from corpus.language import ATTEMPTS
 from moothall.config import RunnerSettings
-from moothall.domain.code import CodeBlock
-from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.domain.tool import CodeBlock, ToolResult, ToolStatus
 from moothall.workspace.runner import LocalRunner
 from support.tool_gateway import in_seconds
 

@@ -18,9 +18,8 @@ from test_workflow_kills import kill, serve, until
 from command import Command
 from moothall.authorization.tokens import narrow, request_digest
 from moothall.config import BusSettings
-from moothall.domain.event import EventType, new_event
+from moothall.domain.event import Channel, EventType, new_event
 from moothall.domain.tool import ToolCall
-from moothall.domain.topic import Channel
 from moothall.events import codec
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.events.registry import subject

@@ -16,11 +16,10 @@ import psutil
 import pytest
 
 from moothall.config import RunnerSettings
-from moothall.domain.code import BlockRun, CodeBlock
-from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.domain.tool import BlockRun, CodeBlock, ToolResult, ToolStatus
 from moothall.errors import WorkspaceFailed
-from moothall.workspace.local import LocalWorkspace
 from moothall.workspace.runner import LocalRunner
+from moothall.workspace.workspace import LocalWorkspace
 from support.local import Local, local
 from support.tool_gateway import in_seconds
 

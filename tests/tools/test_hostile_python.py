@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from moothall.config import RunnerSettings
-from moothall.domain.code import BlockRun, CodeBlock
-from moothall.domain.tool import ToolResult, ToolStatus
-from moothall.workspace.local import LocalWorkspace
+from moothall.domain.tool import BlockRun, CodeBlock, ToolResult, ToolStatus
 from moothall.workspace.runner import LocalRunner
+from moothall.workspace.workspace import LocalWorkspace
 from support.local import local
 
 pytestmark = pytest.mark.e2e

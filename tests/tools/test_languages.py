@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.app.repository import register
+from moothall.app.command_repository import register
 from moothall.app.workspaces import open_workspace_services
 from moothall.config import SandboxSettings
 from moothall.domain.evidence import Verdict

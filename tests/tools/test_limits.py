@@ -12,8 +12,8 @@ import pytest
 
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.sandbox import cgroups
-from moothall.workspace.executor_log import log_folder
-from moothall.workspace.local import LocalWorkspace
+from moothall.workspace.executor_connection import log_folder
+from moothall.workspace.workspace import LocalWorkspace
 from support.local import Local, local
 from support.ordinary import interpreter_for_all, run_as_ordinary_user
 

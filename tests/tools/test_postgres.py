@@ -15,7 +15,7 @@ import pytest
 from pydantic import SecretStr
 from query_tool import PASSWORD, ask
 
-from moothall.app.rules import open_rules
+from moothall.app.gateway_rules import open_rules
 from moothall.authorization.audit import AuditLog
 from moothall.authorization.gateway import ToolGateway
 from moothall.domain.tool import ToolStatus

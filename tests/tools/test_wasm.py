@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import wasmtime
 
-from moothall.app.repository import register
+from moothall.app.command_repository import register
 from moothall.app.workspaces import open_workspace_services
 from moothall.config.workspace import WasmSettings
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.agents.admission import query_breaker
-from moothall.circuit_breaker import CircuitBreaker, CircuitOpenError
+from moothall.concurrency import CircuitBreaker, CircuitOpenError
 
 
 class Clock:

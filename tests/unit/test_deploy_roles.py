@@ -16,7 +16,7 @@ from moothall.api.identity import BearerTokens
 from moothall.app.bus import ROLES, embedded_parts, parse_roles
 from moothall.config import GrpcSettings, Settings
 from moothall.events.nats.accounts import create_account_files
-from moothall.events.nats.permissions import USERS
+from moothall.events.nats.layout import USERS
 from moothall.pb.context.v1 import context_pb2
 from moothall.pb.kernel.v1 import kernel_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2

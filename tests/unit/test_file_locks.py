@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from moothall.file_locks import lock, lock_file, write_private
+from moothall.processes import lock, lock_file, write_private
 
 _HOLDER = """
 import fcntl, sys

@@ -10,7 +10,7 @@ from pathlib import Path
 from moothall.sandbox.bubblewrap import ENVIRONMENT, UID, WORKSPACE
 from moothall.sandbox_runtime import code_runner, syntax
 from moothall.sandbox_runtime.confinement import BOOT
-from moothall.workspace.bundle import INSIDE
+from moothall.workspace.executor_connection import INSIDE
 
 ROOT = Path(__file__).parents[2]
 WHOLE = (ROOT / "Dockerfile.workspace").read_text(encoding="utf-8")

@@ -13,10 +13,8 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from moothall.agents.admission import CallAdmission
-from moothall.agents.queries import Mode, Query, SessionContext
-from moothall.agents.sessions import AgentSessions, written_paths
-from moothall.agents.tool_sequence import ToolRun, ToolSequenceRunner
+from moothall.agents.admission import AgentSessions, CallAdmission, written_paths
+from moothall.agents.queries import Mode, Query, SessionContext, ToolRun, ToolSequenceRunner
 from moothall.concurrency import merge
 from moothall.config import AgentSettings
 from moothall.domain.budget import Budget, Usage

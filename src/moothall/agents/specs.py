@@ -25,10 +25,10 @@ from pydantic import (
     model_validator,
 )
 
-from moothall.config.llm import Role
-from moothall.domain.dependency_order import DependencyOrder
+from moothall.config.models import Role
+from moothall.domain.council import ProtocolName
 from moothall.domain.ids import ID_PATTERN
-from moothall.domain.protocol import ProtocolName
+from moothall.domain.plan import DependencyOrder
 from moothall.domain.task import argv_of
 from moothall.errors import InvalidRequest
 

@@ -9,13 +9,12 @@ from google.protobuf import json_format, struct_pb2
 
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import caller
-from moothall.domain.briefing import Briefing, BriefingRequest
+from moothall.domain.council import Briefing, BriefingRequest
 from moothall.domain.ids import check_id, read_role
 from moothall.errors import InvalidRequest
 from moothall.pb.context.v1 import context_pb2 as pb
 from moothall.pb.context.v1 import context_pb2_grpc as pb_grpc
-from moothall.stories.notes import NoteChange, Update
-from moothall.stories.scopes import scopes
+from moothall.stories.notes import NoteChange, Update, scopes
 
 _MAX_COUNTED_ROWS = 1000
 

@@ -23,8 +23,8 @@ from grpc_reflection.v1alpha import reflection
 from moothall import config, errors, telemetry
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import BearerTokens, IdentityInterceptor, is_loopback
+from moothall.api.protobuf import OPEN_SERVICES, RETRY_SECONDS, abort, grpc_code
 from moothall.api.protos import services_of
-from moothall.api.status import OPEN_SERVICES, RETRY_SECONDS, abort, grpc_code
 from moothall.errors import ConfigurationError
 
 log = telemetry.get_logger(__name__)

@@ -19,7 +19,7 @@ import grpc.aio
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from moothall import config
-from moothall.api.status import OPEN_SERVICES, abort, grpc_code
+from moothall.api.protobuf import OPEN_SERVICES, abort, grpc_code
 from moothall.authorization.keys import ensure_token
 from moothall.domain.codec import wrong
 from moothall.domain.identity import LOCAL, Principal

@@ -19,11 +19,10 @@ from starlette.routing import Route
 
 from moothall import config, telemetry
 from moothall.api.asgi import ListenAddress, ServerLimits, serve_asgi
-from moothall.api.http.edge import host_name
+from moothall.api.http.middleware import host_name
 from moothall.api.identity import is_loopback
 from moothall.errors import ConfigurationError
-from moothall.telemetry.metric_types import AnyMetric, Histogram, Snapshot
-from moothall.telemetry.metrics import REGISTRY
+from moothall.telemetry.metrics import REGISTRY, AnyMetric, Histogram, Snapshot
 
 log = telemetry.get_logger(__name__)
 

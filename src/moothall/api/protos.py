@@ -13,11 +13,8 @@ from moothall.api.context import Context
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.kernel import AgentKernel
 from moothall.api.orchestrator import OrchestratorService
-from moothall.api.runner import SecureRunner
-from moothall.api.scoring import Scoring
-from moothall.api.stories import Planning
-from moothall.api.storycoach import StoryCoach
-from moothall.api.tools import Tools, ToolService
+from moothall.api.stories import Planning, StoryCoach
+from moothall.api.tools import Scoring, SecureRunner, Tools, ToolService
 from moothall.pb.context.v1 import context_pb2, context_pb2_grpc
 from moothall.pb.kernel.v1 import kernel_pb2, kernel_pb2_grpc
 from moothall.pb.orchestrator.v1 import orchestrator_pb2, orchestrator_pb2_grpc

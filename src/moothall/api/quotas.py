@@ -8,7 +8,7 @@ from typing import Any
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import caller
 from moothall.api.protobuf import to_message
-from moothall.authorization.approval_queue import refuse_unless_operator
+from moothall.authorization.approvals import refuse_unless_operator
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 
 

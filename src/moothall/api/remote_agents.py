@@ -19,9 +19,9 @@ import grpc.aio
 
 from moothall.agents.admission import query_breaker
 from moothall.api import protobuf
-from moothall.api.agent_usage import USAGE, read_usage
-from moothall.api.remote import TEMPORARY_CODES, open_channel
-from moothall.circuit_breaker import CircuitBreaker, CircuitCall, CircuitOpenError
+from moothall.api.agent import USAGE, read_usage
+from moothall.api.kernel_client import TEMPORARY_CODES, open_channel
+from moothall.concurrency import CircuitBreaker, CircuitCall, CircuitOpenError
 from moothall.config import AgentSettings
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, ChatRequest, ModelDescription, ReplyMode
@@ -33,7 +33,7 @@ from moothall.errors import (
     ModelReplyInvalid,
     ModelUnavailable,
 )
-from moothall.llm.retry import delay_before
+from moothall.llm.server_errors import delay_before
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
 from moothall.pb.shannon.common import common_pb2 as common

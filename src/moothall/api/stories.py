@@ -1,26 +1,42 @@
-"""PlanningService: stories and their state."""
+"""The services about stories: PlanningService with stories and their state, StoryCoachService,
+and the calls of OrchestratorService about stories.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from moothall.api import protobuf
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import caller
 from moothall.domain.budget import Budget, BudgetAccount
-from moothall.domain.ids import new_task_id
+from moothall.domain.council import BriefingRequest
+from moothall.domain.identity import Principal
+from moothall.domain.ids import check_id, check_task_id, new_task_id
+from moothall.domain.outcome import Outcome
+from moothall.domain.plan import PlanningEvent, Strategy
+from moothall.domain.task import Constraints, DeliberationRequest
 from moothall.errors import InvalidRequest, Refused
+from moothall.orchestrator import council_registry
+from moothall.orchestrator.story_writer import StoryWriter, WrittenStory
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as orchestrator_pb
 from moothall.pb.planning.v1 import planning_pb2 as pb
 from moothall.pb.planning.v1 import planning_pb2_grpc as pb_grpc
+from moothall.pb.storycoach.v1 import storycoach_pb2 as storycoach_pb
+from moothall.pb.storycoach.v1 import storycoach_pb2_grpc as storycoach_pb_grpc
+from moothall.stories import coach
 from moothall.stories.coach import StoryDraft
 from moothall.stories.comments import Spot, remark
 from moothall.stories.lifecycle import Blocked
-from moothall.stories.plan_document import read_outline, to_outlines
 from moothall.stories.planner import plan_of
+from moothall.stories.plans import read_outline, to_outlines
 from moothall.stories.story_state import PASSED, StoryState
+
+# PlanningService: stories and their state.
 
 
 class Planning(pb_grpc.PlanningServiceServicer):
@@ -272,3 +288,207 @@ def _delivery(card: StoryState) -> pb.Delivery | None:
 
 def _plan(card: StoryState) -> str:
     return json.dumps(dict(card.plan.data)) if card.plan else ""
+
+
+# The calls of OrchestratorService about stories: orchestration, derivation, context.
+
+
+class StoryCalls:
+    """The story methods of OrchestratorService. Subclasses implement `_submit_and_wait`."""
+
+    _dependencies: ApiDependencies
+
+    async def _submit_and_wait(
+        self, deliberation_request: DeliberationRequest, who: Principal
+    ) -> Outcome:
+        raise NotImplementedError
+
+    async def Orchestrate(
+        self, request: orchestrator_pb.OrchestrateRequest, context: Any
+    ) -> orchestrator_pb.OrchestrateResponse:
+        """Let a council work on a task of a story. The deliberation is cancelled if the call ends
+        early.
+        """
+        who = caller()
+        deliberation_request = orchestration(request)
+        if request.HasField("context_options"):
+            briefing = await self._dependencies.briefings.brief(
+                _briefing(
+                    request.context_options,
+                    deliberation_request.task_id,
+                    deliberation_request.story_id,
+                    request.role,
+                    "",
+                ),
+                who,
+            )
+            context_text = "\n\n".join(
+                part for part in (briefing.graph_text, briefing.history) if part
+            )
+            deliberation_request = replace(deliberation_request, context=context_text)
+        return protobuf.orchestrate_response(await self._submit_and_wait(deliberation_request, who))
+
+    async def ProcessPlanningEvent(
+        self, request: orchestrator_pb.ProcessPlanningEventRequest, context: Any
+    ) -> orchestrator_pb.ProcessPlanningEventResponse:
+        """Record an event of a story, and plan the story if it moved to planning."""
+        planned = await self._dependencies.plans.process(
+            protobuf.from_message(PlanningEvent, request), caller()
+        )
+        return orchestrator_pb.ProcessPlanningEventResponse(
+            processed=planned.processed, message=planned.message, derived_task_ids=planned.task_ids
+        )
+
+    async def DeriveSubtasks(
+        self, request: orchestrator_pb.DeriveSubtasksRequest, context: Any
+    ) -> orchestrator_pb.DeriveSubtasksResponse:
+        """Derive the ordered tasks of a story. If they are published, councils start to work on
+        them.
+        """
+        options = request.strategy
+        strategy = Strategy(
+            options.parallel_execution, tuple(options.dependency_order), options.max_tasks_per_role
+        )
+        derivation = await self._dependencies.plans.derive(
+            request.case_id,
+            request.plan_id,
+            request.roles,
+            strategy,
+            caller(),
+            publish=options.auto_publish_to_nats,
+        )
+        return orchestrator_pb.DeriveSubtasksResponse(
+            tasks=[
+                protobuf.to_message(orchestrator_pb.AtomicTask, task) for task in derivation.tasks
+            ],
+            derivation_id=derivation.id,
+            total_tasks=len(derivation.tasks),
+        )
+
+    async def GetTaskContext(
+        self, request: orchestrator_pb.GetTaskContextRequest, context: Any
+    ) -> orchestrator_pb.GetTaskContextResponse:
+        """Return the briefing about a task and its story."""
+        story_id = _check_story_id(request.story_id, request.case_id)
+        briefing = await self._dependencies.briefings.brief(
+            _briefing(request.options, request.task_id, story_id, request.role, request.phase),
+            caller(),
+        )
+        return orchestrator_pb.GetTaskContextResponse(
+            context_text=briefing.text,
+            blocks=protobuf.to_message(orchestrator_pb.ContextBlocks, briefing),
+            token_count=briefing.tokens,
+            version_hash=briefing.version,
+        )
+
+
+def orchestration(request: orchestrator_pb.OrchestrateRequest) -> DeliberationRequest:
+    """Convert a request. With architect selection, the reviewer is an architect and all candidates
+    are reviewed.
+    """
+    options = request.options
+    deliberation_request = DeliberationRequest(
+        description=request.task_description,
+        role=request.role,
+        task_id=check_task_id(request.task_id) if request.task_id else new_task_id(),
+        constraints=protobuf.from_message(Constraints, request.constraints),
+        rounds=options.deliberation_rounds or None,
+        repository=protobuf.read_repository(request.repository),
+        peer_review=options.enable_peer_review or options.enable_architect_selection,
+        reviewer="architect" if options.enable_architect_selection else "",
+        story_id=_check_story_id(request.story_id, request.case_id),
+        plan_id=request.plan_id,
+        origin="orchestrate",
+    )
+    return council_registry.apply_params(
+        deliberation_request, options.custom_params, council_registry.REQUEST_PARAMS
+    )
+
+
+def _check_story_id(story_id: str, case_id: str) -> str:
+    """Return the story id. A case is its story: callers give one of the two ids, or both with the
+    same value.
+    """
+    if story_id and case_id and story_id != case_id:
+        raise InvalidRequest(
+            f"story_id {story_id[:80]!r} and case_id {case_id[:80]!r} differ; they name the same "
+            "story here"
+        )
+    return (
+        check_id(story_id or case_id, "story_id" if story_id else "case_id")
+        if story_id or case_id
+        else ""
+    )
+
+
+def _briefing(
+    options: orchestrator_pb.ContextOptions, task_id: str, story_id: str, role: str, phase: str
+) -> BriefingRequest:
+    return BriefingRequest(
+        task_id=task_id,
+        story_id=story_id,
+        role=role,
+        phase=phase,
+        timeline=options.include_timeline,
+        decisions=options.include_decisions,
+        summaries=options.include_summaries,
+        events=options.max_events,
+        scopes=tuple(options.scopes),
+    )
+
+
+# StoryCoachService: scores, refines and suggests stories.
+
+
+class StoryCoach(storycoach_pb_grpc.StoryCoachServiceServicer):
+    """The gRPC servicer of StoryCoachService."""
+
+    def __init__(self, author: StoryWriter) -> None:
+        self._author = author
+
+    async def ScoreStory(
+        self, request: storycoach_pb.ScoreStoryRequest, context: Any
+    ) -> storycoach_pb.ScoreStoryResponse:
+        """Score a story by rules."""
+        return _score(coach.score(_draft(request)))
+
+    async def RefineStory(
+        self, request: storycoach_pb.RefineStoryRequest, context: Any
+    ) -> storycoach_pb.RefineStoryResponse:
+        """Refine a story. The model call is cancelled if the call ends."""
+        return storycoach_pb.RefineStoryResponse(
+            **_fields(await self._author.refine(_draft(request), caller()))
+        )
+
+    async def SuggestStory(
+        self, request: storycoach_pb.SuggestStoryRequest, context: Any
+    ) -> storycoach_pb.SuggestStoryResponse:
+        """Draft a story. The model call is cancelled if the call ends."""
+        return storycoach_pb.SuggestStoryResponse(
+            **_fields(await self._author.suggest(request.goal, caller()))
+        )
+
+
+def _draft(
+    request: storycoach_pb.ScoreStoryRequest | storycoach_pb.RefineStoryRequest,
+) -> coach.StoryDraft:
+    return coach.StoryDraft(request.title, request.description, tuple(request.ac))
+
+
+def _score(score: coach.Score) -> storycoach_pb.ScoreStoryResponse:
+    findings = [
+        storycoach_pb.Finding(code=item.code, message=item.message, weight=item.weight)
+        for item in score.findings
+    ]
+    return storycoach_pb.ScoreStoryResponse(total=score.total, findings=findings)
+
+
+def _fields(story: WrittenStory) -> dict[str, Any]:
+    draft = story.draft
+    return {
+        "title": draft.title,
+        "description": draft.description,
+        "ac": draft.ac,
+        "by": story.by,
+        "score": _score(story.score),
+    }

@@ -1,5 +1,5 @@
-"""ToolService: tools for external callers. The caller is identified by the call's token, never by a
-field.
+"""The services for tools and code of external callers: ToolService, SecureRunner, and the rigor
+score of WorkspaceService. The caller is identified by the call's token, never by the request.
 """
 
 from __future__ import annotations
@@ -10,21 +10,31 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from google.protobuf import timestamp_pb2
+from google.protobuf import json_format, timestamp_pb2
 
 from moothall.api import protobuf
 from moothall.api.identity import caller
-from moothall.authorization.approval_queue import ApprovalQueue, Parked, refuse_unless_operator
+from moothall.authorization.approvals import ApprovalQueue, Parked, refuse_unless_operator
 from moothall.domain.codec import load
 from moothall.domain.event import Recorded
 from moothall.domain.ids import own_id
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.errors import InvalidRequest, NotFound
+from moothall.pb.runner.v1 import runner_pb2 as runner_pb
+from moothall.pb.runner.v1 import runner_pb2_grpc as runner_pb_grpc
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
+from moothall.pb.workspace.v1 import workspace_pb2 as workspace_pb
+from moothall.pb.workspace.v1 import workspace_pb2_grpc as workspace_pb_grpc
+from moothall.stories.rigor import JobReport, rate
+from moothall.tool_sessions.executions import ExecutionOrder, Executions
 from moothall.tool_sessions.manager import OpenedSession, ToolSessions
 from moothall.workflows.runner import Workflows
+
+# ToolService: tools for external callers. The caller is identified by the call's token, never by a
+# field.
+
 
 _MAX_DURATION = timedelta(hours=1)
 
@@ -211,3 +221,79 @@ def _deadline(request: pb.CallToolRequest) -> datetime | None:
         return request.deadline.ToDatetime(tzinfo=UTC)
     except (ValueError, OverflowError) as error:
         raise InvalidRequest(f"deadline is not a time: {error}") from error
+
+
+# SecureRunner: code of external callers. The caller is identified by the call's token, never by a
+# field.
+
+
+class SecureRunner(runner_pb_grpc.SecureRunnerServicer):
+    """The gRPC servicer of SecureRunner."""
+
+    def __init__(self, executions: Executions) -> None:
+        self._executions = executions
+
+    async def Execute(
+        self, request: runner_pb.ExecuteRequest, context: Any
+    ) -> runner_pb.ExecuteResponse:
+        """Run code once. It stops when the call is cancelled."""
+        limits = request.limits
+        order = ExecutionOrder(
+            workspace=request.task_id,
+            execution_id=request.execution_id,
+            code=request.code,
+            token=request.capability_token,
+            inputs=protobuf.struct_data(request.inputs, "inputs"),
+            tools=tuple(request.tools),
+            timeout_ms=limits.timeout_ms,
+            memory_mb=limits.memory_mb,
+            tool_calls=limits.max_tool_calls,
+        )
+        execution = await self._executions.execute(caller(), order)
+        code_run = execution.run
+        return runner_pb.ExecuteResponse(
+            status=str(code_run.status),
+            result=protobuf.value(code_run.value),
+            stdout=code_run.printed,
+            error=code_run.error,
+            tool_call_count=execution.tool_calls,
+            usage=protobuf.to_message(
+                runner_pb.RunUsage,
+                code_run.usage,
+                duration_ms=code_run.duration_ms,
+                tier=code_run.tier,
+                reason=code_run.why,
+            ),
+        )
+
+
+# WorkspaceService: the rigor score of a finished job's evidence.
+
+
+_SCORED = ("build", "unit", "static", "e2e")
+
+
+class Scoring(workspace_pb_grpc.WorkspaceServiceServicer):
+    """The gRPC servicer of WorkspaceService."""
+
+    async def ScoreWorkspace(
+        self, request: workspace_pb.ScoreWorkspaceRequest, context: Any
+    ) -> workspace_pb.ScoreWorkspaceResponse:
+        """Score a report."""
+        report = request.report
+        if report.job_id and request.job_id and report.job_id != request.job_id:
+            raise InvalidRequest(
+                f"job_id is {request.job_id[:80]!r}, but the report has {report.job_id[:80]!r}"
+            )
+        parts = {
+            name: json_format.MessageToDict(getattr(report, name), preserving_proto_field_name=True)
+            for name in _SCORED
+            if report.HasField(name)  # type: ignore[arg-type]
+        }
+        rating = rate(load(JobReport, parts), request.rigor_level)
+        return workspace_pb.ScoreWorkspaceResponse(
+            score=rating.score,
+            rigor=rating.rigor,
+            reasons=rating.reasons,
+            gating_decision=rating.decision,
+        )

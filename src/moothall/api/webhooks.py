@@ -19,9 +19,8 @@ import orjson
 
 from moothall.api.identity import check_address
 from moothall.config import WebhookSettings as Settings
-from moothall.domain.event import EventType, Recorded
+from moothall.domain.event import Channel, EventType, Recorded
 from moothall.domain.ids import digest
-from moothall.domain.topic import Channel
 from moothall.errors import Temporary
 from moothall.ports import Bus
 from moothall.telemetry import get_logger

@@ -9,23 +9,20 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 
 from moothall import telemetry
-from moothall.api.access_tokens import AccessTokens
+from moothall.api.accounts import AccessTokens, UserAccounts
 from moothall.api.asgi import ServerLimits
-from moothall.api.bundles import BUCKET as BUNDLES
-from moothall.api.bundles import Bundles
-from moothall.api.dependencies import ApiDependencies
+from moothall.api.dependencies import BUCKET as BUNDLES
+from moothall.api.dependencies import ApiDependencies, Bundles, HealthCheck, Probe
 from moothall.api.grpc_server import grpc_server
-from moothall.api.health import HealthCheck, Probe
 from moothall.api.http.server import Served, http_server
 from moothall.api.identity import BearerTokens, TokenSource, read_tokens
 from moothall.api.openid import IssuedTokens, Issuer
-from moothall.api.web.oidc import Provider
 from moothall.api.web.routes import prepare_page
-from moothall.api.web.user_accounts import UserAccounts
+from moothall.api.web.sign_in import Provider
 from moothall.app.bus import Bus, ReportProgress, alone, lease_of, watch_log
+from moothall.app.gateway_rules import open_rules
 from moothall.app.graph import Answers
 from moothall.app.repositories import trusted_repositories
-from moothall.app.rules import open_rules
 from moothall.app.tool_sessions import (
     WRITER,
     agent_service,
@@ -33,24 +30,23 @@ from moothall.app.tool_sessions import (
     tool_service,
     workflow_service,
 )
-from moothall.authorization.quotas import Quotas
-from moothall.authorization.recent_decisions import Decisions
-from moothall.authorization.rules import Rules
-from moothall.authorization.story_budgets import BUCKET, StoryBudgets
+from moothall.authorization.budgets import BUCKET, Quotas, StoryBudgets
+from moothall.authorization.decisions import Decisions
+from moothall.authorization.policy import Rules
 from moothall.collector.collector import Collector
-from moothall.collector.observer import Observer
 from moothall.collector.overview import Overview
+from moothall.collector.records import Observer
 from moothall.collector.statistics import Statistics
 from moothall.concurrency import beside, enter_beside, say_if_slow
 from moothall.config import MetricsSettings, Models, Settings, secret_values
 from moothall.config.models import DEFAULT
 from moothall.deliberation.prompts.briefing import Briefings
-from moothall.domain.secrets import scrub
+from moothall.domain.event import Channel
 from moothall.domain.status import Condition
-from moothall.domain.topic import Channel
+from moothall.domain.text import scrub
 from moothall.errors import ModelUnavailable, Temporary
 from moothall.events.registry import EVENTS
-from moothall.llm.health import check_servers
+from moothall.llm.startup_check import check_servers
 from moothall.orchestrator.council_registry import CouncilRegistry
 from moothall.orchestrator.service import DeliberationService
 from moothall.orchestrator.story_writer import StoryWriter
@@ -61,9 +57,9 @@ from moothall.stories.lifecycle import lifecycle
 from moothall.stories.notes import Notes
 from moothall.stories.planner import Planner
 from moothall.telemetry import aggregation, metrics
-from moothall.tool_sessions.deferred_open import of_tasks
 from moothall.tool_sessions.manager import ToolSessions
-from moothall.workers.in_process import Alive
+from moothall.tool_sessions.requests import of_tasks
+from moothall.workers.subprocesses import Alive
 from moothall.workflows.runner import Workflows
 
 log = telemetry.get_logger(__name__)

@@ -24,20 +24,18 @@ from pathlib import Path
 from typing import get_args
 
 from moothall import telemetry
-from moothall.app import data_dir_lock
+from moothall.app import preflight
 from moothall.config import BusSettings, Settings
 from moothall.config.services import Duty
-from moothall.domain.causation import request_event_id
 from moothall.domain.codec import load
-from moothall.domain.event import EventType
-from moothall.domain.fleet import FLEET, HostState
-from moothall.domain.topic import Channel
+from moothall.domain.event import Channel, EventType, request_event_id
+from moothall.domain.status import FLEET, HostState
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.events.adapter import Bus, embedded_server, open_bus
-from moothall.events.integrity import LogReport, check_log
 from moothall.events.lease import BUCKET, Lease
-from moothall.file_locks import write_private
-from moothall.telemetry.events import write
+from moothall.events.raw_store import LogReport, check_log
+from moothall.processes import write_private
+from moothall.telemetry.spans import write
 
 __all__ = ["Bus", "open_bus"]
 
@@ -90,7 +88,7 @@ async def open_log(
 
 async def hold_or_find(
     data_dir: Path, report_progress: ReportProgress, stack: AsyncExitStack
-) -> data_dir_lock.Address | None:
+) -> preflight.Address | None:
     """Hold the data directory until the stack ends, or return the address of the process that holds
     it. Waits for a process that is starting or ending.
     """
@@ -98,10 +96,10 @@ async def hold_or_find(
     try:
         async with asyncio.timeout(_ATTACH_SECONDS):
             while True:
-                with suppress(data_dir_lock.DirectoryTaken):
-                    stack.enter_context(data_dir_lock.hold(data_dir))
+                with suppress(preflight.DirectoryTaken):
+                    stack.enter_context(preflight.hold(data_dir))
                     return None
-                if (address := data_dir_lock.find(data_dir)) is not None:
+                if (address := preflight.find(data_dir)) is not None:
                     return address
                 if not reported:
                     report_progress(
@@ -120,7 +118,7 @@ async def hosts(settings: Settings) -> Sequence[HostState] | None:
     """Return the hosts of a data directory that answer, by name; None if nothing is served. Raises
     `BusUnavailable`, `ConfigurationError`.
     """
-    address = data_dir_lock.find(settings.data_dir)
+    address = preflight.find(settings.data_dir)
     url = settings.bus.url if address is None else address.bus_url
     if url is None:
         return None
@@ -132,7 +130,7 @@ async def is_served(settings: Settings, bus: Bus) -> bool:
     """Return whether a process serves this data directory, or any host answers on a shared bus.
     Raises `BusUnavailable`.
     """
-    if data_dir_lock.find(settings.data_dir) is not None:
+    if preflight.find(settings.data_dir) is not None:
         return True
     if settings.bus.url is None:
         return False
@@ -269,7 +267,7 @@ def instance(settings: Settings, stack: ExitStack) -> str:
         return ""
     from moothall.app.repositories import disk_of
 
-    number = stack.enter_context(data_dir_lock.take_number(settings.data_dir))
+    number = stack.enter_context(preflight.take_number(settings.data_dir))
     return f"{disk_of(settings.data_dir)}-{number}"
 
 

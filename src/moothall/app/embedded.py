@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moothall.api.remote import local_server
-from moothall.app import data_dir_lock
-from moothall.app.repository import register
+from moothall.api.kernel_client import local_server
+from moothall.app import preflight
+from moothall.app.command_repository import register
 from moothall.app.server import describe_difference, open_app
 from moothall.config import LlmSettings, Settings, find_default_file, secret_values
 from moothall.config.models import SERVER_FIELDS
@@ -103,17 +103,17 @@ def _embedded(settings: Settings, port: int) -> Embedded:
     return Embedded(server, token, certificate, settings)
 
 
-async def _find_server(data_dir: Path) -> data_dir_lock.Address | None:
+async def _find_server(data_dir: Path) -> preflight.Address | None:
     """Return the address of the process that serves the data directory, or None. Wait for a process
     that is starting.
     """
     deadline = asyncio.get_running_loop().time() + _START_SECONDS
     while True:
         try:
-            with data_dir_lock.hold(data_dir):
+            with preflight.hold(data_dir):
                 return None
-        except data_dir_lock.DirectoryTaken:
-            address = data_dir_lock.find(data_dir)
+        except preflight.DirectoryTaken:
+            address = preflight.find(data_dir)
         if address is not None or asyncio.get_running_loop().time() > deadline:
             return address
         await asyncio.sleep(_POLL_SECONDS)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moothall.app import data_dir_lock
+from moothall.app import preflight
 from moothall.app.bus import Bus, bus_url, lease_of, open_bus
 from moothall.concurrency import beside, say_if_slow
 from moothall.config import GraphSettings, Settings
@@ -26,9 +26,8 @@ from moothall.errors import BusUnavailable, ConfigurationError, GraphUnavailable
 from moothall.events.lease import Lease
 from moothall.events.raw_store import StreamState
 from moothall.events.registry import EVENTS
-from moothall.graph.projector import BATCH_EVENTS, Projector
 from moothall.graph.remote import BusGraphClient, SocketGraphClient, serve_bus, serve_socket
-from moothall.graph.store import QUERY_SECONDS, CypherGraph
+from moothall.graph.store import BATCH_EVENTS, QUERY_SECONDS, CypherGraph, Projector
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -242,8 +241,8 @@ async def rebuild(
     """
     async with AsyncExitStack() as stack:
         try:
-            stack.enter_context(data_dir_lock.hold(settings.data_dir))
-        except data_dir_lock.DirectoryTaken as error:
+            stack.enter_context(preflight.hold(settings.data_dir))
+        except preflight.DirectoryTaken as error:
             raise ConfigurationError(
                 f"another process writes the graph of {settings.data_dir}; stop it and run this "
                 "again"
@@ -278,8 +277,8 @@ async def _hold_if_free(settings: Settings, stack: AsyncExitStack) -> bool:
         async with asyncio.timeout(_HOLD_SECONDS):
             while True:
                 try:
-                    stack.enter_context(data_dir_lock.hold(settings.data_dir))
-                except data_dir_lock.DirectoryTaken:
+                    stack.enter_context(preflight.hold(settings.data_dir))
+                except preflight.DirectoryTaken:
                     if settings.graph.url is not None or await asyncio.to_thread(
                         os.path.exists, _socket(settings.data_dir)
                     ):

@@ -13,30 +13,29 @@ from pathlib import Path
 from typing import Any
 
 from moothall.app.bus import Bus, open_bus
+from moothall.app.gateway_rules import audit_log, open_rules
 from moothall.app.repositories import Home, disk_of, for_hosts, home_of, sees
-from moothall.app.rules import audit_log, open_rules
 from moothall.app.workspaces import NotifyingWorkspaces, open_workspace_services
+from moothall.authorization.budgets import BUCKET, Quotas, StoryBudgets
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.keys import keys_of
-from moothall.authorization.quotas import Quotas
-from moothall.authorization.story_budgets import BUCKET, StoryBudgets
 from moothall.concurrency import leaves
 from moothall.config import FleetMode, MetricsSettings, Settings, secret_values
 from moothall.config.models import DEFAULT, Models
-from moothall.deliberation.prompts.repo_map import RepoMapper
+from moothall.deliberation.prompts.excerpts import RepoMapper
 from moothall.deliberation.protocols import Dependencies
 from moothall.deliberation.recorded_model import NamedModel
 from moothall.domain.ids import digest
-from moothall.domain.secrets import scrub
+from moothall.domain.text import scrub
 from moothall.errors import ConfigurationError, FleetUnavailable, MoothallError
 from moothall.llm.replicas import open_models
 from moothall.ports import ChatModel, RunHarness
 from moothall.sandbox.probe import check_layers
 from moothall.telemetry import aggregation, configure_logs, log_apart, metrics, record
-from moothall.workers import in_process, subprocesses
+from moothall.workers import subprocesses
 from moothall.workers.host import Host
-from moothall.workers.in_process import Alive
 from moothall.workers.owner import Process, registered, this_process
+from moothall.workers.subprocesses import Alive
 
 _GC_THRESHOLDS = 20_000, 20, 20
 """As in `gc.set_threshold`."""
@@ -225,7 +224,9 @@ async def open_fleet(
         main = functools.partial(
             host_beside, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url
         )
-        return in_process.hosting(count, functools.partial(_with_instance, instance, main))
+        return subprocesses.hosting_in_process(
+            count, functools.partial(_with_instance, instance, main)
+        )
 
     def host_in_children(
         _bus: Bus, bus_url: str, model_url: str

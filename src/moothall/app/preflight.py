@@ -1,30 +1,120 @@
-"""Checks that run before a command imports the modules that it works with, because importing takes
-longer than the checks.
-
-This module and its imports do not import the bus, workspaces or the graph at the top level.
+"""Checks that run before a command imports the modules that it works with, because importing
+takes longer than the checks. The lock of the data directory, and the address of the process
+that holds it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moothall.app import data_dir_lock
 from moothall.concurrency import say_if_slow
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import ConfigurationError, InvalidRequest, ModelUnavailable
-from moothall.orchestrator.planning import Defaults, plan_deliberation
+from moothall.orchestrator.requests import Defaults, plan_deliberation
+from moothall.processes import lock_file, write_private
 
 if TYPE_CHECKING:
     from moothall.sandbox.probe import Layer
     from moothall.tools.spec import ToolSpec
+
+
+# The lock of the data directory, and the address of the process that holds it.
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """How to reach the process that serves this data directory. It contains the bus credentials, so
+    the file mode is 0600. `page`: the URL of the web page for a browser on this machine, or empty.
+    `settings`: a digest of each setting that affects the work.
+    """
+
+    pid: int
+    bus_url: str
+    grpc_port: int
+    settings: Mapping[str, str]
+    page: str = ""
+
+
+class DirectoryTaken(Exception):
+    """Another process serves this data directory."""
+
+
+@contextmanager
+def hold(data_dir: Path) -> Iterator[None]:
+    """Hold the data directory, or raise `DirectoryTaken`. The kernel releases the lock whenever the
+    process ends.
+    """
+    with ExitStack() as stack:
+        try:
+            data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            free = stack.enter_context(lock_file(data_dir / "lock"))
+        except OSError as error:
+            raise ConfigurationError(
+                f"the data directory {data_dir} cannot be used: {error.strerror}"
+            ) from error
+        if not free:
+            raise DirectoryTaken
+        withdraw(data_dir)  # left by a process that was killed
+        yield
+
+
+@contextmanager
+def take_number(data_dir: Path) -> Iterator[int]:
+    """Hold the first number, from 1, that no other process of this data directory has. The kernel
+    releases it when the process ends.
+    """
+    folder = data_dir / "processes"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for number in itertools.count(1):
+        with lock_file(folder / str(number)) as free:
+            if free:
+                yield number
+                return
+
+
+def is_shared(data_dir: Path) -> bool:
+    """Return whether processes with a number use the directory. They may not hold it."""
+    for path in (data_dir / "processes").glob("*"):
+        with lock_file(path) as free:
+            if not free:
+                return True
+    return False
+
+
+def announce(data_dir: Path, address: Address) -> None:
+    """Publish the address of this process."""
+    write_private(data_dir / "serving.json", json.dumps(asdict(address)))
+
+
+def withdraw(data_dir: Path) -> None:
+    """Remove the address of the serving process."""
+    (data_dir / "serving.json").unlink(missing_ok=True)
+
+
+def find(data_dir: Path) -> Address | None:
+    """Return the address of the serving process, or None while it is starting."""
+    try:
+        return Address(**json.loads((data_dir / "serving.json").read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+        return None
+
+
+# Checks that run before a command imports the modules that it works with, because importing takes
+# longer than the checks.
+#
+# This module and its imports do not import the bus, workspaces or the graph at the top level.
+
 
 _EARLY_CHECK_SECONDS = 0.3
 
@@ -79,7 +169,7 @@ async def check_early(
     check_request(settings, request)
     if (
         all(llm.base_url is None for _, llm in settings.choice.items())
-        or data_dir_lock.find(settings.data_dir) is not None
+        or find(settings.data_dir) is not None
     ):
         return False
     from moothall.llm.startup_check import reach_all
@@ -98,7 +188,7 @@ def defaults(settings: Settings) -> Defaults:
     """Return the defaults of requests."""
 
     def tools() -> Mapping[str, ToolSpec]:
-        from moothall.app.rules import catalogue_of
+        from moothall.app.gateway_rules import catalogue_of
 
         return catalogue_of(settings)
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, TypeVar
 from moothall.authorization.keys import Keys, ensure_token, keys_of
 from moothall.concurrency import beside
 from moothall.config import ForgeSettings, OidcSettings, Settings, WebhookSettings, environment
+from moothall.domain.event import REPOSITORY_SERVICE, Channel
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base, Prepared
-from moothall.domain.topic import REPOSITORY_SERVICE, Channel
 from moothall.errors import ConfigurationError
-from moothall.file_locks import write_private
 from moothall.network.destinations import Destinations
 from moothall.ports import Answerer, Bus
+from moothall.processes import write_private
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.service import Prepare, RepositoryService
 from moothall.toolkits.web.family import WebFamily

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from moothall import telemetry
 from moothall.api.identity import read_tokens
-from moothall.app import data_dir_lock
+from moothall.app import preflight
 from moothall.app.bus import (
     ALL,
     Bus,
@@ -41,13 +41,11 @@ from moothall.app.bus import (
     open_bus,
     roles_of,
 )
-from moothall.app.data_dir_lock import Address
-from moothall.app.preflight import check_first, check_parts, defaults
+from moothall.app.preflight import Address, check_first, check_parts, defaults
 from moothall.app.repositories import serve_repositories, trusted_repositories
-from moothall.authorization.quotas import Quotas
-from moothall.authorization.story_budgets import BUCKET
+from moothall.authorization.budgets import BUCKET, Quotas
 from moothall.collector.collector import Collector
-from moothall.collector.observer import Observer
+from moothall.collector.records import Observer
 from moothall.concurrency import beside, enter_beside, say_if_slow, start_beside
 from moothall.config import (
     FleetMode,
@@ -59,14 +57,14 @@ from moothall.config import (
 )
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
-from moothall.domain.secrets import scrub
+from moothall.domain.text import scrub
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.events.registry import EVENTS
 from moothall.orchestrator.council_registry import CouncilRegistry
 from moothall.orchestrator.service import DeliberationService
 from moothall.ports import Repositories
 from moothall.workers import subprocesses
-from moothall.workers.in_process import Alive
+from moothall.workers.subprocesses import Alive
 
 if TYPE_CHECKING:  # slow to import
     from moothall.app.api import ApiInputs
@@ -172,8 +170,8 @@ async def open_app(
         if own:
             address = await hold_or_find(settings.data_dir, report_progress, stack)
         elif roles == ALL:  # other processes may share the directory
-            with suppress(data_dir_lock.DirectoryTaken):
-                stack.enter_context(data_dir_lock.hold(settings.data_dir))
+            with suppress(preflight.DirectoryTaken):
+                stack.enter_context(preflight.hold(settings.data_dir))
                 own = True
         if address is not None and serving:
             raise ConfigurationError(
@@ -209,9 +207,9 @@ async def _watch_owner(data_dir: Path) -> None:
     while True:
         await asyncio.sleep(_OWNER_SECONDS)
         try:
-            with data_dir_lock.hold(data_dir):
+            with preflight.hold(data_dir):
                 break
-        except data_dir_lock.DirectoryTaken:
+        except preflight.DirectoryTaken:
             continue
     raise BusUnavailable(
         f"the process that served {data_dir} ended; run the command again with the same --task-id, "
@@ -219,7 +217,7 @@ async def _watch_owner(data_dir: Path) -> None:
     )
 
 
-async def _attach(settings: Settings, address: data_dir_lock.Address, stack: AsyncExitStack) -> App:
+async def _attach(settings: Settings, address: preflight.Address, stack: AsyncExitStack) -> App:
     if difference := describe_difference(settings, address):
         raise ConfigurationError(difference)
     bus = await stack.enter_async_context(open_bus(settings.bus, address.bus_url))
@@ -435,7 +433,7 @@ class _ServerBuilder:
         one, they are estimated.
         """
         from moothall.deliberation.prompts.briefing import Briefings, estimate
-        from moothall.llm.counting import counting
+        from moothall.llm.windows import counting
 
         count = (
             await self._stack.enter_async_context(counting(self._settings.llm, model_address))
@@ -474,11 +472,11 @@ def _report_start(report_progress: ReportProgress, *, on_ray: bool, model: bool)
 
 def _announce(settings: Settings, url: str, app: App, stack: AsyncExitStack) -> None:
     """Tell commands on this data directory where this process is, until the stack ends."""
-    address = data_dir_lock.Address(
+    address = preflight.Address(
         os.getpid(), url, app.grpc_port, fingerprints(settings), page_at(app.link)
     )
-    data_dir_lock.announce(settings.data_dir, address)
-    stack.callback(data_dir_lock.withdraw, settings.data_dir)
+    preflight.announce(settings.data_dir, address)
+    stack.callback(preflight.withdraw, settings.data_dir)
 
 
 async def _count_answering(bus: Bus) -> tuple[int, int]:
@@ -518,7 +516,7 @@ async def _leave(
     """
     if serving or settings.bus.url is not None:
         return
-    data_dir_lock.withdraw(settings.data_dir)
+    preflight.withdraw(settings.data_dir)
     await asyncio.sleep(_DRAIN_SECONDS)
     reported = 0
     while collector.active_count:

@@ -11,25 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moothall.app import data_dir_lock
+from moothall.app import preflight
 from moothall.app.bus import Bus, ReportProgress, is_served, open_log
+from moothall.app.command_repository import Diff, files_here, files_of
 from moothall.app.repositories import trusted_repositories
-from moothall.app.repository import Diff, files_here, files_of
-from moothall.authorization.story_budgets import BUCKET, StoryBudgets
+from moothall.authorization.budgets import BUCKET, StoryBudgets
 from moothall.collector.fold import DeliberationState, fold
-from moothall.collector.model_calls import ModelCall
 from moothall.collector.overview import Overview
-from moothall.collector.timeline import Timeline
+from moothall.collector.timeline import ModelCall, Timeline
 from moothall.config import Settings
+from moothall.domain.event import Channel, deliberation_topics
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskId, check_task_id, is_id, key_of, seat_named
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.status import TaskView
 from moothall.domain.task import RepositoryRef
-from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest, NotFound
 from moothall.events.registry import EVENTS
-from moothall.orchestrator.planning import Defaults
+from moothall.orchestrator.requests import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.ports import Repositories
 from moothall.stories.board import Board
@@ -275,7 +274,7 @@ async def cancel(
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(open_log(settings, report_progress))
         repositories = trusted_repositories(settings)
-        served = data_dir_lock.find(settings.data_dir) is not None
+        served = preflight.find(settings.data_dir) is not None
         tasks = Tasks(bus, repositories, Defaults(settings.limits), served=served)
         task_id = await tasks.find(named)
         if (before := await tasks.outcome(task_id)).status.ended:

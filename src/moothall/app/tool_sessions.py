@@ -10,16 +10,16 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from moothall.agents.admission import BUCKET as SESSIONS
+from moothall.agents.admission import AgentSessions
 from moothall.agents.service import AgentTasks
-from moothall.agents.sessions import BUCKET as SESSIONS
-from moothall.agents.sessions import AgentSessions
 from moothall.app.bus import Bus, bus_url, hold_or_find, open_bus
+from moothall.app.gateway_rules import audit_log, open_rules
 from moothall.app.repositories import trusted_repositories
-from moothall.app.rules import audit_log, open_rules
 from moothall.app.workspaces import NotifyingWorkspaces, open_workspace_services
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.keys import keys_of
-from moothall.authorization.rules import Rules
+from moothall.authorization.policy import Rules
 from moothall.concurrency import beside
 from moothall.config import RunnerSettings, Settings, secret_values
 from moothall.domain.event import Recorded
@@ -195,7 +195,7 @@ async def _start_at_server(settings: Settings, port: int, request: WorkflowReque
     """Start the workflow in the serving process and return its workspace. It continues there
     without a listener.
     """
-    from moothall.api.remote import open_local_channel
+    from moothall.api.kernel_client import open_local_channel
     from moothall.pb.moothall.v1 import common_pb2
     from moothall.pb.tool.v1 import tool_pb2, tool_pb2_grpc
 

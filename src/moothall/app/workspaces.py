@@ -1,22 +1,142 @@
-"""The workspaces of a host, with the repositories that it prepares for them."""
+"""The workspaces of a host, with the repositories that it prepares for them. Workspaces in a
+Kubernetes cluster: how they are created, who owns them, and how they are tested.
+"""
 
 from __future__ import annotations
 
+import secrets
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from moothall.app.jobs import open_jobs
 from moothall.app.repositories import create_service, fetch_repositories
+from moothall.concurrency import beside
 from moothall.config import Settings
+from moothall.domain.ids import digest
 from moothall.domain.repository import Prepared
+from moothall.domain.status import Finding
+from moothall.errors import ConfigurationError
 from moothall.ports import Bus, RunCode, Workspace, Workspaces
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.service import Remote, RepositoryService
-from moothall.workspace.local import LocalWorkspaces
+from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
+from moothall.workspace.kubernetes.multiplexer import Transport
+from moothall.workspace.pool import CreateExecutor
 from moothall.workspace.prepare import Preparer
 from moothall.workspace.runner import LocalRunner, can_run_blocks
+from moothall.workspace.workspace import LocalWorkspaces
+
+# Workspaces in a Kubernetes cluster: how they are created, who owns them, and how they are tested.
+
+
+_MISSING = "workspace.kind is kubernetes: pip install 'moothall[kubernetes]'"
+
+
+def _bus_of_pods(settings: Settings) -> str:
+    return settings.jobs.bus_url or settings.bus.url or ""
+
+
+def _link_environment(settings: Settings, link: str) -> dict[str, str]:
+    """Return the environment with which a link reaches the bus. Raises `ConfigurationError`."""
+    bus, jobs = settings.bus, settings.jobs
+    variables = {"MOOTHALL_BUS__URL": _bus_of_pods(settings)}
+    if jobs.link_keys:
+        from moothall.events.nats.accounts import mint
+
+        return variables | {
+            "MOOTHALL_BUS__CREDENTIALS": mint(jobs.link_keys.get_secret_value(), link, jobs.seconds)
+        }
+    return variables | {
+        f"MOOTHALL_BUS__{name.upper()}": secret.get_secret_value()
+        for name, secret in (("token", bus.token), ("credentials", bus.credentials))
+        if secret
+    }
+
+
+def deployment_id(settings: Settings) -> str:
+    """Return an id of the processes that share a bus: its servers as pods reach them, and its
+    account. Raises `ConfigurationError`.
+    """
+    servers = sorted(
+        urlsplit(server if "://" in server else f"//{server}").netloc.rpartition("@")[2]
+        for server in _bus_of_pods(settings).split(",")
+    )
+    if settings.jobs.link_keys is None:
+        return digest(*servers)[:16]
+    from moothall.events.nats.accounts import read_account
+
+    return digest(*servers, read_account(settings.jobs.link_keys.get_secret_value()))[:16]
+
+
+@asynccontextmanager
+async def open_jobs(
+    settings: Settings, *, orphan_seconds: float = 60.0
+) -> AsyncIterator[CreateExecutor]:
+    """Yield a function that creates workspaces in a cluster. Raises `ConfigurationError` if Jobs
+    cannot be created there.
+    """
+    from moothall.events.adapter import open_core_messages
+
+    app = deployment_id(settings)  # raises for invalid keys at the start
+    try:
+        from moothall.workspace.kubernetes.cluster import Cluster
+        from moothall.workspace.kubernetes.job_executor import CodeExecutor, JobExecutor, Pods
+        from moothall.workspace.kubernetes.preflight import Reconciler
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(_MISSING) from error
+    host = f"{socket.gethostname()[:40]}-{secrets.token_hex(4)}"
+    async with (
+        open_core_messages(settings.bus, settings.bus.url or "") as connection,
+        Cluster(settings.jobs, host, app) as cluster,
+    ):
+        transport = Transport(connection.send, connection.listen)
+        pods = Pods(cluster, transport, lambda name: _link_environment(settings, name))
+
+        def create_executor(
+            setup: ExecutorSetup, folder: Path, beside: ExecutorClient | None
+        ) -> ExecutorClient:
+            if isinstance(beside, JobExecutor):
+                return CodeExecutor(setup, folder, settings, beside)
+            return JobExecutor(setup, folder, settings, pods)
+
+        async with beside(
+            Reconciler(cluster, transport, orphan_seconds).run(),
+            "jobs without a host",
+        ):
+            yield create_executor
+
+
+async def examine_jobs(settings: Settings) -> AsyncIterator[Finding]:
+    """Yield the findings about Jobs for workspaces in the cluster."""
+    try:
+        from moothall.workspace.kubernetes.preflight import examine
+
+        link_environment = _link_environment(settings, "moothall-doctor")
+    except ModuleNotFoundError:
+        yield Finding(
+            "cluster",
+            ok=False,
+            detail="the package kubernetes is missing",
+            mend="pip install 'moothall[kubernetes]'",
+        )
+        return
+    except ConfigurationError as error:
+        yield Finding(
+            "cluster",
+            ok=False,
+            detail=error.message,
+            mend="set MOOTHALL_JOBS__LINK_KEYS_FILE to a links.json",
+        )
+        return
+    async for finding in examine(settings, link_environment):
+        yield finding
+
+
+# The workspaces of a host, with the repositories that it prepares for them.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,5 @@
-"""An operator's approval of one parked request: signed, valid for that request only, usable once,
-and short-lived.
-
-It is signed with a private key (Ed25519) and checked with the public one, so that a remote host can
-check approvals and cannot sign them.
+"""Approvals by an operator: the queue of denied requests, and the signed approval of one of
+them.
 """
 
 from __future__ import annotations
@@ -10,17 +7,35 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
 
-from moothall.errors import Refused
+from moothall.authorization.call_context import CallContext, Stopped
+from moothall.domain.codec import dump, load
+from moothall.domain.identity import Principal
+from moothall.domain.ids import digest
+from moothall.domain.tool import ToolCall, ToolStatus
+from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest, NotFound, Refused
+from moothall.ports import Bucket
+from moothall.telemetry import get_logger
+from moothall.tools.arguments import arguments_digest
 
-if TYPE_CHECKING:  # a tenth of a second, which only approvals need
+if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
         Ed25519PrivateKey,
         Ed25519PublicKey,
     )
+
+
+# An operator's approval of one parked request: signed, valid for that request only, usable once,
+# and short-lived.
+#
+# It is signed with a private key (Ed25519) and checked with the public one, so that a remote host
+# can check approvals and cannot sign them.
+
 
 TYPE = "moothall-approval+jwt"
 _ALGORITHM = "EdDSA"
@@ -139,3 +154,256 @@ class Approvals:
             if self._public
             else _private_key(self._key).public_key()
         )
+
+
+# Denied requests that an operator may allow. They are stored in a bucket that every process
+# follows.
+
+
+log = get_logger(__name__)
+
+BUCKET, SPENT_BUCKET = "parked", "spent"
+_MAX_SHOWN_CHARS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A denied request and its resolution. `arguments` are shown to operators, with long texts
+    cut. `workspace` and `task_id` are keys in storage, and the tenant's own ids in lists for
+    operators.
+    """
+
+    id: str
+    request_id: str
+    tenant: str
+    workspace: str
+    task_id: str
+    seat: str
+    principal: str
+    role: str
+    tool: str
+    arguments: Mapping[str, Any]
+    arguments_digest: str
+    reason: str
+    time: str
+    state: Literal["waiting", "allowed", "refused"] = "waiting"
+    approver: str = ""
+    comment: str = ""
+    grant: str = ""
+
+    @property
+    def subject(self) -> Subject:
+        """What an approval of this request covers."""
+        return Subject(
+            self.tenant, self.workspace, self.request_id, self.tool, self.arguments_digest
+        )
+
+
+class ApprovalQueue:
+    """The buckets `parked` and `spent`, cached by this process."""
+
+    def __init__(self, parked: Bucket, spent: Bucket, approvals: Approvals) -> None:
+        self._parked = parked
+        self._spent = spent
+        self._approvals = approvals
+        self._known: dict[str, Parked] = {}
+        self._notified: set[tuple[str, str]] = set()
+        self._listeners: list[Callable[[Parked], None]] = []
+
+    async def refresh(self) -> None:
+        """Read the current entries. Raises `BusUnavailable`."""
+        for key, document in (await self._parked.entries()).items():
+            self._store(key, document)
+
+    async def run(self) -> None:
+        """Follow the bucket until cancelled."""
+        async with aclosing(self._parked.follow()) as changes:
+            async for key, document in changes:
+                item = self._store(key, document)
+                if (
+                    item is not None
+                    and item.state != "waiting"
+                    and (item.id, item.grant) not in self._notified
+                ):
+                    self._notified.add((item.id, item.grant))
+                    for listener in self._listeners:
+                        listener(item)
+
+    def on_resolved(self, listener: Callable[[Parked], None]) -> None:
+        """Call `listener` once for each request that any process allows or refuses, including old
+        ones.
+        """
+        self._listeners.append(listener)
+
+    def list_waiting(self, tenant: str) -> Sequence[Parked]:
+        """Return the requests that wait for an operator of this tenant, oldest first."""
+        waiting = (
+            item
+            for item in self._known.values()
+            if item.tenant == tenant and item.state == "waiting"
+        )
+        return sorted(waiting, key=lambda item: (item.time, item.id))
+
+    async def park(self, context: CallContext, call: ToolCall, reason: str) -> Parked:
+        """Park a request. The same request of the same seat is parked once. Raises
+        `BusUnavailable`.
+        """
+        known = self._known.get(_key(context, call))
+        if known is not None and known.state in {"waiting", "refused"}:
+            return known
+        item = Parked(
+            id=_key(context, call).rpartition(".")[2],
+            request_id=call.request_id,
+            tenant=context.tenant,
+            workspace=context.workspace_id,
+            task_id=context.task_id,
+            seat=context.seat,
+            principal=context.principal.name,
+            role=context.role,
+            tool=call.tool,
+            arguments={name: _shorten(value) for name, value in call.arguments.items()},
+            arguments_digest=arguments_digest(call.arguments),
+            reason=reason[:500],
+            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        )
+        await self._put(item)
+        return item
+
+    async def resolve(
+        self, tenant: str, named: str, *, allow: bool, approver: str, comment: str = ""
+    ) -> Parked:
+        """Allow or refuse a parked request, named by its id or its request id. Raises `NotFound`,
+        `InvalidRequest`, `BusUnavailable`.
+        """
+        matches = [
+            item
+            for item in self._known.values()
+            if item.tenant == tenant and named in {item.id, item.request_id}
+        ]
+        waiting = [item for item in matches if item.state == "waiting"]
+        if not matches:
+            raise NotFound(
+                f"no parked request {named[:80]!r}; `moothall tools requeue list` shows them"
+            )
+        if len(waiting) != 1:
+            reason = (
+                "several wait under that request id; name one by its id"
+                if waiting
+                else f"it was {matches[0].state} already"
+            )
+            raise InvalidRequest(f"the parked request {named[:80]!r} cannot be resolved: {reason}")
+        item = waiting[0]
+        grant = self._approvals.sign(item.subject, approver) if allow else ""
+        state: Literal["allowed", "refused"] = "allowed" if allow else "refused"
+        resolved = replace(item, state=state, approver=approver, comment=comment[:500], grant=grant)
+        await self._put(resolved)
+        return resolved
+
+    async def spend_approval(self, context: CallContext, call: ToolCall) -> Approval | None:
+        """Spend the approval of this call and return it; None without one. An approval
+        can be spent once.
+
+        A seat that repeats the same call under another request id spends it too. Raises `Refused`
+        if the approval is forged, or if the approved request itself comes again after the approval
+        was spent or has expired. Raises `BusUnavailable`.
+        """
+        item = self._known.get(_key(context, call))
+        if item is None or item.state != "allowed":
+            return None
+        subject = replace(
+            item.subject, tenant=context.tenant, workspace=context.workspace_id, tool=call.tool
+        )
+        repeated = call.request_id == item.request_id
+        try:
+            approval = self._approvals.check(
+                item.grant, replace(subject, arguments_digest=arguments_digest(call.arguments))
+            )
+            await self._spent.create(
+                approval.id, {"request_id": item.request_id, "approver": approval.approver}
+            )
+        except ExpiredApproval:
+            if repeated:
+                raise
+            return None
+        except AlreadyExists as error:
+            if repeated:
+                raise Refused("the approval was used already") from error
+            return None
+        return approval
+
+    async def _put(self, item: Parked) -> None:
+        key = f"{item.tenant}.{item.id}"
+        # The grant is sent in parts, because events are scrubbed of what looks like a token.
+        await self._parked.put(key, {**dump(item), "grant": item.grant.split(".")})
+        self._known[key] = item
+
+    def _store(self, key: str, document: Mapping[str, Any]) -> Parked | None:
+        try:
+            parts = document.get("grant", [])
+            item = load(
+                Parked,
+                {**document, "grant": ".".join(map(str, parts)) if isinstance(parts, list) else ""},
+            )
+        except InvalidRequest as error:
+            log.warning("a parked request cannot be read", key=key, reason=error.message)
+            return None
+        if f"{item.tenant}.{item.id}" != key:
+            log.warning("a parked request lies under another's key", key=key)
+            return None
+        self._known[key] = item
+        return item
+
+
+async def check_approval(
+    parking: ApprovalQueue, context: CallContext, call: ToolCall, stopped: Stopped
+) -> Approval:
+    """Return the approval of an operator who has allowed this call. Otherwise park the call and
+    raise `Stopped`.
+    """
+    try:
+        approval = await parking.spend_approval(context, call)
+        if approval is not None:
+            log.info(
+                "a parked request runs",
+                request=call.request_id,
+                tool=call.tool,
+                approver=approval.approver,
+            )
+            return approval
+        item = await parking.park(context, call, stopped.reason)
+    except (Refused, BusUnavailable) as error:
+        raise Stopped(
+            ToolStatus.BLOCKED, error.message, escape=isinstance(error, Refused)
+        ) from error
+    if item.state == "refused":
+        raise Stopped(
+            ToolStatus.BLOCKED, f"an operator refused it: {item.comment or stopped.reason}"
+        )
+    reason = (
+        f"{stopped.reason}. It waits for an operator as {item.id}; go on without it, or ask for "
+        "the same again later"
+    )
+    raise Stopped(ToolStatus.PARKED, reason)
+
+
+def refuse_unless_operator(principal: Principal) -> None:
+    """Raise `Refused` unless the principal is an operator."""
+    if not principal.operator:
+        raise Refused(
+            f"{principal.name} is no operator: `operator = true` in the file of tokens makes one"
+        )
+
+
+def _key(context: CallContext, call: ToolCall) -> str:
+    call_digest = digest(
+        context.workspace_id, context.seat, call.tool, arguments_digest(call.arguments)
+    )[:24]
+    return f"{context.tenant}.{call_digest}"
+
+
+def _shorten(value: Any) -> Any:
+    return (
+        f"{value[:_MAX_SHOWN_CHARS]}…"
+        if isinstance(value, str) and len(value) > _MAX_SHOWN_CHARS
+        else value
+    )

@@ -1,14 +1,5 @@
-"""An append-only record of every tool call, with one hash chain per tenant and writer.
-
-`<data_dir>/audit/<tenant>/<writer>.jsonl` holds one JSON object per line. `hash` is the sha256 of
-the line without it, and `prev` is the hash of the previous line. `<writer>.head` holds seq and hash
-of the last record, signed with the key of the server, so that a truncated file is detected. The
-AUDIT stream records both, so that an older head of the same chain is detected too. Argument values
-are left out; their digest is included.
-
-A single thread writes, so that concurrent calls form one chain. When `append` returns, the
-operating system has the record (kill -9 loses none). It is synced to disk every `sync_records`
-records and on close.
+"""An append-only record of every tool call, with one hash chain per tenant and writer. Retention
+of the audit: removal of old records from the beginning of a chain.
 """
 
 from __future__ import annotations
@@ -16,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import os
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,37 +16,117 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, BinaryIO, Literal, Self
 
 from moothall.authorization.audit_chain import (
     GENESIS,
     AuditReport,
     Head,
     Problem,
+    anchor_mac,
     head_mac,
     head_path,
+    read_anchor,
     read_head,
     read_mac,
+    read_record,
     read_tail,
     record_hash,
+    render_anchor,
     render_head,
     render_record,
     verify,
     verify_all,
 )
-from moothall.authorization.audit_retention import prune_chain
-from moothall.authorization.audit_stream import AuditPublisher, WrittenRecord
+from moothall.authorization.audit_export import AuditPublisher, WrittenRecord
 from moothall.concurrency import beside
 from moothall.domain.event import Event
 from moothall.domain.ids import TaskKey, check_id
 from moothall.domain.tool import ToolStatus
 from moothall.errors import AuditUnavailable, InvalidRequest
-from moothall.file_locks import try_lock
+from moothall.processes import try_lock
 from moothall.telemetry import get_logger
+
+# Retention of the audit: removal of old records from the beginning of a chain.
+
+
+log = get_logger(__name__)
+
+
+def prune_chain(path: Path, key: bytes, before: datetime) -> int:
+    """Remove the records of a chain that are older than `before` (UTC), and return their number. An
+    anchor replaces them, and the last record always stays. Leave a chain unchanged while a process
+    writes it, or if its old records are broken, because they are evidence.
+    """
+    with path.open("r+b") as file:
+        if not try_lock(file.fileno()):
+            return 0
+        first, last, offset = _find_cut(path, file, key, before)
+        if last.seq == first.seq:
+            return 0
+        file.seek(offset)
+        new = path.with_suffix(".new")
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as target:
+            target.write(render_anchor(key, path, last) + b"\n")
+            shutil.copyfileobj(file, target)
+            target.flush()
+            os.fsync(target.fileno())
+        new.replace(path)  # while the old file is locked, so that no writer continues it
+    return last.seq - first.seq
+
+
+def _find_cut(path: Path, file: BinaryIO, key: bytes, before: datetime) -> tuple[Head, Head, int]:
+    """Return the head before the file's first record, the head of the last record to remove, and
+    the offset of the record after it. Both heads are the same if there is nothing to remove.
+    """
+    first = Head(0, GENESIS)
+    limit = before.isoformat(timespec="milliseconds")
+    offset = 0
+    line = file.readline()
+    if anchor := read_anchor(line):
+        first = anchor.last
+        if key and not hmac.compare_digest(
+            anchor.mac.encode(), anchor_mac(key, path, first).encode()
+        ):
+            return _refuse(path, first)
+        offset += len(line)
+        line = file.readline()
+    last, cut, cut_offset = first, first, offset
+    while line:
+        record = read_record(line.removesuffix(b"\n"))
+        if record is not None:  # a line torn by a crash counts as removed with the record after it
+            if (record["seq"], record["prev"]) != (last.seq + 1, last.hash):
+                return _refuse(path, first)
+            cut, cut_offset = last, offset
+            if record["time"] >= limit:
+                break
+            last = Head(record["seq"], record["hash"])
+        offset += len(line)
+        line = file.readline()
+    return first, cut, cut_offset
+
+
+def _refuse(path: Path, first: Head) -> tuple[Head, Head, int]:
+    log.warning("old audit records are kept because their chain is broken", path=str(path))
+    return first, first, 0
+
+
+# An append-only record of every tool call, with one hash chain per tenant and writer.
+#
+# `<data_dir>/audit/<tenant>/<writer>.jsonl` holds one JSON object per line. `hash` is the sha256 of
+# the line without it, and `prev` is the hash of the previous line. `<writer>.head` holds seq and
+# hash of the last record, signed with the key of the server, so that a truncated file is detected.
+# The AUDIT stream records both, so that an older head of the same chain is detected too. Argument
+# values are left out; their digest is included.
+#
+# A single thread writes, so that concurrent calls form one chain. When `append` returns, the
+# operating system has the record (kill -9 loses none). It is synced to disk every `sync_records`
+# records and on close.
+
 
 __all__ = ["AuditEntry", "AuditLog", "AuditReport", "Problem", "verify", "verify_all"]
 
-log = get_logger(__name__)
 
 _DAY_SECONDS = 86400.0
 _LOCK_SECONDS, _LOCK_PAUSE_SECONDS = 1.0, 0.02

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from moothall.domain.secrets import HOLE
+from moothall.domain.text import HOLE
 
 GENESIS = "0" * 64
 _HEAD_BYTES = 256

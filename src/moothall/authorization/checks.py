@@ -1,26 +1,35 @@
-"""The checks of a call before it runs, one function per step. Each raises `Stopped` with what is
-wrong and what would be right. The gateway calls them in order.
-"""
+"""The checks of a call before it runs, one function per step, and the calls of a Python block."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
 
-from moothall.authorization.call_context import CallContext, Stopped
-from moothall.authorization.paths import covers, refuse_path, relative_path
+from moothall.authorization.call_context import (
+    CallContext,
+    Stopped,
+    covers,
+    refuse_path,
+    relative_path,
+)
 from moothall.authorization.tokens import Tokens, request_digest
 from moothall.concurrency import seconds_until
 from moothall.domain.ids import ROLES, check_id, check_key
-from moothall.domain.tool import Grant, ToolCall, ToolStatus
+from moothall.domain.proposal import Operation
+from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import InvalidRequest, Refused, wrong_fields
-from moothall.tools.arguments import canonical
+from moothall.tools.arguments import arguments_digest, canonical
 from moothall.tools.catalogue import CATALOGUE, ToolSpec, is_granted, list_tools
+
+# The checks of a call before it runs, one function per step. Each raises `Stopped` with what is
+# wrong and what would be right. The gateway calls them in order.
+
 
 _MAX_REQUEST_ID = 200
 _MAX_SHOWN_CHOICES = 20
@@ -272,3 +281,67 @@ def _describe_wrong_arguments(spec: ToolSpec, error: ValidationError) -> str:
         else:
             faults.append(f"argument {name!r}: {item.sentence}")
     return f"{spec.name}: {'; '.join(faults)}. Right is {_signature(spec)}"
+
+
+# Tool calls of a Python block on their way to the gateway: numbered, counted, and checked like any
+# other call.
+
+
+@dataclass(slots=True)
+class BlockBudget:
+    """The tool calls and sub-agents that a block and its sub-agents may still start."""
+
+    calls: int
+    agents: int = 0
+
+
+@dataclass(slots=True)
+class BlockCalls:
+    """The tool calls of one block. `call_tool` calls the gateway; `id_prefix` starts its request
+    ids.
+    """
+
+    call_tool: Callable[[ToolCall], Awaitable[ToolResult]]
+    id_prefix: str
+    deadline: datetime
+    budget: BlockBudget
+    completed: list[tuple[ToolCall, ToolResult]] = field(default_factory=list)
+    exhausted: bool = False
+
+    async def __call__(self, tool: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """Call a tool and return its result; `budget_exceeded` if the block has no calls left.
+        Raises what the gateway raises.
+        """
+        call = ToolCall(
+            f"{self.id_prefix}.{len(self.completed) + 1}", tool, arguments, self.deadline
+        )
+        if self.budget.calls <= 0:
+            self.exhausted = True
+            return ToolResult(
+                call.request_id,
+                tool,
+                ToolStatus.BUDGET_EXCEEDED,
+                error="this block may call no more tools",
+            )
+        self.budget.calls -= 1
+        result = await self.call_tool(call)
+        self.completed.append((call, result))
+        return result
+
+    @property
+    def results(self) -> list[ToolResult]:
+        """The results of the block's calls, in order."""
+        return [result for _, result in self.completed]
+
+    @property
+    def operations(self) -> list[Operation]:
+        """The block's calls as they are recorded, in order."""
+        return [
+            Operation(
+                result.tool,
+                arguments_digest(call.arguments),
+                str(result.status),
+                result.duration_ms,
+            )
+            for call, result in self.completed
+        ]

@@ -17,10 +17,8 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from moothall import telemetry
-from moothall.authorization.alerts import Alerts, alert_event
-from moothall.authorization.approval_queue import check_approval
+from moothall.authorization.approvals import check_approval
 from moothall.authorization.audit import AuditEntry, AuditLog
-from moothall.authorization.cache import ResultCache, cache_key
 from moothall.authorization.call_context import CallContext, Stopped
 from moothall.authorization.checks import (
     CheckedCall,
@@ -32,28 +30,32 @@ from moothall.authorization.checks import (
     note_of,
     with_token,
 )
+from moothall.authorization.decisions import Alerts, alert_event
 from moothall.authorization.limits import (
     GATEWAY_LIMITS,
     GatewayLimits,
+    Rates,
+    ResultCache,
+    ToolCircuits,
     book_time,
+    cache_key,
     check_limits,
+    check_rate,
     check_spending,
     cut_output,
     reserve,
+    scope_of,
     shorten,
 )
-from moothall.authorization.rate_limits import Rates, check_rate, scope_of
-from moothall.authorization.rules import Rules
-from moothall.authorization.tool_circuits import ToolCircuits
+from moothall.authorization.policy import Rules
 from moothall.concurrency import TimeLimit, seconds_until
 from moothall.config import GuardSettings
-from moothall.domain.causation import call_event_id
 from moothall.domain.codec import dump
-from moothall.domain.event import EventType
+from moothall.domain.event import EventType, call_event_id
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import AuditUnavailable
 from moothall.ports import Publish
-from moothall.telemetry.events import write
+from moothall.telemetry.spans import write
 from moothall.tools.arguments import arguments_digest
 from moothall.tools.catalogue import ToolSpec, list_tools
 

@@ -1,22 +1,301 @@
-"""The tool limits of a seat: concurrent calls, total calls, seconds, and size of output. Tokens and
-money are in the deliberation's `Ledger`.
+"""The tool limits of a seat: concurrent calls, total calls, seconds, and size of output. Circuit
+breakers of tools: one that keeps failing is not called for a while. Rate limits of tools. A
+cache of results, for tools whose catalogue entry allows it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
-from moothall.authorization.call_context import Meter, Stopped
-from moothall.concurrency import TimeLimit
+from cachetools import LRUCache, TLRUCache
+
+from moothall.authorization.call_context import CallContext, Meter, Stopped
+from moothall.concurrency import CircuitBreaker, CircuitCall, CircuitOpenError, TimeLimit
 from moothall.config import GuardSettings
 from moothall.domain.budget import Ledger
+from moothall.domain.ids import digest
 from moothall.domain.text import encodable
-from moothall.domain.tool import ToolStatus
+from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.errors import AlreadyExists, BusUnavailable
+from moothall.ports import Bucket
+from moothall.tools.arguments import canonical
+from moothall.tools.spec import ToolSpec
+
+# Circuit breakers of tools: one that keeps failing is not called for a while.
+
+
+_MAX_REST_SECONDS = 600.0
+_MAX_CIRCUITS = 10_000
+
+Key = tuple[str, ...]
+ReportStatus = Callable[[ToolStatus], None]
+
+_FAULTS = frozenset(
+    {
+        ToolStatus.TIMEOUT,
+        ToolStatus.MEMORY,
+        ToolStatus.CPU,
+        ToolStatus.OUTPUT,
+        ToolStatus.PROCESSES,
+        ToolStatus.DISK,
+        ToolStatus.OUTCOME_UNKNOWN,
+    }
+)
+
+
+def is_fault(spec: ToolSpec, status: ToolStatus) -> bool:
+    """Return whether a call failed, as opposed to having an error for an answer. A missing file is
+    an answer. A command that could not run, or a server that did not reply, is a failure.
+    """
+    return status in _FAULTS or (
+        status is ToolStatus.ERROR and (spec.dangerous or spec.requirements.network_access)
+    )
+
+
+class ToolCircuits:
+    """A circuit breaker for each key, which lives across calls. It opens after a number of
+    consecutive failures, and rests for up to ten minutes.
+    """
+
+    def __init__(
+        self, failures: int, rest_seconds: float, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._max_failures = failures
+        self._rest_seconds = rest_seconds
+        self._clock = clock
+        self._breakers: LRUCache[Key, CircuitBreaker] = LRUCache(_MAX_CIRCUITS)
+
+    @contextmanager
+    def watching(
+        self, key: Key, spec: ToolSpec, *, has_full_time: bool = True
+    ) -> Iterator[ReportStatus]:
+        """Let a call through and yield a function that reports its status.
+
+        A call without a report counts as a failure if it raised an `Exception`, and does not count
+        if it was stopped or cancelled. Without `has_full_time` the caller's deadline is shorter
+        than the tool's own limit, and a timeout does not count. Raises `Stopped` while the circuit
+        is open.
+        """
+        call = self._enter(key, spec)
+        failed: bool | None = None
+        reported = False
+
+        def report_status(status: ToolStatus) -> None:
+            nonlocal failed, reported
+            reported = True
+            if has_full_time or status is not ToolStatus.TIMEOUT:
+                failed = is_fault(spec, status)
+
+        try:
+            yield report_status
+        except Stopped as stopped:
+            if not reported and is_fault(spec, stopped.status):
+                report_status(stopped.status)
+            raise
+        except Exception:
+            if not reported:
+                failed = True
+            raise
+        finally:
+            call.end(failed=failed)
+
+    def _enter(self, key: Key, spec: ToolSpec) -> CircuitCall:
+        breaker = self._breakers.setdefault(
+            key,
+            CircuitBreaker(
+                self._max_failures,
+                self._rest_seconds,
+                max_rest_seconds=_MAX_REST_SECONDS,
+                clock=self._clock,
+            ),
+        )
+        try:
+            return breaker.enter()
+        except CircuitOpenError as error:
+            when = (
+                f"it is tried again in {error.seconds:.0f} seconds"
+                if error.seconds
+                else "it is being tried again just now"
+            )
+            raise Stopped(
+                ToolStatus.CIRCUIT_OPEN,
+                f"{spec.name} failed {self._max_failures} times in a row; {when}",
+            ) from None
+
+
+# Rate limits of tools.
+
+
+_MINUTE, _HOUR = 60.0, 3600.0
+_MAX_WINDOWS = 10_000
+_MAX_TRIES = 50
+
+
+class Rates:
+    """Sliding windows: no minute or hour contains more calls than the catalogue allows. Use one per
+    gateway. Nothing here awaits.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._calls: LRUCache[tuple[Key, float], deque[float]] = LRUCache(_MAX_WINDOWS)
+
+    def take(self, key: Key, spec: ToolSpec) -> float:
+        """Count a call and return 0, or return the seconds until the next call is allowed, without
+        counting this one.
+        """
+        now = self._clock()
+        windows = _windows(spec)
+        for limit, span in windows:
+            calls = self._calls.setdefault((key, span), deque())
+            while calls and calls[0] <= now - span:
+                calls.popleft()
+            if len(calls) >= limit:
+                return calls[0] + span - now
+        for _, span in windows:
+            self._calls.setdefault((key, span), deque()).append(now)
+        return 0.0
+
+
+class SharedRates:
+    """The same windows for all processes on one bus, stored in a bucket. They apply to calls beyond
+    the workspace, whose limit is per tenant. Such a call costs two round trips to the bus.
+    """
+
+    def __init__(self, bucket: Bucket, clock: Callable[[], float] = time) -> None:
+        self._bucket = bucket
+        self._clock = clock
+
+    async def take(self, tenant: str, spec: ToolSpec) -> float:
+        """Count a call and return 0, or return the seconds until the next call is allowed. Raises
+        `BusUnavailable`.
+        """
+        key = f"{tenant}.{spec.name.replace('.', '-')}"
+        windows = _windows(spec)
+        for _ in range(_MAX_TRIES):
+            document, revision = await self._bucket.get_with_revision(key)
+            now = self._clock()
+            times = [float(time_of_call) for time_of_call in (document or {}).get("calls", ())]
+            calls = sorted(
+                time_of_call for time_of_call in times if now - _HOUR < time_of_call <= now + _HOUR
+            )
+            for limit, span in windows:
+                recent = [time_of_call for time_of_call in calls if time_of_call > now - span]
+                if len(recent) >= limit:
+                    return max(recent[-limit] + span - now, 0.001)
+            try:
+                await self._bucket.replace(key, {"calls": [*calls, now]}, revision)
+            except AlreadyExists:
+                continue  # another process counted one meanwhile
+            return 0.0
+        return 1.0
+
+
+def _windows(spec: ToolSpec) -> list[tuple[int, float]]:
+    return [
+        (limit, span)
+        for limit, span in ((spec.rate.per_minute, _MINUTE), (spec.rate.per_hour, _HOUR))
+        if limit
+    ]
+
+
+def is_shared(spec: ToolSpec) -> bool:
+    """Return whether all processes count the calls of a tool together: those with effects or
+    requests beyond the workspace.
+    """
+    return spec.outside or spec.requirements.network_access
+
+
+def scope_of(context: CallContext, spec: ToolSpec) -> Key:
+    """Return the key under which calls of a tool are counted: per tenant for calls beyond the
+    workspace, else per seat.
+    """
+    if is_shared(spec):
+        return (context.tenant, spec.name)
+    return (context.tenant, context.task_id, context.seat, context.workspace_id, spec.name)
+
+
+async def check_rate(
+    rates: Rates, shared: SharedRates | None, context: CallContext, spec: ToolSpec
+) -> None:
+    """Raise `Stopped` if the tool may not be called now, by the limits of this process or by the
+    `shared` ones.
+    """
+    seconds = rates.take(scope_of(context, spec), spec)
+    if seconds <= 0 and shared is not None and is_shared(spec) and _windows(spec):
+        try:
+            seconds = await shared.take(context.tenant, spec)
+        except BusUnavailable as error:
+            reason = (
+                f"how often {spec.name} was called cannot be asked ({error.message}); try again"
+            )
+            raise Stopped(ToolStatus.RATE_LIMITED, reason) from error
+    if seconds > 0:
+        raise Stopped(ToolStatus.RATE_LIMITED, too_often(spec, seconds))
+
+
+def too_often(spec: ToolSpec, seconds: float) -> str:
+    """Return the message that a rate limit is reached and when the next call is allowed."""
+    limits = " and ".join(
+        f"{limit} a {'minute' if span == _MINUTE else 'hour'}" for limit, span in _windows(spec)
+    )
+    return f"{spec.name} may be called {limits}; the next may go in {seconds:.0f} seconds"
+
+
+# A cache of results, for tools whose catalogue entry allows it.
+
+
+def cache_key(tenant: str, workspace: str, spec: ToolSpec, arguments: Mapping[str, Any]) -> str:
+    """Return the key of a call's result. Tenants never share a key; tools that read files have one
+    per workspace.
+    """
+    scope = "" if spec.requirements.file_system == "none" else workspace
+    return digest(tenant, scope, spec.name, spec.version, canonical(arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    result: ToolResult
+    size: int
+    seconds: float
+
+
+class ResultCache:
+    """A cache of successful results, with the lifetime from the catalogue and at most `max_bytes`
+    of output.
+    """
+
+    def __init__(self, max_bytes: int, clock: Callable[[], float] = monotonic) -> None:
+        self._entries: TLRUCache[str, _Entry] = TLRUCache(
+            max_bytes,
+            ttu=lambda _, entry, now: now + entry.seconds,
+            timer=clock,
+            getsizeof=lambda entry: entry.size,
+        )
+
+    def get(self, key: str) -> ToolResult | None:
+        """Return the cached result, or None."""
+        entry = self._entries.get(key)
+        return entry.result if entry else None
+
+    def put(self, key: str, spec: ToolSpec, result: ToolResult) -> None:
+        """Store a result, unless it failed, is too large, or its tool has no cache time."""
+        if result.status is not ToolStatus.SUCCESS or spec.cache_seconds <= 0:
+            return
+        entry = _Entry(result, len(canonical(result.output)), spec.cache_seconds)
+        if entry.size <= self._entries.maxsize:
+            self._entries[key] = entry
+
+
+# The tool limits of a seat: concurrent calls, total calls, seconds, and size of output. Tokens and
+# money are in the deliberation's `Ledger`.
+
 
 _MAX_DEPTH = 20
 _MAX_NAME_CHARS = 100

@@ -1,4 +1,4 @@
-"""The command line: one module for each command group, imported only when it is used."""
+"""The command line: modules of commands that belong together, imported only when one is used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "diff": ("tasks:diff", "Print the winner's diff, or another seat's."),
         "apply": ("tasks:apply", "Apply that diff to your files."),
         "cancel": ("tasks:cancel", "Stop a task."),
-        "fork": ("fork:fork", "Run a task again from one of its turns."),
+        "fork": ("deliberate:fork", "Run a task again from one of its turns."),
         "steer": ("tasks:steer", "Tell the seats of a running task something."),
         "rm": ("tasks:rm", "Remove a task with its branch."),
     },
@@ -47,24 +47,24 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Server": {
         "open": ("serve:open_", "Open the page in a browser, signed in."),
         "serve": ("serve:serve", "Serve gRPC and HTTP until it is stopped."),
-        "watch": ("watch:watch", "Answer issues of a forge with pull requests."),
+        "watch": ("serve:watch", "Answer issues of a forge with pull requests."),
         "acp": ("acp:acp", "Offer councils to an editor that speaks ACP, such as Zed."),
         "mcp": ("mcp:mcp", "Offer councils to an editor or assistant that speaks MCP."),
-        "account": ("account:account", "Say who signs in at the page with a password."),
-        "token": ("token:token", "Create and revoke tokens of callers of gRPC and HTTP."),
+        "account": ("credentials:account", "Say who signs in at the page with a password."),
+        "token": ("credentials:token", "Create and revoke tokens of callers of gRPC and HTTP."),
         "quota": ("quota:quota", "See and change the quotas of a tenant."),
         "executor": ("executor:executor", "Run the tools inside a workspace's container."),
         "fleet": ("doctor:fleet", "List the hosts at work: where, since when, on what."),
         "init": ("init:init", "Choose and test a model server, and write its settings."),
         "doctor": ("doctor:doctor", "Try every part of this machine that is needed."),
         "config": ("config:config", "Print the settings and the file that they come from."),
-        "completion": ("completion:completion", "Print the completion script of a shell."),
+        "completion": ("config:completion", "Print the completion script of a shell."),
         "tools": ("tools:tools", "See, switch and run the agents' tools."),
         "backup": ("backup:backup", "Back up log, keys and repositories, also while serving."),
         "restore": ("backup:restore", "Restore a backup into an empty data directory."),
-        "bus": ("bus:bus", "Make the keys of a bus of your own."),
-        "log": ("log:log", "Read and prune the event log."),
-        "audit": ("audit:audit", "Verify the record of tool calls."),
+        "bus": ("credentials:bus", "Make the keys of a bus of your own."),
+        "log": ("log_and_audit:log", "Read and prune the event log."),
+        "audit": ("log_and_audit:audit", "Verify the record of tool calls."),
         "graph": ("graph:graph", "Ask where a line comes from and why."),
     },
 }

@@ -23,8 +23,8 @@ from acp.schema import (
     ToolKind,
 )
 
-from moothall.cli.text import plain
-from moothall.client import EventType, EvidenceLevel, Outcome, Update
+from moothall.cli.runtime import plain
+from moothall.client import EventType, Outcome, Update
 from moothall.domain.codec import mapping_of
 from moothall.domain.evidence import Verdict
 from moothall.errors import InvalidRequest
@@ -58,13 +58,6 @@ _NARRATED = {
     EventType.EVIDENCE_REPORTED,
 }
 """The events whose description (`Update.step`) is shown."""
-
-_LEVELS: Mapping[EvidenceLevel, str] = {
-    EvidenceLevel.PROVEN: "a test of the repository failed before and passes now",
-    EvidenceLevel.REPRODUCED: "a test by another agent failed before and passes now",
-    EvidenceLevel.SELF_TESTED: "only its author's own test failed before and passes now",
-    EvidenceLevel.UNPROVEN: "no test failed before and passes now",
-}
 
 
 def read_prompt(blocks: Sequence[ContentBlock]) -> str:
@@ -212,7 +205,7 @@ def describe_outcome(outcome: Outcome) -> str:
     winner, *others = outcome.results
     if not winner.diff and outcome.final_state != "already_done":
         return plain(winner.content, _MAX_CHARS)
-    level = "" if outcome.final_state == "already_done" else f" ({_LEVELS[outcome.level]})"
+    level = "" if outcome.final_state == "already_done" else f" ({outcome.level.meaning})"
     title = (
         "**The task is already done.** Nothing was changed"
         if outcome.final_state == "already_done"

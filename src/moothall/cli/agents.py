@@ -11,10 +11,8 @@ import click
 from moothall.agents.loading import Loaded, Wrong, check_order, load
 from moothall.agents.specs import Spec
 from moothall.app.preflight import NamedRepository, check_early, check_request
-from moothall.cli.exit_codes import EXIT_NONE
 from moothall.cli.options import example, json_option, repository_options
-from moothall.cli.runtime import print_json, say, with_settings
-from moothall.cli.text import plain, stderr_reporter
+from moothall.cli.runtime import EXIT_NONE, plain, print_json, say, stderr_reporter, with_settings
 from moothall.config import Settings
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
@@ -261,7 +259,7 @@ async def _run_agents(
     )
     # Imported late: this takes a second, and an invalid address is reported before.
     from moothall.agents.runner import AgentRun, State, first_line
-    from moothall.app.repository import find_repository, unseen
+    from moothall.app.command_repository import find_repository, unseen
     from moothall.app.server import open_app
     from moothall.cli.documents import AgentsDocument
     from moothall.domain.codec import dump

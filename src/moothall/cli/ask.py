@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 import click
 
 from moothall.app.preflight import NamedRepository, check_early
-from moothall.cli import complete
+from moothall.cli import options as complete
 from moothall.cli.ask_options import AskOptions, show_answer
-from moothall.cli.exit_codes import exit_code
 from moothall.cli.options import (
     SEED,
     SettingRange,
@@ -24,8 +23,15 @@ from moothall.cli.options import (
     text_option,
     verbose_option,
 )
-from moothall.cli.runtime import report_errors, result_of, say, settings_of
-from moothall.cli.text import plain, stderr_reporter
+from moothall.cli.runtime import (
+    exit_code,
+    plain,
+    report_errors,
+    result_of,
+    say,
+    settings_of,
+    stderr_reporter,
+)
 from moothall.config import Settings
 from moothall.domain.ids import is_id
 from moothall.domain.outcome import Outcome
@@ -33,7 +39,7 @@ from moothall.domain.task import Constraints, DeliberationRequest
 from moothall.errors import InvalidRequest
 
 if TYPE_CHECKING:  # imported once the model server has answered
-    from moothall.app.repository import Diff
+    from moothall.app.command_repository import Diff
 
 _LAST_TASK = "\0"  # the value of --continue without a task
 
@@ -224,7 +230,7 @@ def _answer_once(options: AskOptions, *, yes: bool) -> NoReturn:
 
 async def _converse(options: AskOptions) -> int:
     model_checked = await _check_early(options, replace(options.request, description="?"))
-    from moothall.cli.chat import run_conversation
+    from moothall.cli.ask_session import run_conversation
 
     return await run_conversation(options, model_checked=model_checked)
 
@@ -253,7 +259,7 @@ def _is_wanted(*, yes: bool, quiet: bool) -> bool:
 
 
 def _apply(settings: Settings, files: Path, changes: Sequence[Diff]) -> tuple[str, ...]:
-    from moothall.app.repository import take_over
+    from moothall.app.command_repository import take_over
 
     paths = result_of(take_over(settings, files, *changes))
     say(f"applied to {', '.join(plain(path, 80) for path in paths)}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moothall.app.preflight import NamedRepository
-from moothall.cli.text import plain
+from moothall.cli.runtime import plain
 from moothall.config import Settings
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import DeliberationRequest
@@ -15,7 +15,7 @@ from moothall.domain.task import DeliberationRequest
 if TYPE_CHECKING:  # imported once the model server has answered
     from rich.console import Console
 
-    from moothall.cli.progress import ProgressPrinter
+    from moothall.cli.council import ProgressPrinter
 
 _MAX_CHARS = 20_000
 
@@ -37,7 +37,7 @@ class AskOptions:
 
     def printer(self) -> ProgressPrinter:
         """Create the progress printer of one question."""
-        from moothall.cli.progress import ProgressPrinter
+        from moothall.cli.council import ProgressPrinter
 
         return ProgressPrinter(quiet=self.quiet, verbose=self.verbose, thoughts=True)
 

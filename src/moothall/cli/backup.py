@@ -20,7 +20,7 @@ async def backup(settings: Settings, *, file: Path) -> None:
     """Write the log, keys, tokens, audit and repositories to FILE, also while `serve` runs. FILE
     contains secrets, so only its owner can read it.
     """
-    from moothall.app.backup import save_backup
+    from moothall.app.data_dir import save_backup
 
     saved = await save_backup(settings, file, say)
     click.echo(
@@ -36,7 +36,7 @@ async def restore(settings: Settings, *, file: Path) -> None:
     """Restore the backup FILE into an empty data directory. Deliberations that had not ended
     continue when `serve` starts.
     """
-    from moothall.app.backup import restore_backup
+    from moothall.app.data_dir import restore_backup
 
     restored = await restore_backup(settings, file, say)
     click.echo(

@@ -15,15 +15,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from moothall.cli import complete
-from moothall.cli.exit_codes import EXIT_WRONG
+from moothall.cli import options
 from moothall.cli.options import example, json_option
-from moothall.cli.runtime import print_json, with_settings
-from moothall.cli.text import plain
+from moothall.cli.runtime import EXIT_WRONG, plain, print_json, with_settings
 from moothall.config import Settings
 
 if TYPE_CHECKING:  # imported by the command that runs
-    from moothall.app.repository import RepositoryCheck
+    from moothall.app.command_repository import RepositoryCheck
     from moothall.ranking.baseline import CheckRow, Diagnosis
     from moothall.ranking.failures import FailureReader
 
@@ -38,7 +36,7 @@ _MESSAGE_CHARS, _FILE_WIDTH = 20_000, 10_000
 
 
 @click.command(epilog=example("moothall check", "moothall check ../other --write"))
-@click.argument("repo", default="", shell_complete=complete.repositories)
+@click.argument("repo", default="", shell_complete=options.repositories)
 @click.option(
     "--ref", default="", help="A branch, tag or commit; the repository's HEAD by default."
 )
@@ -71,8 +69,8 @@ async def check(
     Exit codes: 0 if a council could be judged, also with red tests; 2 if not, with the file and
     setting to write.
     """
+    from moothall.app.command_repository import check_repository, write_profile
     from moothall.app.preflight import NamedRepository
-    from moothall.app.repository import check_repository, write_profile
     from moothall.ranking.baseline import diagnose
 
     err, out = Console(stderr=True, highlight=False, quiet=as_json), sys.stdout

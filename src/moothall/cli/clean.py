@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from moothall.cli.documents import CleanDocument, KeptEntry
-from moothall.cli.exit_codes import EXIT_NONE
 from moothall.cli.options import FiniteRange, example, json_option
-from moothall.cli.runtime import print_json, say, with_settings
+from moothall.cli.runtime import EXIT_NONE, print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.codec import dump
 
 if TYPE_CHECKING:  # imported by the command that runs
-    from moothall.workspace.cleaning import StoredItem
+    from moothall.workspace.layout import StoredItem
 
 
 @click.command(
@@ -47,7 +46,7 @@ async def clean(
     Items in use stay, all of them while a process serves. Removed items are created again when
     needed. Exit code 1 if an item could not be removed.
     """
-    from moothall.app.cleaning import clean_up
+    from moothall.app.data_dir import clean_up
 
     def report_removed(item: StoredItem) -> None:
         if not as_json:

@@ -1,4 +1,6 @@
-"""`moothall config`: the effective settings."""
+"""`moothall config`: the effective settings. `moothall completion`: completion scripts for
+shells.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,8 @@ from pydantic import BaseModel
 from moothall.cli.options import example, json_option
 from moothall.cli.runtime import file_of, report_errors, settings_of
 from moothall.config import default_file
+
+# `moothall config`: the effective settings.
 
 
 @click.command(epilog=example("moothall config | grep LLM", "moothall --config ci.toml config"))
@@ -50,3 +54,28 @@ def _lines(values: dict[str, Any], model: BaseModel, prefix: str) -> list[str]:
                 + (f"    # {description}" if description else "")
             )
     return lines
+
+
+# `moothall completion`: completion scripts for shells.
+
+
+@click.command(
+    epilog=example(
+        'eval "$(moothall completion bash)"',
+        "moothall completion fish > ~/.config/fish/completions/moothall.fish",
+    )
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+@report_errors
+def completion(context: click.Context, *, shell: str) -> None:
+    """Print the completion script of SHELL: commands, options, task and repository ids, roles,
+    protocols.
+    """
+    from click.shell_completion import get_completion_class
+
+    completion_class = get_completion_class(shell)
+    if completion_class is None:
+        raise AssertionError(shell)
+    root = context.find_root()
+    click.echo(completion_class(root.command, {}, "moothall", "_MOOTHALL_COMPLETE").source())

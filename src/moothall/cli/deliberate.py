@@ -1,7 +1,5 @@
-"""`moothall deliberate`: a council on a task in a repository.
-
-`--hidden-tests` names files and folders of tests that no seat sees. They are copied over the
-repository.
+"""`moothall deliberate`: a council on a task in a repository. `moothall fork`: run a task again
+from one of its turns.
 """
 
 from __future__ import annotations
@@ -16,22 +14,29 @@ from pathlib import Path
 import click
 
 from moothall.app.preflight import NamedRepository, check_early
-from moothall.cli import complete
+from moothall.cli import options
 from moothall.cli.options import (
     SEED,
     SettingRange,
     example,
     json_option,
     repository_options,
+    task_argument,
     text_option,
     verbose_option,
 )
-from moothall.cli.runtime import with_settings
-from moothall.cli.text import stderr_reporter
+from moothall.cli.runtime import stderr_reporter, with_settings
 from moothall.config import Settings
+from moothall.domain.ids import check_id
 from moothall.domain.outcome import Outcome
-from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
+from moothall.domain.task import Constraints, DeliberationRequest, Fork, RepositoryRef
 from moothall.errors import InvalidRequest
+
+# `moothall deliberate`: a council on a task in a repository.
+#
+# `--hidden-tests` names files and folders of tests that no seat sees. They are copied over the
+# repository.
+
 
 _SKIPPED_NAMES = frozenset({".git", "__pycache__", "node_modules", ".pytest_cache"})
 _MAX_FILES, _MAX_BYTES = 500, 3_000_000
@@ -137,7 +142,7 @@ def _decode(path: Path, content: bytes) -> str:
     "--role",
     default="DEV",
     show_default=True,
-    shell_complete=complete.roles,
+    shell_complete=options.roles,
     help="Role of the council: dev, qa, architect, devops, data, po.",
 )
 @click.option(
@@ -153,7 +158,7 @@ def _decode(path: Path, content: bytes) -> str:
 @click.option(
     "--protocol",
     default="",
-    shell_complete=complete.protocols,
+    shell_complete=options.protocols,
     help="single, vote, debate, tests_then_verify (the default), tournament or ask: one seat, "
     "whose answer may be no change.",
 )
@@ -293,7 +298,7 @@ async def deliberate(
 async def _read_hidden_tests(
     settings: Settings, named: NamedRepository, arguments: Sequence[str]
 ) -> dict[str, str]:
-    from moothall.app.repository import files_here
+    from moothall.app.command_repository import files_here
 
     top = None if named.text else await files_here(settings, named.repo)
     return await asyncio.to_thread(read_hidden_tests, arguments, top)
@@ -321,10 +326,9 @@ async def _deliberate(
     report_progress = stderr_reporter(quiet=output.quiet)
     model_checked = await check_early(settings, request, named, report_progress)
     # Imported late: this takes a second, and an invalid address is reported before.
-    from moothall.app.repository import find_repository, unseen
+    from moothall.app.command_repository import find_repository, unseen
     from moothall.app.server import open_app
-    from moothall.cli.council import run_deliberation
-    from moothall.cli.progress import ProgressPrinter
+    from moothall.cli.council import ProgressPrinter, run_deliberation
 
     printer = ProgressPrinter(quiet=output.quiet, verbose=output.verbose)
     repository = await find_repository(settings, named)
@@ -341,7 +345,7 @@ async def _deliberate(
         async with open_app(settings, printer.report, model_checked=model_checked) as app:
             outcome = await run_deliberation(app.deliberations, request, printer.show_event)
             printer.stop_live()
-            complete.remember(settings.data_dir, outcome.task_id)
+            options.remember(settings.data_dir, outcome.task_id)
             return output.report_outcome(outcome)
 
 
@@ -356,9 +360,8 @@ async def _deliberate_remotely(
 ) -> int:
     """Deliberate at a remote server, which fetches the repository itself."""
     named.check_remote()
-    from moothall.app.repository import files_here, kernel_of, names
-    from moothall.cli.council import run_deliberation
-    from moothall.cli.progress import ProgressPrinter
+    from moothall.app.command_repository import files_here, kernel_of, names
+    from moothall.cli.council import ProgressPrinter, run_deliberation
 
     named.check()
     printer = ProgressPrinter(quiet=output.quiet, verbose=output.verbose)
@@ -375,3 +378,85 @@ async def _deliberate_remotely(
         with printer.live_display():
             outcome = await run_deliberation(kernel, request, printer.show_event)
     return output.report_outcome(outcome)
+
+
+# `moothall fork`: run a task again from one of its turns.
+
+
+@click.command(epilog=example('moothall fork task-0123456789ab --turn 3 "Use a set instead."'))
+@task_argument(required=True)
+@click.argument("words", default="")
+@click.option(
+    "--turn",
+    type=click.IntRange(1, 2**31 - 1),
+    required=True,
+    help="Last turn to keep; `log tail` and -v show the numbers.",
+)
+@click.option(
+    "--seat",
+    default="",
+    help="Seat whose turns are kept, by name or number; by default the winner or the first.",
+)
+@click.option(
+    "--seed", type=SEED, help="Base of the sampling seeds of new turns; a different one by default."
+)
+@click.option(
+    "--task-id", default="", help="Id of the fork; TASK-f1, TASK-f2 and so on by default."
+)
+@click.option(
+    "--server",
+    default="",
+    help="HOST:PORT of a `moothall serve` that has TASK; give the complete id.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="File with the token for --server; by default the token of this machine.",
+)
+@json_option
+@verbose_option
+@with_settings()
+async def fork(
+    settings: Settings,
+    *,
+    task: str,
+    words: str,
+    turn: int,
+    seat: str,
+    seed: int | None,
+    task_id: str,
+    server: str,
+    token_file: Path | None,
+    as_json: bool,
+    verbose: bool,
+) -> int:
+    """Run TASK again from turn N of a seat, with the message WORDS or, without it, another seed.
+
+    The turns until then are taken from the log: no model call is repeated, and their actions are
+    repeated in a new workspace. TASK itself stays as it is. The fork is a new task with its own
+    branch.
+
+    Exit codes: as of `deliberate`.
+    """
+    from moothall.app.command_repository import kernel_of
+    from moothall.app.server import open_app
+    from moothall.app.tasks import tasks_of
+    from moothall.cli.council import ProgressPrinter, print_outcome, run_deliberation
+
+    check_id(task, "TASK")
+    request = DeliberationRequest(
+        "", "", task_id=task_id, seed=seed, fork=Fork(task, turn, seat, words)
+    )
+    out, printer = sys.stdout, ProgressPrinter(quiet=as_json, verbose=verbose, thoughts=True)
+    with printer.live_display():
+        if server:
+            async with kernel_of(settings, server, token_file) as kernel:
+                outcome = await run_deliberation(kernel, request, printer.show_event)
+        else:
+            async with open_app(settings, printer.report) as app:
+                local_fork = Fork(await tasks_of(settings, app).find(task), turn, seat, words)
+                outcome = await run_deliberation(
+                    app.deliberations, replace(request, fork=local_fork), printer.show_event
+                )
+                options.remember(settings.data_dir, outcome.task_id)
+    return print_outcome(outcome, out, json_wanted=as_json)

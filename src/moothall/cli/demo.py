@@ -9,9 +9,8 @@ from pathlib import Path
 
 import click
 
-from moothall.cli.council import print_outcome, run_deliberation
+from moothall.cli.council import ProgressPrinter, print_outcome, run_deliberation
 from moothall.cli.options import SEED, SettingRange, example, json_option
-from moothall.cli.progress import ProgressPrinter
 from moothall.cli.runtime import say, with_settings
 from moothall.cli.show import first_added
 from moothall.config import Settings
@@ -99,7 +98,7 @@ async def _begin_story(settings: Settings, repository: str) -> str:
 
 
 async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: bool) -> int:
-    from moothall.app.repository import register
+    from moothall.app.command_repository import register
     from moothall.app.server import open_app
     from moothall.repositories.sample import make_sample_repository
 

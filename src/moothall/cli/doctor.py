@@ -15,17 +15,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moothall.cli.documents import findings_document
-from moothall.cli.exit_codes import EXIT_NONE
 from moothall.cli.options import example, json_option
-from moothall.cli.runtime import print_json, say, with_settings
-from moothall.cli.text import plain
+from moothall.cli.runtime import EXIT_NONE, plain, print_json, say, with_settings
 from moothall.config import LlmSettings, RaySettings, SandboxSettings, Settings
 from moothall.config.models import DEFAULT
 from moothall.deliberation.model_texts import describe_reply, price_text, window_text
-from moothall.domain.code import PYTHON_WINDOW, CodeBlock
-from moothall.domain.fleet import HostState
-from moothall.domain.status import Finding
-from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.domain.status import Finding, HostState
+from moothall.domain.tool import PYTHON_WINDOW, CodeBlock, ToolResult, ToolStatus
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.toolkits.families import FAMILIES
 from moothall.workspace.executor_client import ExecutorSetup
@@ -173,7 +169,7 @@ async def _this_machine(settings: Settings) -> AsyncIterator[Finding]:
 
 async def _jobs(settings: Settings) -> AsyncIterator[Finding]:
     """Check the cluster, then a workspace in it. This machine's sandbox is not used then."""
-    from moothall.app.jobs import examine_jobs, open_jobs
+    from moothall.app.workspaces import examine_jobs, open_jobs
 
     findings = [finding async for finding in examine_jobs(settings)]
     for finding in findings:
@@ -286,7 +282,7 @@ async def _bus(settings: Settings) -> Finding:
 
 
 async def _ray_cluster(ray: RaySettings, address: str) -> Finding:
-    from moothall.workers.ray_authentication import HELP, Access, describe, probe_access
+    from moothall.workers.ray_setup import HELP, Access, describe, probe_access
 
     access, reason = await probe_access(address)
     detail = describe(access, address, reason)

@@ -14,9 +14,8 @@ from typing import Any, Literal
 from moothall.agents.runner import Ended
 from moothall.cli.verdict import VerdictDocument
 from moothall.domain.codec import dump
-from moothall.domain.fleet import HostState
 from moothall.domain.outcome import Outcome
-from moothall.domain.status import Finding, TaskView
+from moothall.domain.status import Finding, HostState, TaskView
 from moothall.ranking.baseline import CheckRow
 
 VERSION: Literal[1] = 1

@@ -12,11 +12,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from moothall.cli import complete
-from moothall.cli.exit_codes import EXIT_NONE
+from moothall.cli import options as complete
 from moothall.cli.options import SEED, SettingRange, example, json_option
-from moothall.cli.runtime import print_json, say, with_settings
-from moothall.cli.text import plain
+from moothall.cli.runtime import EXIT_NONE, plain, print_json, say, with_settings
 from moothall.config import Settings
 from moothall.errors import InvalidRequest
 from moothall.evaluate import DEFAULT_COMMITS, DEFAULT_TASKS

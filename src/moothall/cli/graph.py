@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from moothall.cli.exit_codes import EXIT_NONE
 from moothall.cli.options import example, json_option
-from moothall.cli.runtime import print_json, say, with_settings
+from moothall.cli.runtime import EXIT_NONE, print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import check_id
@@ -123,8 +122,8 @@ async def _query_line(
 ) -> int:
     from dataclasses import asdict
 
-    from moothall.app.repository import line_provenance
-    from moothall.cli.text import plain
+    from moothall.app.command_repository import line_provenance
+    from moothall.cli.runtime import plain
 
     _, _, path, line = location
     origin, rows = await line_provenance(settings, location, values, tenant)

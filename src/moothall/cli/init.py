@@ -18,7 +18,7 @@ from moothall.config import LlmSettings, LogSettings, default_file
 from moothall.config.file import read_toml
 from moothall.deliberation.model_texts import describe_reply, price_text, window_text
 from moothall.errors import ConfigurationError, InvalidRequest
-from moothall.file_locks import write_private
+from moothall.processes import write_private
 from moothall.telemetry import configure_logs
 
 _PROVIDERS = {

@@ -1,30 +1,186 @@
-"""`moothall judge`: a verdict on a change that somebody else made."""
+"""`moothall judge`: a verdict on a change that somebody else made. The change and the task that
+the URL of a pull request or an issue names.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+from urllib.parse import urlsplit
 
 import click
 
 from moothall.app.preflight import NamedRepository, check_early, check_request
-from moothall.cli import complete
-from moothall.cli.exit_codes import EXIT_NONE, EXIT_UNPROVEN, exit_code
+from moothall.cli import options
 from moothall.cli.options import SEED, SettingRange, example, json_option, verbose_option
-from moothall.cli.runtime import with_settings
-from moothall.cli.text import stderr_reporter
+from moothall.cli.runtime import EXIT_NONE, EXIT_UNPROVEN, exit_code, stderr_reporter, with_settings
+from moothall.cli.statement import findings
 from moothall.cli.verdict import LEVELS, JudgementLog, VerdictDocument, make_verdict
-from moothall.config import Settings
+from moothall.cli.verdict_text import headline, verdict_markdown
+from moothall.config import ForgeSettings, Settings
+from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
-from moothall.errors import InvalidRequest
+from moothall.errors import InvalidRequest, NotFound, Refused
 
-if TYPE_CHECKING:  # slow to import
-    from moothall.cli.progress import ProgressPrinter
+if TYPE_CHECKING:
+    from moothall.cli.council import ProgressPrinter
     from moothall.domain.event import Recorded
+
+
+# The change and the task that the URL of a pull request or an issue names.
+
+
+_PULL = re.compile(
+    r"^(?P<root>https?://[^/?#@\s]+)/(?P<name>[^/\s]+/[^/\s]+)/pulls?/(?P<number>\d+)"
+)
+_ISSUE = re.compile(
+    r"^(?P<root>https?://[^/?#@\s]+)/(?P<name>[^/\s]+/[^/\s]+)/issues/(?P<number>\d+)"
+)
+
+
+_STATUS_CONTEXT, _STATUS_CHARS, _SUMMARY_CHARS = "moothall/judge", 140, 60_000
+_MAX_ANNOTATIONS = 50  # of a request; GitHub refuses more
+_ANNOTATION_LEVELS = {"error": "failure", "warning": "warning", "note": "notice"}
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedPull:
+    """A pull request: its repository (an id or URL), the refs of base and head, and its text."""
+
+    repository: str
+    base: str
+    head: str
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The place of an issue or pull request: its forge, its repository (owner/name), its number."""
+
+    forge: ForgeSettings
+    name: str
+    number: int
+
+
+async def read_pull(settings: Settings, url: str) -> JudgedPull:
+    """Return the pull request at a URL. Raises `InvalidRequest`, and errors of the forge."""
+    from moothall.forge.client import forge_client
+
+    place = _locate(settings, _PULL, url, "a pull request, such as https://HOST/OWNER/NAME/pull/7")
+    async with forge_client(place.forge, anonymous=True) as client:
+        pull = await client.pull(place.name, place.number)
+        return JudgedPull(
+            await _register(settings, place),
+            pull.onto,
+            # The branch of a fork is in another repository; the forge offers it here too.
+            f"refs/pull/{place.number}/head",
+            _text(pull.title, pull.body),
+        )
+
+
+async def set_status(settings: Settings, url: str, verdict: VerdictDocument) -> None:
+    """Publish the verdict on the pull request at a URL: as a check run with annotations, if the
+    forge has these and the token may create them, else as a commit status. Raises
+    `ConfigurationError` without a token for its forge, and errors of the forge.
+    """
+    from moothall.forge.client import forge_client
+
+    place = _locate(settings, _PULL, url, "a pull request")
+    conclusion, title = "success" if verdict.accepted else "failure", headline(verdict)
+    async with forge_client(place.forge) as client:
+        if place.forge.kind == "github":
+            output = {
+                "title": title[:_STATUS_CHARS],
+                "summary": verdict_markdown(verdict)[:_SUMMARY_CHARS],
+                "annotations": list(_annotations(verdict))[:_MAX_ANNOTATIONS],
+            }
+            # Only the tokens of a GitHub App may create check runs, not those of a person.
+            with suppress(Refused, NotFound):
+                await client.create_check_run(
+                    place.name,
+                    verdict.head,
+                    name=_STATUS_CONTEXT,
+                    conclusion=conclusion,
+                    output=output,
+                )
+                return
+        await client.set_status(
+            place.name, verdict.head, conclusion, _STATUS_CONTEXT, title[:_STATUS_CHARS]
+        )
+
+
+def _annotations(verdict: VerdictDocument) -> Iterator[Mapping[str, Any]]:
+    """Yield the findings that are about lines of a file, or about the whole file, as annotations
+    of a check run.
+    """
+    for finding in findings(verdict):
+        for location in finding.get("locations", ()):
+            place = location["physicalLocation"]
+            region = place.get("region", {"startLine": 1, "endLine": 1})
+            yield {
+                "path": place["artifactLocation"]["uri"],
+                "start_line": region["startLine"],
+                "end_line": region["endLine"],
+                "annotation_level": _ANNOTATION_LEVELS[finding["level"]],
+                "message": finding["message"]["text"],
+            }
+
+
+async def read_issue(settings: Settings, url: str) -> str:
+    """Return the text of the issue at a URL. Raises `InvalidRequest` and what the forge's client
+    raises.
+    """
+    from moothall.forge.client import forge_client
+
+    place = _locate(settings, _ISSUE, url, "an issue, such as https://HOST/OWNER/NAME/issues/7")
+    async with forge_client(place.forge, anonymous=True) as client:
+        issue = await client.issue(place.name, place.number)
+    return _text(issue.title, issue.body)
+
+
+def _text(title: str, body: str) -> str:
+    return "\n\n".join(part.strip() for part in (title, body) if part.strip())
+
+
+def _locate(settings: Settings, pattern: re.Pattern[str], url: str, expected: str) -> _Place:
+    """Return the place that a URL names. Only the configured forge receives the token."""
+    configured = settings.forge
+    root = configured.url.rstrip("/")
+    prefix, rest = (root, url[len(root) :]) if url.startswith(f"{root}/") else ("", "")
+    match = pattern.match(f"https://forge{rest}" if prefix else url)
+    if match is None:
+        raise InvalidRequest(f"{url[:200]!r} is not the URL of {expected}")
+    if prefix:
+        return _Place(configured, match["name"], int(match["number"]))
+    host = urlsplit(match["root"]).hostname
+    forge = ForgeSettings(kind="github" if host == "github.com" else "gitea", url=match["root"])
+    return _Place(forge, match["name"], int(match["number"]))
+
+
+async def _register(settings: Settings, place: _Place) -> str:
+    """Return the id of the repository at the configured forge, which may need a credential, or the
+    URL of another one.
+    """
+    from moothall.app.repositories import trusted_repositories
+    from moothall.cli.serve import credential_of
+
+    url = f"{place.forge.url.rstrip('/')}/{place.name}.git"
+    if place.forge is not settings.forge or settings.forge.token is None:
+        return url
+    registry = trusted_repositories(settings)
+    known = registry.registry.of_origin(url, LOCAL.tenant)
+    credential = (known.credential if known else "") or credential_of(settings.forge)
+    return (await registry.register(url, credential=credential)).id
+
+
+# `moothall judge`: a verdict on a change that somebody else made.
+
 
 _NO_MODEL = "none"
 
@@ -67,7 +223,7 @@ class _Files:
 @click.option(
     "--repo",
     default="",
-    shell_complete=complete.repositories,
+    shell_complete=options.repositories,
     help="Path, URL or id of a registered repository; by default that of the current folder.",
 )
 @click.option(
@@ -191,8 +347,6 @@ async def judge(
         raise InvalidRequest("--status sets the status of a pull request; name it with --pr")
     named = NamedRepository(repo, base, profile=profile)
     if pull or issue:
-        from moothall.cli.judged_pull import read_issue, read_pull
-
         if pull:
             judged = await read_pull(settings, pull)
             named = replace(named, repo=repo or judged.repository, ref=judged.base)
@@ -225,8 +379,6 @@ async def judge(
     _write(settings, verdict, _Files(sarif, statement, key, summary))
     _print(verdict, out, as_json=as_json)
     if status:
-        from moothall.cli.judged_pull import set_status
-
         await set_status(settings, pull, verdict)
     if verdict.finding == "none":
         return exit_code(outcome) or EXIT_NONE
@@ -241,7 +393,7 @@ def _has_model(settings: Settings) -> bool:
 async def _read_hidden(
     settings: Settings, named: NamedRepository, arguments: tuple[str, ...]
 ) -> dict[str, str]:
-    from moothall.app.repository import files_here
+    from moothall.app.command_repository import files_here
     from moothall.cli.deliberate import read_hidden_tests
 
     return read_hidden_tests(arguments, await files_here(settings, named.repo))
@@ -260,7 +412,7 @@ class _Watcher:
 
     def open(self) -> tuple[ProgressPrinter, Callable[[Recorded], None]]:
         """Return the printer, and the function that takes events."""
-        from moothall.cli.progress import ProgressPrinter
+        from moothall.cli.council import ProgressPrinter
 
         printer = ProgressPrinter(quiet=self.quiet, verbose=self._verbose)
 
@@ -280,7 +432,7 @@ async def _judge_here(
         model_checked = True
     else:
         model_checked = await check_early(settings, request, named, report_progress)
-    from moothall.app.repository import find_repository
+    from moothall.app.command_repository import find_repository
     from moothall.app.server import open_app
     from moothall.cli.council import run_deliberation
 
@@ -298,7 +450,7 @@ async def _judge_here(
         ) as app:
             outcome = await run_deliberation(app.deliberations, request, on_event)
             printer.stop_live()
-            complete.remember(settings.data_dir, outcome.task_id)
+            options.remember(settings.data_dir, outcome.task_id)
     return outcome
 
 
@@ -312,7 +464,7 @@ async def _judge_remotely(
     token_file: Path | None,
 ) -> Outcome:
     named.check_remote()
-    from moothall.app.repository import files_here, kernel_of, names
+    from moothall.app.command_repository import files_here, kernel_of, names
     from moothall.cli.council import run_deliberation
 
     files = await files_here(settings, named.repo)
@@ -332,7 +484,7 @@ def _write(settings: Settings, verdict: VerdictDocument, files: _Files) -> None:
     """Write the requested files. Raises `InvalidRequest` if one cannot be written."""
     try:
         if files.sarif is not None:
-            from moothall.cli.sarif import sarif_document
+            from moothall.cli.statement import sarif_document
 
             files.sarif.write_text(sarif_document(verdict), encoding="utf-8")
         if files.statement is not None:

@@ -16,8 +16,8 @@ import moothall
 from moothall.api.asgi import ServerLimits
 from moothall.api.http.server import serve_app, tls_context
 from moothall.api.identity import BearerTokens, read_tokens
+from moothall.app.command_repository import line_provenance, register
 from moothall.app.graph import open_answers
-from moothall.app.repository import line_provenance, register
 from moothall.app.server import open_app
 from moothall.cli.council import run_deliberation
 from moothall.cli.documents import outcome_document
@@ -26,13 +26,13 @@ from moothall.cli.serve import tokens_are
 from moothall.collector.progress import Progress, apply_event
 from moothall.config import Settings, secret_values
 from moothall.deliberation.prompts.briefing import Briefings
-from moothall.domain.briefing import BriefingRequest
+from moothall.domain.council import BriefingRequest
 from moothall.domain.event import Recorded
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import check_task_id
 from moothall.domain.outcome import Outcome
-from moothall.domain.secrets import scrub
 from moothall.domain.task import DeliberationRequest, RepositoryRef
+from moothall.domain.text import scrub
 from moothall.errors import MoothallError
 from moothall.orchestrator.service import DeliberationService
 

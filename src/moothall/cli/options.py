@@ -1,18 +1,106 @@
-"""Options that several commands share, and numeric options whose upper bounds are settings."""
+"""Options that several commands share, and the completion of their values by a shell, which must
+be quick, so it reads only file names and one small file.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from moothall.cli import complete
 from moothall.config import Settings
-from moothall.config.section import Section
+from moothall.config.file import Section
 from moothall.domain.identity import LOCAL, Principal
+
+# Shell completion of values. It must be quick, so it reads only file names and one small file.
+
+
+def roles(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - the signature is click's
+    """Complete a role."""
+    from moothall.domain.ids import ROLES
+
+    return [role for role in ROLES if role.startswith(incomplete.lower())]
+
+
+def protocols(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - the signature is click's
+    """Complete a protocol."""
+    from moothall.domain.council import PROTOCOLS
+
+    return [
+        name
+        for name, protocol in PROTOCOLS.items()
+        if name.startswith(incomplete) and not protocol.judges
+    ]
+
+
+def repositories(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - the signature is click's
+    """Complete the id of a registered repository."""
+    return sorted(
+        path.stem
+        for path in (_data_dir() / "repositories").glob("[a-z0-9]*.json")
+        if path.stem.startswith(incomplete)
+    )
+
+
+def tasks(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - the signature is click's
+    """Complete the id of one of the last tasks that this command line saw."""
+    try:
+        recent = (_data_dir() / _RECENT).read_text(encoding="utf-8").split()
+    except OSError:
+        return []
+    return [task for task in reversed(recent) if task.startswith(incomplete)]
+
+
+_RECENT = "recent-tasks"
+_MAX_RECENT = 100
+
+
+def remember(data_dir: Path, *task_ids: str) -> None:
+    """Remember the ids of tasks that a person may name next, the latest last. Write errors are
+    ignored.
+    """
+    path = data_dir / _RECENT
+    try:
+        previous = path.read_text(encoding="utf-8").split() if path.exists() else []
+        recent = [*(task for task in previous if task not in task_ids), *task_ids][-_MAX_RECENT:]
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text("\n".join(recent) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        return
+
+
+def _data_dir() -> Path:
+    """Return the data directory without loading all settings: from the variable, the file or the
+    default.
+    """
+    from_environment = os.environ.get("MOOTHALL_DATA_DIR")
+    if from_environment:
+        return Path(from_environment)
+    import tomllib
+
+    import platformdirs
+
+    try:
+        text = (Path(platformdirs.user_config_dir("moothall")) / "config.toml").read_text(
+            encoding="utf-8"
+        )
+        configured = tomllib.loads(text).get("data_dir")
+    except (OSError, ValueError):
+        configured = None
+    return (
+        Path(configured)
+        if isinstance(configured, str)
+        else Path(platformdirs.user_data_dir("moothall"))
+    )
+
+
+# Options that several commands share, and numeric options whose upper bounds are settings.
+
 
 _MAX_INT32 = 2**31 - 1
 
@@ -24,7 +112,7 @@ _REPOSITORY_OPTIONS = (
     click.option(
         "--repo",
         default="",
-        shell_complete=complete.repositories,
+        shell_complete=repositories,
         help="Path, URL or id of a registered repository; by default that of the current folder.",
     ),
     click.option(
@@ -124,12 +212,12 @@ def task_argument(*, required: bool) -> Callable[[F], F]:
 
     No default is given here: click never requires an argument with a default, not even None.
     """
-    return click.argument("task", required=required, shell_complete=complete.tasks)
+    return click.argument("task", required=required, shell_complete=tasks)
 
 
 def repository_argument(command: F) -> F:
     """Give a command REPOSITORY, a registered id."""
-    return click.argument("repository", shell_complete=complete.repositories)(command)
+    return click.argument("repository", shell_complete=repositories)(command)
 
 
 def example(*lines: str) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from moothall.cli.text import plain
+from moothall.cli.runtime import plain
 
 _TEXT_CHARS, _VALUE_CHARS = 100, 240
 Node = Mapping[str, Any]

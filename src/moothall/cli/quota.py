@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moothall.cli.options import example, json_option
-from moothall.cli.runtime import print_json, with_settings
-from moothall.cli.text import plain
+from moothall.cli.runtime import plain, print_json, with_settings
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 
 if TYPE_CHECKING:
-    from moothall.authorization.quotas import QuotaUse, TenantQuotas
+    from moothall.authorization.budgets import QuotaUse, TenantQuotas
 
 _DEFAULT = "default"
 _MAX_VALUE = 2**53
@@ -54,8 +53,7 @@ async def quota(settings: Settings, /, *, tenant: str, as_json: bool, **limits: 
     `default` is the value of the settings. Running processes follow within 5 seconds.
     """
     from moothall.app.bus import open_log
-    from moothall.authorization.quotas import Quotas
-    from moothall.authorization.story_budgets import BUCKET
+    from moothall.authorization.budgets import BUCKET, Quotas
 
     given = {name: value for name, value in limits.items() if value is not None}
     async with open_log(settings, lambda _: None) as bus:

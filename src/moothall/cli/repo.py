@@ -98,8 +98,8 @@ async def add(
     --setup, --check and --profile are for repositories without a .moothall.toml. Options that are
     not given stay unchanged.
     """
+    from moothall.app.command_repository import commands_from_options
     from moothall.app.repositories import trusted_repositories
-    from moothall.app.repository import commands_from_options
     from moothall.domain.task import RepositoryRef
 
     commands = commands_from_options(setup, checks, profile)
@@ -129,7 +129,7 @@ async def remove(settings: Settings, *, repository: str) -> None:
     """Forget REPOSITORY, a registered id, and remove its clone. The repository itself and its
     branches stay.
     """
-    from moothall.app.cleaning import unregister
+    from moothall.app.data_dir import unregister
 
     removed = await unregister(settings, repository)
     click.echo(f"{removed.id} is removed; {removed.origin} itself is untouched")

@@ -1,4 +1,6 @@
-"""What all commands share: settings, the event loop, and error messages."""
+"""What all commands share: settings, the event loop, and error messages. The exit codes of
+commands, by a deliberation's outcome. Foreign text, made safe for a terminal.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import asyncio
 import functools
 import gc
 import json
+import re
 import signal
 import sys
 import threading
@@ -13,17 +16,91 @@ import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Concatenate, NoReturn, ParamSpec, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TextIO, TypeVar
 
 import click
 
-from moothall.cli.exit_codes import EXIT_INTERRUPTED, EXIT_WRONG
 from moothall.cli.options import check_ranges
-from moothall.cli.text import plain
 from moothall.concurrency import leaves, loop_factory
 from moothall.config import Settings, find_default_file, secret_values
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry import configure_logs
+
+if TYPE_CHECKING:
+    from moothall.domain.outcome import Outcome
+
+
+# The exit codes of commands, by a deliberation's outcome.
+
+
+EXIT_NONE, EXIT_WRONG, EXIT_UNPROVEN, EXIT_INTERRUPTED = 1, 2, 3, 130
+
+BROKEN = frozenset(
+    {
+        "AUDIT_UNAVAILABLE",
+        "BUS_UNAVAILABLE",
+        "CONFIGURATION",  # a wrong URL or model name, a key that the server refuses
+        "INTERNAL",
+        "INVALID_REQUEST",
+        "MODEL_REPLY_INVALID",
+        "MODEL_UNAVAILABLE",
+        "NOTHING_TO_JUDGE",
+        "POLICY_UNAVAILABLE",
+        "REPOSITORY_UNUSABLE",
+        "SANDBOX_UNAVAILABLE",
+        "WORKSPACE_FAILED",
+    }
+)
+"""Error codes of seats for failures of the system; other codes (no change, malformed replies, out
+of turns) are failures of the model.
+"""
+
+
+def exit_code(outcome: Outcome, *, answers: bool = False) -> int:
+    """Return the exit code of an outcome.
+
+    0: the winner is proven or reproduced, or the task is already done. 3: another winner. 1: none.
+    2: a part was broken: the winner could not be delivered, or no seat could work at all.
+    answers: an answer in words needs no proof.
+    """
+    if outcome.winner_id:
+        if outcome.final_state == "failed":
+            return EXIT_WRONG
+        if outcome.final_state == "already_done":
+            return 0
+        return (
+            0
+            if outcome.level.independent or (answers and outcome.final_state == "answered")
+            else EXIT_UNPROVEN
+        )
+    seats = [seat for seat in outcome.seats if seat.status != "unstarted" or seat.error_code]
+    broken = bool(seats) and all(
+        seat.status == "failed" and seat.error_code in BROKEN for seat in seats
+    )
+    return EXIT_WRONG if broken and not outcome.results else EXIT_NONE
+
+
+# Foreign text, made safe for a terminal.
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def plain(text: str, limit: int = 400) -> str:
+    """Return foreign text without control and direction characters, cut to `limit`."""
+    cleaned = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+    return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
+
+
+def stderr_reporter(*, quiet: bool) -> Callable[[str], None]:
+    """Return a function that prints a line on stderr. It is used before a progress printer exists,
+    whose imports take longer than refusing an invalid address.
+    """
+    return lambda line: None if quiet else click.echo(f"{'':<16}{plain(line)}", err=True)
+
+
+# What all commands share: settings, the event loop, and error messages.
+
 
 _MAX_ERROR_CHARS = 20_000
 _MAX_GROUP_DEPTH = 100  # of nested exception groups

@@ -18,11 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from moothall.cli.documents import outcome_document
-from moothall.cli.text import plain
+from moothall.cli.runtime import plain
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.evidence import Verdict
 from moothall.domain.outcome import Outcome, Result
-from moothall.stories.diffs import read_diff
+from moothall.stories.comments import read_diff
 
 BASE = "base:"
 """The prefix of progress steps about the checks of the unchanged base."""

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from moothall.cli.options import FiniteRange, example, json_option
-from moothall.cli.runtime import print_json, say, with_settings
-from moothall.cli.text import plain
+from moothall.cli.runtime import plain, print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.event import Event, EventType
 from moothall.domain.identity import LOCAL
@@ -494,8 +493,8 @@ async def plan(settings: Settings, *, story_id: str, change: TextIO | None) -> i
     the story's that it fulfils) and `after` (ids of the tasks that it builds on).
     """
     from moothall.app.tasks import open_stories
-    from moothall.stories.plan_document import read_outlines, to_outlines
     from moothall.stories.planner import plan_of
+    from moothall.stories.plans import read_outlines, to_outlines
 
     async with open_stories(settings, say) as stories:
         if change:

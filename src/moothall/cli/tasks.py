@@ -11,18 +11,14 @@ from pathlib import Path
 
 import click
 
-from moothall.cli import complete
-from moothall.cli.exit_codes import EXIT_NONE
+from moothall.cli import options
 from moothall.cli.options import example, json_option, task_argument
-from moothall.cli.runtime import print_json, say, with_settings
-from moothall.cli.text import plain
-from moothall.collector.model_calls import ModelCall
-from moothall.collector.timeline import Timeline
+from moothall.cli.runtime import EXIT_NONE, plain, print_json, say, with_settings
+from moothall.collector.timeline import ModelCall, Timeline
 from moothall.config import Settings
 from moothall.domain.outcome import Outcome
-from moothall.domain.secrets import is_masked
 from moothall.domain.status import TaskView
-from moothall.domain.text import one_line
+from moothall.domain.text import is_masked, one_line
 from moothall.errors import InvalidRequest
 
 _WIDE_COLUMNS = 100
@@ -65,7 +61,7 @@ async def list_(
     async with open_tasks(settings, say) as tasks:
         views = await tasks.latest(state or "", limit, query=query, first=skip)
         served = tasks.served
-    complete.remember(settings.data_dir, *(view.task_id for view in reversed(views)))
+    options.remember(settings.data_dir, *(view.task_id for view in reversed(views)))
     if as_json:
         print_json(dump(TasksDocument(served, tuple(views))))
         return
@@ -174,8 +170,8 @@ def _write_report(
     path: Path, task: str, outcome: Outcome, timeline: Timeline, calls: Mapping[str, ModelCall]
 ) -> None:
     """Write a deliberation as one HTML document. Raises `InvalidRequest` if that fails."""
+    from moothall.api.web.charts import draw_timeline
     from moothall.api.web.rendering import report
-    from moothall.api.web.timeline import draw_timeline
 
     page = report(one_line(task, 120) or outcome.task_id, outcome, draw_timeline(timeline), calls)
     try:
@@ -234,7 +230,7 @@ async def apply(settings: Settings, *, task: str | None, seat: str) -> None:
 
     SEAT without TASK is a seat of the latest task.
     """
-    from moothall.app.repository import Diff, take_over
+    from moothall.app.command_repository import Diff, take_over
     from moothall.app.tasks import files_for, open_tasks
     from moothall.errors import InvalidRequest
 

@@ -1,4 +1,6 @@
-"""`moothall tools`: the catalogue of tools, a tenant's tools, and workflows in a workspace."""
+"""`moothall tools`: the catalogue of tools, a tenant's tools, and workflows in a workspace.
+`moothall tools requeue`: requests that wait for an operator's decision.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from moothall.authorization.approvals import APPROVAL_SECONDS
 from moothall.authorization.limits import TOKEN_SECONDS
-from moothall.cli.exit_codes import EXIT_NONE
 from moothall.cli.options import example, json_option
-from moothall.cli.requeue import requeue
-from moothall.cli.runtime import print_json, say, with_settings
-from moothall.cli.text import plain
+from moothall.cli.runtime import EXIT_NONE, plain, print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.text import one_line
@@ -23,8 +23,89 @@ from moothall.domain.text import one_line
 if TYPE_CHECKING:
     from moothall.app.tool_sessions import WorkflowRequest
 
-_ERROR_CHARS = 300
+
+# `moothall tools requeue`: requests that wait for an operator's decision.
+
+
 _TENANT = click.option(
+    "--tenant", default=LOCAL.tenant, show_default=True, help="Tenant of the requests."
+)
+
+
+@click.group()
+def requeue() -> None:
+    """Denied requests, each of which an operator may allow once."""
+
+
+@requeue.command("list", epilog=example("moothall tools requeue list"))
+@_TENANT
+@json_option
+@with_settings()
+async def list_parked(settings: Settings, *, tenant: str, as_json: bool) -> None:
+    """List the waiting requests, oldest first."""
+    from moothall.app.gateway_rules import open_parking
+    from moothall.domain.codec import dump
+
+    async with open_parking(settings) as approvals:
+        waiting = approvals.list_waiting(tenant)
+    if as_json:
+        print_json([dump(item) for item in waiting])
+        return
+    for item in waiting:
+        click.echo(
+            f"{item.id}  {item.time[:19]}  {item.tool} "
+            f"{plain(json.dumps(dict(item.arguments)), 200)}"
+        )
+        click.echo(
+            f"{'':<26}asked by {item.principal}, {plain(item.seat)} in {plain(item.workspace)}: "
+            f"{plain(item.reason, 200)}"
+        )
+    if not waiting:
+        say("nothing waits")
+
+
+@requeue.command(
+    epilog=example('moothall tools requeue allow r-0123 --reason "seen with the owner"')
+)
+@click.argument("request")
+@click.option("--reason", default="", help="Reason, which is recorded.")
+@_TENANT
+@with_settings()
+async def allow(settings: Settings, *, request: str, reason: str, tenant: str) -> None:
+    """Let REQUEST (its id, or its request id) run once."""
+    await _resolve(settings, tenant, request, reason, allowed=True)
+
+
+@requeue.command(epilog=example("moothall tools requeue refuse r-0123"))
+@click.argument("request")
+@click.option("--reason", default="", help="Reason, which the caller receives.")
+@_TENANT
+@with_settings()
+async def refuse(settings: Settings, *, request: str, reason: str, tenant: str) -> None:
+    """Refuse REQUEST for good."""
+    await _resolve(settings, tenant, request, reason, allowed=False)
+
+
+async def _resolve(
+    settings: Settings, tenant: str, request: str, reason: str, *, allowed: bool
+) -> None:
+    from moothall.app.gateway_rules import open_parking
+
+    async with open_parking(settings) as approvals:
+        item = await approvals.resolve(
+            tenant, request, allow=allowed, approver=LOCAL.name, comment=reason
+        )
+    click.echo(
+        f"{item.tool} ({item.request_id}) is {item.state}"
+        + (f", once, within {APPROVAL_SECONDS:.0f} seconds" if allowed else "")
+    )
+
+
+# `moothall tools`: the catalogue of tools, a tenant's tools, and workflows in a workspace.
+
+
+_ERROR_CHARS = 300
+_TOOLS_TENANT = click.option(
     "--tenant", default=LOCAL.tenant, show_default=True, help="Tenant whose tools are meant."
 )
 
@@ -66,7 +147,7 @@ async def run_(
 
     Exit codes: 0 every step succeeded, 1 not, 2 wrong use or a broken part.
     """
-    from moothall.app.repository import register
+    from moothall.app.command_repository import register
     from moothall.app.tool_sessions import WorkflowRequest
 
     document = _read(file, workflow_id)
@@ -180,7 +261,7 @@ tools.add_command(run_)
 @click.option(
     "--safe", is_flag=True, help="Leave out tools that run code or act outside the workspace."
 )
-@_TENANT
+@_TOOLS_TENANT
 @json_option
 @with_settings()
 async def list_(
@@ -198,10 +279,10 @@ async def list_(
     """List the matching tools. Disabled ones are marked; with --role they are left out, as for the
     agents.
     """
-    from moothall.app.rules import catalogue_of, open_switches, read_table
+    from moothall.app.gateway_rules import catalogue_of, open_switches, read_table
     from moothall.toolkits.families import unset_tools
     from moothall.tools.catalogue import list_tools
-    from moothall.tools.discovery import Filters, discover, entry
+    from moothall.tools.spec import Filters, discover, entry
 
     async with open_switches(settings) as switches:
         off = switches.off(tenant)
@@ -237,15 +318,15 @@ async def list_(
 
 @tools.command(epilog=example("moothall tools show files.edit"))
 @click.argument("name")
-@_TENANT
+@_TOOLS_TENANT
 @json_option
 @with_settings()
 async def show(settings: Settings, *, name: str, tenant: str, as_json: bool) -> None:
     """Print the catalogue's data about a tool."""
-    from moothall.app.rules import catalogue_of, open_switches
+    from moothall.app.gateway_rules import catalogue_of, open_switches
     from moothall.errors import NotFound
     from moothall.toolkits.families import unset_tools
-    from moothall.tools.discovery import entry
+    from moothall.tools.spec import entry
 
     spec = catalogue_of(settings).get(name)
     if spec is None:
@@ -265,7 +346,7 @@ async def show(settings: Settings, *, name: str, tenant: str, as_json: bool) -> 
 
 @tools.command(epilog=example("moothall tools enable git.log"))
 @click.argument("name")
-@_TENANT
+@_TOOLS_TENANT
 @with_settings()
 async def enable(settings: Settings, *, name: str, tenant: str) -> None:
     """Enable a tool for a tenant's agents again."""
@@ -275,7 +356,7 @@ async def enable(settings: Settings, *, name: str, tenant: str) -> None:
 @tools.command(epilog=example('moothall tools disable git.log --reason "not needed"'))
 @click.argument("name")
 @click.option("--reason", default="", help="Reason, which is recorded.")
-@_TENANT
+@_TOOLS_TENANT
 @with_settings()
 async def disable(settings: Settings, *, name: str, reason: str, tenant: str) -> None:
     """Disable a tool for a tenant's agents, at once and without a restart. Agents do not see it
@@ -287,7 +368,7 @@ async def disable(settings: Settings, *, name: str, reason: str, tenant: str) ->
 async def _switch(
     settings: Settings, name: str, tenant: str, reason: str, *, enabled: bool
 ) -> None:
-    from moothall.app.rules import open_switches
+    from moothall.app.gateway_rules import open_switches
     from moothall.toolkits.families import unset_tools
 
     async with open_switches(settings) as switches:
@@ -306,7 +387,7 @@ async def revoke(settings: Settings, *, token_or_workspace: str, reason: str) ->
     a workspace.
     """
     from moothall.app.bus import open_log
-    from moothall.authorization.overrides import REVOKED, Revocations
+    from moothall.authorization.grants import REVOKED, Revocations
 
     async with open_log(settings, lambda _: None) as bus:
         await Revocations(bus.bucket(REVOKED)).revoke(

@@ -11,7 +11,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from moothall.cli.text import plain
+from moothall.cli.runtime import plain
 from moothall.cli.verdict import CheckResult, MatrixRow, VerdictDocument
 from moothall.domain.task import CHANGE
 

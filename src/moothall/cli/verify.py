@@ -6,10 +6,8 @@ from pathlib import Path
 
 import click
 
-from moothall.cli.exit_codes import EXIT_NONE, EXIT_UNPROVEN
 from moothall.cli.options import example, json_option
-from moothall.cli.runtime import print_json, say, with_settings
-from moothall.cli.text import plain
+from moothall.cli.runtime import EXIT_NONE, EXIT_UNPROVEN, plain, print_json, say, with_settings
 from moothall.cli.verdict import LEVELS
 from moothall.config import Settings
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from moothall.api.identity import is_loopback
-from moothall.api.remote import local_server, open_channel
+from moothall.api.kernel_client import local_server, open_channel
 from moothall.client.calls import Calls
 from moothall.client.types import (
     EvaluationOptions,
@@ -323,7 +323,7 @@ class AsyncClient:
         if self._embedded is None:
             raise InvalidRequest("an evaluation runs in this process: use AsyncClient.local(…)")
         self._embedded.check()
-        from moothall.client.evaluation import run_evaluation
+        from moothall.client.types import run_evaluation
 
         return await run_evaluation(self._embedded.address.settings, str(repository), options)
 

@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 
 from moothall.api import protobuf
-from moothall.api.remote import translate_errors
+from moothall.api.kernel_client import translate_errors
 from moothall.client.types import Story, StoryMove, StorySummary, Update
 from moothall.domain.event import EventType
 from moothall.domain.outcome import DeliberationStatus

@@ -38,14 +38,13 @@ from moothall.collector.records import (
     with_log_time,
 )
 from moothall.domain.codec import dump
-from moothall.domain.event import Event, EventType, Recorded
+from moothall.domain.event import Channel, Event, EventType, Recorded
 from moothall.domain.ids import TaskKey, check_task_key
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Deliberation
-from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, MoothallError
 from moothall.ports import Bus, Repositories
-from moothall.telemetry.events import write_of
+from moothall.telemetry.spans import write_of
 
 log = telemetry.get_logger(__name__)
 

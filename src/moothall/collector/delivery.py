@@ -9,8 +9,8 @@ from dataclasses import replace
 from moothall import telemetry
 from moothall.domain.outcome import Outcome, Result
 from moothall.domain.repository import Base
-from moothall.domain.secrets import HOLE, is_masked
 from moothall.domain.task import FORGE, Deliberation, RepositoryRef
+from moothall.domain.text import HOLE, is_masked
 from moothall.errors import MoothallError, PatchRefused
 from moothall.ports import Repositories
 

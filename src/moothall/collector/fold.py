@@ -19,9 +19,8 @@ from moothall.domain.event import Event, EventType
 from moothall.domain.evidence import Evidence, Report, Verdict
 from moothall.domain.ids import TaskKey
 from moothall.domain.outcome import Outcome
-from moothall.domain.pauses import NEVER, Pauses
 from moothall.domain.proposal import Assessment, CrossRun, Proposal, Review, SeatOutcome, SeatStatus
-from moothall.domain.task import Deliberation
+from moothall.domain.task import NEVER, Deliberation, Pauses
 from moothall.errors import InvalidRequest
 
 T = TypeVar("T")

@@ -13,18 +13,16 @@ from datetime import datetime
 from cachetools import FIFOCache, LRUCache
 
 from moothall.collector.fold import UNDATED, DeliberationState
-from moothall.collector.model_calls import ModelCall, ModelCallReader
 from moothall.collector.progress import Progress, apply_event, percent_of, status_of
-from moothall.collector.timeline import Timeline, TimelineReader
+from moothall.collector.timeline import ModelCall, ModelCallReader, Timeline, TimelineReader
 from moothall.domain.codec import load
-from moothall.domain.event import EventType, Recorded
+from moothall.domain.event import Channel, EventType, Recorded, deliberation_topics
 from moothall.domain.identity import Principal
 from moothall.domain.ids import TaskId, TaskKey, key_of, own_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.status import TaskSeat, TaskView
 from moothall.domain.task import Deliberation
 from moothall.domain.text import contains_words
-from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import InvalidRequest, NotFound
 from moothall.ports import Log
 

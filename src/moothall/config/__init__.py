@@ -8,21 +8,31 @@ secret can be in a file, which the setting with the suffix `_file` names, such a
 
 from __future__ import annotations
 
-from moothall.config.agents import AgentSettings
-from moothall.config.file import default_file, environment, find_default_file
-from moothall.config.integrations import ForgeSettings, WebhookSettings
-from moothall.config.jobs import JobSettings
+from moothall.config.file import Section, default_file, environment, find_default_file
 from moothall.config.limits import EvidenceSettings, GuardSettings, LimitSettings
-from moothall.config.llm import LlmSettings
-from moothall.config.models import Models
+from moothall.config.models import LlmSettings, Models
 from moothall.config.packages import Indexes, read_indexes
-from moothall.config.section import Section
-from moothall.config.servers import GrpcSettings, OidcSettings, WebSettings
-from moothall.config.services import BusSettings, FleetMode, GraphSettings, RaySettings
+from moothall.config.servers import (
+    AgentSettings,
+    ForgeSettings,
+    GrpcSettings,
+    OidcSettings,
+    WebhookSettings,
+    WebSettings,
+)
+from moothall.config.services import (
+    BusSettings,
+    FleetMode,
+    GraphSettings,
+    LogSettings,
+    MetricsSettings,
+    RaySettings,
+    TraceSettings,
+)
 from moothall.config.settings import Settings, read_settings, secret_values
-from moothall.config.telemetry import LogSettings, MetricsSettings, TraceSettings
 from moothall.config.workspace import (
     CodeSettings,
+    JobSettings,
     RunnerSettings,
     SandboxSettings,
     WorkspaceSections,

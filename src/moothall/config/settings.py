@@ -18,23 +18,39 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from moothall.config.agents import AgentSettings
-from moothall.config.file import describe_unknown_key, location_of, read_toml
-from moothall.config.integrations import ForgeSettings, WebhookSettings
+from moothall.config.file import (
+    Section,
+    describe_unknown,
+    describe_unknown_key,
+    location_of,
+    read_toml,
+    secret_fields,
+)
 from moothall.config.limits import (
     EvidenceSettings,
     GuardSettings,
     LimitSettings,
+    QuotaSettings,
     ToolSettings,
 )
-from moothall.config.llm import LlmSettings
-from moothall.config.models import Models
-from moothall.config.quotas import QuotaSettings
-from moothall.config.section import Section, secret_fields
-from moothall.config.servers import GrpcSettings, OidcSettings, WebSettings
-from moothall.config.services import BusSettings, GraphSettings, RaySettings, ServeSettings
-from moothall.config.telemetry import LogSettings, MetricsSettings, TraceSettings
-from moothall.config.unknown import describe_unknown
+from moothall.config.models import LlmSettings, Models
+from moothall.config.servers import (
+    AgentSettings,
+    ForgeSettings,
+    GrpcSettings,
+    OidcSettings,
+    WebhookSettings,
+    WebSettings,
+)
+from moothall.config.services import (
+    BusSettings,
+    GraphSettings,
+    LogSettings,
+    MetricsSettings,
+    RaySettings,
+    ServeSettings,
+    TraceSettings,
+)
 from moothall.config.workspace import WorkspaceSections
 from moothall.errors import ConfigurationError, wrong_fields
 

@@ -28,7 +28,7 @@ from moothall.deliberation.attempt_state import (
 from moothall.deliberation.code_blocks import BlockRunner
 from moothall.deliberation.conversation import Conversation, Ending
 from moothall.deliberation.event_writer import EventWriter
-from moothall.deliberation.examples import find_broken_examples
+from moothall.deliberation.function_writing import find_broken_examples
 from moothall.deliberation.local_checks import (
     OWN_CHECK_SECONDS,
     CheckedWorkspace,

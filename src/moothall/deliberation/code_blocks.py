@@ -8,13 +8,12 @@ from typing import Any
 
 from moothall import telemetry
 from moothall.authorization.call_context import CallContext
-from moothall.authorization.code_block_calls import BlockBudget, BlockCalls
+from moothall.authorization.checks import BlockBudget, BlockCalls
 from moothall.authorization.gateway import ToolGateway
 from moothall.config import RunnerSettings
-from moothall.domain.code import AGENTS_RUN, BlockRun, CodeBlock
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
-from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.domain.tool import AGENTS_RUN, BlockRun, CodeBlock, ToolResult, ToolStatus
 from moothall.ports import RunCode
 from moothall.tools.catalogue import ToolSpec, is_granted
 

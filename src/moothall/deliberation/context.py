@@ -8,26 +8,29 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from moothall.authorization.budgets import Reservation
 from moothall.authorization.call_context import CallContext
 from moothall.authorization.gateway import ToolGateway
-from moothall.authorization.story_budgets import Reservation
 from moothall.config import EvidenceSettings, LimitSettings, LlmSettings, RunnerSettings
-from moothall.config.llm import NATIVE_WINDOW
-from moothall.config.models import DEFAULT
+from moothall.config.models import DEFAULT, NATIVE_WINDOW
 from moothall.deliberation.agent import AgentLoop
 from moothall.deliberation.attempt_state import Draft
 from moothall.deliberation.code_blocks import SUB_AGENT_LIMITS, SubAgentLimits
-from moothall.deliberation.event_writer import EventWriter
-from moothall.deliberation.judging.base_failures import BaseFailures
+from moothall.deliberation.event_writer import EventWriter, PublishPartial
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
 from moothall.deliberation.judging.evaluator import Evaluator
-from moothall.deliberation.pause_gate import PauseGate
+from moothall.deliberation.judging.further_runs import BaseFailures
+from moothall.deliberation.prompts.excerpts import RepoMapper
 from moothall.deliberation.prompts.prompts import task_parts
-from moothall.deliberation.prompts.repo_map import RepoMapper
-from moothall.deliberation.recorded_model import REMOTE, NamedModel, RecordedModel, Recording
+from moothall.deliberation.recorded_model import (
+    REMOTE,
+    NamedModel,
+    PauseGate,
+    RecordedModel,
+    Recording,
+)
 from moothall.deliberation.resource_usage import ProgressEstimate
 from moothall.deliberation.seat_setup import SeatSetup, create_seat_setup, grant_of
-from moothall.deliberation.streaming import PublishPartial
 from moothall.deliberation.tool_loop import ToolLoop
 from moothall.domain.budget import Ledger
 from moothall.domain.chat import (
@@ -42,8 +45,8 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import seed_of
 from moothall.domain.proposal import Candidate, Review, SeatStatus
 from moothall.domain.repository import Prepared
-from moothall.domain.secrets import scrub
 from moothall.domain.task import Deliberation
+from moothall.domain.text import scrub
 from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable, MoothallError
 from moothall.ports import (
     ChatModel,

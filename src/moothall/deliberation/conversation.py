@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from moothall.config import LlmSettings
-from moothall.deliberation.function import Function
+from moothall.deliberation.function_writing import Function
 from moothall.deliberation.prompts.reply import (
     MAX_STRING,
     Turn,
@@ -18,7 +18,7 @@ from moothall.deliberation.prompts.reply import (
     turn_schema,
 )
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, tokens
-from moothall.deliberation.prompts.variants import MalformedReplyError
+from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.deliberation.recorded_model import RecordedModel
 from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode
 from moothall.domain.ids import TaskKey, seed_of

@@ -16,8 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from moothall import telemetry
-from moothall.authorization.call_context import CallContext
-from moothall.authorization.paths import first_covered
+from moothall.authorization.call_context import CallContext, first_covered
 from moothall.deliberation.case_files import (
     cases_near,
     files_to_run,
@@ -33,12 +32,12 @@ from moothall.domain.evidence import RED, CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, Proposal
 from moothall.domain.repository import Patch, Prepared, checks_near
-from moothall.domain.secrets import brings_secret
+from moothall.domain.text import brings_secret
 from moothall.domain.tool import ToolCall
 from moothall.errors import PatchRefused
 from moothall.ranking import assess, is_done, passes_acceptance_checks
-from moothall.ranking.contention import as_errored, hit_limit_under_load
-from moothall.ranking.joined_secrets import find_joined_secrets
+from moothall.ranking.obstacles import as_errored, hit_limit_under_load
+from moothall.ranking.screening import find_joined_secrets
 
 Clean = Callable[[str], str]
 T = TypeVar("T")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moothall.config import LlmSettings
-from moothall.config.known_models import SOURCE, checked_on
+from moothall.config.models import SOURCE, checked_on
 from moothall.domain.chat import ModelDescription, ReplyMode
 
 

@@ -65,7 +65,12 @@ from moothall.deliberation.context import (
 from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.agents import publish_report
 from moothall.deliberation.judging.claims import check_claims, is_done_already
-from moothall.deliberation.judging.comparison import GROUP_SIZE, compare_answers
+from moothall.deliberation.judging.comparison import (
+    GROUP_SIZE,
+    break_tie,
+    compare_answers,
+    find_tie,
+)
 from moothall.deliberation.judging.evaluator import solves
 from moothall.deliberation.judging.given_change import judge_change
 from moothall.deliberation.judging.reviews import (
@@ -73,20 +78,19 @@ from moothall.deliberation.judging.reviews import (
     Answer,
     assign_reviews,
     collect_reviews,
+    excuse_superseded,
     find_contradicting_seats,
     group_answers,
 )
-from moothall.deliberation.judging.superseded import excuse_superseded
 from moothall.deliberation.judging.test_writer import IndependentTests
-from moothall.deliberation.judging.tie_breaker import break_tie, find_tie
 from moothall.deliberation.recorded_model import Recording
 from moothall.deliberation.rival_notes import distil_notes
 from moothall.deliberation.seats import find_approaches, outcome_of, propose, propose_again, revise
 from moothall.domain.codec import dump
+from moothall.domain.council import PROTOCOLS, Protocol
 from moothall.domain.event import EventType
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.proposal import OUT_OF_PATIENCE, Candidate, Review, SeatOutcome, SeatStatus
-from moothall.domain.protocol import PROTOCOLS, Protocol
 from moothall.domain.repository import Prepared
 from moothall.domain.task import CHANGE, Deliberation
 from moothall.errors import BusUnavailable, MoothallError

@@ -1,30 +1,81 @@
-"""Model calls: charged to the budget, recorded afterwards, and never repeated once recorded."""
+"""Model calls: charged to the budget, recorded afterwards, and never repeated once recorded. The
+gate at which a paused deliberation stops: between turns, with no model call running.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 
 from moothall import telemetry
-from moothall.authorization.story_budgets import Reservation
+from moothall.authorization.budgets import Reservation
 from moothall.concurrency import beside
 from moothall.config import LlmSettings
-from moothall.deliberation.event_writer import EventWriter
-from moothall.deliberation.instrumentation import CalledModel, model_call
-from moothall.deliberation.pause_gate import PauseGate
+from moothall.deliberation.event_writer import (
+    CalledModel,
+    EventWriter,
+    PublishPartial,
+    StreamedReply,
+    model_call,
+)
 from moothall.deliberation.prompts.text import fence, tokens
-from moothall.deliberation.streaming import PublishPartial, StreamedReply
 from moothall.domain.budget import Ledger, Usage
-from moothall.domain.chat import ChatReply, ChatRequest, Message, ModelDescription
+from moothall.domain.chat import ChatReply, ChatRequest, Message, ModelDescription, Prompts, step_of
 from moothall.domain.codec import dump, load, mapping_of
 from moothall.domain.event import Data, Event, EventType
 from moothall.domain.ids import digest
-from moothall.domain.prompts import Prompts, step_of
-from moothall.domain.secrets import scrub
+from moothall.domain.text import scrub
 from moothall.errors import BudgetExceeded, InvalidRequest
 from moothall.ports import ChatModel
+
+# The gate at which a paused deliberation stops: between turns, with no model call running.
+
+
+class PauseGate:
+    """A gate for the turns of one run of a deliberation. While closed, no new turn starts; running
+    turns finish.
+    """
+
+    def __init__(self) -> None:
+        self._open, self._idle = asyncio.Event(), asyncio.Event()
+        self._open.set()
+        self._idle.set()
+        self._running = 0
+
+    @property
+    def closed(self) -> bool:
+        """True if no turn may start."""
+        return not self._open.is_set()
+
+    @asynccontextmanager
+    async def hold_turn(self) -> AsyncIterator[None]:
+        """Wait until turns may start, and hold one."""
+        await self._open.wait()
+        with self.hold():
+            yield
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Hold work that must not be interrupted, within a turn or outside of turns."""
+        self._running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    async def close_and_drain(self) -> None:
+        """Let no further turn start, and return once nothing is running."""
+        self._open.clear()
+        await self._idle.wait()
+
+
+# Model calls: charged to the budget, recorded afterwards, and never repeated once recorded.
+
 
 log = telemetry.get_logger(__name__)
 

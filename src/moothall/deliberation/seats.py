@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from moothall import telemetry
 from moothall.authorization.call_context import Meter
 from moothall.concurrency import seconds_until
-from moothall.deliberation import harness_seat
+from moothall.deliberation import external_seats
 from moothall.deliberation.agent import AgentLoop
 from moothall.deliberation.attempt_state import (
     NOTHING_CHANGED,
@@ -28,19 +28,18 @@ from moothall.deliberation.attempt_state import (
 from moothall.deliberation.code_blocks import BlockRunner, TurnContext
 from moothall.deliberation.context import DeliberationContext, SeatState
 from moothall.deliberation.conversation import Conversation, SamplingSettings
+from moothall.deliberation.external_seats import ask_remote
 from moothall.deliberation.judging.clean_runs import workspace_name
 from moothall.deliberation.judging.evaluator import format_check_results
 from moothall.deliberation.judging.hidden import visible_candidate, without_hidden
 from moothall.deliberation.judging.reviews import format_review
 from moothall.deliberation.local_checks import CheckedWorkspace
 from moothall.deliberation.prompts import prompts, tool_prompt
-from moothall.deliberation.prompts.comparing import notes_text
+from moothall.deliberation.prompts.evidence_prompt import notes_text
 from moothall.deliberation.prompts.reply import approaches_schema, read_approaches
-from moothall.deliberation.prompts.variants import MalformedReplyError
-from moothall.deliberation.remote_seat import ask_remote
+from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.deliberation.rival_notes import rivals_of
-from moothall.deliberation.seat_setup import SeatSetup
-from moothall.deliberation.seat_tools import SeatTools
+from moothall.deliberation.seat_setup import SeatSetup, SeatTools
 from moothall.deliberation.subagents import SubAgents
 from moothall.deliberation.tool_chat import ToolChat
 from moothall.deliberation.tool_loop import ToolLoop
@@ -133,7 +132,7 @@ async def propose(council: DeliberationContext, seat_state: SeatState) -> None:
         approach = "a given change" if council.deliberation.judges else ""
     elif endpoint:
         approach = f"asked at {endpoint}"
-    elif harness := harness_seat.harness_of(council, seat_state.seat):
+    elif harness := external_seats.harness_of(council, seat_state.seat):
         approach = f"worked on by {harness[0]}"
     else:
         approach, temperature = (
@@ -341,8 +340,10 @@ async def _propose(council: DeliberationContext, seat_state: SeatState) -> None:
         draft = await _merge_commits(council)
     elif endpoint := council.deliberation.elsewhere.get(seat_state.seat):
         draft = await ask_remote(council, seat_state, endpoint)
-    elif harness_seat.harness_of(council, seat_state.seat):
-        draft = await harness_seat.work(council, seat_state, *_round_name_and_deadline(council, 0))
+    elif external_seats.harness_of(council, seat_state.seat):
+        draft = await external_seats.work(
+            council, seat_state, *_round_name_and_deadline(council, 0)
+        )
     else:
         draft = await _create_draft(council, seat_state, 0)
     await _submit_proposal(council, seat_state, draft, 0)
@@ -372,7 +373,7 @@ async def _revise(
     last = seat_state.drafts[-1]
     # Its workspace is opened again on its own patch: the same files, a fresh executor.
     if seat_state.agent is None:
-        draft = await harness_seat.work(
+        draft = await external_seats.work(
             council,
             seat_state,
             *_round_name_and_deadline(council, round_),

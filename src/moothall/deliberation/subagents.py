@@ -21,8 +21,7 @@ from moothall.deliberation.conversation import Conversation, SamplingSettings
 from moothall.deliberation.local_checks import CheckedWorkspace
 from moothall.deliberation.prompts import prompts
 from moothall.deliberation.recorded_model import RecordedModel
-from moothall.domain.code import AGENTS_RUN
-from moothall.domain.tool import Grant, ToolResult, ToolStatus
+from moothall.domain.tool import AGENTS_RUN, Grant, ToolResult, ToolStatus
 from moothall.errors import BudgetExceeded, DeadlineExceeded, MoothallError
 
 _PROMPT_CHARS = 20_000

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from moothall import telemetry
-from moothall.authorization.code_block_calls import BlockBudget, BlockCalls
+from moothall.authorization.checks import BlockBudget, BlockCalls
 from moothall.authorization.gateway import ToolGateway
 from moothall.concurrency import seconds_until
 from moothall.config import LimitSettings
@@ -45,7 +45,7 @@ from moothall.deliberation.prompts.tool_results import (
     submission_text,
 )
 from moothall.deliberation.resource_usage import check_bounds, sum_usage
-from moothall.deliberation.seat_tools import SUBMIT, SeatTools, UnusableCallError, read_arguments
+from moothall.deliberation.seat_setup import SUBMIT, SeatTools, UnusableCallError, read_arguments
 from moothall.deliberation.tool_chat import ToolChat
 from moothall.deliberation.turns import TurnResult, record_calls, record_refusals
 from moothall.domain.chat import ChatReply, FunctionCall, Message

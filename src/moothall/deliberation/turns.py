@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moothall.authorization.code_block_calls import BlockBudget, BlockCalls
+from moothall.authorization.checks import BlockBudget, BlockCalls
 from moothall.authorization.limits import cut_output, shorten
 from moothall.deliberation.code_blocks import BlockRunner, TurnContext
 from moothall.deliberation.prompts.reply import Turn

@@ -1,13 +1,19 @@
-"""Requests to models and their replies."""
+"""Requests to models and their replies, prompts as the log records them, and harnesses."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
 from moothall.domain.budget import Usage
+from moothall.domain.codec import list_of, mapping_of, text_of
+from moothall.domain.event import Data
+from moothall.domain.ids import digest
+
+# Requests to models and their replies.
+
 
 ReplyMode = Literal["tools", "json", "blocks"]
 """How a model calls tools: natively, in a JSON object that a schema constrains, or in tagged blocks
@@ -124,3 +130,201 @@ class ChatReply:
     """The alternatives for each token of the last number; empty if the server does not tell."""
     earlier_digits: tuple[tuple[Likely, ...], ...] = ()
     """The same for the numbers before the last one, in their order; the last few of them."""
+
+
+# Harnesses: agents of other projects that work on a seat with our models.
+
+
+@dataclass(frozen=True, slots=True)
+class ModelQuestion:
+    """A model call of a harness. `max_tokens` is 0 if it names no limit."""
+
+    messages: Sequence[Message]
+    tools: Sequence[FunctionTool] = ()
+    max_tokens: int = 0
+    temperature: float = 0.0
+
+
+AnswerModel = Callable[[ModelQuestion], Awaitable[ChatReply]]
+"""Makes a model call of a harness. Raises the errors of the model and of the budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessTask:
+    """The work of a harness.
+
+    argv: its command, which speaks the Agent Client Protocol. variables: the operator's additions
+    to its environment. model: the model's name; window, max_tokens: its context window and the
+    longest reply in tokens. seconds: when it is asked to stop. may_execute, may_write: whether it
+    gets permission to run commands and to change files, if it asks.
+    """
+
+    argv: tuple[str, ...]
+    prompt: str
+    model: str
+    window: int
+    max_tokens: int
+    seconds: float
+    variables: tuple[tuple[str, str], ...] = ()
+    may_execute: bool = True
+    may_write: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessReport:
+    """The last message of a harness, the name and version that it reports, and why it stopped
+    early; '' if it did not.
+    """
+
+    text: str
+    agent: str = ""
+    stopped: str = ""
+
+
+# The prompts of model calls as the log records them: what a prompt shares with that of an earlier
+# call is recorded once, with that call.
+#
+# Calls are named by their step, `<seat>/<phase>/<round>.<turn>`. A recorded prompt is an object:
+#
+# of: the step of the earlier call with which it begins; missing if there is none. kept: the number
+# of whole messages that it shares with that call. chars: the number of characters that its next
+# message shares with the next one of that call. messages: the other messages. The first one lacks
+# the shared characters.
+
+
+Messages = tuple[Message, ...]
+
+_MIN_SHARED_CHARS = 200
+"""Fewer shared characters of a message are recorded again."""
+
+
+def step_of(call_id: str) -> str:
+    """Return the step of a call, which is its id without the task."""
+    return call_id.partition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as it was sent. The first `kept` messages are those of the call `of`, and the next
+    message shares its first `chars` characters with that call.
+    """
+
+    messages: Messages
+    of: str = ""
+    kept: int = 0
+    chars: int = 0
+
+    @property
+    def new(self) -> Messages:
+        """The messages that no earlier call has as a whole."""
+        return self.messages[self.kept :]
+
+
+class Prompts:
+    """The prompts of a deliberation so far."""
+
+    def __init__(self, recorded: Mapping[str, Data] | None = None) -> None:
+        """Start from the prompts of an earlier run, by step in order. Those that cannot be read are
+        skipped.
+        """
+        self._prompts: dict[str, Messages] = {}
+        self._steps: dict[str, list[str]] = {}
+        """By the digest of the first messages of a prompt, the first and the last step with it."""
+        for step, data in (recorded or {}).items():
+            self.read(step, data)
+
+    def record(self, step: str, messages: Iterable[Message]) -> Data:
+        """Add a prompt and return its recorded form."""
+        prompt = self._compare(tuple(replace(message, reasoning="") for message in messages))
+        self._add(step, prompt.messages)
+        new = [_dump(message) for message in prompt.new]
+        if prompt.chars:
+            new[0]["content"] = prompt.new[0].content[prompt.chars :]
+        shared = {"of": prompt.of, "kept": prompt.kept, "chars": prompt.chars}
+        return {**{name: value for name, value in shared.items() if value}, "messages": new}
+
+    def read(self, step: str, data: object) -> Prompt | None:
+        """Add a recorded prompt and return it, None if it is malformed or the earlier call is
+        missing.
+        """
+        fields = mapping_of(data)
+        of, kept, chars = text_of(fields.get("of")), fields.get("kept", 0), fields.get("chars", 0)
+        base = self._prompts.get(of, ())
+        new = [_load(item) for item in list_of(fields.get("messages"))]
+        if not (isinstance(kept, int) and isinstance(chars, int) and 0 <= kept <= len(base)):
+            return None
+        messages = [message for message in new if message is not None]
+        if len(messages) < len(new) or not (messages or kept):
+            return None
+        if chars:
+            if kept == len(base) or not messages or not 0 < chars <= len(base[kept].content):
+                return None
+            begin = base[kept].content[:chars]
+            messages[0] = replace(messages[0], content=begin + messages[0].content)
+        prompt = Prompt((*base[:kept], *messages), of if kept or chars else "", kept, chars)
+        self._add(step, prompt.messages)
+        return prompt
+
+    def _add(self, step: str, messages: Messages) -> None:
+        self._prompts[step] = messages
+        for start in _starts(messages):
+            steps = self._steps.setdefault(start, [step])
+            steps[1:] = [step] if step != steps[0] else []
+
+    def _compare(self, messages: Messages) -> Prompt:
+        """Return a prompt with what it shares with the most similar earlier one."""
+        starts = _starts(messages)
+        kept = next((n for n in range(len(messages), 0, -1) if starts[n] in self._steps), 0)
+        best = Prompt(messages)
+        for step in self._steps.get(starts[kept], ()):
+            chars = _shared_chars(messages[kept : kept + 1], self._prompts[step][kept : kept + 1])
+            if not best.of or chars > best.chars:
+                best = Prompt(messages, step, kept, chars)
+        return best if best.kept or best.chars else Prompt(messages)
+
+
+def _starts(messages: Messages) -> list[str]:
+    """Return the digests of the first 0, 1, 2 … messages."""
+    starts = [""]
+    for message in messages:
+        calls = (part for call in message.calls for part in (call.name, call.arguments))
+        parts = (message.role, message.call_id, message.content, *calls)
+        starts.append(digest(starts[-1], *parts))
+    return starts
+
+
+def _shared_chars(one: Messages, other: Messages) -> int:
+    """Return the number of characters with which two messages begin alike, 0 if they are few."""
+    if not one or not other or one[0].role != other[0].role:
+        return 0
+    first, second = one[0].content, other[0].content
+    low, high = 0, min(len(first), len(second))
+    while low < high:  # the longest shared beginning, by halves
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low if low >= _MIN_SHARED_CHARS else 0
+
+
+def _dump(message: Message) -> dict[str, object]:
+    calls = [{"name": call.name, "arguments": call.arguments} for call in message.calls]
+    optional = {"calls": calls, "call_id": message.call_id}
+    filled = {name: value for name, value in optional.items() if value}
+    return {"role": message.role, "content": message.content, **filled}
+
+
+def _load(data: object) -> Message | None:
+    fields = mapping_of(data)
+    calls = tuple(
+        FunctionCall("", text_of(call.get("name")), text_of(call.get("arguments")))
+        for call in map(mapping_of, list_of(fields.get("calls")))
+    )
+    content = text_of(fields.get("content"))
+    call_id = text_of(fields.get("call_id"))
+    match fields.get("role"):
+        case "system" | "user" | "assistant" | "tool" as role:
+            return Message(role, content, calls, call_id)
+        case _:
+            return None

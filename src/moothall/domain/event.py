@@ -1,15 +1,20 @@
-"""Immutable events with deterministic ids."""
+"""Immutable events with deterministic ids. The causes of events, as far as they follow from an
+event itself. The topics of messages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, TypedDict, Unpack
 
-from moothall.domain.ids import digest
+from moothall.domain.ids import TaskKey, digest
+
+# Immutable events with deterministic ids.
+
 
 Data = Mapping[str, Any]
 
@@ -176,4 +181,168 @@ def new_event(event_type: EventType, subject: str, data: Data, **origin: Unpack[
         traceparent=origin.get("traceparent", ""),
         tenant=origin.get("tenant", "local"),
         time=origin.get("time", ""),
+    )
+
+
+# The causes of events, as far as they follow from an event itself. They are deterministic: a
+# repeated event has the same cause.
+
+
+def request_event_id(task_key: TaskKey) -> str:
+    """Return the id of the event that requested a deliberation."""
+    return event_id(EventType.DELIBERATION_REQUESTED, task_key, "", 0)
+
+
+def call_event_id(task_key: TaskKey, call_id: str) -> str:
+    """Return the id of the event that records a model call."""
+    return event_id(EventType.MODEL_CALLED, task_key, "", call_id)
+
+
+def steering_event_id(task_key: TaskKey, ordinal: str) -> str:
+    """Return the id of the event that records a steering message."""
+    return event_id(EventType.DELIBERATION_STEERED, task_key, "", ordinal)
+
+
+def cause_of(
+    event_type: EventType, task_key: TaskKey, ordinal: str, data: Mapping[str, Any]
+) -> str:
+    """Return the id of the event that caused this event of a deliberation, '' if it is unknown."""
+    find_cause = _CAUSES.get(event_type)
+    return find_cause(task_key, ordinal, data) if find_cause else ""
+
+
+def _start_event_id(task_key: TaskKey) -> str:
+    return event_id(EventType.DELIBERATION_STARTED, task_key, "", "")
+
+
+def _seat_event_id(task_key: TaskKey, seat: object) -> str:
+    """Return the start event of a seat; of the deliberation for calls outside of seats, such as
+    listing approaches.
+    """
+    return (
+        event_id(EventType.SEAT_STARTED, task_key, "", str(seat))
+        if seat and seat != "-"
+        else _start_event_id(task_key)
+    )
+
+
+def _candidate_event_id(task_key: TaskKey, data: Mapping[str, Any]) -> str:
+    name = str(data.get("candidate", ""))
+    event_type = EventType.SEAT_REVISED if "." in name else EventType.SEAT_PROPOSED
+    return event_id(event_type, task_key, "", f"{name}/{data.get('fingerprint', '')}")
+
+
+_CAUSES: Mapping[EventType, Callable[[TaskKey, str, Mapping[str, Any]], str]] = {
+    EventType.DELIBERATION_STARTED: lambda task_key, _ordinal, _data: request_event_id(task_key),
+    EventType.AGENT_PROGRESS: lambda task_key, _ordinal, _data: request_event_id(task_key),
+    EventType.DELIBERATION_CANCELLED: lambda task_key, _ordinal, _data: request_event_id(task_key),
+    EventType.DELIBERATION_STEERED: lambda task_key, _ordinal, _data: request_event_id(task_key),
+    EventType.DELIBERATION_PAUSED: lambda task_key, _ordinal, _data: request_event_id(task_key),
+    EventType.DELIBERATION_RESUMED: lambda task_key, _ordinal, _data: request_event_id(task_key),
+    EventType.SEAT_STARTED: lambda task_key, _ordinal, _data: _start_event_id(task_key),
+    EventType.SEAT_FINISHED: lambda task_key, _ordinal, _data: request_event_id(
+        task_key
+    ),  # a seat may end before it starts
+    EventType.MODEL_CALLED: lambda task_key, _ordinal, data: _seat_event_id(
+        task_key, data.get("seat")
+    ),
+    # The cause of a turn is the model call of the same step.
+    EventType.SEAT_TURN: lambda task_key, ordinal, _data: call_event_id(
+        task_key, f"{task_key}/{ordinal}"
+    ),
+    EventType.SEAT_PROPOSED: lambda task_key, _ordinal, data: _seat_event_id(
+        task_key, data.get("seat")
+    ),
+    EventType.SEAT_REVISED: lambda task_key, _ordinal, data: _seat_event_id(
+        task_key, data.get("seat")
+    ),
+    EventType.SEAT_FAILED: lambda task_key, _ordinal, data: _seat_event_id(
+        task_key, data.get("seat")
+    ),
+    EventType.EVIDENCE_REPORTED: lambda task_key, _ordinal, _data: _start_event_id(task_key),
+    EventType.CHECK_FINISHED: lambda task_key, _ordinal, data: _candidate_event_id(task_key, data),
+    EventType.SEAT_REVIEWED: lambda task_key, _ordinal, data: _candidate_event_id(task_key, data),
+}
+
+
+# The topics of messages. Only the bus's registry maps them to subjects.
+
+
+class Channel(StrEnum):
+    """A kind of messages; each message is about one thing, named by an id."""
+
+    STORIES = "stories"
+    """Events of stories."""
+    RESULTS = "results"
+    """Events of deliberations except their end; by task."""
+    RESPONSES = "responses"
+    """The end of a deliberation, or its cancellation; by task."""
+    WORDS = "words"
+    """Steering messages to a running deliberation, and pauses; by task."""
+    PROGRESS = "progress"
+    """The progress of agents."""
+    TOOLS = "tools"
+    """Tool calls and workflows, by workspace."""
+    AUDIT = "audit"
+    """Records of tool calls, and alerts; by tenant."""
+    COUNCILS = "councils"
+    """The councils of a tenant."""
+    WORK = "work"
+    """Queued deliberations, by role."""
+    CALLS = "calls"
+    """Queued tool calls, by workspace."""
+    CANCEL = "cancel"
+    """Signal: stop a deliberation; by task."""
+    STEER = "steer"
+    """Signal: a steering message, pause or resumption of a deliberation; by task."""
+    GROWING = "growing"
+    """Signal: what a seat is writing; by task."""
+    TAKEN = "taken"
+    """Signal: a host has taken over work that was delivered before; by task."""
+    LINK = "link"
+    """Signal: bytes between a host and the link of a workspace's pod, by the pod and the
+    receiver.
+    """
+    FIGURES = "figures"
+    """Signal: the metrics of a process."""
+    HOSTS = "hosts"
+    """Requests: the state of each host; by the fleet."""
+    GRAPH = "graph"
+    """Requests: queries of the graph, by its writer."""
+    REPOSITORIES = "repositories"
+    """Requests: repository data for hosts without a shared disk; by the host that is asked."""
+
+    def of(self, about: str) -> Topic:
+        """Return the topic of one thing."""
+        return Topic(self, about)
+
+    @property
+    def all(self) -> Topic:
+        """The topic of everything in this channel."""
+        return Topic(self, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A thing of a channel by its id; None for all of them."""
+
+    channel: Channel
+    about: str | None
+
+    def covers(self, other: Topic) -> bool:
+        """Return whether every message of `other` is also one of this topic."""
+        return self.channel is other.channel and self.about in {None, other.about}
+
+
+REPOSITORY_SERVICE = Channel.REPOSITORIES.of("house")
+"""The topic of requests to the process that has the repositories."""
+
+
+def deliberation_topics(task_key: TaskKey) -> tuple[Topic, ...]:
+    """Return the topics with the events of one deliberation."""
+    return (
+        Channel.RESULTS.of(task_key),
+        Channel.RESPONSES.of(task_key),
+        Channel.PROGRESS.of(task_key),
+        Channel.WORDS.of(task_key),
     )

@@ -106,9 +106,22 @@ class EvidenceLevel(StrEnum):
         return self.value.replace("_", "-")
 
     @property
+    def meaning(self) -> str:
+        """What the level says about a candidate, as the end of a sentence."""
+        return _MEANINGS[self]
+
+    @property
     def independent(self) -> bool:
         """Whether a test by another author supports the candidate."""
         return self in {EvidenceLevel.PROVEN, EvidenceLevel.REPRODUCED}
+
+
+_MEANINGS: Mapping[EvidenceLevel, str] = {
+    EvidenceLevel.PROVEN: "a test of the repository failed before and passes now",
+    EvidenceLevel.REPRODUCED: "a test by another author failed before and passes now",
+    EvidenceLevel.SELF_TESTED: "only a test by its own author failed before and passes now",
+    EvidenceLevel.UNPROVEN: "no test that failed before passes now",
+}
 
 
 @dataclass(frozen=True, slots=True)

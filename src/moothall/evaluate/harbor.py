@@ -1,10 +1,4 @@
-"""Read and write tasks in Harbor's format: task.toml, instruction.md, environment/, tests/,
-solution/.
-
-Fields that Harbor lacks are in [metadata.moothall] of task.toml. A task without them is refused: it
-needs
-a container image.
-"""
+"""Formats of other programs: tasks of Harbor, and trajectories of seats as ATIF documents."""
 
 from __future__ import annotations
 
@@ -17,8 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moothall import __version__
 from moothall.domain import codec
-from moothall.domain.codec import mapping_of, text_of
+from moothall.domain.budget import Usage
+from moothall.domain.codec import list_of, load, mapping_of, text_of
+from moothall.domain.event import Event, EventType
 from moothall.domain.ids import check_id
 from moothall.errors import InvalidRequest
 from moothall.evaluate.tasks import Task
@@ -26,8 +23,121 @@ from moothall.ranking.syntax.diffs import file_diffs
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.profile import Commands, read_text
 
+# Trajectories of seats as ATIF documents (Agent Trajectory Interchange Format, version 1.6).
+
+
+_SCHEMA = "ATIF-v1.6"
+
+
+def trajectories(events: Sequence[Event], text: str) -> dict[str, dict[str, Any]]:
+    """Return a document for each seat that took a turn.
+
+    Its steps are the task and then the turns, with tool calls and their results. Model calls of a
+    turn
+    count in its metrics; calls outside of turns, such as reviews, only in the final metrics.
+    """
+    seats = {
+        seat: None
+        for event in events
+        if event.type is EventType.SEAT_TURN and (seat := text_of(event.data.get("seat")))
+    }
+    return {
+        seat: _document([event for event in events if event.data.get("seat") == seat], seat, text)
+        for seat in seats
+    }
+
+
+def _document(events: Sequence[Event], seat: str, text: str) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [{"step_id": 1, "source": "user", "message": text}]
+    total, turn, model, answer = Usage(), Usage(), "", ""
+    for event in events:
+        if event.type is EventType.MODEL_CALLED:
+            model = text_of(event.data.get("model")) or model
+            usage = load(Usage, mapping_of(event.data.get("usage")))
+            total, turn = total + usage, turn + usage
+            answer = text_of(event.data.get("answer"))
+        elif event.type is EventType.SEAT_TURN:
+            message = (
+                text_of(event.data.get("thought")) or answer
+            )  # a reply that could not be used has no thought
+            steps.append(_step(event, len(steps) + 1, model, turn) | {"message": message})
+            turn, answer = Usage(), ""
+    return {
+        "schema_version": _SCHEMA,
+        "session_id": f"{text_of(events[0].data.get('task_id'))}-{seat}",
+        "agent": {
+            "name": "moothall",
+            "version": __version__,
+            **({"model_name": model} if model else {}),
+            "extra": {"seat": seat},
+        },
+        "steps": steps,
+        "final_metrics": {
+            "total_prompt_tokens": total.prompt_tokens,
+            "total_completion_tokens": total.completion_tokens,
+            "total_cached_tokens": total.cached_tokens,
+            "total_cost_usd": total.cost_usd,
+            "total_steps": len(steps),
+        },
+    }
+
+
+def _step(event: Event, number: int, model: str, usage: Usage) -> dict[str, Any]:
+    calls = [mapping_of(call) for call in list_of(event.data.get("calls"))]
+    step: dict[str, Any] = {
+        "step_id": number,
+        **({"timestamp": event.time} if event.time else {}),
+        "source": "agent",
+        **({"model_name": model} if model else {}),
+        "message": "",
+    }
+    if calls:
+        names = [
+            text_of(call.get("id")) or f"{number}-{index}" for index, call in enumerate(calls, 1)
+        ]
+        step["tool_calls"] = [
+            {
+                "tool_call_id": name,
+                "function_name": text_of(call.get("tool")),
+                "arguments": dict(mapping_of(call.get("arguments"))),
+            }
+            for name, call in zip(names, calls, strict=True)
+        ]
+        step["observation"] = {
+            "results": [
+                {"source_call_id": name, "content": _content(call)}
+                for name, call in zip(names, calls, strict=True)
+            ]
+        }
+    if usage != Usage():
+        step["metrics"] = {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "cost_usd": usage.cost_usd,
+        }
+    if verdicts := mapping_of(event.data.get("checks")):
+        step["extra"] = {"checks": dict(verdicts)}
+    return step
+
+
+def _content(call: Mapping[str, Any]) -> str:
+    """Return the result of a tool call as text."""
+    if error := call.get("error"):
+        return error if isinstance(error, str) else json.dumps(error)
+    output = call.get("output")
+    return output if isinstance(output, str) else json.dumps(output)
+
+
+# Read and write tasks in Harbor's format: task.toml, instruction.md, environment/, tests/,
+# solution/.
+#
+# Fields that Harbor lacks are in [metadata.moothall] of task.toml. A task without them is refused:
+# it needs a container image.
+
+
 BUNDLE, TESTS, FIX = "environment/repository.bundle", "tests/tests.patch", "solution/fix.patch"
-_SCHEMA = "1.3"
+_HARBOR_SCHEMA = "1.3"
 _MOST_BYTES = 20_000_000
 _SECONDS = {"agent": 3600.0, "verifier": 1800.0, "build": 1800.0}
 _GO, _RUST, _PYTHON, _NODE = (
@@ -186,7 +296,7 @@ def _config(task: Task) -> str:
     """Return task.toml."""
     own = {key: value for key, value in codec.dump(task).items() if key in _KEYS and value}
     document: dict[str, Any] = {
-        "schema_version": _SCHEMA,
+        "schema_version": _HARBOR_SCHEMA,
         "task": {"name": f"moothall/{task.id}", "description": task.text.partition("\n")[0][:200]},
         "metadata": {"category": "bug-fix", "moothall": own},
         "agent": {"timeout_sec": _SECONDS["agent"]},

@@ -1,9 +1,13 @@
-"""Turn commits of a repository into tasks: choose commits, run their tests, write the tasks."""
+"""Turn commits of a repository into tasks: choose commits, run their tests, write the tasks.
+Walk the history of a repository, and make repositories that end with a commit.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import os
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,17 +16,104 @@ from moothall.domain.ids import digest
 from moothall.domain.repository import Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import PatchRefused, RepositoryError
-from moothall.evaluate import mining
-from moothall.evaluate.history import walk
-from moothall.evaluate.judging import Judge, explain
-from moothall.evaluate.mining import Commit
-from moothall.evaluate.tasks import Lines, Task, count_cases, read_tasks, write_task
+from moothall.evaluate import commit_rules
+from moothall.evaluate.commit_rules import Commit
+from moothall.evaluate.tasks import Judge, Lines, Task, count_cases, explain, read_tasks, write_task
 from moothall.ranking import diagnose
 from moothall.repositories.clone import TrustedClone
+from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.patch_rules import is_test
 from moothall.repositories.profile import CONFIG_FILE, Commands, parse_config_file, read_text
 from moothall.repositories.registry import Registered
 from moothall.repositories.service import RepositoryService
+
+# Walk the history of a repository, and make repositories that end with a commit.
+
+
+_TAGS = 200
+
+
+async def walk(clone: TrustedClone, sha: str, most: int) -> AsyncIterator[Commit]:
+    """Yield the newest commits of a history, at most `most`, without merges and with the changed
+    paths.
+    """
+    listed = await clone.call(
+        "log",
+        "-z",
+        "--no-merges",
+        f"--max-count={most}",
+        "--format=%H%x01%P%x01%B",
+        "--no-show-signature",
+        sha,
+    )
+    if listed.status:
+        raise RepositoryError(f"the history cannot be read: {listed.reason}")
+    for entry in listed.out.decode(errors="replace").split("\0"):
+        commit, parents, message = (*entry.split("\x01", 2), "", "")[:3]
+        if not commit:
+            continue
+        found = await clone.call(
+            "diff-tree",
+            "-r",
+            "-z",
+            "--root",
+            "--no-commit-id",
+            "--name-only",
+            "--no-renames",
+            commit,
+        )
+        paths = tuple(path for path in os.fsdecode(found.out).split("\0") if path)
+        yield Commit(commit, tuple(parents.split()), message, paths)
+
+
+async def seal(git: GitRunner, clone: TrustedClone, sha: str, folder: Path) -> None:
+    """Make a bare repository with the history of a commit, the tags in it, and no other object."""
+    if (folder / "HEAD").exists():
+        return
+    making = folder.with_name(f".{folder.name}.part")
+    await asyncio.to_thread(shutil.rmtree, making, ignore_errors=True)
+    making.parent.mkdir(parents=True, exist_ok=True)
+    await git.run(
+        "init",
+        "--quiet",
+        "--bare",
+        "--template=",
+        "--initial-branch=main",
+        "--",
+        str(making),
+        cwd=making.parent,
+    )
+    # Build tools read versions from tags.
+    listed = await clone.call(
+        "for-each-ref",
+        f"--count={_TAGS}",
+        "--sort=-creatordate",
+        "--format=%(refname)",
+        f"--merged={sha}",
+        "refs/tags",
+    )
+    tags = listed.out.decode(errors="surrogateescape").splitlines()
+    fetched = await git.call(
+        "fetch",
+        "--quiet",
+        "--no-tags",
+        "--no-write-fetch-head",
+        "--no-recurse-submodules",
+        "--update-shallow",
+        "--",
+        f"file://{clone.path.resolve()}",
+        f"{sha}:refs/heads/main",
+        *(f"{tag}:{tag}" for tag in tags),
+        cwd=making,
+        env={"GIT_ALLOW_PROTOCOL": "file"},
+    )
+    if fetched.status:
+        raise RepositoryError(f"the history up to {sha[:12]} cannot be copied: {fetched.reason}")
+    making.rename(folder)
+
+
+# Turn commits of a repository into tasks: choose commits, run their tests, write the tasks.
+
 
 ReportProgress = Callable[[str], None]
 Rewrite = Callable[[str], Awaitable[str]]
@@ -89,11 +180,11 @@ class Miner:
         origin: str,
         commands: Commands,
     ) -> tuple[Mapping[str, str], Task | None]:
-        why = mining.reject_commit(commit)
+        why = commit_rules.reject_commit(commit)
         diff = ""
-        if why == mining.NO_TESTS and any(path.endswith(".rs") for path in commit.paths):
+        if why == commit_rules.NO_TESTS and any(path.endswith(".rs") for path in commit.paths):
             diff = await clone.diff(commit.parents[0], commit.sha)
-            why = mining.reject_commit(commit, diff)
+            why = commit_rules.reject_commit(commit, diff)
         if why:
             return {"why": why}, None
         self.report_progress(
@@ -120,7 +211,7 @@ class Miner:
         """Return the task of a commit, or why it has none."""
         parent = commit.parents[0]
         whole = await clone.diff(parent, commit.sha)
-        hidden = mining.hidden_paths(commit.paths, whole)
+        hidden = commit_rules.hidden_paths(commit.paths, whole)
         changes = await clone.changes(parent, commit.sha)
         tests = (
             await clone.commit_changes(
@@ -133,11 +224,11 @@ class Miner:
             )
         ).diff
         if not tests or not fix:
-            return mining.NO_TESTS if fix else mining.NO_SOURCE
+            return commit_rules.NO_TESTS if fix else commit_rules.NO_SOURCE
         prepared = await self._prepare(clone, ref, parent)
         if useless := "; ".join(f"{row.check}: {row.fault}" for row in diagnose(prepared).faults):
             return f"{UNUSABLE}: {useless[:200]}"
-        text = mining.task_text(commit.message)
+        text = commit_rules.task_text(commit.message)
         found = await self.judge.examine(prepared, tests, whole, text)
         if found.why:
             return found.why

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from moothall.domain.evidence import EvidenceLevel
-from moothall.evaluate.mining import UNSEEN
+from moothall.evaluate.commit_rules import UNSEEN
 from moothall.evaluate.report import LEVELS, mean_words, share_words
 
 _LEFT, _WIDE = 10, 480

@@ -27,13 +27,10 @@ from moothall.domain.outcome import Result as RankedResult
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.errors import ConfigurationError, InvalidRequest, ModelUnavailable, PatchRefused
-from moothall.evaluate.atif import trajectories
-from moothall.evaluate.harbor import Harbor
-from moothall.evaluate.history import seal
-from moothall.evaluate.judging import Judge, Judgement
-from moothall.evaluate.miner import ReportProgress, pin
+from moothall.evaluate.harbor import Harbor, trajectories
+from moothall.evaluate.miner import ReportProgress, pin, seal
 from moothall.evaluate.report import Answer, Result
-from moothall.evaluate.tasks import Lines, Task
+from moothall.evaluate.tasks import Judge, Judgement, Lines, Task
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.profile import Commands
 from moothall.repositories.project_config import commands_of

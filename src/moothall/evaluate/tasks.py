@@ -1,18 +1,35 @@
-"""Tasks of an evaluation, and files with one JSON record a line."""
+"""Tasks of an evaluation, and files with one JSON record a line. Run the hidden tests of a task:
+before and after the fix when it is mined, and on answers.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from moothall.deliberation.judging.author_tests import runnable_paths
+from moothall.deliberation.judging.clean_runs import CheckRuns, CleanCheckoutRunner
 from moothall.domain import codec
-from moothall.domain.ids import check_id
-from moothall.errors import InvalidRequest
-from moothall.file_locks import write_private
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.ids import TaskKey, check_id, digest
+from moothall.domain.repository import Prepared
+from moothall.domain.task import Deliberation
+from moothall.errors import InvalidRequest, MoothallError, WorkspaceFailed
+from moothall.evaluate import commit_rules
+from moothall.evaluate.commit_rules import HiddenCases
+from moothall.ports import Repositories, Workspaces
+from moothall.processes import write_private
+from moothall.ranking.syntax.diffs import file_diffs
+from moothall.repositories.patch_rules import is_test
+
+# Tasks of an evaluation, and files with one JSON record a line.
+
 
 FOLDER = "tasks"
 _DELETE = "Delete it to go on without that task"
@@ -130,3 +147,179 @@ class Lines:
 def count_cases(cases: Mapping[str, Sequence[str]]) -> int:
     """Return how many cases there are in all checks."""
     return sum(map(len, cases.values()))
+
+
+# Run the hidden tests of a task: before and after the fix when it is mined, and on answers.
+#
+# All runs are those of the clean re-check: fresh workspaces with the base's tests and
+# configuration.
+
+
+_RUNS, _LONG_MS = 3, 60_000
+_SECONDS = 3600
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """The hidden cases of a commit by check, as in `Task`; `why` there are none."""
+
+    cases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    paths: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Whether all hidden tests pass on an answer, and some that do not."""
+
+    solved: bool
+    failing: tuple[str, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Runs hidden tests in workspaces of its own."""
+
+    repositories: Repositories
+    workspaces: Workspaces
+    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+
+    async def examine(self, prepared: Prepared, tests: str, fix: str, text: str) -> Hidden:
+        """Run a commit's tests before and after its change.
+
+        prepared: the parent. tests: the diff of the hidden files. fix: the diff of the whole
+        commit.
+        text: the text of the task.
+        """
+        runs = self._runs(prepared, text, f"mine-{prepared.base.sha[:12]}")
+        paths = await _paths(runs, tests)
+        if not paths:
+            return Hidden(why=commit_rules.NO_CASES)
+        before, after = await self._pair(runs, paths, tests, fix, 1)
+        found: dict[str, HiddenCases] = {}
+        for check in paths:
+            if check in before and check in after:
+                found[check] = commit_rules.compare_runs(
+                    prepared.runs.get(check), before[check], after[check], text
+                )
+        some = {check: paths[check] for check, item in found.items() if item.fixed}
+        slowest = max(
+            (run.duration_ms for check in some for run in (before[check], after[check])), default=0
+        )
+        repeats = range(2, _RUNS + 1) if some and slowest <= _LONG_MS else ()
+        again = [await self._pair(runs, some, tests, fix, number) for number in repeats]
+        for check in some:
+            repeated = [(first.get(check), second.get(check)) for first, second in again]
+            lost = CheckRun(check, Verdict.MISSING)
+            found[check] = commit_rules.steady_cases(
+                found[check],
+                [first or lost for first, _ in repeated],
+                [second or lost for _, second in repeated],
+            )
+        cases = {check: item.fixed for check, item in found.items() if item.fixed}
+        if not cases:
+            return Hidden(
+                why=next((item.why for item in found.values() if item.why), commit_rules.NO_CASES)
+            )
+        kept = {check: item.kept for check, item in found.items() if item.kept}
+        return Hidden(cases, kept, {check: paths[check] for check in {*cases, *kept}})
+
+    async def judge(self, task: Task, prepared: Prepared, diff: str) -> Judgement:
+        """Run the hidden tests of a task on an answer. Raises `WorkspaceFailed` if they cannot be
+        run.
+        """
+        if not diff.strip():
+            return Judgement(solved=False, why="it changes nothing")
+        runs = self._runs(prepared, task.text, f"hidden-{task.id[:30]}")
+        paths = {check: task.paths.get(check, ()) for check in {*task.cases, *task.kept}}
+        ran: dict[str, CheckRun] = {}
+        for check, some in paths.items():
+            done = await _run(runs, check, some, (task.tests, diff), "judge")
+            if done.refused:
+                return Judgement(solved=False, why=f"its patch does not apply: {done.why}")
+            if check not in done.runs:
+                raise WorkspaceFailed(f"the hidden tests of {task.id} could not be run: {done.why}")
+            ran[check] = done.runs[check]
+        hidden_cases = [
+            (check, case)
+            for part in (task.cases, task.kept)
+            for check, cases in part.items()
+            for case in cases
+        ]
+        failing = [case for check, case in hidden_cases if ran[check].cases.get(case) != "passed"]
+        return Judgement(not failing, tuple(failing[:_SHOWN]))
+
+    def _runs(self, prepared: Prepared, text: str, name: str) -> CleanCheckoutRunner:
+        d = Deliberation(
+            task_id=TaskKey(f"{name}-{digest(prepared.key)[:8]}"),
+            description=text,
+            role="dev",
+            protocol="vote",
+            seats=(),
+            rounds=0,
+            deadline=datetime.now(UTC) + timedelta(seconds=_SECONDS),
+            max_turns=1,
+            base_sha=prepared.base.sha,
+        )
+        return CleanCheckoutRunner(
+            d, prepared, self.workspaces, self.repositories.read, self.places
+        )
+
+    async def _pair(
+        self,
+        runs: CleanCheckoutRunner,
+        paths: Mapping[str, Sequence[str]],
+        tests: str,
+        fix: str,
+        number: int,
+    ) -> tuple[dict[str, CheckRun], dict[str, CheckRun]]:
+        """Run checks with the hidden tests, without the fix and with it."""
+        sides: list[dict[str, CheckRun]] = []
+        for diff in ("", fix):
+            ran: dict[str, CheckRun] = {}
+            for check, some in paths.items():
+                ran |= (await _run(runs, check, some, (tests, diff), str(number))).runs
+            sides.append(ran)
+        return sides[0], sides[1]
+
+
+async def _run(
+    runs: CleanCheckoutRunner, check: str, paths: Sequence[str], diffs: tuple[str, str], name: str
+) -> CheckRuns:
+    """Run a check with hidden tests laid over an answer. diffs: of the tests, and of the answer."""
+    tests, diff = diffs
+    return await runs.run_checks(
+        {check: ()},
+        "hidden",
+        digest(diff)[:8],
+        name,
+        diff=diff,
+        extra=tests,
+        paths=paths,
+        label="hidden",
+    )
+
+
+async def _paths(runs: CleanCheckoutRunner, tests: str) -> dict[str, tuple[str, ...]]:
+    """Return the hidden files by check; none for a check that runs whole, because it is not named
+    `tests`.
+    """
+    prepared = runs.prepared
+    names = tuple(path for path in _paths_of(tests) if is_test(path))
+    found = await runnable_paths(runs, names, tests)
+    others = [
+        name for name, run in prepared.runs.items() if run.cases and not name.startswith("tests")
+    ]
+    return found or {name: () for name in others if name not in prepared.base.profile.advisory}
+
+
+def _paths_of(diff: str) -> tuple[str, ...]:
+    return tuple(part.path for part in file_diffs(diff))
+
+
+def explain(error: MoothallError) -> str:
+    """Return an error's message as one line, short enough for a table."""
+    return " ".join(error.message.split())[:200]

@@ -1,27 +1,27 @@
 """The bus that this server uses. Only this file, `events/nats` and the code that makes NATS
-credentials (`cli/bus.py`, `app/jobs.py`) mention NATS.
+credentials (`cli/credentials.py`, `app/workspaces.py`) mention NATS.
 
 Another bus would be a package beside `nats` that implements `ports.Bus` and
 `events.raw_store.RawStore` (`testing/bus_contract.py` is the test suite), exported here under the
 same names.
 """
 
-from moothall.events.nats import pruning
+from moothall.events.nats import maintenance
 from moothall.events.nats.asyncapi import asyncapi
-from moothall.events.nats.core_messages import open_core_messages
 from moothall.events.nats.jetstream import JetStreamBus as Bus
 from moothall.events.nats.jetstream import open_bus
+from moothall.events.nats.maintenance import Snapshots, open_snapshots, ordered_streams
+from moothall.events.nats.requests import open_core_messages
 from moothall.events.nats.server import embedded_server
-from moothall.events.nats.snapshots import Snapshots, open_snapshots, ordered_streams
 
 __all__ = [
     "Bus",
     "Snapshots",
     "asyncapi",
     "embedded_server",
+    "maintenance",
     "open_bus",
     "open_core_messages",
     "open_snapshots",
     "ordered_streams",
-    "pruning",
 ]

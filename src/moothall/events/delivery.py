@@ -1,13 +1,19 @@
-"""How the delivery of a message is answered: the same rules for every bus."""
+"""Delivery of messages, the same for every bus: how one is answered, and the turns of tenants in
+the work queue.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from moothall.domain.event import Recorded
+from moothall.domain.event import Channel, Recorded, Topic
+from moothall.domain.ids import ROLES
 from moothall.errors import Permanent, Superseded, Temporary
 from moothall.ports import Handler
+
+# How the delivery of a message is answered: the same rules for every bus.
+
 
 MAX_DELAY = 60.0
 
@@ -108,3 +114,48 @@ async def judge(
     except Permanent as error:
         return Bury(error.code, error.message)
     return Bury(failures[0].code, failures[0].message) if failures else Ack()
+
+
+# Turns of tenants in the work queue.
+#
+# At most `MAX_QUEUED` deliberations of a role wait in its queue itself, where hosts take them in
+# order. Further ones wait in a queue of their tenant, and are moved into the queue of the role in
+# turns of tenants.
+
+
+MAX_QUEUED = 8
+"""Enough that no host waits while the next deliberations are moved."""
+
+
+def is_shared(topic: Topic) -> bool:
+    """Return whether tenants take turns in the queue of a topic."""
+    return topic.channel is Channel.WORK and topic.about in ROLES
+
+
+def waiting_topic(role: str, tenant: str) -> Topic:
+    """Return the topic of deliberations of a role that wait for the turn of their tenant. It is in
+    the channel of work, so the permission to enqueue work includes it.
+    """
+    return Channel.WORK.of(f"{role}_{tenant}")
+
+
+def parse_waiting(about: str) -> tuple[str, str] | None:
+    """Return role and tenant of `waiting_topic`; None for the queue of a role."""
+    role, separator, tenant = about.partition("_")
+    return (role, tenant) if separator and role in ROLES else None
+
+
+class Turns:
+    """The order of tenants in one queue: round robin by name."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def choose(self, waiting: Mapping[str, int]) -> str | None:
+        """Return the tenant whose turn is next among those with waiting work; None without any."""
+        tenants = sorted(tenant for tenant, count in waiting.items() if count)
+        if not tenants:
+            return None
+        later = [tenant for tenant in tenants if tenant > self._last]
+        self._last = (later or tenants)[0]
+        return self._last

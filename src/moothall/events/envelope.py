@@ -1,19 +1,120 @@
-"""Encodes events and documents for the bus and decodes them: secrets are removed, and large values
-are stored separately.
+"""Encodes events and documents for the bus and decodes them: secrets are removed, and large
+values are stored separately. Large values are stored beside the message, once by sha256, and
+referred to by `{"$blob": sha256, "bytes": n}`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
 from moothall.domain.event import Event
-from moothall.domain.secrets import may_hold_secrets, scrub_all
+from moothall.domain.text import may_hold_secrets, scrub_all
 from moothall.errors import InvalidRequest, NotFound, Permanent
-from moothall.events import blobs, codec
+from moothall.events import codec
+from moothall.events.codec import dump_json, load_json
+
+# Large values are stored beside the message, once by sha256, and referred to by `{"$blob": sha256,
+# "bytes": n}`.
+#
+# Data that itself looks like a reference (a model can write anything) is wrapped as `{"$data": …}`,
+# so that nobody can insert a reference to a value of somebody else.
+
+
+_REFERENCE, _ESCAPED = "$blob", "$data"
+_SHA256_CHARS = 64
+
+
+Put = Callable[[str, bytes], Awaitable[None]]
+"""Stores bytes under their sha256; repeating it changes nothing."""
+Get = Callable[[str], Awaitable[bytes]]
+"""Returns the bytes of a sha256. Raises `NotFound`."""
+
+
+async def _store(put: Put, content: bytes, *, kind: str) -> dict[str, Any]:
+    sha256 = hashlib.sha256(content).hexdigest()
+    await put(sha256, content)
+    return {_REFERENCE: sha256, "bytes": len(content), **({"kind": kind} if kind != "text" else {})}
+
+
+async def _offload_strings(put: Put, value: Any, limit: int) -> Any:
+    if isinstance(value, str):
+        # A character takes one to four bytes, so most strings need not be encoded to be measured.
+        if len(value) * 4 <= limit:
+            return value
+        content = value.encode("utf-8", "replace")
+        return value if len(content) <= limit else await _store(put, content, kind="text")
+    if isinstance(value, Mapping):
+        copied = {key: await _offload_strings(put, item, limit) for key, item in value.items()}
+        return {_ESCAPED: copied} if _REFERENCE in copied or _ESCAPED in copied else copied
+    if isinstance(value, list | tuple):
+        return [await _offload_strings(put, item, limit) for item in value]
+    return value
+
+
+async def offload(put: Put, data: Mapping[str, Any], limit: int) -> Mapping[str, Any]:
+    """Return `data` with strings over `limit` bytes replaced by references, or one reference to all
+    of it if it is still too large.
+    """
+    raw = dump_json(data)
+    if len(raw) <= limit and b'"$' not in raw:
+        return data
+    shortened: Mapping[str, Any] = await _offload_strings(put, data, limit)
+    encoded = dump_json(shortened)
+    return shortened if len(encoded) <= limit else await _store(put, encoded, kind="json")
+
+
+async def _fetch(get: Get, reference: Mapping[str, Any]) -> Any:
+    sha256 = reference[_REFERENCE]
+    if not isinstance(sha256, str) or len(sha256) != _SHA256_CHARS or not sha256.isalnum():
+        raise InvalidRequest(f"{str(sha256)[:80]!r} is not the sha256 of a stored value")
+    content, is_json = await get(sha256), reference.get("kind", "text") == "json"
+    # In a thread, because values are large.
+    value = await asyncio.to_thread(_decode, sha256, content, is_json=is_json)
+    return await restore(get, value) if is_json else value
+
+
+def _decode(sha256: str, content: bytes, *, is_json: bool) -> Any:
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise Permanent(f"the stored value {sha256} is damaged: its content has another sha256")
+    return load_json(content) if is_json else content.decode("utf-8", "replace")
+
+
+async def restore(get: Get, data: Any) -> Any:
+    """Return data with its references resolved. Raises `NotFound` if a stored value is gone."""
+    if isinstance(data, Mapping):
+        if _REFERENCE in data:
+            return await _fetch(get, data)
+        if set(data) == {_ESCAPED} and isinstance(data[_ESCAPED], Mapping):
+            return {key: await restore(get, item) for key, item in data[_ESCAPED].items()}
+        return {key: await restore(get, item) for key, item in data.items()}
+    if isinstance(data, list):
+        return [await restore(get, item) for item in data]
+    return data
+
+
+def references(data: Any) -> frozenset[str]:
+    """Return the sha256 of every stored value to which data (as on the wire) refers directly."""
+    if isinstance(data, Mapping):
+        refs = {data[_REFERENCE]} if isinstance(data.get(_REFERENCE), str) else set()
+        items = (
+            data[_ESCAPED]
+            if set(data) == {_ESCAPED} and isinstance(data[_ESCAPED], Mapping)
+            else data
+        )
+        return frozenset(refs).union(*(references(item) for item in items.values()))
+    if isinstance(data, list):
+        return frozenset().union(*(references(item) for item in data))
+    return frozenset()
+
+
+# Encodes events and documents for the bus and decodes them: secrets are removed, and large values
+# are stored separately.
+
 
 _OFF_LOOP_BYTES = 64_000
 
@@ -24,8 +125,8 @@ class EnvelopeCodec:
     operator's secret values.
     """
 
-    put: blobs.Put
-    get: blobs.Get
+    put: Put
+    get: Get
     limit: int
     secrets: tuple[str, ...] = ()
 
@@ -48,7 +149,7 @@ class EnvelopeCodec:
             raw = codec.dump_json(data)
         if len(raw) <= self.limit and b'"$' not in raw:
             return raw
-        return codec.dump_json(await blobs.offload(self.put, data, self.limit))
+        return codec.dump_json(await offload(self.put, data, self.limit))
 
     async def pack(self, event: Event) -> bytes:
         """Return the event's bytes; an event without a time gets the current time."""
@@ -93,7 +194,7 @@ class EnvelopeCodec:
     async def _restore(self, event: Event, raw: bytes) -> Event:
         if b'"$' not in raw:
             return event
-        data = await blobs.restore(self.get, event.data)
+        data = await restore(self.get, event.data)
         if not isinstance(data, Mapping):
             raise InvalidRequest(f"the data of {event.type.value} is a stored text, not an object")
         return replace(event, data=data)
@@ -104,7 +205,7 @@ class EnvelopeCodec:
 
     async def unpack_document(self, raw: bytes) -> Mapping[str, Any]:
         """Return the document in `raw`. Raises `InvalidRequest`, `NotFound`."""
-        document = await blobs.restore(self.get, codec.load_json(raw))
+        document = await restore(self.get, codec.load_json(raw))
         if not isinstance(document, Mapping):
             raise InvalidRequest("not a document: a JSON object was expected")
         return document

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moothall.domain.event import EventType
-from moothall.domain.protocol import PROTOCOLS
-from moothall.domain.topic import Channel
+from moothall.domain.council import PROTOCOLS
+from moothall.domain.event import Channel, EventType
 
 ADDRESSES: Mapping[Channel, str] = {
     Channel.STORIES: "agile.events.{story_id}",

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 import kglite
 
 from moothall.errors import ConfigurationError, GraphUnavailable
-from moothall.graph.schema import EMPTY, LABELS, Label
-from moothall.graph.statements import Rows, Statement, schema
+from moothall.graph.schema import EMPTY, LABELS, Label, Rows, Statement, schema
 
 T = TypeVar("T")
 _MAX_ATTEMPTS, _FIRST_PAUSE_SECONDS = 8, 0.005

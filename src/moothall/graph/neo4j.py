@@ -11,8 +11,7 @@ from neo4j import exceptions as errors
 
 from moothall.config import GraphSettings
 from moothall.errors import ConfigurationError, GraphUnavailable
-from moothall.graph.schema import LABELS, POSITION
-from moothall.graph.statements import Rows, Statement, schema
+from moothall.graph.schema import LABELS, POSITION, Rows, Statement, schema
 from moothall.graph.store import QUERY_SECONDS
 from moothall.telemetry import get_logger
 

@@ -10,8 +10,16 @@ from collections.abc import Callable, Mapping
 from moothall.domain.codec import text_of
 from moothall.domain.event import Event, EventType
 from moothall.domain.ids import digest
-from moothall.graph.event_reader import EventFields, cost_of, fingerprint_of, items_of, time_of
-from moothall.graph.upserts import Ref, Writes, clean
+from moothall.graph.upserts import (
+    EventFields,
+    Ref,
+    Writes,
+    clean,
+    cost_of,
+    fingerprint_of,
+    items_of,
+    time_of,
+)
 
 _RUN = re.compile(r"-r\d+$")
 _DIFF_PATH = re.compile(r"^diff --git a/.* b/(.*)$", re.MULTILINE)

@@ -14,7 +14,7 @@ from moothall.errors import InvalidRequest
 from moothall.graph import cypher
 from moothall.graph.schema import LABELS
 from moothall.graph.upserts import bound_name, uid
-from moothall.stories.scopes import Scope, scopes
+from moothall.stories.notes import Scope, scopes
 
 Row = dict[str, Any]
 _MAX_LIMIT, _MAX_DEPTH = 1000, 3

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from moothall.domain.topic import Channel
+from moothall.domain.event import Channel
 from moothall.errors import BusUnavailable, GraphUnavailable, InvalidRequest, MoothallError
 from moothall.graph.store import CypherGraph
 from moothall.ports import Bus

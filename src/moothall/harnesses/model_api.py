@@ -12,8 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from moothall.domain.chat import ChatReply, FunctionCall, FunctionTool, Message
-from moothall.domain.harness import AnswerModel, ModelQuestion
+from moothall.domain.chat import (
+    AnswerModel,
+    ChatReply,
+    FunctionCall,
+    FunctionTool,
+    Message,
+    ModelQuestion,
+)
 from moothall.domain.ids import digest
 from moothall.domain.text import encodable
 from moothall.errors import (

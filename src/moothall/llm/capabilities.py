@@ -17,11 +17,10 @@ from typing import Any, Literal
 from moothall import telemetry
 from moothall.domain.chat import ReplyMode
 from moothall.domain.text import one_line
-from moothall.llm.calls import short_id
-from moothall.llm.requests import REASONING_FIELDS
+from moothall.llm.reply_parts import short_id
+from moothall.llm.requests import REASONING_FIELDS, strict_schema
 from moothall.llm.responses_api import EXTRA_PARAMETERS
-from moothall.llm.retry import Rejected
-from moothall.llm.schemas import strict_schema
+from moothall.llm.server_errors import Rejected
 
 log = telemetry.get_logger(__name__)
 

@@ -41,19 +41,23 @@ from moothall.errors import (
     ModelReplyInvalid,
     ModelUnavailable,
 )
-from moothall.llm import retry
+from moothall.llm import server_errors
 from moothall.llm.capabilities import Capabilities, is_overflow, read_window
-from moothall.llm.dialect import Dialect, ServerMetrics, read_metrics
-from moothall.llm.markup import split_calls
 from moothall.llm.pool import ConnectionPool, open_pool
-from moothall.llm.requests import JSON, chat_body, count_usage, encode
-from moothall.llm.response_readers import ChatResponseReader, WholeResponseReader
+from moothall.llm.reply_parts import split_calls, split_thinking
+from moothall.llm.requests import (
+    JSON,
+    Dialect,
+    ServerMetrics,
+    chat_body,
+    count_usage,
+    encode,
+    read_metrics,
+    without_nulls,
+)
 from moothall.llm.responses_api import ResponsesReply, responses_body
-from moothall.llm.retry import Failed, Rejected, translate_refusal
-from moothall.llm.schemas import without_nulls
-from moothall.llm.server_errors import ListedModel, read_models
-from moothall.llm.stream import BrokenStream, PartialReply
-from moothall.llm.thinking import split_thinking
+from moothall.llm.server_errors import Failed, ListedModel, Rejected, read_models, translate_refusal
+from moothall.llm.stream import BrokenStream, ChatResponseReader, PartialReply, WholeResponseReader
 from moothall.llm.windows import FETCH_SECONDS, find_window
 
 T = TypeVar("T")
@@ -598,7 +602,7 @@ class OpenAIModel:
                         f"{failure.reason}",
                         failure.retry_after,
                     ) from failure
-                delay = retry.delay_before(
+                delay = server_errors.delay_before(
                     attempts, call_id, self._retry_seconds, failure.retry_after
                 )
                 if failure.at_once and attempts == 1:

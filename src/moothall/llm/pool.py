@@ -26,8 +26,8 @@ from moothall import __version__, telemetry
 from moothall.config import LlmSettings
 from moothall.domain.text import one_line
 from moothall.errors import ConfigurationError
-from moothall.llm.response_readers import WholeResponseReader
-from moothall.llm.retry import Failed
+from moothall.llm.server_errors import Failed
+from moothall.llm.stream import WholeResponseReader
 
 log = telemetry.get_logger(__name__)
 

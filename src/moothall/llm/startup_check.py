@@ -1,4 +1,6 @@
-"""Check at startup that the model servers can be used: one request each. Errors name the fix."""
+"""Check at startup that the model servers can be used: one request each. Check for monitoring
+whether the model servers answer: one short request each, no retries.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from yarl import URL
 
@@ -14,17 +17,105 @@ from moothall.config import LlmSettings, Models
 from moothall.config.models import DEFAULT
 from moothall.domain.text import one_line
 from moothall.errors import ConfigurationError, ModelReplyInvalid, ModelUnavailable
-from moothall.llm import retry
+from moothall.llm import server_errors
 from moothall.llm.pool import ConnectionPool, open_pool
-from moothall.llm.response_readers import WholeResponseReader
-from moothall.llm.retry import Failed, Rejected, translate_refusal
-from moothall.llm.server_errors import error_message, read_models
+from moothall.llm.server_errors import (
+    Failed,
+    Rejected,
+    error_message,
+    read_models,
+    translate_refusal,
+)
+from moothall.llm.stream import WholeResponseReader
+from moothall.telemetry import metrics
+
+# Check for monitoring whether the model servers answer: one short request each, no retries.
+
+
+_TIMEOUT_SECONDS = 2.5
+_MAX_BYTES = 1_000_000
+_NO_LIST_STATUSES = frozenset({400, 404, 405, 501})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCount:
+    """The numbers of a model's servers that answer and that are configured, and the fault of the
+    first one that does not answer.
+    """
+
+    answering: int
+    configured: int
+    fault: str = ""
+
+
+async def check_servers(models: Models, base_url: str) -> Mapping[str, ServerCount]:
+    """Return the state of each model's servers and update the metric. `base_url` is used for models
+    without a URL of their own.
+    """
+    names, settings = zip(*models.items(), strict=True)
+    counts = dict(
+        zip(
+            names,
+            await asyncio.gather(
+                *(_check_model(model, model.base_url or base_url) for model in settings)
+            ),
+            strict=True,
+        )
+    )
+    for name, count in counts.items():
+        metrics.MODEL_UP.set(count.answering / count.configured, name)
+    return counts
+
+
+async def _check_model(settings: LlmSettings, base_url: str) -> ServerCount:
+    urls = tuple(dict.fromkeys((base_url, *settings.replicas)))
+    faults = [
+        fault
+        for fault in await asyncio.gather(*(_find_fault(settings, url) for url in urls))
+        if fault
+    ]
+    return ServerCount(len(urls) - len(faults), len(urls), faults[0] if faults else "")
+
+
+async def _find_fault(settings: LlmSettings, base_url: str) -> str:
+    """Return the fault of a server, or '' if it answers."""
+    try:
+        async with open_pool(settings, base_url) as pool:
+            reader = WholeResponseReader(str(pool.url), _MAX_BYTES)
+            await pool.request(
+                "GET",
+                pool.url / "models",
+                reader,
+                until=asyncio.get_running_loop().time() + _TIMEOUT_SECONDS,
+            )
+    except Failed as failure:
+        return f"the model server does not answer: {one_line(failure.reason)}"
+    except TimeoutError:
+        return f"the model server does not answer within {_TIMEOUT_SECONDS:g} seconds"
+    except ModelReplyInvalid as error:
+        return f"the model server answers, but {error}"
+    if reader.status in _NO_LIST_STATUSES:
+        return ""  # a server without a list of models
+    return _find_list_fault(reader)
+
+
+def _find_list_fault(reader: WholeResponseReader) -> str:
+    if reader.status != 200:  # noqa: PLR2004 - HTTP OK
+        return f"the model server answers with status {reader.status}"
+    try:
+        read_models(reader.body)
+    except ValueError as error:
+        return f"the model server answers, but {error}"
+    return ""
+
+
+# Check at startup that the model servers can be used: one request each. Errors name the fix.
+
 
 _SETTING = "MOOTHALL_LLM__BASE_URL"
 _LIST_BYTES = 4_000_000
 _LIST_SECONDS = 60.0
 _RETRY_SECONDS = 0.5
-_NO_LIST_STATUSES = frozenset({400, 404, 405, 501})
 _NAMES_SHOWN = 500
 _OK, _TOO_MANY_REQUESTS = 200, 429
 
@@ -113,7 +204,7 @@ async def _check_server(settings: LlmSettings, base_url: str) -> None:
     elif status == _TOO_MANY_REQUESTS or (status in _NO_LIST_STATUSES and settings.model):
         # The server runs, possibly without a list of models. The first call shows if it works.
         return
-    elif retry.is_retried(status):
+    elif server_errors.is_retried(status):
         raise ModelUnavailable(
             f"{url} answers HTTP {status} {error_message(response.body)}".rstrip()
             + "; if it is still starting, set MOOTHALL_LLM__WAIT_SECONDS to wait for it"

@@ -25,8 +25,7 @@ import platformdirs
 from moothall import telemetry
 from moothall.config import LlmSettings
 from moothall.errors import ConfigurationError
-from moothall.file_locks import lock
-from moothall.processes import start_process
+from moothall.processes import lock, start_process
 
 log = telemetry.get_logger(__name__)
 

@@ -14,13 +14,20 @@ from itertools import count
 from cachetools import LRUCache
 
 from moothall import telemetry
-from moothall.authorization.quotas import Quotas
+from moothall.authorization.budgets import Quotas
 from moothall.deliberation.prompts.text import tokens
-from moothall.domain.briefing import BriefingRequest
-from moothall.domain.causation import request_event_id
 from moothall.domain.chat import Writing
 from moothall.domain.codec import dump, load
-from moothall.domain.event import Data, Event, EventType, Recorded
+from moothall.domain.council import PROTOCOLS, BriefingRequest
+from moothall.domain.event import (
+    Channel,
+    Data,
+    Event,
+    EventType,
+    Recorded,
+    deliberation_topics,
+    request_event_id,
+)
 from moothall.domain.evidence import HIDDEN
 from moothall.domain.identity import Principal
 from moothall.domain.ids import (
@@ -34,17 +41,15 @@ from moothall.domain.ids import (
     seed_of,
 )
 from moothall.domain.outcome import DeliberationStatus, Outcome
-from moothall.domain.pauses import Pauses
-from moothall.domain.protocol import PROTOCOLS
 from moothall.domain.task import (
     TASK_CHARS,
     Deliberation,
     DeliberationRequest,
     Fork,
+    Pauses,
     RepositoryRef,
     check_deliberation,
 )
-from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import (
     AlreadyExists,
     GraphUnavailable,
@@ -54,20 +59,27 @@ from moothall.errors import (
     Permanent,
     QuotaExceeded,
 )
-from moothall.orchestrator.conversation_history import (
+from moothall.orchestrator.council_registry import CouncilRegistry
+from moothall.orchestrator.fork import (
+    STEERING_CHARS,
     continue_from,
     conversation_text,
+    create_fork,
     find_decision,
     find_request,
     read_conversation,
 )
-from moothall.orchestrator.council_registry import CouncilRegistry
-from moothall.orchestrator.fork import STEERING_CHARS, create_fork
-from moothall.orchestrator.hidden_tests import check_hidden, store_hidden
-from moothall.orchestrator.planning import Defaults, digest_request, plan_deliberation
-from moothall.orchestrator.refusals import fail_seats, refused_deliberation
+from moothall.orchestrator.requests import (
+    Defaults,
+    check_hidden,
+    digest_request,
+    fail_seats,
+    plan_deliberation,
+    refused_deliberation,
+    store_hidden,
+)
 from moothall.ports import Bus, Repositories
-from moothall.telemetry.events import write, write_of
+from moothall.telemetry.spans import write, write_of
 
 log = telemetry.get_logger(__name__)
 

@@ -15,8 +15,7 @@ from moothall.domain.evidence import RED, UNBELIEVED, CheckRun, Evidence, Verdic
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment
 from moothall.domain.repository import Profile
-from moothall.ranking.doctests import is_example_of
-from moothall.ranking.test_authorship import containers, may_be_own, may_be_same_file
+from moothall.ranking.test_cases import containers, is_example_of, may_be_own, may_be_same_file
 
 HIT_LIMIT = "hit the limit of"
 """The text in the details of a case that was stopped at its time limit."""

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from moothall.domain.evidence import SECRETS, Evidence, Verdict
 from moothall.domain.proposal import Candidate
 from moothall.domain.task import VALIDATION
-from moothall.ranking.test_authorship import may_be_own
+from moothall.ranking.test_cases import may_be_own
 
 _MAX_NAMED_CASES = 3
 _NAME_CHARS = 80

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from moothall.errors import PatchRefused
 from moothall.repositories import patch_rules
-from moothall.repositories.objects import LIST_BYTES, Change
+from moothall.repositories.git_objects import LIST_BYTES, Change
 
 _GIT_DIR = ".git"  # belongs to a git process in the sandbox; no commit can have such a path
 _GITIGNORE = ".gitignore"

@@ -23,21 +23,14 @@ from moothall.domain.repository import Patch
 from moothall.errors import MergeConflict, NotFound, PatchRefused, RepositoryError, WorkspaceFailed
 from moothall.repositories import patch_rules
 from moothall.repositories.changes import NewPaths
-from moothall.repositories.conversion import Conversion, asks_for_conversion
 from moothall.repositories.diffs import diff_between
-from moothall.repositories.gitcmd import (
-    ATTEMPTS,
-    FetchTooLarge,
-    GitResult,
-    GitRunner,
-    OutputCaps,
-    exceeds_file_limit,
-)
-from moothall.repositories.objects import (
+from moothall.repositories.git_objects import (
     LIST_BYTES,
     Change,
     Commit,
+    Conversion,
     TreeEntry,
+    asks_for_conversion,
     colliding_links,
     file_identity,
     find_conversions,
@@ -48,6 +41,14 @@ from moothall.repositories.objects import (
     read_tree,
     replaces_folder,
     write_files,
+)
+from moothall.repositories.gitcmd import (
+    ATTEMPTS,
+    FetchTooLarge,
+    GitResult,
+    GitRunner,
+    OutputCaps,
+    exceeds_file_limit,
 )
 from moothall.repositories.scratch import scratch
 

@@ -16,11 +16,11 @@ from moothall.config import WorkspaceSettings as Settings
 from moothall.errors import Refused
 from moothall.repositories import sources
 from moothall.repositories.clone import TrustedClone
+from moothall.repositories.git_objects import Change, TreeEntry
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.objects import Change, TreeEntry
 from moothall.repositories.patch_rules import MAX_PATCH_FILES, invalid_target_reason
+from moothall.repositories.registry import Pin, anonymous_transport, hide_reason
 from moothall.repositories.scratch import scratch
-from moothall.repositories.transport import Pin, anonymous_transport, hide_reason
 
 _SHA = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")

@@ -19,7 +19,7 @@ from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 
 from moothall.errors import PatchRefused
-from moothall.ranking.test_authorship import EXPECTED_RESULTS
+from moothall.ranking.test_cases import EXPECTED_RESULTS
 
 FILE, EXECUTABLE, SYMLINK, SUBMODULE, ABSENT = "100644", "100755", "120000", "160000", "000000"
 MODES = (FILE, EXECUTABLE, SYMLINK)

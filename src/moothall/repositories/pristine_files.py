@@ -14,9 +14,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from moothall.ranking.syntax.rust_tests import restore_base_tests
+from moothall.ranking.syntax.diffs import restore_base_tests
 from moothall.repositories import patch_rules
-from moothall.repositories.objects import Change
+from moothall.repositories.git_objects import Change
 
 CONFIGURATION: tuple[str, ...] = (
     "conftest.py",

@@ -51,8 +51,8 @@ from moothall.repositories.detect import (
     likely_setup_files,
     setup_commands,
 )
-from moothall.repositories.detect.literals import parse
 from moothall.repositories.detect.project import Project
+from moothall.repositories.detect.requirements import parse
 from moothall.repositories.patch_rules import TEST_PATTERNS, invalid_path_reason, matches
 from moothall.repositories.pristine_files import CONFIGURATION
 

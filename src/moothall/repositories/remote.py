@@ -12,19 +12,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from moothall.domain import codec
+from moothall.domain.event import REPOSITORY_SERVICE, Channel
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base
 from moothall.domain.task import RepositoryRef
-from moothall.domain.topic import REPOSITORY_SERVICE, Channel
 from moothall.errors import InvalidRequest, NotFound, Temporary
 from moothall.repositories.bundle_transfer import (
     Ask,
     BundleOffer,
     BundleServer,
     Message,
+    newest_commits,
     send_request,
 )
-from moothall.repositories.bundles import newest_commits
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.registry import Registered
 from moothall.repositories.service import RepositoryService

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from moothall.file_locks import try_lock
+from moothall.processes import try_lock
 
 _PREFIX = "moothall-scratch-"
 

@@ -17,29 +17,26 @@ from moothall.domain.repository import Base, ChangeRange, MergeResult, Patch, Pr
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, MoothallError, PatchRefused, Refused, RepositoryError
 from moothall.repositories import delivery, patch_rules, sources
-from moothall.repositories import merge as merging
-from moothall.repositories.blame import LineOrigin, find_line_origin
-from moothall.repositories.change_range import find_change
+from moothall.repositories import delivery as merging
+from moothall.repositories.checkout import Submodules
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.gitremote import Cloned, clone_public, fetch_commit
+from moothall.repositories.history import LineOrigin, find_change, find_line_origin
 from moothall.repositories.profile import CONFIG_FILE, TEXT_BYTES, Commands, read_profile, read_text
 from moothall.repositories.registry import (
     Approval,
+    Pin,
     PushPolicy,
     Registered,
     Registry,
-    make_registered,
-)
-from moothall.repositories.submodules import Submodules
-from moothall.repositories.transport import (
-    Pin,
     anonymous_transport,
     hide_reason,
+    make_registered,
     refuse_any,
     registered_transport,
 )
-from moothall.sandbox_runtime.text_encodings import find_encoding
+from moothall.sandbox_runtime.texts import find_encoding
 
 Prepare = Callable[[Base, Callable[[str], None] | None], Awaitable[Prepared]]
 """Prepares a base: checks it out, sets it up and runs its checks once."""

@@ -15,6 +15,7 @@ from typing import Any
 from moothall.config import SandboxSettings
 from moothall.errors import SandboxUnavailable
 from moothall.sandbox import cgroups
+from moothall.sandbox.bubblewrap import MEND as MEND_SECCOMP
 from moothall.sandbox.bubblewrap import (
     MEND_BUBBLEWRAP,
     Overlay,
@@ -23,7 +24,6 @@ from moothall.sandbox.bubblewrap import (
     interpreter_binds,
     package_bind,
 )
-from moothall.sandbox.seccomp import MEND as MEND_SECCOMP
 from moothall.sandbox.spawn import OPEN_FILES, run_sandbox, sandbox_uid
 from moothall.sandbox_runtime.confinement import BOOT
 from moothall.telemetry import get_logger, metrics

@@ -19,7 +19,8 @@ from typing import IO
 
 from moothall.errors import SandboxUnavailable
 from moothall.processes import start_process
-from moothall.sandbox import cgroups, seccomp
+from moothall.sandbox import bubblewrap as seccomp
+from moothall.sandbox import cgroups
 from moothall.sandbox.bubblewrap import (
     HOSTNAME,
     UID,

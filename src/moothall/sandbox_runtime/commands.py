@@ -14,10 +14,10 @@ import select
 import signal
 import time
 
-from moothall.sandbox_runtime.command_result import CommandResult
+from moothall.sandbox_runtime.checks import CommandResult
 from moothall.sandbox_runtime.confinement import block_signals_to_all
-from moothall.sandbox_runtime.pressure import Contention
 from moothall.sandbox_runtime.processes import (
+    Contention,
     PeakUsage,
     kill_all,
     read_pss,
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn
 
-    from moothall.sandbox_runtime.checking import RunningCheck
-    from moothall.sandbox_runtime.rpc_channel import RpcChannel
+    from moothall.sandbox_runtime.check_run import RunningCheck
+    from moothall.sandbox_runtime.protocol import RpcChannel
     from moothall.sandbox_runtime.shell import Output
 
 

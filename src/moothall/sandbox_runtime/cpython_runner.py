@@ -14,8 +14,7 @@ import sys
 import traceback
 import types
 
-from moothall.sandbox_runtime.protocol import FrameReader, pack
-from moothall.sandbox_runtime.rpc_channel import BLOCK
+from moothall.sandbox_runtime.protocol import BLOCK, FrameReader, pack
 from moothall.sandbox_runtime.tool_proxy import ToolError, ToolProxy, plain
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs start time

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moothall.sandbox_runtime.definition_target import DefinitionTarget
 from moothall.sandbox_runtime.insertion import (
+    DefinitionTarget,
     first_shifted,
     free_spot,
     replacement_spot,

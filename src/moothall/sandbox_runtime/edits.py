@@ -10,8 +10,14 @@ from __future__ import annotations
 from collections import Counter
 
 from moothall.sandbox_runtime.paths import ToolFailure, clean_for_writing
-from moothall.sandbox_runtime.text_encodings import convert_line_ends, line_end
-from moothall.sandbox_runtime.texts import TextLimits, read_encoded, split_rows, write_text
+from moothall.sandbox_runtime.texts import (
+    TextLimits,
+    convert_line_ends,
+    line_end,
+    read_encoded,
+    split_rows,
+    write_text,
+)
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:

@@ -19,13 +19,19 @@ import sys
 import time
 
 from moothall.sandbox_runtime import files, texts
-from moothall.sandbox_runtime.command_result import CommandResult
+from moothall.sandbox_runtime.checks import CommandResult
 from moothall.sandbox_runtime.commands import CommandLimits, run_command, run_in_child
 from moothall.sandbox_runtime.confinement import ROOT, confine
 from moothall.sandbox_runtime.paths import DISK_FULL, ToolFailure, clean_for_writing, open_parent
 from moothall.sandbox_runtime.processes import kill_all, other_pids
-from moothall.sandbox_runtime.protocol import FrameReader, ProtocolError, pack, unpack_path
-from moothall.sandbox_runtime.rpc_channel import BLOCK, RpcChannel
+from moothall.sandbox_runtime.protocol import (
+    BLOCK,
+    FrameReader,
+    ProtocolError,
+    RpcChannel,
+    pack,
+    unpack_path,
+)
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
@@ -204,7 +210,7 @@ class Executor:
 
     def _run_check(self, argv: tuple[str, ...], request: Message) -> Message:
         # Imported late: they cost start time, and most workspaces run no check at first.
-        from moothall.sandbox_runtime.checking import RunningCheck
+        from moothall.sandbox_runtime.check_run import RunningCheck
         from moothall.sandbox_runtime.checks import with_reporters_path
 
         running_check = RunningCheck(argv, request["check"])

@@ -25,10 +25,13 @@ from moothall.sandbox_runtime.paths import (
     open_beneath,
     open_parent,
 )
-from moothall.sandbox_runtime.text_encodings import UTF_8, Encoding, convert_line_ends, line_end
 from moothall.sandbox_runtime.texts import (
+    UTF_8,
+    Encoding,
     TextLimits,
+    convert_line_ends,
     cut_text,
+    line_end,
     read_bytes,
     read_encoded,
     read_text,

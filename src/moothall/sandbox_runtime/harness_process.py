@@ -19,7 +19,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from moothall.sandbox_runtime.cpython_runner import Socket
-from moothall.sandbox_runtime.rpc_channel import BLOCK
+from moothall.sandbox_runtime.protocol import BLOCK
 from moothall.sandbox_runtime.stdio_process import OutputLimitExceeded, read_lines
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs start time

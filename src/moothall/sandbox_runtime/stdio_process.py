@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 from moothall.sandbox_runtime.cpython_runner import Socket
-from moothall.sandbox_runtime.rpc_channel import BLOCK
+from moothall.sandbox_runtime.protocol import BLOCK
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs start time
 if TYPE_CHECKING:

@@ -1,11 +1,13 @@
-"""Reading and writing of one text file beneath a folder, within limits. Standard library only: runs
-in the executor.
+"""Reading and writing of one text file beneath a folder, within limits. Detection of a text
+file's encoding and line ends, so that an edit keeps both.
 """
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
+import re
 import stat
 
 from moothall.sandbox_runtime.paths import (
@@ -15,7 +17,168 @@ from moothall.sandbox_runtime.paths import (
     make_folders,
     open_beneath,
 )
-from moothall.sandbox_runtime.text_encodings import UTF_8, Encoding, find_encoding
+
+# Detection of a text file's encoding and line ends, so that an edit keeps both. Standard library
+# only.
+#
+# Every detected encoding round-trips: decoding and encoding again gives the same bytes.
+
+
+_BYTE_ORDER_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+# Text codecs that decode and encode in linear time.
+_TEXT_CODECS = (
+    r"(?:ascii|utf-(?:8|16|32)(?:-[lb]e)?|iso8859-\d+|latin-1|cp\d+|koi8-[rut]|mac-\w+|kz1048|ptcp154|hp-roman8"
+    r"|shift_jis(?:x0213|_2004)?|euc_(?:jp|jis_2004|jisx0213|kr)|gb2312|gbk|gb18030|big5(?:hkscs)?|johab|tis-620)"
+)
+# Declarations of the encoding: PEP 263 and editors' lines at the top, XML, HTML and CSS.
+_DECLARATIONS = (
+    rb"\A(?:[^\n]*\n)?[^\n]{0,200}?coding[:=][ \t]*[\"']?([-\w.]+)",
+    rb"<\?xml[^>]{0,200}\bencoding=[\"']([-\w.]+)",
+    rb"<(?:meta|META)[^>]{0,200}\bcharset=[\"']?([-\w.]+)",
+    rb"@charset \"([-\w.]+)\"",
+)
+_DECLARED_BYTES = 1024
+_BINARY_CHARS = r"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f]"
+_WIDE_SHARE = 0.6
+
+
+class Encoding:
+    """A codec, the byte order mark at the beginning of the file, and the error handler for invalid
+    bytes.
+    """
+
+    __slots__ = ("codec", "errors", "mark")
+
+    def __init__(self, codec: str, mark: bytes = b"", errors: str = "strict") -> None:
+        self.codec = codec
+        self.mark = mark
+        self.errors = errors
+
+    @property
+    def name(self) -> str:
+        """The name for people, such as `utf-16-le with a byte order mark`."""
+        mark = " with a byte order mark" if self.mark else ""
+        return (
+            f"{self.codec}{mark}" if self.errors == "strict" else f"{self.codec} with invalid bytes"
+        )
+
+    def decode(self, raw: bytes) -> str:
+        """Return the text of a whole file. Raises `UnicodeDecodeError`."""
+        return raw[len(self.mark) :].decode(self.codec, self.errors)
+
+    def encode(self, text: str) -> bytes:
+        """Return the bytes of a whole file. Raises `UnicodeEncodeError`."""
+        return self.mark + self.encode_part(text.removeprefix("\ufeff" if self.mark else ""))
+
+    def encode_part(self, text: str) -> bytes:
+        """Return the bytes of a part of a file. Raises `UnicodeEncodeError`."""
+        return text.encode(self.codec, self.errors)
+
+
+UTF_8 = Encoding("utf-8")
+_INVALID_UTF_8 = Encoding("utf-8", errors="surrogateescape")
+
+
+def find_encoding(raw: bytes) -> Encoding | None:
+    """Return the encoding of a file, None if it is binary.
+
+    Without a mark or a declaration, a file that is not UTF-8 is taken as mostly UTF-8 or as a
+    Western single-byte encoding.
+    """
+    for mark, codec in _BYTE_ORDER_MARKS:
+        if raw.startswith(mark) and _fits(marked := Encoding(codec, mark), raw):
+            return marked
+    if b"\0" in raw:
+        return _find_wide(raw)
+    names = [
+        match[1].decode()
+        for pattern in _DECLARATIONS
+        if (match := re.search(pattern, raw[:_DECLARED_BYTES]))
+    ]
+    declared = [Encoding(codec) for name in names if (codec := text_codec(name))]
+    mostly_utf_8 = [_INVALID_UTF_8] if _is_mostly_utf_8(raw) else []
+    return next(
+        (
+            encoding
+            for encoding in (
+                UTF_8,
+                *declared,
+                *mostly_utf_8,
+                Encoding("cp1252"),
+                Encoding("latin-1"),
+            )
+            if _fits(encoding, raw)
+        ),
+        None,
+    )
+
+
+def text_codec(name: str) -> str:
+    """Return Python's name of a text encoding, or '' if it is not one of `_TEXT_CODECS`."""
+    try:
+        codec = codecs.lookup(name).name
+    except LookupError:
+        return ""
+    return {"iso8859-1": "latin-1"}.get(codec, codec) if re.fullmatch(_TEXT_CODECS, codec) else ""
+
+
+def _fits(encoding: Encoding, raw: bytes) -> bool:
+    """Return whether an encoding reads bytes as text and round-trips. UTF-8 text may hold any
+    character but NUL.
+    """
+    try:
+        text = encoding.decode(raw)
+        return (
+            encoding.encode(text) == raw
+            and "\0" not in text
+            and (encoding is UTF_8 or not re.search(_BINARY_CHARS, text))
+        )
+    except UnicodeError:
+        return False
+
+
+def _is_mostly_utf_8(raw: bytes) -> bool:
+    text = raw.decode("utf-8", "surrogateescape")
+    invalid = sum("\udc80" <= char <= "\udcff" for char in text)
+    return 0 < invalid < sum(char > "\x7f" for char in text) - invalid
+
+
+def _find_wide(raw: bytes) -> Encoding | None:
+    """Return UTF-16 without a mark if most characters are below U+0100."""
+    half = len(raw) // 2
+    for codec, high in (("utf-16-le", raw[1::2]), ("utf-16-be", raw[::2])):
+        if (
+            len(raw) % 2 == 0
+            and high.count(0) > _WIDE_SHARE * half
+            and _fits(wide := Encoding(codec), raw)
+        ):
+            return wide
+    return None
+
+
+def line_end(text: str) -> str:
+    r"""Return the most frequent line end of a text: "\n", "\r\n" or "\r"; '' if it has none."""
+    crlf = text.count("\r\n")
+    ends = {"\n": text.count("\n") - crlf, "\r\n": crlf, "\r": text.count("\r") - crlf}
+    if ends["\n"] or crlf:
+        ends["\r"] = 0  # a carriage return within a line
+    best = max(ends, key=lambda end: ends[end])
+    return best if ends[best] else ""
+
+
+def convert_line_ends(text: str, end: str) -> str:
+    """Return the text with `end` at the end of each line; unchanged if `end` is empty."""
+    return text.replace("\r\n", "\n").replace("\n", end) if end else text
+
+
+# Reading and writing of one text file beneath a folder, within limits. Standard library only: runs
+# in the executor.
 
 
 class TextLimits:

@@ -1,5 +1,5 @@
-"""The board: stories, their states, and moving them. Its only source is the log; of two concurrent
-moves, one wins.
+"""The board: stories, their states, and moving them. The decision of a person that a move of a
+story implies, as an event.
 """
 
 from __future__ import annotations
@@ -12,24 +12,63 @@ from dataclasses import dataclass, replace
 from moothall.concurrency import Broadcast
 from moothall.domain.budget import NO_BUDGET, Budget, check_budget
 from moothall.domain.codec import dump
-from moothall.domain.event import Event, EventType, Recorded
+from moothall.domain.event import Channel, Event, EventType, Recorded
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, key_of
 from moothall.domain.plan import LineComment, Story
-from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, ConcurrentUpdate, InvalidRequest, NotFound, Refused
 from moothall.ports import Log
 from moothall.stories import coach
-from moothall.stories.decision import decision_event
 from moothall.stories.lifecycle import DEFAULT_RIGOR, SYSTEM, decide, lifecycle
-from moothall.stories.story_state import (
-    EDITABLE_STATES,
-    MERGE_ROLES,
-    StoryState,
-    enter,
-    fold,
-)
-from moothall.telemetry.events import write
+from moothall.stories.plans import design_task
+from moothall.stories.story_state import EDITABLE_STATES, MERGE_ROLES, StoryState, enter, fold
+from moothall.telemetry.spans import write
+
+# The decision of a person that a move of a story implies, as an event.
+
+
+_DECISION_PREFIXES = ("accept", "reject")
+"""The prefixes of events by which people decide."""
+
+
+def decision_event(card: StoryState) -> Event | None:
+    """Return the decision that the last move of a story implies, None if it implies none."""
+    move = card.entered
+    if move is None or not str(move.data.get("event")).startswith(_DECISION_PREFIXES):
+        return None
+    move_event = str(move.data.get("event"))
+    comment = str(move.data.get("comment") or "")
+    plan = (
+        card.plan.data if card.plan is not None and move.data.get("from_state") == "design" else {}
+    )
+    designed = (
+        design_task(str(plan.get("plan_id")))
+        if plan.get("by") == "architects"
+        else str(plan.get("design") or "")
+    )
+    checked = (
+        str(card.check.data.get("task_id") or "")
+        if card.check and move.data.get("from_state") != "design"
+        else ""
+    )
+    data = {
+        "story_id": card.story.id,
+        "task_id": designed or checked,
+        "approver": move.data.get("actor"),
+        "decision": "approved"
+        if move_event.startswith("accept")
+        else "changes"
+        if comment or card.remarks
+        else "rejected",
+        "comment": comment,
+    }
+    origin = {"ordinal": move.id, "causationid": move.id, "tenant": move.tenant}
+    return write(EventType.DECISION_MADE, card.story.id, data, **origin, time=move.time)
+
+
+# The board: stories, their states, and moving them. Its only source is the log; of two concurrent
+# moves, one wins.
+
 
 _COMMENT, _PATH, _QUOTED = 4_000, 400, 400
 EDITOR_ROLES = ("po",)

@@ -22,34 +22,38 @@ from dataclasses import dataclass, replace
 
 from moothall.concurrency import Pace
 from moothall.config import LimitSettings
-from moothall.domain.event import Event, EventType, Recorded
+from moothall.domain.event import Channel, Event, EventType, Recorded
 from moothall.domain.identity import Principal
 from moothall.domain.ids import TaskId, digest, key_of
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.plan import AtomicTask, Plan, Story
 from moothall.domain.task import TASK_CHARS, Constraints, RepositoryRef
-from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, MoothallError, NotFound, Skipped, Temporary
 from moothall.ports import Bus, Deliberations, DeliverCommit
-from moothall.stories.architect_prompts import design_request, design_task, read_tasks
 from moothall.stories.board import Board
-from moothall.stories.derive import MAX_PLAN_TASKS, check_plan, repair_task
-from moothall.stories.intake import check_event
 from moothall.stories.integration import (
     IntegrationTarget,
     failure_reason,
+    land,
     merge_commits,
     merge_task_ids,
     refuse,
     run_deliberation,
 )
-from moothall.stories.lifecycle import lifecycle
-from moothall.stories.merge_policy import land
+from moothall.stories.lifecycle import check_event, lifecycle
 from moothall.stories.planner import Planner, moves_to_planning, plan_of
-from moothall.stories.requests import task_request
+from moothall.stories.plans import (
+    MAX_PLAN_TASKS,
+    check_plan,
+    design_request,
+    design_task,
+    read_tasks,
+    repair_task,
+    task_request,
+)
 from moothall.stories.story_state import COMPLETED, FAILED, PASSED, StoryState
 from moothall.telemetry import get_logger, metrics
-from moothall.telemetry.events import write
+from moothall.telemetry.spans import write
 
 log = get_logger(__name__)
 

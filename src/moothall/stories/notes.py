@@ -1,7 +1,5 @@
 """Notes on stories: what external callers record about a story, beside what the server records.
-
-Notes are events on the bus, and councils see them in their context. A note cannot change anything
-that the server recorded: a note about a decision approves nothing.
+Access to a story's context by role: the table `scopes.yaml`.
 """
 
 from __future__ import annotations
@@ -10,20 +8,125 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from functools import cache
+from importlib.resources import files
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from moothall.domain.codec import dump, load
-from moothall.domain.event import Event, EventType, Recorded
+from moothall.domain.event import Channel, Event, EventType, Recorded
 from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, digest, key_of, read_role
+from moothall.domain.ids import ROLES, check_id, digest, key_of, read_role
 from moothall.domain.plan import Story
-from moothall.domain.secrets import scrub
-from moothall.domain.topic import Channel
+from moothall.domain.text import scrub
 from moothall.errors import AlreadyExists, ConcurrentUpdate, InvalidRequest, NotFound, Refused
 from moothall.ports import Log
-from moothall.stories import story as stories
-from moothall.stories.scopes import scopes
-from moothall.telemetry.events import write
+from moothall.stories import story_state as stories
+from moothall.telemetry.spans import write
+
+# Access to a story's context by role: the table `scopes.yaml`. No caller can widen it.
+
+
+Scope = Literal[
+    "story",
+    "brief",
+    "decisions",
+    "comments",
+    "summaries",
+    "plan",
+    "tasks",
+    "similar",
+    "milestones",
+    "timeline",
+]
+
+
+class Scopes(BaseModel):
+    """The table of scopes. They are in the order in which a context is laid out."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    phase: str
+    worth: Mapping[Scope, Annotated[int, Field(gt=0)]]
+    notes: Mapping[str, Scope]
+    roles: Mapping[str, tuple[Scope, ...]]
+    phases: Mapping[str, tuple[Scope, ...]]
+
+    @model_validator(mode="after")
+    def _check_consistency(self) -> Self:
+        if set(self.roles) != set(ROLES):
+            raise ValueError(f"the roles are {', '.join(ROLES)}")
+        if self.phase not in self.phases:
+            raise ValueError(f"there is no phase {self.phase}")
+        if unknown := {
+            scope
+            for row in (*self.roles.values(), *self.phases.values(), self.notes.values())
+            for scope in row
+        } - set(self.worth):
+            raise ValueError(f"nothing says what {', '.join(sorted(unknown))} is worth")
+        return self
+
+    def allowed_scopes(self, role: str, phase: str) -> tuple[Scope, ...]:
+        """Return the scopes that a role may see in a phase. An empty role or phase means all roles
+        or the default phase. Raises `InvalidRequest`.
+        """
+        phase = phase.strip().lower() or self.phase
+        if phase not in self.phases:
+            raise InvalidRequest(
+                f"unknown phase {phase[:40]!r}; the phases are {', '.join(self.phases)}"
+            )
+        if role and role not in self.roles:
+            raise InvalidRequest(
+                f"unknown role {role[:40]!r}; the roles are {', '.join(self.roles)}"
+            )
+        rows = [self.phases[phase], *([self.roles[role]] if role else self.roles.values())]
+        return tuple(scope for scope in self.worth if all(scope in row for row in rows))
+
+    def check_note(self, role: str, kind: str) -> None:
+        """Raise `InvalidRequest` for an unknown kind of note, `Refused` if the role may not write
+        it.
+        """
+        if kind not in self.notes:
+            raise InvalidRequest(
+                f"unknown entity_type {kind[:40]!r}; allowed are {', '.join(self.notes)}"
+            )
+        if self.notes[kind] not in self.roles[role]:
+            raise Refused(
+                f"{role} cannot see {self.notes[kind]}, so it may not write a {kind} note"
+            )
+
+    def note_kinds(self, visible: Sequence[str]) -> tuple[str, ...]:
+        """Return the kinds of notes that belong to these scopes."""
+        return tuple(kind for kind, scope in self.notes.items() if scope in visible)
+
+    def check(self, names: tuple[str, ...]) -> tuple[Scope, ...]:
+        """Return scopes by their names, in order. Raises `InvalidRequest` naming the unknown
+        ones.
+        """
+        normalized = {scope.strip().lower() for scope in names}
+        if unknown := sorted(normalized - set(self.worth)):
+            raise InvalidRequest(
+                f"unknown scope {', '.join(name[:40] for name in unknown)}; the scopes are "
+                f"{', '.join(self.worth)}"
+            )
+        return tuple(scope for scope in self.worth if scope in normalized)
+
+
+@cache
+def scopes() -> Scopes:
+    """Return the built-in table."""
+    return Scopes.model_validate(
+        yaml.safe_load(files(__package__).joinpath("scopes.yaml").read_text(encoding="utf-8"))
+    )
+
+
+# Notes on stories: what external callers record about a story, beside what the server records.
+#
+# Notes are events on the bus, and councils see them in their context. A note cannot change anything
+# that the server recorded: a note about a decision approves nothing.
+
 
 _CHANGES, _NOTES, _PAYLOAD, _REASON = 50, 500, 2_000, 400
 _OPERATIONS = ("create", "update", "delete")
@@ -189,7 +292,7 @@ def _fold(state: _State, recorded: Recorded, tenant: str) -> _State:
     state = replace(state, seq=recorded.seq)
     if event.tenant != tenant:
         return state
-    state = replace(state, story=stories.fold(state.story, event))
+    state = replace(state, story=stories.fold_story(state.story, event))
     if event.type is not EventType.STORY_NOTED or event.data.get("story_id") != state.story.id:
         return state
     notes = dict(state.notes)

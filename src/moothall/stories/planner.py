@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from moothall.config import LimitSettings
 from moothall.domain.codec import dump, load
-from moothall.domain.event import Event, EventType, event_id
+from moothall.domain.event import Channel, Event, EventType, event_id
 from moothall.domain.identity import Principal
 from moothall.domain.ids import TaskId, check_id, derived_task_id, digest, key_of
 from moothall.domain.plan import (
@@ -25,7 +25,6 @@ from moothall.domain.plan import (
     Strategy,
 )
 from moothall.domain.task import TASK_CHARS, DeliberationRequest, RepositoryRef
-from moothall.domain.topic import Channel
 from moothall.errors import (
     AlreadyExists,
     ConcurrentUpdate,
@@ -36,15 +35,19 @@ from moothall.errors import (
     Refused,
 )
 from moothall.ports import Log
-from moothall.stories import story as stories
-from moothall.stories.architect_prompts import design_task
+from moothall.stories import story_state as stories
 from moothall.stories.board import EDITOR_ROLES, Board
-from moothall.stories.derive import MAX_PLAN_TASKS, derive
-from moothall.stories.plan_document import Outline, create_tasks
-from moothall.stories.requests import task_request
+from moothall.stories.plans import (
+    MAX_PLAN_TASKS,
+    Outline,
+    create_tasks,
+    derive,
+    design_task,
+    task_request,
+)
 from moothall.stories.story_state import COMPLETED, StoryState
 from moothall.telemetry import get_logger
-from moothall.telemetry.events import write
+from moothall.telemetry.spans import write
 
 log = get_logger(__name__)
 
@@ -337,7 +340,7 @@ class Planner:
             event = recorded.event
             if event.tenant != tenant:
                 continue
-            story = stories.fold(story, event)
+            story = stories.fold_story(story, event)
             if (
                 event.type is EventType.PLAN_DERIVED
                 and event.id == plan_event_id
@@ -365,7 +368,7 @@ class Planner:
         data, tenant = event.data, event.tenant
         case_id, plan_id = check_id(str(data["story_id"]), "story_id"), _plan_id_of(event)
         story, recorded_plan = await self._load_story(case_id, tenant, plan_id)
-        story = stories.fold(story, event)
+        story = stories.fold_story(story, event)
         identity = derivation_id(tenant, case_id, plan_id)
         if recorded_plan is not None:
             return _Draft(

@@ -12,8 +12,8 @@ from moothall.domain.event import Event, EventType
 from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.status import TaskView
-from moothall.stories.architect_prompts import design_task
 from moothall.stories.executor import NO_WINNER, SKIPPED
+from moothall.stories.plans import design_task
 
 WON = "won"
 _STATUS_LABELS: Mapping[str, str] = {

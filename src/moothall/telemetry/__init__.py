@@ -17,10 +17,11 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 
 from moothall.config import TraceSettings
 from moothall.telemetry import metrics
-from moothall.telemetry.context import bound, bound_values
 from moothall.telemetry.logs import configure_logs, get_logger, log_apart
 from moothall.telemetry.spans import (
     Span,
+    bound,
+    bound_values,
     headers,
     read_traceparent,
     span,

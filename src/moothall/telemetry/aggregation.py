@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moothall import __version__
-from moothall.domain.topic import Channel, Topic
+from moothall.domain.event import Channel, Topic
 from moothall.errors import BusUnavailable
 from moothall.telemetry import metrics
 from moothall.telemetry.logs import get_logger
-from moothall.telemetry.metric_types import LABEL_CHARS, MOST, Histogram, Snapshot
-from moothall.telemetry.metrics import REGISTRY
+from moothall.telemetry.metrics import LABEL_CHARS, MOST, REGISTRY, Histogram, Snapshot
 
 log = get_logger(__name__)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from moothall.config import LogSettings
-from moothall.domain.secrets import scrub
-from moothall.telemetry.context import log_context
+from moothall.domain.text import scrub
+from moothall.telemetry.spans import log_context
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger

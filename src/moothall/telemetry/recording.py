@@ -1,36 +1,45 @@
-"""Spans recorded with OpenTelemetry, and sent by a thread of their own.
-
-An unavailable collector loses spans and delays nothing: the queue is bounded, and a process that
-ends waits at most `EXPORT_SECONDS`.
+"""Spans recorded with OpenTelemetry, and sent by a thread of their own. Export of audit records
+as OpenTelemetry log records, over OTLP.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import Token
+from datetime import datetime
 from types import TracebackType
 from typing import IO, Any, Protocol, Self, cast
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
+from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry.sdk._logs import ReadableLogRecord
+from opentelemetry.sdk._logs.export import LogRecordExporter, LogRecordExportResult
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from moothall import __version__
 from moothall.concurrency import run_in_daemon
 from moothall.config import TraceSettings
-from moothall.domain.secrets import scrub
+from moothall.domain.text import scrub
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.telemetry import metrics, spans
-from moothall.telemetry.context import here
 from moothall.telemetry.logs import Stderr, get_logger
-from moothall.telemetry.spans import Kind, Span, Value
+from moothall.telemetry.spans import Kind, Span, Value, here
+
+# Spans recorded with OpenTelemetry, and sent by a thread of their own.
+#
+# An unavailable collector loses spans and delays nothing: the queue is bounded, and a process that
+# ends waits at most `EXPORT_SECONDS`.
+
 
 log = get_logger(__name__)
 
@@ -321,3 +330,77 @@ class RedirectedLogs:
     def __exit__(self, *_: object) -> None:
         self._logger.removeHandler(self._handler)
         self._logger.propagate = self._propagated
+
+
+# Export of audit records as OpenTelemetry log records, over OTLP.
+
+
+EVENT = "moothall.audit.recorded"
+
+
+class AuditSender:
+    """Sends audit records to `trace.endpoint`. `process` is the id of this instance. Raises
+    `ConfigurationError` if the extra `otlp` is not installed.
+    """
+
+    def __init__(self, settings: TraceSettings, process: str) -> None:
+        self._exporter, self._is_open = _otlp_exporter(settings), True
+        self._scope = InstrumentationScope("moothall.audit", __version__)
+        self._resource = Resource.create(
+            {
+                "service.name": settings.service,
+                "service.version": __version__,
+                "service.instance.id": process,
+            }
+        )
+
+    def send(self, records: Sequence[Mapping[str, Any]]) -> bool:
+        """Send a batch, and return whether the collector accepted it. This blocks for at most
+        `EXPORT_SECONDS`.
+        """
+        batch = [self._log_record(record) for record in records]
+        return self._exporter.export(batch) is LogRecordExportResult.SUCCESS
+
+    def close(self) -> None:
+        """End a `send` that is under way in another thread, and close the connection."""
+        if self._is_open:
+            self._is_open = False
+            self._exporter.shutdown()  # type: ignore[no-untyped-call]  # the SDK's base class
+
+    def _log_record(self, record: Mapping[str, Any]) -> ReadableLogRecord:
+        """Return a log record. Its body is the record in JSON, and each field is an attribute."""
+        return ReadableLogRecord(
+            LogRecord(
+                timestamp=int(datetime.fromisoformat(record["time"]).timestamp() * 1e9),
+                observed_timestamp=time.time_ns(),
+                severity_number=SeverityNumber.INFO,
+                severity_text="INFO",
+                body=json.dumps(record, separators=(",", ":")),
+                attributes={f"moothall.audit.{name}": value for name, value in record.items()},
+                event_name=EVENT,
+            ),
+            self._resource,
+            self._scope,
+        )
+
+
+@contextmanager
+def open_sender(settings: TraceSettings, process: str) -> Iterator[AuditSender]:
+    """Yield a sender, and close it at the end. Raises `ConfigurationError`."""
+    sender = AuditSender(settings, process)
+    with RedirectedLogs():
+        try:
+            yield sender
+        finally:
+            sender.close()
+
+
+def _otlp_exporter(settings: TraceSettings) -> LogRecordExporter:
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter
+    except ImportError as error:
+        raise ConfigurationError(
+            "the export of the audit over OTLP needs a package that is not installed: pip install "
+            "'moothall[otlp]'"
+        ) from error
+    return OTLPLogExporter(**otlp_options(settings))

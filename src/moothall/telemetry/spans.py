@@ -1,20 +1,60 @@
-"""Spans. They are recorded only after `telemetry.record`.
-
-A traceparent has the W3C form `00-<trace id>-<span id>-<flags>`. It arrives with a call's metadata
-or an event, and is sent with events and model calls. With the exporter off, a caller's traceparent
-is passed on unchanged, and none is created. It is never part of an id, a prompt or a digest, so a
-repeat under another trace is the same repeat.
+"""Spans, recorded only after `telemetry.record`; the trace of the running code; creation of
+events.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextvars import Token
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from datetime import UTC, datetime
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, Unpack
 
-from moothall.telemetry.context import here
+from moothall.domain.event import Data, Event, EventType, Origin, cause_of, new_event
+from moothall.domain.task import Deliberation
+
+# The trace, task and seat of the running code, in context variables.
+
+
+_NOTHING: Mapping[str, str] = {}
+
+here: ContextVar[str] = ContextVar("traceparent", default="")
+"""The W3C traceparent of the current span, or ''."""
+_bound: ContextVar[Mapping[str, str]] = ContextVar("bound", default=_NOTHING)
+
+
+@contextmanager
+def bound(**values: str) -> Iterator[None]:
+    """Add `values` (task_id, tenant, seat) to all lines that are logged in this context."""
+    token = _bound.set({**_bound.get(), **values})
+    try:
+        yield
+    finally:
+        _bound.reset(token)
+
+
+def bound_values() -> Mapping[str, str]:
+    """Return the values that are added to lines now."""
+    return _bound.get()
+
+
+def log_context() -> dict[str, str]:
+    """Return the values for a log line: the bound ones, and the ids of trace and span."""
+    values = dict(_bound.get())
+    if current := here.get():
+        _, values["trace_id"], values["span_id"], _ = current.split("-")
+    return values
+
+
+# Spans. They are recorded only after `telemetry.record`.
+#
+# A traceparent has the W3C form `00-<trace id>-<span id>-<flags>`. It arrives with a call's
+# metadata or an event, and is sent with events and model calls. With the exporter off, a caller's
+# traceparent is passed on unchanged, and none is created. It is never part of an id, a prompt or a
+# digest, so a repeat under another trace is the same repeat.
+
 
 Value = str | int | float | bool | tuple[str, ...]
 Kind = Literal["internal", "server", "client", "producer", "consumer"]
@@ -137,3 +177,21 @@ def read_traceparent(text: str) -> str:
     if text.startswith("00") and len(text) != 55:  # noqa: PLR2004 - version 00 has nothing after its flags
         return ""
     return f"00-{match[1]}-{match[2]}-{text[53:55]}"
+
+
+# Creation of events, with their time, trace and cause.
+
+
+def write(kind: EventType, subject: str, data: Data, **origin: Unpack[Origin]) -> Event:
+    """Return an event in the current trace. Its time is now unless `origin` has one."""
+    origin["traceparent"] = traceparent()
+    origin["time"] = origin.get("time") or datetime.now(UTC).isoformat(timespec="milliseconds")
+    return new_event(kind, subject, data, **origin)
+
+
+def write_of(d: Deliberation, kind: EventType, data: Data, **origin: Unpack[Origin]) -> Event:
+    """Return an event of a deliberation, with its ids, tenant and cause."""
+    origin["causationid"] = cause_of(kind, d.task_id, str(origin.get("ordinal", 0)), data)
+    origin["correlationid"] = d.story_id or d.task_id
+    origin["tenant"] = d.tenant
+    return write(kind, d.task_id, {"task_id": d.task_id, **data}, **origin)

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from moothall.errors import AlreadyExists, NotFound
-from moothall.events.buckets import bucket_of
 from moothall.events.envelope import EnvelopeCodec
+from moothall.events.registry import bucket_of
 
 
 class MemoryBlobs:

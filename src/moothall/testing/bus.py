@@ -18,9 +18,8 @@ from typing import Any
 
 from moothall.concurrency import Capacity
 from moothall.config import BusSettings
-from moothall.domain.event import Event, Recorded
-from moothall.domain.secrets import scrub_all
-from moothall.domain.topic import Channel, Topic
+from moothall.domain.event import Channel, Event, Recorded, Topic
+from moothall.domain.text import scrub_all
 from moothall.errors import (
     AlreadyExists,
     BusUnavailable,
@@ -30,12 +29,11 @@ from moothall.errors import (
     Permanent,
     Temporary,
 )
-from moothall.events import batching, codec, dead_letters, forwarding, registry, turns
-from moothall.events.buckets import DOCUMENTS, bucket_of
-from moothall.events.delivery import BUS_LIMITS, Ack, Bury, BusLimits, Nak, judge
+from moothall.events import batching, codec, delivery, forwarding, raw_store, registry
+from moothall.events.delivery import BUS_LIMITS, Ack, Bury, BusLimits, Nak, Turns, judge
 from moothall.events.envelope import EnvelopeCodec
 from moothall.events.raw_store import NO_HEADERS, Raw, StreamState
-from moothall.events.turns import Turns
+from moothall.events.registry import DOCUMENTS, bucket_of
 from moothall.ports import Answerer, Glance, Handler, Receipt
 from moothall.testing.buckets import MemoryBlobs, MemoryBucket
 
@@ -152,7 +150,7 @@ class MemoryBus:
 
     async def enqueue(self, topic: Topic, event: Event, *, fresh: bool = False) -> None:
         """Put an event on the work queue."""
-        headers = {_TENANT: event.tenant} if turns.is_shared(topic) else {}
+        headers = {_TENANT: event.tenant} if delivery.is_shared(topic) else {}
         await self._store_event(
             registry.work_subject(topic), event, headers | ({"fresh": "1"} if fresh else {})
         )
@@ -357,10 +355,10 @@ class MemoryBus:
             stream.drop(seq)
 
     async def _bury(self, durable: _Durable, raw: Raw, deliveries: int, verdict: Bury) -> None:
-        origin = dead_letters.LetterOrigin(
+        origin = raw_store.LetterOrigin(
             durable.spec.stream, durable.spec.name, raw.subject, raw.seq, deliveries
         )
-        await dead_letters.bury(self, origin, raw.data, verdict)
+        await raw_store.bury(self, origin, raw.data, verdict)
 
     async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:
         """Send a signal to current listeners."""

@@ -17,12 +17,11 @@ import pytest
 
 from moothall import ports
 from moothall.concurrency import beside
-from moothall.domain.event import Event, EventType, Recorded, new_event
-from moothall.domain.fleet import FLEET
+from moothall.domain.event import Channel, Event, EventType, Recorded, new_event
 from moothall.domain.ids import LOCAL_TENANT
-from moothall.domain.topic import Channel
+from moothall.domain.status import FLEET
 from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest
-from moothall.events import dead_letters
+from moothall.events import raw_store
 
 
 def seat(number: int, task: str = "task-1", **data: Any) -> Event:
@@ -64,11 +63,11 @@ async def receive_events(queue: asyncio.Queue[Recorded], count: int) -> list[Rec
         return [await queue.get() for _ in range(count)]
 
 
-async def letters(bus: Any, count: int) -> list[dead_letters.DeadLetter]:
+async def letters(bus: Any, count: int) -> list[raw_store.DeadLetter]:
     """Wait for so many dead letters, and return them."""
     async with asyncio.timeout(20):
         while True:
-            dead = [letter async for letter in dead_letters.letters(bus)]
+            dead = [letter async for letter in raw_store.letters(bus)]
             if len(dead) >= count:
                 return dead
             await asyncio.sleep(0.02)

@@ -15,10 +15,9 @@ import pytest
 
 from moothall import ports
 from moothall.concurrency import Capacity
-from moothall.domain.event import EventType, Recorded, new_event
-from moothall.domain.topic import Channel
+from moothall.domain.event import Channel, EventType, Recorded, new_event
 from moothall.errors import InvalidRequest, NotFound, Permanent, Temporary
-from moothall.events import dead_letters, registry, turns
+from moothall.events import delivery, raw_store, registry
 from moothall.events.codec import encode, encode_batch
 from moothall.testing.bus_contract import consuming, letters, receive_events, requested, seat
 
@@ -92,8 +91,8 @@ class WorkContract:
             async with consuming(bus, "host-dev", handle), asyncio.timeout(120):
                 await all_handled.wait()
         # Ahead are at most the full queue, and one task of the other tenant for each of its own.
-        assert order.index("first") <= turns.MAX_QUEUED + 1
-        assert order.index("second") <= turns.MAX_QUEUED + 3
+        assert order.index("first") <= delivery.MAX_QUEUED + 1
+        assert order.index("second") <= delivery.MAX_QUEUED + 3
         assert len(set(order)) == 1002
 
     async def test_work_of_another_role_is_not_delivered(self, opened: Any) -> None:
@@ -122,7 +121,7 @@ class WorkContract:
                 "2",
                 "3",
             ]
-            assert [letter async for letter in dead_letters.letters(bus)] == []
+            assert [letter async for letter in raw_store.letters(bus)] == []
 
     async def test_work_that_keeps_failing_becomes_a_dead_letter(self, opened: Any) -> None:
         tries = 0
@@ -174,12 +173,12 @@ class WorkContract:
             await bus.enqueue(Channel.WORK.of("dev"), requested("task-1"))
             [letter] = await letters(bus, 1)
             broken = False
-            await dead_letters.replay(bus, letter.seq)
+            await raw_store.replay(bus, letter.seq)
             [redelivered] = await receive_events(received, 1)
             assert redelivered.event.id == requested("task-1").id
-            assert [dead async for dead in dead_letters.letters(bus)] == []
+            assert [dead async for dead in raw_store.letters(bus)] == []
             with pytest.raises(NotFound):
-                await dead_letters.replay(bus, letter.seq)
+                await raw_store.replay(bus, letter.seq)
 
     async def test_a_cancelled_consumer_returns_its_work(self, opened: Any) -> None:
         started = asyncio.Event()
@@ -303,7 +302,7 @@ class WorkContract:
             await bus.enqueue(Channel.WORK.of("dev"), requested("task-3"), fresh=True)
             assert await receive_marks(1) == [("task-3", True)]
             [letter] = await letters(bus, 1)
-            await dead_letters.replay(bus, letter.seq)
+            await raw_store.replay(bus, letter.seq)
             assert await receive_marks(1) == [("task-3", False)]
 
     @pytest.mark.parametrize("about", ["", "story-1", "acme_story-1"])
@@ -327,7 +326,7 @@ class WorkContract:
             ]
             assert [r.event.id async for r in bus.replay([Channel.STORIES.all])] == [event.id]
             assert received.empty()
-            assert [letter async for letter in dead_letters.letters(bus)] == []
+            assert [letter async for letter in raw_store.letters(bus)] == []
 
     @pytest.mark.parametrize("about", ["", "story-1"])
     async def test_story_events_of_one_message_are_delivered_separately(

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from moothall.authorization.code_block_calls import BlockBudget, BlockCalls
+from moothall.authorization.checks import BlockBudget, BlockCalls
 from moothall.config import RunnerSettings
-from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
-from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.domain.tool import Ask, BlockRun, CodeBlock, ToolCall, ToolResult, ToolStatus
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Refused
 from moothall.ports import RunCode
 from moothall.tool_sessions.answers import GONE, Answers

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Self
 
-from moothall.authorization.approval_queue import Parked
+from moothall.authorization.approvals import Parked
 from moothall.authorization.call_context import CallContext
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.limits import GATEWAY_LIMITS, TOKEN_SECONDS

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from moothall.authorization.call_context import CallContext
-from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.evidence import CheckRun
 from moothall.domain.repository import Base, Patch, Prepared
-from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.domain.tool import Ask, BlockRun, CodeBlock, ToolCall, ToolResult, ToolStatus
 from moothall.errors import MoothallError, PatchRefused, WorkspaceFailed
 from moothall.ports import HandleLines, Repositories, Workspace, Workspaces
 from moothall.telemetry import get_logger

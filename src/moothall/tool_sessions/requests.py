@@ -1,9 +1,10 @@
-"""The tool API on the bus: it receives calls to a workspace and publishes one `tool.finished` for
-each.
+"""The tool API on the bus: it receives calls to a workspace and publishes one `tool.finished`
+for each. Workspaces of tasks for callers.
 """
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,16 +12,64 @@ from typing import Any
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from moothall.authorization.audit import AuditEntry, AuditLog
-from moothall.domain.codec import dump, wrong
-from moothall.domain.event import EventType, Recorded
-from moothall.domain.ids import TaskKey, check_key
+from moothall.domain.codec import dump, load, wrong
+from moothall.domain.event import Channel, EventType, Recorded
+from moothall.domain.identity import Principal
+from moothall.domain.ids import TaskId, TaskKey, check_key, check_task_id, own_id
+from moothall.domain.outcome import DeliberationStatus
+from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
-from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Permanent, Refused
-from moothall.ports import Bus
+from moothall.ports import Bus, Deliberations
 from moothall.telemetry import get_logger
-from moothall.telemetry.events import write
-from moothall.tool_sessions.manager import SEAT, ToolSessions
+from moothall.telemetry.spans import write
+from moothall.tool_sessions.manager import SEAT, Find, PendingWorkspace, ToolSessions
+
+# Workspaces of tasks for callers. They are opened on the task's own commit at the first call.
+
+
+def of_tasks(deliberations: Deliberations) -> Find:
+    """Return a function that finds the workspace named after a task, with the task's repository and
+    role.
+    """
+
+    async def find(workspace: str, principal: Principal) -> PendingWorkspace | None:
+        try:
+            task_id = check_task_id(own_id(workspace, principal.tenant))
+            deliberation = await _request_of(deliberations, task_id, principal)
+            outcome = await deliberations.result(task_id, principal)
+        except (NotFound, InvalidRequest):
+            return None
+        if deliberation.principal != principal.name:
+            return None
+        if outcome.status is DeliberationStatus.CANCELLED:
+            raise Refused(f"task {task_id} was cancelled: nothing acts for it any more")
+        if deliberation.repository is None or deliberation.base_sha is None:
+            raise InvalidRequest(f"task {task_id} has no repository, so it has no workspace")
+        # Prefer the registry's id, because a URL would be fetched and checked again.
+        url = "" if deliberation.repository.id else deliberation.repository.url
+        return PendingWorkspace(
+            RepositoryRef(id=deliberation.repository.id, url=url, ref=deliberation.base_sha),
+            deliberation.role,
+        )
+
+    return find
+
+
+async def _request_of(
+    deliberations: Deliberations, task_id: TaskId, principal: Principal
+) -> Deliberation:
+    """Return a deliberation as it was requested. Raises `NotFound`."""
+    async with aclosing(deliberations.watch(task_id, 0, principal)) as events:
+        async for recorded in events:
+            if recorded.event.type is EventType.DELIBERATION_REQUESTED:
+                return load(Deliberation, recorded.event.data)
+    raise NotFound(f"no task {task_id!r}")
+
+
+# The tool API on the bus: it receives calls to a workspace and publishes one `tool.finished` for
+# each.
+
 
 log = get_logger(__name__)
 

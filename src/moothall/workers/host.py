@@ -21,22 +21,18 @@ from typing import Any
 from cachetools import LRUCache
 
 from moothall import telemetry
-from moothall.authorization.quotas import Quotas
-from moothall.authorization.story_budgets import Reservation, Reservations, StoryBudgets
+from moothall.authorization.budgets import Quotas, Reservation, Reservations, StoryBudgets
 from moothall.concurrency import Capacity, beside
-from moothall.deliberation.pause_gate import PauseGate
 from moothall.deliberation.protocols import HOST_STOPS, Dependencies, deliberate
-from moothall.deliberation.recorded_model import Recording, steering_text
+from moothall.deliberation.recorded_model import PauseGate, Recording, steering_text
 from moothall.domain.budget import Budget
 from moothall.domain.chat import Writing
 from moothall.domain.codec import dump, load
-from moothall.domain.event import Event, EventType, Recorded
-from moothall.domain.fleet import FLEET, Held, HostState
+from moothall.domain.event import Channel, Event, EventType, Recorded, deliberation_topics
 from moothall.domain.identity import Principal
 from moothall.domain.ids import ROLES, TaskKey
-from moothall.domain.pauses import Pauses
-from moothall.domain.task import Deliberation, check_deliberation
-from moothall.domain.topic import Channel, deliberation_topics
+from moothall.domain.status import FLEET, Held, HostState
+from moothall.domain.task import Deliberation, Pauses, check_deliberation
 from moothall.errors import (
     MoothallError,
     NotFound,

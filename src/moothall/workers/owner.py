@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from moothall.file_locks import write_private
+from moothall.processes import write_private
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)

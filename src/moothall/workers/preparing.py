@@ -22,13 +22,12 @@ from moothall.errors import (
     SandboxUnavailable,
     WorkspaceFailed,
 )
-from moothall.orchestrator.hidden_tests import fetch_hidden
-from moothall.orchestrator.refusals import fail_seats
+from moothall.orchestrator.requests import fail_seats, fetch_hidden
 from moothall.ports import Bus, Repositories
 from moothall.ranking import diagnose
 from moothall.ranking.gates import format_cases
-from moothall.ranking.relevance import find_test_file
-from moothall.telemetry.events import write_of
+from moothall.ranking.test_cases import find_test_file
+from moothall.telemetry.spans import write_of
 
 log = telemetry.get_logger(__name__)
 

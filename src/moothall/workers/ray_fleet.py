@@ -22,10 +22,9 @@ from moothall.config import RaySettings
 from moothall.domain.text import one_line
 from moothall.errors import ConfigurationError, FleetUnavailable, Temporary
 from moothall.telemetry import get_logger
-from moothall.workers.folder import ray_folder
-from moothall.workers.in_process import Alive
 from moothall.workers.owner import end_with, process_of
-from moothall.workers.ray_authentication import check_access, explain_refusal
+from moothall.workers.ray_setup import check_access, explain_refusal, ray_folder
+from moothall.workers.subprocesses import Alive
 
 # Read by Ray when it is imported and by the processes that it starts.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -1,8 +1,5 @@
-"""Hosts in child processes of a server, on one machine and without Ray.
-
-A child imports the modules named by its arguments, gets its `HostMain` pickled on stdin and writes
-lines to stdout: that it is ready, or the error with which it ended. This module is also the program
-of the child.
+"""Hosts without Ray on one machine: in this process for one command, or in child processes of a
+server.
 """
 
 from __future__ import annotations
@@ -16,15 +13,60 @@ import pickle
 import sys
 import threading
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from moothall.concurrency import loop_factory
 from moothall.errors import FleetUnavailable
 from moothall.processes import start_process
 from moothall.telemetry import get_logger
-from moothall.workers.in_process import Alive, HostMain
+
+# Hosts in this process, for one command: nothing is started but their tasks. Other adapters are
+# `subprocesses` and `ray_fleet`.
+
+
+HostMain = Callable[[str, Callable[[], None]], Coroutine[Any, Any, None]]
+"""Runs a host of this name until cancelled; calls its argument once it is ready."""
+
+
+Alive = Callable[[], Awaitable[tuple[int, int]]]
+"""Returns how many hosts pull work, and how many there should be."""
+
+
+@asynccontextmanager
+async def hosting_in_process(hosts: int, main: HostMain) -> AsyncIterator[Alive]:
+    """Yield what tells of the hosts, once all are pulling work; they have let go of everything at
+    the end.
+
+    A host that ends by itself has a bug: its error ends the body, and comes out in a group.
+    """
+    waiting: list[Coroutine[Any, Any, object]] = []
+    running: list[asyncio.Task[None]] = []
+
+    async def alive() -> tuple[int, int]:
+        return sum(not host.done() for host in running), len(running)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(1, hosts + 1):
+            ready = asyncio.Event()
+            name = f"host-{number}"
+            running.append(group.create_task(main(name, ready.set), name=name))
+            waiting.append(ready.wait())
+        await asyncio.gather(*waiting)
+        try:
+            yield alive
+        finally:
+            for host in running:
+                host.cancel()
+
+
+# Hosts in child processes of a server, on one machine and without Ray.
+#
+# A child imports the modules named by its arguments, gets its `HostMain` pickled on stdin and
+# writes lines to stdout: that it is ready, or the error with which it ended. This module is also
+# the program of the child.
+
 
 log = get_logger(__name__)
 

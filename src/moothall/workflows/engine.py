@@ -19,17 +19,15 @@ from typing import Any
 
 from moothall.concurrency import seconds_until
 from moothall.domain.codec import load
-from moothall.domain.event import EventType
+from moothall.domain.event import Channel, EventType
 from moothall.domain.tool import Action, ToolCall, ToolResult, ToolStatus
-from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, PatchRefused, Permanent, Refused, WorkspaceFailed
 from moothall.ports import Log
 from moothall.tool_sessions.manager import ToolSessions
 from moothall.tool_sessions.persistent_workspace import WorkspaceLease
 from moothall.tools.spec import Danger, ToolSpec
-from moothall.workflows.plan import Step, Workflow
+from moothall.workflows.plan import Reference, Step, Workflow, fill_in, find_in, references
 from moothall.workflows.record import Act, End, Record, StepState
-from moothall.workflows.references import Reference, fill_in, find_in, references
 
 _MAX_CRASHES = 3
 _CHANGING_DANGERS = {Danger.WRITE, Danger.EXECUTE}

@@ -11,12 +11,11 @@ from enum import StrEnum
 from typing import Any
 
 from moothall.domain.codec import dump
-from moothall.domain.event import EventType, Recorded
+from moothall.domain.event import Channel, EventType, Recorded
 from moothall.domain.tool import ToolResult
-from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists
 from moothall.ports import Log
-from moothall.telemetry.events import write
+from moothall.telemetry.spans import write
 from moothall.workflows.plan import Workflow
 
 KINDS = (EventType.WORKFLOW_STARTED, EventType.WORKFLOW_STEP, EventType.WORKFLOW_FINISHED)

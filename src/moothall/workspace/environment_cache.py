@@ -30,8 +30,8 @@ from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.sandbox.spawn import sandbox_uid, set_owner
 from moothall.sandbox_runtime.checks import PLUGINS
 from moothall.telemetry import get_logger
+from moothall.workspace.archive import pack, unpack
 from moothall.workspace.executor_client import ExecutorSetup, remove_tree
-from moothall.workspace.kubernetes.archive import pack, unpack
 from moothall.workspace.layout import Layout
 from moothall.workspace.packages import setup_network_access
 from moothall.workspace.pool import ExecutorPool

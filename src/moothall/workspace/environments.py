@@ -17,11 +17,10 @@ from pathlib import Path
 from moothall.config import SandboxSettings, WorkspaceSections
 from moothall.domain.repository import Base, SetupStep
 from moothall.errors import RepositoryError
-from moothall.repositories.checkout import Progress, change_owner
+from moothall.repositories.checkout import Progress, change_owner, write_history
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.detect.builds import NODE_HEADERS
+from moothall.repositories.detect.project import NODE_HEADERS
 from moothall.repositories.detect.python import LINE_BY_LINE, LOCKED, PIP
-from moothall.repositories.git_snapshot import write_history
 from moothall.repositories.gitcmd import GitRunner
 from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.sandbox.spawn import sandbox_uid, set_owner

@@ -27,7 +27,7 @@ from moothall.repositories.profile import read_text
 from moothall.sandbox.bubblewrap import ENVIRONMENT, interpreter
 from moothall.sandbox.spawn import OPEN_FILES
 from moothall.sandbox_runtime.confinement import HOME
-from moothall.workspace import executor_log
+from moothall.workspace import executor_connection
 from moothall.workspace.executor_connection import ExecutorConnection
 from moothall.workspace.packages import NetworkAccess
 from moothall.workspace.slots import Slot, Slots
@@ -271,7 +271,7 @@ class ExecutorClient(ABC):
             await self._proxies.aclose()
         finally:
             if not keep:
-                executor_log.store_log(self._log, self._settings.data_dir, self.log_name)
+                executor_connection.store_log(self._log, self._settings.data_dir, self.log_name)
                 with contextlib.suppress(FileNotFoundError):
                     await remove_tree(self.folder)
 
@@ -371,7 +371,7 @@ class ExecutorClient(ABC):
         ):
             result = {**result, "status": "memory", "verdict": "errored"}
         if memory_kills is not None:
-            self._write_log(executor_log.format_line(op, fields, result))
+            self._write_log(executor_connection.format_line(op, fields, result))
         return result
 
     def _message(self, op: str, time_limit: float, max_seconds: float) -> dict[str, Any]:

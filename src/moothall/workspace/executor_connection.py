@@ -1,13 +1,139 @@
-"""The trusted side's end of an executor's socket: sends requests and matches answers by id."""
+"""The connection to an executor: the code in every sandbox, requests and answers by id, and the
+log that is stored after a workspace is closed.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import py_compile
+import re
+import shutil
 import socket
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, cast
 
+from moothall import sandbox_runtime
+from moothall.domain.codec import mapping_of
+from moothall.domain.text import one_line
 from moothall.errors import WorkspaceFailed
+from moothall.sandbox_runtime import syntax
+from moothall.sandbox_runtime.plugins import FOLDER as REPORTERS
 from moothall.sandbox_runtime.protocol import FrameReader, ProtocolError, pack
+
+# The code in every sandbox: the package `sandbox_runtime`, compiled once per process, and the
+# source of the plugins that report test cases, for the project's own interpreter.
+#
+# It is compiled outside, because a sandbox cannot write bytecode and would compile it again for
+# each workspace.
+
+
+INSIDE = "/opt/moothall"
+_RUNTIME_FOLDER = Path(sandbox_runtime.__file__).parent
+
+
+def bundle(folder: Path) -> None:
+    """Write the sandbox runtime to the new folder `folder`, as bytecode without source that every
+    uid can read, and the plugins to its `plugins`.
+    """
+    for subfolder in (
+        folder,
+        folder / "moothall",
+        folder / "moothall" / "sandbox_runtime",
+        folder / "plugins",
+        folder / "plugins" / "bin",
+    ):
+        subfolder.mkdir()
+        subfolder.chmod(0o755)
+    for source in (_RUNTIME_FOLDER.parent / "__init__.py", *_RUNTIME_FOLDER.glob("*.py")):
+        name = source.relative_to(_RUNTIME_FOLDER.parent.parent)
+        target = folder / name.with_suffix(".pyc")
+        py_compile.compile(
+            str(source),
+            cfile=str(target),
+            dfile=str(name),
+            doraise=True,
+            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        )
+        target.chmod(0o644)
+    for source in (*REPORTERS.glob("moothall_*"), *REPORTERS.glob("bin/*")):
+        target = folder / "plugins" / source.relative_to(REPORTERS)
+        shutil.copyfile(source, target)
+        target.chmod(0o755 if target.parent.name == "bin" else 0o644)
+
+
+def grammars() -> tuple[tuple[Path, str], ...]:
+    """Return the packages that parse source code, and their paths in a sandbox."""
+    specs = {name: find_spec(name) for name in syntax.PACKAGES}
+    return tuple(
+        (Path(spec.origin).parent, f"{syntax.GRAMMARS}/{name}")
+        for name, spec in specs.items()
+        if spec and spec.origin
+    )
+
+
+# The log of a sandbox, which is stored in the data directory after its workspace is closed.
+
+
+MAX_LOGS = 1000
+"""How many logs of closed workspaces are stored; older ones are removed at the next start."""
+
+_UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
+_VALUE_CHARS = 200
+
+
+def log_folder(data_dir: Path) -> Path:
+    """Return the folder with the logs of closed workspaces."""
+    return data_dir / "logs" / "workspaces"
+
+
+def format_line(op: str, request: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Return a log line about a command: its program, its end and its usage. Arguments are left
+    out, because they may contain a model's code or secrets. The result is hostile.
+    """
+    usage = mapping_of(result.get("usage"))
+    argv = request.get("argv") or ("?",)
+    program = next((part for part in argv if part != "env" and "=" not in str(part)), "?")
+    fields = {
+        "program": str(program),
+        "status": result.get("status"),
+        "exit_code": result.get("exit_code"),
+        "ms": result.get("duration_ms"),
+        "cpu_ms": usage.get("cpu_ms"),
+        "max_rss_bytes": usage.get("max_rss_bytes"),
+        "output_bytes": result.get("output_bytes"),
+    }
+    text = " ".join(
+        f"{name}={one_line(str(value), _VALUE_CHARS)}"
+        for name, value in fields.items()
+        if isinstance(value, str | int | float)
+    )
+    return f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {op} {text}\n"
+
+
+def store_log(log: Path, data_dir: Path, name: str) -> None:
+    """Move the log of a closing workspace to the log folder. If that fails, it is removed with its
+    folder.
+    """
+    target = log_folder(data_dir) / f"{_UNSAFE_CHARACTERS.sub('-', name)[:_VALUE_CHARS]}.log"
+    with contextlib.suppress(OSError):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        log.replace(target)
+
+
+def prune(data_dir: Path) -> None:
+    """Remove all but the newest logs."""
+    with contextlib.suppress(FileNotFoundError):
+        logs = sorted(log_folder(data_dir).glob("*.log"), key=lambda path: path.stat().st_mtime)
+        for path in logs[:-MAX_LOGS]:
+            path.unlink(missing_ok=True)
+
+
+# The trusted side's end of an executor's socket: sends requests and matches answers by id.
+
 
 READY = 0
 # Unexpected messages that are allowed for each request: an abandoned one may ask a question and

@@ -15,7 +15,7 @@ from moothall.domain.repository import Patch
 from moothall.errors import AlreadyExists, InvalidRequest, Refused
 from moothall.repositories.changes import WorkspaceChanges
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.objects import Change
+from moothall.repositories.git_objects import Change
 from moothall.repositories.service import Remote
 
 Changes = Callable[[], Awaitable[WorkspaceChanges]]

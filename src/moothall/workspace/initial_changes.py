@@ -14,7 +14,7 @@ from moothall.domain.ids import digest
 from moothall.domain.repository import Base
 from moothall.repositories import patch_rules, pristine_files
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.objects import Change
+from moothall.repositories.git_objects import Change
 
 _MAX_CONFIGURATION_FILES = 50
 """How many configuration files of test runners are read on a base."""

@@ -19,7 +19,7 @@ from moothall.repositories.changes import (
     WorkspaceChanges,
     measure,
 )
-from moothall.repositories.workspace_history import NAME as HISTORY_NAME
+from moothall.repositories.history import NAME as HISTORY_NAME
 from moothall.sandbox import cgroups
 from moothall.sandbox.bubblewrap import (
     ENVIRONMENT,
@@ -30,9 +30,8 @@ from moothall.sandbox.bubblewrap import (
 )
 from moothall.sandbox.spawn import Sandboxed, sandbox_uid, set_owner, spawn
 from moothall.sandbox_runtime.confinement import BOOT
-from moothall.workspace.bundle import INSIDE
 from moothall.workspace.executor_client import START_SECONDS, ExecutorClient, ExecutorSetup
-from moothall.workspace.executor_connection import ExecutorConnection
+from moothall.workspace.executor_connection import INSIDE, ExecutorConnection
 from moothall.workspace.packages import NetworkAccess
 
 _DISK_ENTRIES = 200_000

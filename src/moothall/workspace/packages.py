@@ -16,7 +16,7 @@ from moothall.network.destinations import Destinations
 from moothall.sandbox.spawn import sandbox_uid, set_owner
 
 if TYPE_CHECKING:
-    from moothall.network.credentials import Credentials
+    from moothall.network.proxy import Credentials
 
 _DEFAULT_HOSTS = (
     "pypi.org",
@@ -73,7 +73,7 @@ def setup_network_access(folder: Path, settings: WorkspaceSections) -> NetworkAc
     if settings.workspace.setup_network == "off":
         return None
     # Imported here to save start time.
-    from moothall.network.credentials import Credential, Credentials
+    from moothall.network.proxy import Credential, Credentials
 
     indexes = read_indexes()
     urls = [(url, urlsplit(url)) for url in indexes.urls]

@@ -19,15 +19,14 @@ from moothall.config import WorkspaceSections
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import Bounds
 from moothall.errors import MoothallError, WorkspaceFailed
-from moothall.file_locks import try_lock
 from moothall.ports import NOTHING
-from moothall.processes import start_process
+from moothall.processes import start_process, try_lock
 from moothall.repositories import scratch
 from moothall.sandbox import cgroups, orphans
 from moothall.sandbox.cgroups import cores
-from moothall.workspace import executor_log
-from moothall.workspace.bundle import bundle
+from moothall.workspace import executor_connection
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup, remove_tree
+from moothall.workspace.executor_connection import bundle
 from moothall.workspace.layout import Layout
 from moothall.workspace.local_executor import LocalExecutor
 from moothall.workspace.slots import Slots, slots_folder
@@ -85,7 +84,7 @@ class ExecutorPool:
         try_lock(self._lock_fd)
         await sweep(self.layout)
         await asyncio.to_thread(scratch.sweep)
-        await asyncio.to_thread(executor_log.prune, self._settings.data_dir)
+        await asyncio.to_thread(executor_connection.prune, self._settings.data_dir)
         await asyncio.to_thread(bundle, self._folder / "code")
         # The reaper cleans up after a killed host: a starting sandbox, cgroups and our folder. It
         # acts when its stdin is closed.

@@ -22,19 +22,19 @@ from moothall.domain.repository import Base, Prepared
 from moothall.errors import InvalidRequest, RepositoryError
 from moothall.ranking import diagnose
 from moothall.ranking.assess import differing_cases, unmatched_cases
-from moothall.ranking.contention import as_errored, hit_limit_under_load, stopped_cases
+from moothall.ranking.obstacles import as_errored, hit_limit_under_load, stopped_cases
 from moothall.repositories.checkout import Progress, change_owner, check_out
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.workspace_history import NAME as HISTORY_NAME
-from moothall.repositories.workspace_history import export_history
+from moothall.repositories.history import NAME as HISTORY_NAME
+from moothall.repositories.history import export_history
 from moothall.sandbox.spawn import sandbox_uid
 from moothall.workspace.environments import Environments, temporary_sibling
 from moothall.workspace.executor_client import remove_tree
 from moothall.workspace.layout import prepared_key
 from moothall.workspace.limits import limit
-from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.toolchains import choose
+from moothall.workspace.workspace import LocalWorkspaces
 
 _FLAKY_SECONDS = 60.0
 """Faster checks run twice on the base; cases with different results are flaky."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moothall.concurrency import off_the_clock
-from moothall.file_locks import try_lock
+from moothall.processes import try_lock
 from moothall.telemetry import get_logger, metrics
 
 _log = get_logger(__name__)

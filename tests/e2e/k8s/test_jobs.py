@@ -17,14 +17,13 @@ import pytest_asyncio
 from kubernetes import client
 
 from command import Command, git
-from moothall.app.repository import register
+from moothall.app.command_repository import register
 from moothall.app.workspaces import WorkspaceServices, open_workspace_services
 from moothall.concurrency import beside
 from moothall.config import Settings
-from moothall.domain.code import CodeBlock
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Prepared, Profile
-from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.domain.tool import CodeBlock, ToolCall, ToolResult, ToolStatus
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import ScriptedModel

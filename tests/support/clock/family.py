@@ -11,8 +11,8 @@ from moothall.config import Section, Settings
 from moothall.domain.status import Finding
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.ports import Workspace
-from moothall.toolkits.answering import Output, run_within
 from moothall.toolkits.family import Family, OpenedFamily
+from moothall.toolkits.results import Output, run_within
 from moothall.tools.arguments import Arguments
 from moothall.tools.outputs import Output as Answer
 from moothall.tools.spec import Caps, Danger, ToolSpec

@@ -18,10 +18,9 @@ import grpc.aio
 from moothall.app.repositories import trusted_repositories
 from moothall.config import BusSettings
 from moothall.domain.codec import load
-from moothall.domain.event import EventType, Recorded
+from moothall.domain.event import Channel, EventType, Recorded, deliberation_topics
 from moothall.domain.ids import TaskKey
 from moothall.domain.outcome import Outcome
-from moothall.domain.topic import Channel, deliberation_topics
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.events.registry import DEAD, EVENTS, WORK
 from moothall.pb.moothall.v1 import common_pb2

@@ -23,22 +23,19 @@ async def serve() -> None:
     """Serve the gRPC API in front of a deliberation service, with the other packages that it
     needs.
     """
-    from moothall.api.bundles import BUCKET as BUNDLES
-    from moothall.api.bundles import Bundles
-    from moothall.api.dependencies import ApiDependencies
+    from moothall.api.dependencies import BUCKET as BUNDLES
+    from moothall.api.dependencies import ApiDependencies, Bundles, HealthCheck
     from moothall.api.grpc_server import grpc_server
-    from moothall.api.health import HealthCheck
     from moothall.api.identity import BearerTokens, read_tokens
     from moothall.app.repositories import trusted_repositories
-    from moothall.authorization.quotas import Quotas
-    from moothall.authorization.recent_decisions import Decisions
-    from moothall.authorization.story_budgets import BUCKET, StoryBudgets
+    from moothall.authorization.budgets import BUCKET, Quotas, StoryBudgets
+    from moothall.authorization.decisions import Decisions
     from moothall.collector.overview import Overview
     from moothall.collector.statistics import Statistics
     from moothall.deliberation.prompts.briefing import Briefings
     from moothall.events.nats.jetstream import open_bus
     from moothall.orchestrator.council_registry import CouncilRegistry
-    from moothall.orchestrator.planning import Defaults
+    from moothall.orchestrator.requests import Defaults
     from moothall.orchestrator.service import DeliberationService
     from moothall.orchestrator.story_writer import StoryWriter
     from moothall.stories.board import Board

@@ -12,7 +12,7 @@ import pytest
 from moothall.agents.loading import check_order
 from moothall.agents.runner import AgentRun, State
 from moothall.agents.specs import Spec
-from moothall.api.remote import Submitted
+from moothall.api.kernel_client import Submitted
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result

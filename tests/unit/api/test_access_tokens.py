@@ -12,12 +12,12 @@ import grpc
 import pytest
 
 from moothall import config
-from moothall.api.access_tokens import PREFIX, AccessTokens
+from moothall.api.accounts import PREFIX, AccessTokens
 from moothall.api.grpc_server import grpc_server
 from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens
 from moothall.domain.identity import LOCAL, Principal
-from moothall.domain.secrets import scrub
+from moothall.domain.text import scrub
 from moothall.errors import ConfigurationError, InvalidRequest, NotFound, Unauthenticated
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.stories.board import Board

@@ -12,9 +12,9 @@ import grpc.aio
 import pytest
 from google.protobuf import json_format
 
+from moothall.agents.admission import BUCKET
 from moothall.agents.queries import Query
 from moothall.agents.service import ANEW
-from moothall.agents.sessions import BUCKET
 from moothall.domain.chat import Writing
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL

@@ -13,8 +13,8 @@ import pytest
 from google.protobuf import json_format
 
 from moothall.agents.queries import ALIASES
-from moothall.api.health import Probe
-from moothall.app.rules import catalogue_of
+from moothall.api.dependencies import Probe
+from moothall.app.gateway_rules import catalogue_of
 from moothall.config import AgentSettings
 from moothall.domain.status import Condition
 from moothall.errors import Temporary

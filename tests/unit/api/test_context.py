@@ -13,10 +13,10 @@ import pytest
 import pytest_asyncio
 from google.protobuf import json_format
 
-from moothall.api.bundles import BUCKET, Bundles
+from moothall.api.dependencies import BUCKET, Bundles
 from moothall.config import LimitSettings
 from moothall.deliberation.prompts.briefing import Briefings
-from moothall.domain.briefing import BriefingRequest
+from moothall.domain.council import BriefingRequest
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
 from moothall.graph.embedded import embedded_store
@@ -24,7 +24,7 @@ from moothall.graph.store import CypherGraph
 from moothall.pb.context.v1 import context_pb2 as pb
 from moothall.pb.context.v1 import context_pb2_grpc as pb_grpc
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as orchestrator
-from moothall.stories.scopes import scopes
+from moothall.stories.notes import scopes
 from moothall.testing.bus import MemoryBus
 from support.callers import OTHER, TOKEN, Client, api_dependencies, serving
 from support.deliberation_service import MemoryDeliberations

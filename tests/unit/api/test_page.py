@@ -14,10 +14,10 @@ import pytest
 from moothall import config
 from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens, Caller
-from moothall.api.web.board import is_working, moves
 from moothall.api.web.rendering import asset_url, visible
 from moothall.api.web.routes import page_routes
 from moothall.api.web.sessions import Sessions
+from moothall.api.web.story_status import is_working, moves
 from moothall.config import WebSettings
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL, Principal
@@ -27,7 +27,7 @@ from moothall.stories.coach import CRITERIA as CRITERIA_MOST
 from moothall.stories.coach import TITLE_CHARS, StoryDraft
 from moothall.stories.lifecycle import Need, StoryPosition, lifecycle
 from moothall.stories.story_state import StoryState
-from moothall.telemetry.events import write
+from moothall.telemetry.spans import write
 from support.browsing import CRITERIA, DRAFT, HOSTILE, SHOWN, Browser, serving_page
 from support.callers import OTHER, TOKEN, TOKENS, api_dependencies
 from support.deliberation_service import MemoryDeliberations

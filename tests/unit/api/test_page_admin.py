@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from moothall.api.health import HealthCheck, Probe
-from moothall.authorization.recent_decisions import Decisions
+from moothall.api.dependencies import HealthCheck, Probe
+from moothall.authorization.decisions import Decisions
 from moothall.domain.budget import Budget
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.status import Condition
 from moothall.errors import ModelUnavailable
-from moothall.telemetry.events import write
+from moothall.telemetry.spans import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, HOSTILE, SHOWN, Browser, serving_page
 from support.callers import OTHER, api_dependencies

@@ -7,8 +7,7 @@ from dataclasses import replace
 from moothall.api.web.comparison import Comparison, Share, compare, level_reason
 from moothall.collector.decide import decide
 from moothall.collector.fold import DeliberationState, fold
-from moothall.collector.progress import Progress
-from moothall.collector.seat_progress import SeatProgressByName, advance_seats
+from moothall.collector.progress import Progress, SeatProgressByName, advance_seats
 from moothall.domain.event import Recorded
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.outcome import Outcome

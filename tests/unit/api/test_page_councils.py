@@ -17,23 +17,21 @@ from moothall import config
 from moothall.api.web.charts import draw
 from moothall.api.web.rendering import MAX_DIFF_LINES, span
 from moothall.collector.overview import Overview
-from moothall.domain.chat import FunctionCall, Message
+from moothall.domain.chat import FunctionCall, Message, Prompts
 from moothall.domain.codec import dump
-from moothall.domain.event import EventType
+from moothall.domain.event import Channel, EventType
 from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import LineComment
-from moothall.domain.prompts import Prompts
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.task import DeliberationRequest
-from moothall.domain.topic import Channel
-from moothall.orchestrator.planning import Defaults
+from moothall.orchestrator.requests import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.stories.board import Board
 from moothall.stories.task_history import RoundTask
-from moothall.telemetry.events import write
+from moothall.telemetry.spans import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import CRITERIA, DRAFT, HOSTILE, SHOWN, Browser, form_of, serving_page
 from support.callers import OTHER, TOKENS, api_dependencies

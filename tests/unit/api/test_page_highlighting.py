@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from moothall.api.web.highlighting import _LEXERS, highlight
-from moothall.stories.diffs import DiffFile, read_files
+from moothall.api.web.rendering import _LEXERS, highlight
+from moothall.stories.comments import DiffFile, read_files
 from support.browsing import HOSTILE
 
 

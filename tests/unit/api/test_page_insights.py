@@ -10,18 +10,17 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 
 from moothall import config
-from moothall.api.web.bar_chart import Series, draw_bars, short_number
-from moothall.api.web.insights import ninth_decile
-from moothall.authorization.quotas import Quotas
-from moothall.authorization.story_budgets import BUCKET, StoryBudgets
-from moothall.config.quotas import Quota, QuotaSettings
+from moothall.api.web.admin import ninth_decile
+from moothall.api.web.charts import Series, draw_bars, short_number
+from moothall.authorization.budgets import BUCKET, Quotas, StoryBudgets
+from moothall.config.limits import Quota, QuotaSettings
 from moothall.domain.budget import Amount, BudgetAccount, BudgetDraw, Usage
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.proposal import SeatOutcome, SeatStatus
-from moothall.telemetry.events import write
+from moothall.telemetry.spans import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, HOSTILE, SHOWN, Browser, serving_page
 from support.callers import OTHER, TOKEN, TOKENS, api_dependencies

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from moothall.api.web.board import is_working, may_merge, next_step, status_of
+from moothall.api.web.story_status import is_working, may_merge, next_step, status_of
 from moothall.domain.event import EventType
 from moothall.domain.identity import Principal
 from moothall.domain.plan import Story
 from moothall.stories.lifecycle import StoryPosition
 from moothall.stories.story_state import StoryState
-from moothall.telemetry.events import write
+from moothall.telemetry.spans import write
 
 _DELIVERY = {"story_id": "story-1", "status": "left", "branch": "b", "commit_sha": "c", "moved": ""}
 LEFT = StoryState(

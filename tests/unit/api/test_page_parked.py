@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.authorization.approval_queue import BUCKET, ApprovalQueue, Parked
+from moothall.authorization.approvals import BUCKET, ApprovalQueue, Parked
 from moothall.domain.codec import dump
 from moothall.testing.bus import MemoryBus
 from support.browsing import HOSTILE, SHOWN, Browser, serving_page

@@ -14,9 +14,8 @@ from moothall import config
 from moothall.api.asgi import ServerLimits
 from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens
-from moothall.api.web.changes import reload_delay
-from moothall.domain.event import Recorded
-from moothall.domain.topic import Topic
+from moothall.api.web.board_page import reload_delay
+from moothall.domain.event import Recorded, Topic
 from moothall.stories.board import Board
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, Browser

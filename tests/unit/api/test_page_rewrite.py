@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from moothall.api.web.rewrite import compare_drafts, compare_words
+from moothall.api.web.story_form import compare_drafts, compare_words
 from moothall.stories.coach import StoryDraft
 from support.browsing import HOSTILE, SHOWN, Browser, serving_page
 from support.callers import OTHER, TOKEN, TOKENS, api_dependencies

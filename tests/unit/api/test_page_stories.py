@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from moothall.api.web.board import needs_user, status_of
-from moothall.api.web.forms import safe_path
 from moothall.api.web.rendering import make_visible
+from moothall.api.web.sessions import safe_path
+from moothall.api.web.story_status import needs_user, status_of
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
 from moothall.domain.identity import LOCAL, Principal
@@ -18,7 +18,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft
 from moothall.stories.story_state import StoryState
-from moothall.telemetry.events import write
+from moothall.telemetry.spans import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import Browser, serving_page
 from support.callers import TOKEN, TOKENS, api_dependencies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moothall.api.web.story_result import (
+from moothall.api.web.story_page import (
     OWN,
     REPOSITORY,
     Councils,
@@ -24,7 +24,7 @@ from moothall.domain.plan import Story as PlannedStory
 from moothall.domain.proposal import Review
 from moothall.stories.story_state import StoryState
 from moothall.stories.task_history import WON, Round, RoundTask
-from moothall.telemetry.events import write
+from moothall.telemetry.spans import write
 from support.story import SEATS, Story
 
 FIRST, SECOND, _ = SEATS

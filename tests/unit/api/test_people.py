@@ -13,9 +13,9 @@ import pytest
 from argon2 import PasswordHasher
 
 from moothall import config
+from moothall.api.accounts import Attempts, UserAccounts
 from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens
-from moothall.api.web.user_accounts import Attempts, UserAccounts
 from moothall.domain.identity import LOCAL, Principal
 from moothall.errors import AlreadyExists, ConfigurationError, InvalidRequest, NotFound
 from support.browsing import DRAFT, Browser, form_of

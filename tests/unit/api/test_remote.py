@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from moothall.api.remote import RemoteKernel, remote_kernel
+from moothall.api.kernel_client import RemoteKernel, remote_kernel
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskId

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from moothall.api.health import HealthCheck, Probe
+from moothall.api.dependencies import HealthCheck, Probe
 from moothall.authorization.call_context import CallContext
 from moothall.authorization.checks import CheckedCall
 from moothall.authorization.policy import Policy

@@ -5,7 +5,7 @@ import pytest
 from google.rpc import error_details_pb2
 
 from moothall import errors
-from moothall.api.status import grpc_code, rich_status
+from moothall.api.protobuf import grpc_code, rich_status
 
 
 def all_kinds(

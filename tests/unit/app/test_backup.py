@@ -12,21 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from moothall.api.access_tokens import AccessTokens
-from moothall.app.backup import restore_backup, save_backup
+from moothall.api.accounts import AccessTokens
+from moothall.app.data_dir import restore_backup, save_backup
 from moothall.config import BusSettings, LimitSettings, Settings
 from moothall.domain.codec import dump, load
-from moothall.domain.event import EventType, new_event
+from moothall.domain.event import Channel, EventType, new_event
 from moothall.domain.identity import Principal
 from moothall.domain.ids import TaskKey
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import DeliberationRequest
-from moothall.domain.topic import Channel
 from moothall.errors import ConfigurationError
 from moothall.events.adapter import Bus, embedded_server, open_bus
 from moothall.events.delivery import BusLimits
 from moothall.events.registry import EVENTS, WORK
-from moothall.orchestrator.planning import Defaults
+from moothall.orchestrator.requests import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.testing.bus_contract import seat
 from support.story import Remembering

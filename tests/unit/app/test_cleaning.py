@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from moothall.app import data_dir_lock
-from moothall.app.cleaning import clean_up, unregister
+from moothall.app import preflight
+from moothall.app.command_repository import commands_from_options, register
+from moothall.app.data_dir import clean_up, unregister
 from moothall.app.repositories import trusted_repositories
-from moothall.app.repository import commands_from_options, register
 from moothall.config import Settings
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
@@ -49,8 +49,8 @@ async def test_nothing_goes_while_a_process_serves(
     settings: Settings, registered: tuple[Repo, RepositoryRef]
 ) -> None:
     _, ref = registered
-    with data_dir_lock.hold(settings.data_dir):
-        data_dir_lock.announce(settings.data_dir, data_dir_lock.Address(4711, "nats://x", 0, {}))
+    with preflight.hold(settings.data_dir):
+        preflight.announce(settings.data_dir, preflight.Address(4711, "nats://x", 0, {}))
         cleaned = await clean_up(
             settings,
             older_than=None,

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from moothall.app import data_dir_lock
+from moothall.app import preflight
 from moothall.app.server import describe_difference, fingerprints
 from moothall.config import LimitSettings, LlmSettings, RaySettings
 from moothall.settings import AllSettings
 
 
-def serving(path: Path, settings: AllSettings, port: int = 50055) -> data_dir_lock.Address:  # type: ignore[valid-type]  # created at run time
-    data_dir_lock.announce(
-        path, data_dir_lock.Address(4711, "nats://127.0.0.1:1", port, fingerprints(settings))
+def serving(path: Path, settings: AllSettings, port: int = 50055) -> preflight.Address:  # type: ignore[valid-type]  # created at run time
+    preflight.announce(
+        path, preflight.Address(4711, "nats://127.0.0.1:1", port, fingerprints(settings))
     )
-    address = data_dir_lock.find(path)
+    address = preflight.find(path)
     assert address is not None
     return address
 

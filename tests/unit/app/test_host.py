@@ -16,7 +16,7 @@ import pytest
 from moothall.app.host import Hosting, first_ready
 from moothall.errors import FleetUnavailable
 from moothall.testing.bus import MemoryBus
-from moothall.workers.in_process import Alive
+from moothall.workers.subprocesses import Alive
 
 HOST = """
 import asyncio, os, sys

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from moothall.app.command_repository import find_repository, line_origin, unseen
 from moothall.app.preflight import NamedRepository
 from moothall.app.repositories import trusted_repositories
-from moothall.app.repository import find_repository, line_origin, unseen
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.errors import ConfigurationError, InvalidRequest, NotFound, RepositoryError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.app import data_dir_lock
+from moothall.app import preflight
 from moothall.app.bus import ALL, embedded_parts, instance, parse_roles, roles_of
 from moothall.config import BusSettings, GraphSettings, LlmSettings, Settings
 from moothall.config.services import ServeSettings
@@ -69,9 +69,9 @@ def test_no_two_processes_on_a_bus_have_one_name_and_one_that_comes_again_has_it
 
 
 def test_numbers_are_taken_in_order_and_given_back(tmp_path: Path) -> None:
-    with data_dir_lock.take_number(tmp_path) as one, data_dir_lock.take_number(tmp_path) as two:
+    with preflight.take_number(tmp_path) as one, preflight.take_number(tmp_path) as two:
         assert (one, two) == (1, 2)
-        assert data_dir_lock.is_shared(tmp_path)
-    assert not data_dir_lock.is_shared(tmp_path)
-    with data_dir_lock.take_number(tmp_path) as again:
+        assert preflight.is_shared(tmp_path)
+    assert not preflight.is_shared(tmp_path)
+    with preflight.take_number(tmp_path) as again:
         assert again == 1

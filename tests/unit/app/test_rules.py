@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from moothall.app.gateway_rules import longest_token, open_rules
 from moothall.app.repositories import disk_of, for_hosts, home_of, sees
-from moothall.app.rules import longest_token, open_rules
 from moothall.authorization.approvals import Approvals, Subject
 from moothall.authorization.audit import AuditLog
 from moothall.authorization.gateway import ToolGateway
+from moothall.authorization.grants import REVOKED, Revocations
 from moothall.authorization.keys import keys_of
-from moothall.authorization.overrides import REVOKED, Revocations
 from moothall.config import (
     BusSettings,
     ForgeSettings,

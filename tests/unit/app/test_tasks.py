@@ -17,16 +17,16 @@ from moothall.concurrency import beside
 from moothall.config import LimitSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
-from moothall.domain.fleet import FLEET, HostState
 from moothall.domain.ids import TaskId, TaskKey
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import SeatOutcome, SeatStatus
+from moothall.domain.status import FLEET, HostState
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
 from moothall.events.nats.jetstream import open_bus
 from moothall.events.nats.server import embedded_server
-from moothall.orchestrator.conversation_history import find_decision as decision
-from moothall.orchestrator.planning import Defaults
+from moothall.orchestrator.fork import find_decision as decision
+from moothall.orchestrator.requests import Defaults
 from moothall.settings import AllSettings
 from moothall.testing.bus import MemoryBus
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moothall.app.rules import open_rules
+from moothall.app.gateway_rules import open_rules
 from moothall.authorization.audit import AuditLog
 from moothall.authorization.gateway import ToolGateway
 from moothall.config import GuardSettings

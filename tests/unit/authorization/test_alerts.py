@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from moothall.authorization.alerts import Alerts
 from moothall.authorization.audit_chain import verify_all
+from moothall.authorization.decisions import Alerts
 from moothall.authorization.limits import GatewayLimits
 from moothall.domain.event import Event, EventType
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
@@ -101,8 +101,7 @@ async def test_one_window_knows_nothing_of_what_is_long_past(app: App) -> None:
 
 
 async def test_who_approved_is_on_the_audit_before_it_runs(tmp_path: Path) -> None:
-    from moothall.authorization.approval_queue import BUCKET, SPENT_BUCKET, ApprovalQueue
-    from moothall.authorization.approvals import Approvals
+    from moothall.authorization.approvals import BUCKET, SPENT_BUCKET, ApprovalQueue, Approvals
     from moothall.authorization.policy import Policy
     from moothall.testing.bus import MemoryBus
 

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from moothall.authorization.approval_queue import (
+from moothall.authorization.approvals import (
     BUCKET,
     SPENT_BUCKET,
     ApprovalQueue,
+    Approvals,
+    ExpiredApproval,
+    Subject,
     refuse_unless_operator,
 )
-from moothall.authorization.approvals import Approvals, ExpiredApproval, Subject
 from moothall.authorization.policy import Policy
 from moothall.domain.identity import Principal
 from moothall.domain.tool import ToolStatus

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from moothall.authorization.audit import AuditEntry, AuditLog, verify_all
+from moothall.authorization.audit import AuditEntry, AuditLog, prune_chain, verify_all
 from moothall.authorization.audit_chain import (
     GENESIS,
     Head,
@@ -23,7 +23,6 @@ from moothall.authorization.audit_chain import (
     render_head,
     render_record,
 )
-from moothall.authorization.audit_retention import prune_chain
 from moothall.domain.ids import TaskKey
 
 KEY = b"the key of the server"

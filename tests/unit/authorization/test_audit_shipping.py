@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from moothall.authorization.audit import AuditEntry, AuditLog
-from moothall.authorization.audit_retention import prune_chain
-from moothall.authorization.audit_shipping import AuditShipper, shipping
+from moothall.authorization.audit import AuditEntry, AuditLog, prune_chain
+from moothall.authorization.audit_export import AuditShipper, shipping
 from moothall.domain.ids import TaskKey
 
 KEY = b"k" * 32

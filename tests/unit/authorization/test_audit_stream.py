@@ -10,10 +10,10 @@ import pytest
 
 from moothall.authorization.audit import AuditEntry, AuditLog, verify_all
 from moothall.authorization.audit_chain import Head, StreamChains, head_mac, head_path
-from moothall.authorization.audit_stream import read_stream_chains
+from moothall.authorization.audit_export import read_stream_chains
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.ids import TaskKey
-from moothall.domain.secrets import HOLE
+from moothall.domain.text import HOLE
 from moothall.errors import BusUnavailable
 
 KEY = b"k" * 32

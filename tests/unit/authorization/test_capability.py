@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moothall.authorization.rules import Rules
+from moothall.authorization.policy import Rules
 from moothall.authorization.tokens import Tokens, narrow, request_digest
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.ports import Workspace

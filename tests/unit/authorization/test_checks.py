@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.authorization.call_context import Meter, Stopped
+from moothall.authorization.call_context import Meter, Stopped, covers, refuse_path, relative_path
 from moothall.authorization.checks import check_grants, check_schema
 from moothall.authorization.grants import grant_for, intersection, read_grants, shipped_grants
 from moothall.authorization.limits import (
@@ -19,7 +19,6 @@ from moothall.authorization.limits import (
     reserve,
     shorten,
 )
-from moothall.authorization.paths import covers, refuse_path, relative_path
 from moothall.config import GuardSettings
 from moothall.domain.ids import ROLES
 from moothall.domain.text import encodable

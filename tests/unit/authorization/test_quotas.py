@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from moothall.authorization.quotas import Quotas
-from moothall.authorization.story_budgets import BUCKET, Reservation
-from moothall.config.quotas import Quota, QuotaSettings
+from moothall.authorization.budgets import BUCKET, Quotas, Reservation
+from moothall.config.limits import Quota, QuotaSettings
 from moothall.domain.budget import Amount, Budget, BudgetAccount, BudgetDraw, Ledger, Usage
 from moothall.domain.identity import Principal
 from moothall.domain.ids import TaskKey

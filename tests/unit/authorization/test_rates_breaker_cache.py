@@ -11,10 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.authorization.cache import ResultCache, cache_key
 from moothall.authorization.call_context import Stopped
-from moothall.authorization.rate_limits import Rates, SharedRates
-from moothall.authorization.tool_circuits import ToolCircuits
+from moothall.authorization.limits import Rates, ResultCache, SharedRates, ToolCircuits, cache_key
 from moothall.domain.tool import Grant, ToolResult, ToolStatus
 from moothall.errors import BusUnavailable
 from moothall.testing.bus import MemoryBus

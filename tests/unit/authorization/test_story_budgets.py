@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.authorization.story_budgets import BUCKET, BudgetReservation, StoryBudgets
+from moothall.authorization.budgets import BUCKET, BudgetReservation, StoryBudgets
 from moothall.config import LimitSettings
 from moothall.domain.budget import Amount, Budget, Ledger, Usage
 from moothall.domain.ids import TaskKey

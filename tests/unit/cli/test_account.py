@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from moothall.api.web.user_accounts import UserAccounts
+from moothall.api.accounts import UserAccounts
 from moothall.cli import main
 
 GOOD, OTHER = "correct horse battery", "another horse battery"

@@ -107,7 +107,7 @@ def test_an_outcome_names_the_level_of_its_winner() -> None:
     )
     lines = describe_outcome(outcome).splitlines()
     assert lines[0] == (
-        "**agent-dev-001 wins, unproven** (no test failed before and passes now). No test or "
+        "**agent-dev-001 wins, unproven** (no test that failed before passes now). No test or "
         "review puts it first. Branch `moothall/t-1`."
     )
     assert lines[2] == r"- \[x\](y) \<b\> ok"

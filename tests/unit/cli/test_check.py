@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from moothall.app.repository import RepositoryCheck
+from moothall.app.command_repository import RepositoryCheck
 from moothall.cli.check import (
     check_document,
     create_console,

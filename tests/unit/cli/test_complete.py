@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from moothall.cli import main
-from moothall.cli.complete import remember
+from moothall.cli.options import remember
 
 
 def completed(data_dir: Path, *arguments: str) -> list[str]:

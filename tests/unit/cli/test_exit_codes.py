@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.cli.exit_codes import BROKEN, exit_code
+from moothall.cli.runtime import BROKEN, exit_code
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 

@@ -16,7 +16,7 @@ _COSTLY = {"aiohttp", "git", "grpc", "kglite", "neo4j", "ray", "rich", "starlett
     "modules",
     [
         "moothall.cli.config",
-        "moothall.cli.log, moothall.app.bus, moothall.events.nats.server",
+        "moothall.cli.log_and_audit, moothall.app.bus, moothall.events.nats.server",
         "moothall.cli.graph, moothall.app.graph",
     ],
 )
@@ -73,7 +73,7 @@ def test_a_model_server_that_is_away_is_said_before_anything_costly_is_imported(
             "ranking",
         )
     }
-    assert not loaded & (packages | {"moothall.app.server", "moothall.cli.progress"})
+    assert not loaded & (packages | {"moothall.app.server", "moothall.cli.council"})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -81,7 +81,7 @@ def test_a_model_server_that_is_away_is_said_before_anything_costly_is_imported(
 def test_a_command_with_hosts_of_its_own_imports_no_ray() -> None:
     modules = (
         "moothall.cli.deliberate, moothall.app.server, moothall.app.host, "
-        "moothall.workers.in_process"
+        "moothall.workers.subprocesses"
     )
     code = f"import sys, {modules}; print(*sys.modules)"
     ran = subprocess.run(

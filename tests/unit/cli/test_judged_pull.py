@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from moothall.cli.judged_pull import set_status
+from moothall.cli.judge import set_status
 from moothall.cli.verdict import MatrixRow, VerdictDocument
 from moothall.config import ForgeSettings
 from moothall.domain.task import CHANGE

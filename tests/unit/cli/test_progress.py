@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from moothall.cli.progress import ProgressPrinter, SeatLines
+from moothall.cli.council import ProgressPrinter, SeatLines
 from moothall.domain.event import EventType, Recorded, new_event
 
 ONE, TWO = "agent-dev-001", "agent-dev-with-a-very-long-name-indeed-002"

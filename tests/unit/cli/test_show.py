@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from moothall.cli.council import summarize
+from moothall.cli.runtime import plain
 from moothall.cli.show import count_changes, line_of, show_outcome
-from moothall.cli.text import plain
 from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import DeliberationRequest

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from moothall.api.access_tokens import AccessTokens
+from moothall.api.accounts import AccessTokens
 from moothall.cli import main
 from moothall.domain.identity import Principal
 from moothall.errors import Unauthenticated

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from moothall.cli.sarif import sarif_document
 from moothall.cli.statement import (
     InvalidStatement,
     load_public_key,
     load_signing_key,
+    sarif_document,
     sign_verdict,
     verify_statement,
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from moothall.cli.watch import open_watch
+from moothall.cli.serve import open_watch
 from moothall.config import ForgeSettings
 from moothall.errors import ConfigurationError
 from moothall.settings import AllSettings

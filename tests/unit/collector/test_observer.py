@@ -11,7 +11,7 @@ import pytest
 
 from moothall.collector.collector import Collector
 from moothall.collector.fold import DeliberationState, fold
-from moothall.collector.observer import Observer
+from moothall.collector.records import Observer
 from moothall.domain.event import EventType, new_event
 from moothall.domain.ids import TaskKey
 from moothall.testing.bus import MemoryBus

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from moothall.collector.overview import Overview
-from moothall.collector.progress import Progress, apply_event
-from moothall.collector.seat_progress import ENDED
+from moothall.collector.progress import ENDED, Progress, apply_event
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.ids import TaskId

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.api.web.timeline import draw_timeline
+from moothall.api.web.charts import draw_timeline
 from moothall.collector.timeline import TimelineReader
 from moothall.domain.event import EventType, Recorded, new_event
 

@@ -11,8 +11,7 @@ import pytest
 from yarl import URL
 
 from moothall.config import LlmSettings
-from moothall.config.known_models import checked_on, find_model
-from moothall.config.models import Models
+from moothall.config.models import Models, checked_on, find_model
 from moothall.deliberation.model_texts import price_text
 from moothall.llm.windows import find_window
 from support.documents import table

@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel, SecretStr
 
+from moothall.config.file import REMOVED
 from moothall.config.settings import known_variables
-from moothall.config.unknown import REMOVED
 from moothall.errors import ConfigurationError
 from moothall.settings import AllSettings, load_settings
 

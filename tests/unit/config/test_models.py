@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from moothall.config import secret_values
-from moothall.config.llm import Role
+from moothall.config.models import Role
 from moothall.domain.ids import ROLES
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings

@@ -224,7 +224,7 @@ async def test_a_malformed_reply_is_corrected(council: Any, reply: Any, correcti
 
 
 async def test_malformed_replies_are_bounded(council: Any) -> None:
-    async with council(script("no")) as app:
+    async with council(script(*(f"no {number}" for number in range(9)))) as app:
         events = await app.run(app.deliberation("single", 1, max_turns=9))
     assert len(app.server.requests) == 4
     assert outcomes(events) == {ONE: "failed MALFORMED_REPLIES"}

@@ -11,9 +11,9 @@ import pytest
 from moothall.collector.decide import decide
 from moothall.collector.fold import DeliberationState, fold
 from moothall.domain.codec import dump
+from moothall.domain.council import PROTOCOLS
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.outcome import Outcome
-from moothall.domain.protocol import PROTOCOLS
 from moothall.domain.task import Deliberation
 from moothall.testing.model import step_of
 from support.council import ONE, act, append, finish, of, outcomes

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moothall.cli.exit_codes import exit_code
+from moothall.cli.runtime import exit_code
 from moothall.config import EvidenceSettings
 from moothall.testing.model import NativeReply, phase_of, seat_of, step_of
 from support.council import ONE, TWO, outcome_from, verdicts

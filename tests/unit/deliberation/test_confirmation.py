@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moothall.deliberation.judging.base_failures import BaseFailures
+from moothall.deliberation.judging.further_runs import BaseFailures
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.outcome import Outcome
 from moothall.domain.repository import Base, Prepared, Profile

@@ -15,10 +15,10 @@ from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import Story
 from moothall.domain.task import DocumentKind
-from moothall.llm.dialect import priority_of
+from moothall.llm.requests import priority_of
 from moothall.orchestrator.story_writer import MODEL, StoryWriter, read_story
-from moothall.stories.architect_prompts import design_request
 from moothall.stories.coach import StoryDraft
+from moothall.stories.plans import design_request
 from moothall.testing.model import Call, phase_of, seat_of
 from support.council import approaches, finish, of, outcomes, review
 from support.deliberation_service import MemoryDeliberations

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from moothall.config import LimitSettings
-from moothall.deliberation.function import find_function
+from moothall.deliberation.function_writing import find_function
 from moothall.deliberation.prompts.repository_context import RepositoryContext
-from moothall.deliberation.prompts.variants import MalformedReplyError
+from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply
 from moothall.domain.event import EventType

@@ -13,13 +13,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from moothall import telemetry
 from moothall.config import TraceSettings
-from moothall.deliberation.instrumentation import _as_json, _output_json
+from moothall.deliberation.event_writer import _as_json, _output_json
 from moothall.domain.budget import Usage
-from moothall.domain.causation import request_event_id
 from moothall.domain.chat import ChatReply, FunctionCall, Message
-from moothall.domain.event import Event, EventType
+from moothall.domain.event import Event, EventType, request_event_id
 from moothall.domain.ids import TaskKey
-from moothall.domain.secrets import scrub
+from moothall.domain.text import scrub
 from moothall.telemetry.recording import recording
 from moothall.testing.model import Answer, phase_of, seat_of
 from support.council import ONE, act, append, finish, open_council, review, scripted

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.deliberation.seat_tools import SUBMIT, SeatTools, UnusableCallError
+from moothall.deliberation.seat_setup import SUBMIT, SeatTools, UnusableCallError
 from moothall.domain.chat import FunctionCall
 from moothall.sandbox_runtime.edits import replace
 from moothall.sandbox_runtime.paths import ToolFailure

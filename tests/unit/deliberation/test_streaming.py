@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from moothall.concurrency import beside
-from moothall.deliberation.event_writer import EventWriter
+from moothall.deliberation.event_writer import EventWriter, StreamedReply
 from moothall.deliberation.recorded_model import RecordedModel, Recording
-from moothall.deliberation.streaming import StreamedReply
 from moothall.domain.budget import Ledger, Usage
 from moothall.domain.chat import (
     ChatReply,
@@ -22,7 +21,7 @@ from moothall.domain.chat import (
     ReplyMode,
     Writing,
 )
-from moothall.domain.secrets import scrub
+from moothall.domain.text import scrub
 from moothall.errors import BusUnavailable
 from support.council import open_council
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from moothall.domain.causation import call_event_id, cause_of, request_event_id
-from moothall.domain.event import EventType, new_event
+from moothall.domain.event import EventType, call_event_id, cause_of, new_event, request_event_id
 from moothall.domain.ids import TaskKey
 
 

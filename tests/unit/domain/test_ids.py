@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moothall.domain.event import Channel
 from moothall.domain.ids import ID_PATTERN, LOCAL_TENANT, check_id, check_key, is_id, key_of, own_id
-from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest
 from moothall.events import registry
 from moothall.repositories.delivery import check_branch

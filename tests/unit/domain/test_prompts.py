@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.domain.chat import FunctionCall, Message
-from moothall.domain.prompts import Prompts
+from moothall.domain.chat import FunctionCall, Message, Prompts
 
 SHARED = "The task and the files of the repository. " * 50
 SYSTEM = Message("system", "You are a developer.")

@@ -4,8 +4,8 @@ from typing import get_args
 
 import pytest
 
-from moothall.domain.protocol import DEFAULT_PROTOCOL, PROTOCOLS, ProtocolName
-from moothall.orchestrator.council_params import check_protocol
+from moothall.domain.council import DEFAULT_PROTOCOL, PROTOCOLS, ProtocolName
+from moothall.orchestrator.council_registry import check_protocol
 
 
 def test_the_table_has_a_row_for_each_name() -> None:

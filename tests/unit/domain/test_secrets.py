@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.domain.secrets import brings_secret, is_masked, may_hold_secrets, scrub, scrub_all
+from moothall.domain.text import brings_secret, is_masked, may_hold_secrets, scrub, scrub_all
 
 LETTERS = "aB3dE5gH7jK9" * 30
 SECRETS = [

@@ -11,8 +11,7 @@ import pytest
 
 from moothall.domain.event import Event, EventType
 from moothall.errors import InvalidRequest
-from moothall.evaluate.atif import trajectories
-from moothall.evaluate.harbor import Harbor
+from moothall.evaluate.harbor import Harbor, trajectories
 from moothall.evaluate.tasks import Task
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.profile import Commands

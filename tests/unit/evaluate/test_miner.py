@@ -8,9 +8,8 @@ from typing import Any, cast
 
 from moothall.config import WorkspaceSettings
 from moothall.domain.task import RepositoryRef
-from moothall.evaluate.judging import Judge
 from moothall.evaluate.miner import COMMITS, Miner
-from moothall.evaluate.tasks import Lines, Task, write_task
+from moothall.evaluate.tasks import Judge, Lines, Task, write_task
 from moothall.repositories.service import RepositoryService
 from support.repos import make_repo
 

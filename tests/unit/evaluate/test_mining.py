@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from moothall.domain.evidence import CheckRun, Verdict
-from moothall.evaluate import mining
-from moothall.evaluate.mining import (
+from moothall.evaluate import commit_rules
+from moothall.evaluate.commit_rules import (
     Commit,
     HiddenCases,
     compare_runs,
@@ -26,13 +26,13 @@ _MESSAGES = "Fix the rounding of negative prices"
         (("price.go", "price_test.go"), ""),
         (("src/lib.rs", "tests/price.rs"), ""),
         (("lib/price.js", "test/price.js"), ""),
-        (("shop/price.py", "README.md"), mining.NO_TESTS),
-        (("tests/test_price.py",), mining.NO_SOURCE),
-        (("docs/conf.py", "tests/test_price.py"), mining.NO_SOURCE),
-        (("README.md", "package-lock.json", "test/price.js"), mining.NO_SOURCE),
+        (("shop/price.py", "README.md"), commit_rules.NO_TESTS),
+        (("tests/test_price.py",), commit_rules.NO_SOURCE),
+        (("docs/conf.py", "tests/test_price.py"), commit_rules.NO_SOURCE),
+        (("README.md", "package-lock.json", "test/price.js"), commit_rules.NO_SOURCE),
         (
             (*tuple(f"shop/part{number}.py" for number in range(21)), "tests/test_price.py"),
-            mining.LARGE,
+            commit_rules.LARGE,
         ),
     ],
 )
@@ -42,9 +42,9 @@ def test_a_commit_changes_source_and_tests(paths: tuple[str, ...], why: str) -> 
 
 def test_merges_roots_and_empty_messages_are_dropped() -> None:
     paths = ("shop/price.py", "tests/test_price.py")
-    assert reject_commit(Commit("a", ("b", "c"), _MESSAGES, paths)) == mining.MERGE
-    assert reject_commit(Commit("a", (), _MESSAGES, paths)) == mining.ROOT
-    assert reject_commit(Commit("a", ("b",), "wip", paths)) == mining.SHORT_MESSAGE
+    assert reject_commit(Commit("a", ("b", "c"), _MESSAGES, paths)) == commit_rules.MERGE
+    assert reject_commit(Commit("a", (), _MESSAGES, paths)) == commit_rules.ROOT
+    assert reject_commit(Commit("a", ("b",), "wip", paths)) == commit_rules.SHORT_MESSAGE
 
 
 def test_tests_inside_rust_source_count_as_tests() -> None:
@@ -53,9 +53,9 @@ def test_tests_inside_rust_source_count_as_tests() -> None:
         "@@\n-a\n+b\n+    #[test]\n+    fn half() {}\n"
     )
     commit = Commit("a", ("b",), _MESSAGES, ("src/lib.rs",))
-    assert reject_commit(commit) == mining.NO_TESTS
+    assert reject_commit(commit) == commit_rules.NO_TESTS
     assert reject_commit(commit, diff) == ""
-    assert mining.hidden_paths(commit.paths, diff) == ("src/lib.rs",)
+    assert commit_rules.hidden_paths(commit.paths, diff) == ("src/lib.rs",)
 
 
 @pytest.mark.parametrize(
@@ -129,17 +129,19 @@ def test_a_case_that_the_commit_changes_counts() -> None:
 def test_a_missing_name_counts_if_the_text_mentions_it() -> None:
     before, after = _run("ImportError: cannot import name 'half' from 'shop'"), _run(a="passed")
     assert compare_runs(None, before, after, "Add half() for prices").fixed == ("a",)
-    assert compare_runs(None, before, after, "Add a function for prices").why == mining.UNNAMED
+    assert (
+        compare_runs(None, before, after, "Add a function for prices").why == commit_rules.UNNAMED
+    )
 
 
 @pytest.mark.parametrize(
     ("before", "after", "why"),
     [
-        (_run(a="passed"), _run(a="passed"), mining.PASSES_BEFORE),
-        (_run(a="failed"), _run(a="failed"), mining.FAILS_AFTER),
-        (_run(a="failed"), _run(), mining.NO_CASES),
-        (_run(a="failed", status="timeout"), _run(a="passed"), mining.UNNAMED),
-        (_run(a="skipped"), _run(a="passed"), mining.PASSES_BEFORE),
+        (_run(a="passed"), _run(a="passed"), commit_rules.PASSES_BEFORE),
+        (_run(a="failed"), _run(a="failed"), commit_rules.FAILS_AFTER),
+        (_run(a="failed"), _run(), commit_rules.NO_CASES),
+        (_run(a="failed", status="timeout"), _run(a="passed"), commit_rules.UNNAMED),
+        (_run(a="skipped"), _run(a="passed"), commit_rules.PASSES_BEFORE),
     ],
 )
 def test_what_shows_nothing_has_a_reason(before: CheckRun, after: CheckRun, why: str) -> None:
@@ -155,9 +157,12 @@ def test_cases_that_differ_from_run_to_run_do_not_count() -> None:
         [_run(a="passed", b="passed", c="passed", d="failed")],
     )
     assert steady == HiddenCases(("a",), ("c",))
-    assert steady_cases(hidden_cases, [_run(a="passed")], [_run(a="passed")]).why == mining.UNSTEADY
+    assert (
+        steady_cases(hidden_cases, [_run(a="passed")], [_run(a="passed")]).why
+        == commit_rules.UNSTEADY
+    )
 
 
 def test_reasons_are_counted_without_their_details() -> None:
     rows = [{"why": "it is a merge"}, {"why": "broken: a"}, {"why": "broken: b"}, {"why": ""}]
-    assert list(mining.count_reasons(rows)) == [("broken", 2), ("it is a merge", 1)]
+    assert list(commit_rules.count_reasons(rows)) == [("broken", 2), ("it is a merge", 1)]

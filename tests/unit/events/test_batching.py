@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.collector.collector import Collector
-from moothall.domain.event import Event, EventType, Recorded, new_event
-from moothall.domain.topic import Channel
+from moothall.domain.event import Channel, Event, EventType, Recorded, new_event
 from moothall.errors import BusUnavailable, InvalidRequest, Permanent
 from moothall.events import codec, registry
 from moothall.events.batching import BatchingWriter, to_records

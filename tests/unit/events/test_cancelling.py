@@ -12,8 +12,7 @@ from contextlib import aclosing
 import pytest
 
 from moothall.config import BusSettings
-from moothall.domain.event import EventType, Recorded, new_event
-from moothall.domain.topic import Channel
+from moothall.domain.event import Channel, EventType, Recorded, new_event
 from moothall.events.delivery import BusLimits
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 

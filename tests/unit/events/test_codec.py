@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moothall.domain.event import Event, EventType, new_event
 from moothall.errors import InvalidRequest
-from moothall.events import blobs, codec
+from moothall.events import codec, envelope
 from moothall.events.envelope import EnvelopeCodec
 from moothall.testing.buckets import MemoryBlobs
 
@@ -62,11 +62,11 @@ async def test_what_is_left_after_offloading_is_within_the_limit(
     value: dict[str, Any], limit: int
 ) -> None:
     store = MemoryBlobs()
-    small = await blobs.offload(store.put, value, limit)
+    small = await envelope.offload(store.put, value, limit)
     # A reference alone takes about a hundred bytes; nothing can be smaller than one.
     assert len(codec.dump_json(small)) <= max(limit, 130)
-    assert blobs.references(small) <= store.stored.keys()
-    assert await blobs.restore(store.get, codec.load_json(codec.dump_json(small))) == value
+    assert envelope.references(small) <= store.stored.keys()
+    assert await envelope.restore(store.get, codec.load_json(codec.dump_json(small))) == value
 
 
 @given(st.binary(max_size=200))
@@ -195,13 +195,13 @@ def test_old_versions_are_brought_up_to_date() -> None:
 
 async def test_a_damaged_blob_is_noticed() -> None:
     store = MemoryBlobs()
-    small = await blobs.offload(store.put, {"diff": "x" * 1000}, 100)
+    small = await envelope.offload(store.put, {"diff": "x" * 1000}, 100)
     store.stored = dict.fromkeys(store.stored, b"y" * 1000)
     with pytest.raises(Exception, match="is damaged"):
-        await blobs.restore(store.get, small)
+        await envelope.restore(store.get, small)
 
 
 @pytest.mark.parametrize("wrong", [1, "../../etc/passwd", "a" * 63, "*" * 64, None])
 async def test_a_reference_must_be_a_sha256(wrong: Any) -> None:
     with pytest.raises(InvalidRequest, match="is not the sha256 of a stored value"):
-        await blobs.restore(MemoryBlobs().get, {"a": {"$blob": wrong}})
+        await envelope.restore(MemoryBlobs().get, {"a": {"$blob": wrong}})

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from moothall import ports
-from moothall.domain.event import Recorded
-from moothall.domain.topic import Channel
+from moothall.domain.event import Channel, Recorded
 from moothall.errors import InvalidRequest
 from moothall.events.nats.jetstream import JetStreamBus
-from moothall.events.nats.pruning import prune
+from moothall.events.nats.maintenance import prune
 from moothall.testing.bus import MemoryBus
 from moothall.testing.bus_contract import BusContract, consuming, letters, seat
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.events.integrity import check_log
-from moothall.events.raw_store import NO_HEADERS, Raw, StreamState
+from moothall.events.raw_store import NO_HEADERS, Raw, StreamState, check_log
 from moothall.testing.bus import MemoryBus
 
 

@@ -10,12 +10,11 @@ import pytest
 import pytest_asyncio
 
 from moothall.config import BusSettings
-from moothall.domain.event import Event, EventType, new_event
-from moothall.domain.topic import Channel
+from moothall.domain.event import Channel, Event, EventType, new_event
 from moothall.events.delivery import BusLimits
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.events.nats.layout import BLOBS_STREAM
-from moothall.events.nats.pruning import (
+from moothall.events.nats.maintenance import (
     named_commits,
     prune,
     prune_audit,

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import moothall
-from moothall.domain.event import EventType, new_event
+from moothall.domain.event import Channel, EventType, new_event
 from moothall.domain.ids import ROLES, key_of
-from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest
 from moothall.events import registry
 from moothall.events.event_specs import ADDRESSES

@@ -7,8 +7,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from moothall.domain.event import Recorded
-from moothall.domain.topic import Channel
+from moothall.domain.event import Channel, Recorded
 from moothall.errors import Permanent
 from moothall.testing.bus_contract import consuming, letters, receive_events, seat
 from moothall.testing.work_contract import WorkContract

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from moothall.domain.topic import Channel
-from moothall.events.turns import Turns, is_shared, parse_waiting, waiting_topic
+from moothall.domain.event import Channel
+from moothall.events.delivery import Turns, is_shared, parse_waiting, waiting_topic
 
 
 def test_tenants_take_turns_also_those_that_come_later() -> None:

@@ -11,10 +11,9 @@ import pytest
 from moothall.domain.event import EventType
 from moothall.domain.ids import ROLES
 from moothall.errors import GraphUnavailable, InvalidRequest
-from moothall.graph.schema import LABELS, RELATIONS
-from moothall.graph.statements import Statement
+from moothall.graph.schema import LABELS, RELATIONS, Statement
 from moothall.graph.store import CypherGraph, Store
-from moothall.stories.scopes import scopes
+from moothall.stories.notes import scopes
 from support.event_log import BASE, PATH, SEATS, EventLog, delivered, proposal_of, recorded
 
 Lines = list[tuple[str, ...]]

@@ -13,8 +13,7 @@ from moothall.config import GraphSettings as Settings
 from moothall.domain.event import Recorded
 from moothall.errors import GraphUnavailable
 from moothall.graph.embedded import embedded_store
-from moothall.graph.projector import Projector
-from moothall.graph.store import CypherGraph
+from moothall.graph.store import CypherGraph, Projector
 from moothall.testing.bus import MemoryBus
 from support.event_log import EventLog
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from moothall.app import data_dir_lock
+from moothall.app import preflight
 from moothall.app.bus import open_log
-from moothall.app.cleaning import prune as prune_shared
+from moothall.app.data_dir import prune as prune_shared
 from moothall.app.graph import open_answers, open_graph, rebuild
 from moothall.config import GraphSettings, Settings
 from moothall.errors import ConfigurationError
-from moothall.events.nats.pruning import prune
+from moothall.events.nats.maintenance import prune
 from moothall.settings import load_settings
 from support.event_log import EventLog, delivered
 from support.neo4j import Address
@@ -82,7 +82,7 @@ async def test_the_graph_reads_what_is_pruned_before_it_goes(settings: Settings)
 
 async def test_a_rebuild_needs_exclusive_access(settings: Settings) -> None:
     with (
-        data_dir_lock.hold(settings.data_dir),
+        preflight.hold(settings.data_dir),
         pytest.raises(ConfigurationError, match="another process writes the graph"),
     ):
         await rebuild(settings, lambda _seq, _last: None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.graph import statements
+from moothall.graph import schema
 from moothall.graph.schema import RELATIONS
 from moothall.graph.store import CypherGraph, Store
 from support.event_log import EventLog, delivered, recorded
@@ -60,13 +60,13 @@ async def test_without_a_limit_nothing_is_removed(store: Store) -> None:
 
 @given(st.lists(st.text(), max_size=5))
 def test_ids_are_parameters_and_never_part_of_a_statement(uids: list[str]) -> None:
-    texts = [cypher for cypher, _ in statements.removal([])]
-    assert [cypher for cypher, _ in statements.removal(uids)] == texts
-    assert all(parameters.get("uids", uids) == uids for _, parameters in statements.removal(uids))
+    texts = [cypher for cypher, _ in schema.removal([])]
+    assert [cypher for cypher, _ in schema.removal(uids)] == texts
+    assert all(parameters.get("uids", uids) == uids for _, parameters in schema.removal(uids))
 
 
 def test_all_labels_owned_by_a_deliberation_are_removed_with_it() -> None:
-    gone = "".join(cypher for cypher, _ in statements.removal([]))
+    gone = "".join(cypher for cypher, _ in schema.removal([]))
     theirs = {r.end for r in RELATIONS if r.start in {"Seat", "Proposal"}} | {"Seat", "ModelCall"}
     for label in theirs - {"Agent"}:
         assert f"(n:{label})" in gone, f"{label} would stay for ever"

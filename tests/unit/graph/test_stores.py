@@ -18,7 +18,7 @@ from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest
 from moothall.graph.embedded import embedded_store
 from moothall.graph.neo4j import neo4j_store
 from moothall.graph.remote import SocketGraphClient, serve_socket
-from moothall.graph.statements import schema
+from moothall.graph.schema import schema
 from moothall.graph.store import CypherGraph
 from support.event_log import EventLog, recorded
 from support.neo4j import Address

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.domain.budget import Usage
-from moothall.domain.chat import ChatReply, FunctionCall
-from moothall.domain.harness import ModelQuestion
+from moothall.domain.chat import ChatReply, FunctionCall, ModelQuestion
 from moothall.errors import BudgetExceeded, InvalidRequest, ModelReplyInvalid, ModelUnavailable
 from moothall.harnesses.model_api import answer, read_question
 

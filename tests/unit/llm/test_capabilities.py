@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moothall.llm.capabilities import Capabilities, is_overflow, read_window
-from moothall.llm.retry import Rejected
+from moothall.llm.server_errors import Rejected
 
 BODY: dict[str, Any] = {
     "model": "seed-coder-stop",

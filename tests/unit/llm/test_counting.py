@@ -9,7 +9,7 @@ import pytest
 
 from moothall.config import LlmSettings
 from moothall.deliberation.prompts.text import most_tokens
-from moothall.llm.counting import counting
+from moothall.llm.windows import counting
 from moothall.testing.model import scripted_model
 
 TEXT = "three short words"

@@ -9,7 +9,7 @@ import pytest
 
 from moothall.config import LlmSettings
 from moothall.errors import ModelReplyInvalid
-from moothall.llm.dialect import Dialect, priority_of
+from moothall.llm.requests import Dialect, priority_of
 from moothall.testing.chat_contract import FINISH, ask, talking
 from moothall.testing.model import Fault
 

@@ -22,8 +22,8 @@ from moothall.errors import (
     ModelUnavailable,
 )
 from moothall.llm.client import open_model
-from moothall.llm.response_readers import WholeResponseReader
-from moothall.llm.retry import Failed, Rejected
+from moothall.llm.server_errors import Failed, Rejected
+from moothall.llm.stream import WholeResponseReader
 from moothall.testing.chat_contract import ask, talking
 from moothall.testing.model import Fault, scripted_model
 

@@ -1,7 +1,7 @@
 """The health check of model servers, with the same requests as the client."""
 
 from moothall.config import LlmSettings, Models
-from moothall.llm.health import ServerCount, check_servers
+from moothall.llm.startup_check import ServerCount, check_servers
 from moothall.telemetry import metrics
 from moothall.testing.model import scripted_model
 

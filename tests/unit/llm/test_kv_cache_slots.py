@@ -13,7 +13,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.llm.kv_cache_slots import (
+from moothall.llm.serve_local import (
     EngineRefused,
     KvCacheSlots,
     Messages,

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.domain.chat import FunctionTool
-from moothall.llm.markup import split_calls
-from moothall.llm.thinking import split_thinking
+from moothall.llm.reply_parts import split_calls, split_thinking
 from moothall.testing.chat_contract import ask, talking
 
 TOOLS = [

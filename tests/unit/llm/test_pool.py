@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from moothall.config import LlmSettings
 from moothall.errors import ConfigurationError, ModelUnavailable
 from moothall.llm.client import open_model
-from moothall.llm.response_readers import ChatResponseReader
 from moothall.llm.startup_check import reach
+from moothall.llm.stream import ChatResponseReader
 from moothall.testing.chat_contract import ask, talking
 
 Serve = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.llm.retry import MAX_DELAY, delay_before, is_retried, read_retry_after
+from moothall.llm.server_errors import MAX_DELAY, delay_before, is_retried, read_retry_after
 
 NOW = datetime(2030, 1, 1, 12, 0, 0, tzinfo=UTC)
 

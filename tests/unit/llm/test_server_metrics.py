@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.errors import ConfigurationError, ModelReplyInvalid
-from moothall.llm.dialect import read_metrics
+from moothall.llm.requests import read_metrics
 from moothall.testing.chat_contract import talking
 
 RECEIVED = """# HELP vllm:num_requests_running Number of requests

@@ -17,8 +17,8 @@ from moothall.domain.ids import TaskId, TaskKey, key_of
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
-from moothall.orchestrator.conversation_history import EndedTask, conversation_text
-from moothall.orchestrator.planning import Defaults
+from moothall.orchestrator.fork import EndedTask, conversation_text
+from moothall.orchestrator.requests import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.testing.bus import MemoryBus
 from support.story import Remembering, deliberation

@@ -12,16 +12,15 @@ import pytest
 from moothall.app.preflight import defaults
 from moothall.config import LimitSettings
 from moothall.deliberation.recorded_model import Recording
+from moothall.domain.chat import Prompts
 from moothall.domain.codec import dump
-from moothall.domain.event import Event, EventType, new_event
+from moothall.domain.event import Event, EventType, deliberation_topics, new_event
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskKey, key_of
-from moothall.domain.prompts import Prompts
 from moothall.domain.task import Deliberation, DeliberationRequest, Fork
-from moothall.domain.topic import deliberation_topics
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound
 from moothall.orchestrator.fork import inherit_turns
-from moothall.orchestrator.planning import Defaults
+from moothall.orchestrator.requests import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.settings import AllSettings
 from moothall.testing.bus import MemoryBus

@@ -8,22 +8,20 @@ from typing import Any
 
 import pytest
 
-from moothall.authorization.quotas import Quotas
-from moothall.authorization.story_budgets import BUCKET
+from moothall.authorization.budgets import BUCKET, Quotas
 from moothall.collector.collector import Collector
 from moothall.config import LimitSettings, LlmSettings, Models
-from moothall.config.quotas import Quota, QuotaSettings
+from moothall.config.limits import Quota, QuotaSettings
 from moothall.deliberation.prompts.briefing import Briefings
 from moothall.deliberation.prompts.text import tokens
 from moothall.domain.budget import Budget
 from moothall.domain.codec import dump
-from moothall.domain.event import EventType, new_event
+from moothall.domain.event import Channel, EventType, new_event
 from moothall.domain.evidence import HIDDEN
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.ids import TaskId, TaskKey
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef, check_deliberation
-from moothall.domain.topic import Channel
 from moothall.errors import (
     AlreadyExists,
     GraphUnavailable,
@@ -34,9 +32,8 @@ from moothall.errors import (
     RepositoryError,
 )
 from moothall.events.codec import encode, encode_batch
-from moothall.orchestrator.conversation_history import find_request
-from moothall.orchestrator.hidden_tests import fetch_hidden
-from moothall.orchestrator.planning import Defaults, plan_deliberation
+from moothall.orchestrator.fork import find_request
+from moothall.orchestrator.requests import Defaults, fetch_hidden, plan_deliberation
 from moothall.orchestrator.service import DeliberationService
 from moothall.testing.bus import MemoryBus
 from support.graph import MemoryGraph

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from moothall.app.rules import open_policy
+from moothall.app.gateway_rules import open_policy
 from moothall.authorization.policy import Mode, Policy
 from moothall.config import GuardSettings, Settings
 from moothall.domain.tool import ToolStatus

@@ -11,7 +11,7 @@ from moothall.domain.repository import Profile
 from moothall.ranking import assess, is_done, rank
 from moothall.ranking.assess import is_silent, unmatched_cases
 from moothall.ranking.gates import list_failed_checks
-from moothall.ranking.test_authorship import may_be_own
+from moothall.ranking.test_cases import may_be_own
 
 PROFILE = Profile(checks={"tests": ("pytest",), "lint": ("ruff",)})
 LINT = CheckRun("lint", Verdict.PASSED)

@@ -5,9 +5,9 @@ import pytest
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Profile
 from moothall.ranking import assess
-from moothall.ranking.contention import as_errored, hit_limit_under_load, stopped_cases
+from moothall.ranking.obstacles import as_errored, hit_limit_under_load, stopped_cases
 from moothall.sandbox_runtime.plugins import FOLDER
-from moothall.sandbox_runtime.pressure import BUSY
+from moothall.sandbox_runtime.processes import BUSY
 
 LIMITS = [
     f"Failed: hit the limit of 10 s{BUSY}",

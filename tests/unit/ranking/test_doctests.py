@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Profile
 from moothall.ranking import assess
-from moothall.ranking.doctests import find_altered_examples, is_example_of
+from moothall.ranking.test_cases import find_altered_examples, is_example_of
 
 PYTHON = (
     '"""Prices."""\n\n\ndef half(x):\n    """Halve it.\n\n    >>> half(4)\n    2\n    """\n    '

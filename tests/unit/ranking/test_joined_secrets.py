@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.domain.secrets import scrub
-from moothall.ranking.joined_secrets import JoinedSecrets, find_joined_secrets
+from moothall.domain.text import scrub
+from moothall.ranking.screening import JoinedSecrets, find_joined_secrets
 
 KEY = "sk-" + "proj-" + "a1B2c3D4" * 5
 OWN = "correct-horse-battery"

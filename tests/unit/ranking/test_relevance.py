@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.ranking.relevance import concerns_change, find_missing_names, find_test_file
+from moothall.ranking.test_cases import concerns_change, find_missing_names, find_test_file
 
 CLOCK = "import os\nimport clock\n\n\ndef test_tick():\n    assert clock.now() < 9\n"
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from moothall.domain.secrets import scrub
+from moothall.domain.text import scrub
 from moothall.errors import RepositoryError
 from moothall.repositories import sources
-from moothall.repositories.apply_diff import apply_to_files
 from moothall.repositories.gitcmd import GitRunner
+from moothall.repositories.worktree import apply_to_files
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from moothall.errors import InvalidRequest, NotFound
-from moothall.repositories.blame import find_line_origin
 from moothall.repositories.gitcmd import GitRunner
+from moothall.repositories.history import find_line_origin
 
 
 def git(repo: Path, *args: str) -> str:

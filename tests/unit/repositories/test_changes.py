@@ -11,7 +11,7 @@ import pytest
 
 from moothall.errors import PatchRefused
 from moothall.repositories.changes import ChangeCaps, ChangeScan, is_unchanged, measure, stamps
-from moothall.repositories.objects import Change
+from moothall.repositories.git_objects import Change
 from moothall.repositories.patch_rules import FILE
 from support.surveys import survey_all
 

@@ -11,8 +11,8 @@ import pytest
 from moothall.config import WorkspaceSettings
 from moothall.errors import NotFound, PatchRefused, RepositoryError
 from moothall.repositories.clone import TrustedClone
+from moothall.repositories.git_objects import Change
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.objects import Change
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests

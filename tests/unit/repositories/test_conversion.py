@@ -11,8 +11,7 @@ import pytest
 from moothall.config import WorkspaceSettings
 from moothall.repositories.changes import ChangeCaps, ChangeScan
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.conversion import Settings, conversion
-from moothall.repositories.objects import Change
+from moothall.repositories.git_objects import Change, Settings, conversion
 from support.repos import Repo, make_repo
 from support.surveys import survey_all
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from moothall.config import WorkspaceSettings
+from moothall.repositories.checkout import write_history
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.git_snapshot import write_history
 from moothall.repositories.gitcmd import GitRunner
 from support.repos import Repo, make_repo
 

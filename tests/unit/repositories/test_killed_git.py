@@ -14,8 +14,8 @@ from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import WorkspaceFailed
+from moothall.repositories.git_objects import Change
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.objects import Change
 from moothall.repositories.service import RepositoryService
 from support.repos import SAMPLE, SOLUTION, Repo, make_sample
 

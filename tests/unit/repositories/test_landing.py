@@ -10,7 +10,7 @@ from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, Refused
-from moothall.repositories.objects import Change
+from moothall.repositories.git_objects import Change
 from moothall.repositories.registry import Approval
 from moothall.repositories.service import RepositoryService
 from support.repos import Repo, make_repo

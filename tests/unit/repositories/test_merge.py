@@ -8,7 +8,7 @@ from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import MergeConflict
-from moothall.repositories.objects import Change
+from moothall.repositories.git_objects import Change
 from moothall.repositories.service import RepositoryService
 from support.repos import Repo, make_repo
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from moothall.repositories.objects import Change
+from moothall.repositories.git_objects import Change
 from moothall.repositories.pristine_files import (
     base_controlled_files,
     is_patchable,

@@ -13,9 +13,9 @@ import pytest
 
 from moothall.concurrency import beside
 from moothall.config import WorkspaceSettings
+from moothall.domain.event import REPOSITORY_SERVICE, Channel, Topic
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
-from moothall.domain.topic import REPOSITORY_SERVICE, Channel, Topic
 from moothall.errors import (
     AlreadyExists,
     BusUnavailable,
@@ -26,8 +26,8 @@ from moothall.errors import (
 )
 from moothall.events.registry import literal
 from moothall.repositories.bundle_transfer import PART, BundleServer, send_request
+from moothall.repositories.git_objects import Change
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.objects import Change
 from moothall.repositories.remote import (
     HOSTS,
     RemoteRepositories,

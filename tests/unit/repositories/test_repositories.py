@@ -21,7 +21,7 @@ from moothall.errors import (
     RepositoryError,
 )
 from moothall.repositories.delivery import find_conflicting_branch
-from moothall.repositories.objects import Change
+from moothall.repositories.git_objects import Change
 from moothall.repositories.service import RepositoryService
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample
 

@@ -8,9 +8,8 @@ import pytest
 from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
-from moothall.repositories.checkout import check_out
+from moothall.repositories.checkout import absolute_url, check_out
 from moothall.repositories.service import RepositoryService
-from moothall.repositories.submodules import absolute_url
 from moothall.settings import load_settings
 from support.repos import Repo, make_repo
 

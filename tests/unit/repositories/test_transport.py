@@ -14,9 +14,8 @@ from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, MoothallError, Refused, RepositoryError
 from moothall.network.destinations import Destinations
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.registry import repository_id
+from moothall.repositories.registry import anonymous_transport, repository_id
 from moothall.repositories.service import RepositoryService
-from moothall.repositories.transport import anonymous_transport
 
 SCHEMES = ("https", "http", "ssh")
 

@@ -13,7 +13,7 @@ from moothall.errors import RepositoryError
 from moothall.ports import NOTHING
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.workspace_history import export_history
+from moothall.repositories.history import export_history
 from support.repos import Repo, make_repo
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests

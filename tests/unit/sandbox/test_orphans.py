@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from moothall.config import SandboxSettings
-from moothall.file_locks import try_lock
+from moothall.processes import try_lock
 from moothall.sandbox import orphans
 from moothall.sandbox.bubblewrap import SandboxSpec, interpreter_binds
 from moothall.sandbox.spawn import run_sandbox, spawn

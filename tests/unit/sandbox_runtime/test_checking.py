@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moothall.sandbox_runtime.checking import data_of_tests
+from moothall.sandbox_runtime.check_run import data_of_tests
 
 
 def test_data_that_lie_with_tests_are_known_by_when_they_were_changed(tmp_path: Path) -> None:

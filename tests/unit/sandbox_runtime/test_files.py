@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from moothall.sandbox_runtime.files import SHOWN_ENTRIES, TOOLS, glob_matches
 from moothall.sandbox_runtime.paths import IsFolder, ToolFailure
-from moothall.sandbox_runtime.text_encodings import find_encoding
-from moothall.sandbox_runtime.texts import TextLimits
+from moothall.sandbox_runtime.texts import TextLimits, find_encoding
 
 LIMITS = TextLimits(file_bytes=10_000, output_bytes=2_000)
 

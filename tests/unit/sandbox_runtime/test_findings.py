@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.sandbox_runtime.findings import findings, is_linter
+from moothall.sandbox_runtime.cases import findings, is_linter
 
 
 @pytest.mark.parametrize(

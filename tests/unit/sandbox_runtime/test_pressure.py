@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moothall.sandbox_runtime.pressure import Contention
+from moothall.sandbox_runtime.processes import Contention
 
 
 def test_time_is_contended_as_far_as_the_kernel_says(tmp_path: Path) -> None:

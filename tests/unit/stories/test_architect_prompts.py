@@ -15,8 +15,7 @@ from moothall.domain.ids import TaskId
 from moothall.domain.plan import AtomicTask, Story
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest
-from moothall.stories.architect_prompts import design_request, read_tasks
-from moothall.stories.derive import check_plan
+from moothall.stories.plans import check_plan, design_request, read_tasks
 
 STORY = Story(
     "story-1", "Export", "As a clerk, I want CSV.", ("is CSV", "is quick"), RepositoryRef(id="repo")

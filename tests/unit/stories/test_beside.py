@@ -9,8 +9,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from moothall.domain.event import Event, EventType
-from moothall.domain.topic import Channel
+from moothall.domain.event import Channel, Event, EventType
 from support.working import A, App, B, open_app, won
 
 ONCE = (

@@ -7,16 +7,15 @@ from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
-from moothall.domain.event import Event, EventType, Recorded
+from moothall.domain.event import Channel, Event, EventType, Recorded, Topic
 from moothall.domain.identity import LOCAL, Principal
-from moothall.domain.topic import Channel, Topic
 from moothall.errors import AlreadyExists, ConcurrentUpdate, InvalidRequest, NotFound, Refused
-from moothall.events.nats.pruning import prune
+from moothall.events.nats.maintenance import prune
 from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft
 from moothall.stories.lifecycle import Blocked, lifecycle
 from moothall.stories.story_state import group_by_state
-from moothall.telemetry.events import write
+from moothall.telemetry.spans import write
 from moothall.testing.bus import MemoryBus
 
 DRAFT = StoryDraft(

@@ -15,8 +15,8 @@ from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.plan import Plan
 from moothall.errors import ConcurrentUpdate, InvalidRequest, NotFound, Refused
 from moothall.stories.board import Board
-from moothall.stories.plan_document import Outline, to_outlines
 from moothall.stories.planner import Planner, changeable, may_change
+from moothall.stories.plans import Outline, to_outlines
 from moothall.stories.story_state import StoryState
 from moothall.stories.task_history import rounds
 from moothall.testing.bus import MemoryBus

@@ -8,7 +8,7 @@ from moothall.domain.ids import ROLES, TaskId
 from moothall.domain.plan import AtomicTask, Story, Strategy
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest
-from moothall.stories.derive import check_plan, derive, sort_roles
+from moothall.stories.plans import check_plan, derive, sort_roles
 
 PLAIN = Strategy()
 STORY = Story(

@@ -25,9 +25,9 @@ from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import ConcurrentUpdate, InvalidRequest, Refused
 from moothall.stories.board import Board
 from moothall.stories.lifecycle import Blocked, lifecycle
-from moothall.stories.plan_document import Outline
 from moothall.stories.planner import Planner
-from moothall.telemetry.events import write
+from moothall.stories.plans import Outline
+from moothall.telemetry.spans import write
 from moothall.testing.bus import MemoryBus
 from support.deliberation_service import MemoryDeliberations
 from support.working import DRAFT, A, App, B, C, D, disagreed, open_app, won

@@ -15,8 +15,14 @@ from hypothesis import strategies as st
 from moothall.domain.plan import AtomicTask, Story, Strategy
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest
-from moothall.stories.derive import check_plan, derive
-from moothall.stories.plan_document import Outline, create_tasks, read_outlines, to_outlines
+from moothall.stories.plans import (
+    Outline,
+    check_plan,
+    create_tasks,
+    derive,
+    read_outlines,
+    to_outlines,
+)
 
 STORY = Story(
     "story-1", "Export", "As a clerk, I want CSV.", ("is CSV", "is quick"), RepositoryRef(id="repo")

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from moothall.config import LimitSettings
-from moothall.domain.event import Event, EventType, new_event
+from moothall.domain.event import Channel, Event, EventType, new_event
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import PlanningEvent, Strategy
 from moothall.domain.task import RepositoryRef
-from moothall.domain.topic import Channel
 from moothall.errors import (
     AlreadyExists,
     InvalidRequest,
@@ -25,7 +24,7 @@ from moothall.errors import (
     Refused,
     RepositoryError,
 )
-from moothall.events import dead_letters
+from moothall.events import raw_store
 from moothall.events.codec import encode
 from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft
@@ -494,10 +493,10 @@ async def test_a_derived_task_that_cannot_start_is_recorded_with_its_reason(
     }
 
 
-async def letters(bus: MemoryBus, count: int) -> list[dead_letters.DeadLetter]:
+async def letters(bus: MemoryBus, count: int) -> list[raw_store.DeadLetter]:
     """Wait for so many dead letters."""
     async with asyncio.timeout(10):
-        while len(found := [letter async for letter in dead_letters.letters(bus)]) < count:
+        while len(found := [letter async for letter in raw_store.letters(bus)]) < count:
             await asyncio.sleep(0.01)
     return found
 
@@ -520,7 +519,7 @@ async def test_a_tenants_story_is_planned_whichever_of_its_subjects_it_comes_on(
         await until(deliberations.known)
     (key,) = deliberations.known()
     assert key.startswith("acme_task-")
-    assert [letter async for letter in dead_letters.letters(bus)] == []
+    assert [letter async for letter in raw_store.letters(bus)] == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from moothall.domain.ids import ROLES
 from moothall.errors import InvalidRequest
-from moothall.stories.scopes import Scopes, scopes
+from moothall.stories.notes import Scopes, scopes
 
 TABLE: dict[str, Any] = {
     "phase": "build",

@@ -18,11 +18,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from moothall import telemetry
 from moothall.collector.collector import Collector
 from moothall.config import LimitSettings, TraceSettings
-from moothall.domain.event import Event, EventType, Recorded
+from moothall.domain.event import Channel, Event, EventType, Recorded
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
-from moothall.domain.topic import Channel
-from moothall.orchestrator.planning import Defaults
+from moothall.orchestrator.requests import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.telemetry.recording import recording
 from moothall.testing.bus import MemoryBus

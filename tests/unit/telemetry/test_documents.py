@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from moothall.telemetry.metric_types import Histogram
-from moothall.telemetry.metrics import REGISTRY
+from moothall.telemetry.metrics import REGISTRY, Histogram
 from support.documents import table
 
 ROOT = Path(__file__).resolve().parents[3]

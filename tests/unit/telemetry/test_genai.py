@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.telemetry.genai import provider_name, server_attributes
-from moothall.telemetry.metrics import GENAI_SECONDS, GENAI_TOKENS
+from moothall.telemetry.metrics import GENAI_SECONDS, GENAI_TOKENS, provider_name, server_attributes
 
 
 @pytest.mark.parametrize(

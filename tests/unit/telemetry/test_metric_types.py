@@ -15,11 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from moothall.api.prometheus import serve_metrics
 from moothall.config import MetricsSettings
-from moothall.domain.topic import Channel, Topic
+from moothall.domain.event import Channel, Topic
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.telemetry import aggregation, metrics
 from moothall.telemetry.aggregation import Reports
-from moothall.telemetry.metric_types import MOST, OTHER, MetricRegistry
+from moothall.telemetry.metrics import MOST, OTHER, MetricRegistry
 
 
 def test_counting() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.app.rules import open_rules
+from moothall.app.gateway_rules import open_rules
 from moothall.authorization.audit import AuditLog
 from moothall.authorization.gateway import ToolGateway
 from moothall.config import GuardSettings, read_settings

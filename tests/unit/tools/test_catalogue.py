@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from moothall.app.rules import catalogue_of
+from moothall.app.gateway_rules import catalogue_of
 from moothall.authorization.grants import grant_for
 from moothall.config import CodeSettings
 from moothall.domain.ids import ROLES

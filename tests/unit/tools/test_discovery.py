@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from moothall.tools.catalogue import ToolSpec
-from moothall.tools.discovery import Filters, discover, entry
-from moothall.tools.spec import Danger
+from moothall.tools.spec import Danger, Filters, discover, entry
 from support.tools import CATALOGUE
 
 SPECS = tuple(CATALOGUE.values())

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from moothall.workers.folder import ray_folder, sweep
+from moothall.workers.ray_setup import ray_folder, sweep
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 
 OWNER = """
 import asyncio, subprocess, sys
-from moothall.workers.folder import ray_folder
+from moothall.workers.ray_setup import ray_folder
 
 async def main():
     async with ray_folder() as folder:
@@ -82,7 +82,7 @@ async def test_at_a_quiet_end_the_directory_goes_and_strangers_stay() -> None:
 
 OPEN_OWNER = """
 import asyncio
-from moothall.workers.folder import ray_folder
+from moothall.workers.ray_setup import ray_folder
 
 async def main():
     async with ray_folder() as folder:

@@ -8,7 +8,7 @@ from typing import Any
 
 from moothall.domain.evidence import HIDDEN, CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
-from moothall.orchestrator.hidden_tests import store_hidden
+from moothall.orchestrator.requests import store_hidden
 from moothall.repositories.patch_rules import matches
 from moothall.workers.preparing import files_to_hold, hide_files, prepare
 from support.council import open_council

@@ -14,19 +14,17 @@ from typing import Any
 
 import pytest
 
-from moothall.authorization.quotas import Quotas
-from moothall.authorization.story_budgets import BUCKET, StoryBudgets
-from moothall.config.quotas import Quota, QuotaSettings
+from moothall.authorization.budgets import BUCKET, Quotas, StoryBudgets
+from moothall.config.limits import Quota, QuotaSettings
 from moothall.deliberation.protocols import Dependencies
 from moothall.domain.budget import Amount, Budget
 from moothall.domain.codec import dump, load
-from moothall.domain.event import Event, EventType, Recorded, new_event
+from moothall.domain.event import Channel, Event, EventType, Recorded, new_event
 from moothall.domain.evidence import CheckRun, Verdict
-from moothall.domain.fleet import FLEET, HostState
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskKey
+from moothall.domain.status import FLEET, HostState
 from moothall.domain.task import Deliberation
-from moothall.domain.topic import Channel
 from moothall.errors import Superseded, WorkspaceFailed
 from moothall.ports import Bus
 from moothall.stories.board import Board

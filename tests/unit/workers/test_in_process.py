@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from moothall.workers.in_process import hosting
+from moothall.workers.subprocesses import hosting_in_process
 
 
 async def test_hosts_are_there_once_all_are_ready_and_gone_at_the_end() -> None:
@@ -21,7 +21,7 @@ async def test_hosts_are_there_once_all_are_ready_and_gone_at_the_end() -> None:
             await asyncio.sleep(0)  # its workspaces are closed
             messages.append(f"{name} has let go")
 
-    async with hosting(2, main) as alive:
+    async with hosting_in_process(2, main) as alive:
         assert messages == ["host-1 begins", "host-2 begins"]
         assert await alive() == (2, 2)
     assert messages[2:] == ["host-1 has let go", "host-2 has let go"]
@@ -33,7 +33,7 @@ async def test_a_host_that_cannot_start_ends_the_start() -> None:
         raise LookupError(name)
 
     with pytest.raises(ExceptionGroup) as caught:
-        async with hosting(1, main):
+        async with hosting_in_process(1, main):
             pytest.fail("nothing hosts")
     assert caught.group_contains(LookupError, match="host-1")
 
@@ -47,7 +47,7 @@ async def test_a_host_with_a_bug_ends_the_body() -> None:
         raise LookupError("a bug")
 
     async def body() -> None:
-        async with hosting(1, main):
+        async with hosting_in_process(1, main):
             broken.set()
             await asyncio.Event().wait()
 

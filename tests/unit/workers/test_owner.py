@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from moothall.workers.folder import sweep
 from moothall.workers.owner import Process, end_left, process_of, registered, this_process
+from moothall.workers.ray_setup import sweep
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 

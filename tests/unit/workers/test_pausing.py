@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.authorization.story_budgets import BUCKET, StoryBudgets
+from moothall.authorization.budgets import BUCKET, StoryBudgets
 from moothall.collector.decide import decision_deadline, is_ready
 from moothall.collector.fold import fold
 from moothall.config import LimitSettings
@@ -22,10 +22,9 @@ from moothall.domain.budget import Budget
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.identity import LOCAL
-from moothall.domain.pauses import NEVER, Pauses
-from moothall.domain.task import DeliberationRequest
+from moothall.domain.task import NEVER, DeliberationRequest, Pauses
 from moothall.errors import InvalidRequest
-from moothall.orchestrator.planning import Defaults
+from moothall.orchestrator.requests import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft

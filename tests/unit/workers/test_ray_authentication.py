@@ -13,7 +13,7 @@ import pytest
 from moothall.cli.doctor import _ray_cluster
 from moothall.config import RaySettings
 from moothall.errors import ConfigurationError
-from moothall.workers.ray_authentication import Access, check_access, explain_refusal, probe_access
+from moothall.workers.ray_setup import Access, check_access, explain_refusal, probe_access
 
 
 @asynccontextmanager

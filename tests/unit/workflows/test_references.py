@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.errors import InvalidRequest
-from moothall.workflows.references import Reference, fill_in, find_in, references
+from moothall.workflows.plan import Reference, fill_in, find_in, references
 
 RESULT = {
     "output": {"content": "hello", "lines": 3, "items": [{"name": "a"}, "b"], "none": None},

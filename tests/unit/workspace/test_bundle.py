@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 from moothall.sandbox.bubblewrap import interpreter
-from moothall.workspace.bundle import bundle
+from moothall.workspace.executor_connection import bundle
 
 _COSTLY = (
     "ast",

@@ -7,15 +7,16 @@ from pathlib import Path
 
 from moothall.domain import codec
 from moothall.domain.repository import Base, Prepared, Profile
-from moothall.workspace.cleaning import (
+from moothall.workspace.layout import (
+    Layout,
     StoredItem,
-    choose,
+    choose_removable,
     clean,
     disk_size,
+    environment_key,
     has_open_workspaces,
     list_stored,
 )
-from moothall.workspace.layout import Layout, environment_key
 
 LONG_AGO = time.time() - 30 * 86_400
 BASE = Base(
@@ -55,12 +56,14 @@ def test_what_a_recent_checkout_uses_is_recent(tmp_path: Path) -> None:
     items = list_stored(tmp_path)
     assert kinds(items) == ["checkout", "clone", "environment", "history", "starter"]
     assert all(item.size >= 10_000 for item in items)
-    assert kinds(choose(items, older_than=14, everything=False, registered=["a"])) == ["starter"]
-    assert kinds(choose(items, older_than=14, everything=False, registered=[])) == [
+    assert kinds(choose_removable(items, older_than=14, everything=False, registered=["a"])) == [
+        "starter"
+    ]
+    assert kinds(choose_removable(items, older_than=14, everything=False, registered=[])) == [
         "clone",
         "starter",
     ]
-    assert choose(items, older_than=0, everything=True, registered=["a"]) == items
+    assert choose_removable(items, older_than=0, everything=True, registered=["a"]) == items
 
 
 async def test_what_is_in_use_stays_and_the_rest_goes(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from moothall.config import WorkspaceSettings
 from moothall.errors import AlreadyExists, InvalidRequest, PatchRefused, Refused
 from moothall.repositories.changes import NewPaths, WorkspaceChanges
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.objects import Change
+from moothall.repositories.git_objects import Change
 from moothall.workspace.gittools import GitState, git_tool
 from support.repos import SAMPLE, SOLUTION, make_sample
 

@@ -14,16 +14,16 @@ import psutil
 import pytest
 
 from moothall.config import WorkspaceSettings
-from moothall.deliberation.prompts.repo_map import RepoMapper, RepoMapRequest
+from moothall.deliberation.prompts.excerpts import RepoMapper, RepoMapRequest
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.tool import ToolStatus
 from moothall.errors import PatchRefused, WorkspaceFailed
-from moothall.repositories.objects import Change
+from moothall.repositories.git_objects import Change
 from moothall.repositories.patch_rules import FILE
 from moothall.repositories.service import RepositoryService
 from moothall.sandbox import orphans
-from moothall.workspace.local import LocalWorkspace, LocalWorkspaces
+from moothall.workspace.workspace import LocalWorkspace, LocalWorkspaces
 from support.local import PYTEST, Local, in_pods, local, python
 from support.processes import command_line, descendants
 from support.repos import SAMPLE, SOLUTION, Repo

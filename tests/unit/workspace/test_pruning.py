@@ -9,9 +9,8 @@ from moothall.config import WorkspaceSettings
 from moothall.domain import codec
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.objects import Change
-from moothall.workspace.cleaning import prune_preparations
-from moothall.workspace.layout import Layout, environment_key
+from moothall.repositories.git_objects import Change
+from moothall.workspace.layout import Layout, environment_key, prune_preparations
 from support.repos import make_sample
 
 LONG_AGO = time.time() - 30 * 86_400

@@ -19,8 +19,8 @@ from moothall.domain.tool import ToolCall
 from moothall.errors import WorkspaceFailed
 from moothall.events.codec import dump_json
 from moothall.workspace import result_parsing
-from moothall.workspace.executor_log import format_line
-from moothall.workspace.stdio_session import code_run, full_run
+from moothall.workspace.executor_connection import format_line
+from moothall.workspace.runner import code_run, full_run
 
 CALL = ToolCall("r1", "tests.pytest", {}, datetime.now(UTC))
 HUGE = 10**400

@@ -11,7 +11,7 @@ import pytest
 
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolResult, ToolStatus
-from moothall.workspace.local import LocalWorkspace
+from moothall.workspace.workspace import LocalWorkspace
 from support.local import PYTEST, Local, in_pods, local, python
 from support.repos import SAMPLE, SOLUTION, Repo
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from moothall.concurrency import TimeLimit
-from moothall.file_locks import try_lock
+from moothall.processes import try_lock
 from moothall.workspace.slots import Slots, queued_since, slots_folder
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests

@@ -4,7 +4,7 @@ import platform
 
 import pytest
 
-from moothall.app.repository import RepositoryCheck
+from moothall.app.command_repository import RepositoryCheck
 from moothall.domain.repository import Base, Profile
 from moothall.sandbox.bubblewrap import interpreter
 from moothall.workspace.layout import environment_key

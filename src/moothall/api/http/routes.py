@@ -19,7 +19,7 @@ from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import Body, document, lines, read
 from moothall.api.identity import caller, is_known
 from moothall.api.tools import Tools, external_call
-from moothall.authorization.approval_queue import Parked
+from moothall.authorization.approvals import Parked
 from moothall.domain.codec import dump
 from moothall.domain.event import Recorded
 from moothall.domain.ids import check_task_id
@@ -27,7 +27,7 @@ from moothall.domain.status import Condition
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest
 from moothall.tool_sessions.manager import ToolSessions
-from moothall.tools.discovery import Filters, discover, entry
+from moothall.tools.spec import Filters, discover, entry
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
 _MAX_TASKS, _DEFAULT_TASKS = 500, 50

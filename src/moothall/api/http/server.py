@@ -20,19 +20,19 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Scope
 
 from moothall import config, telemetry
+from moothall.api.accounts import UserAccounts
 from moothall.api.asgi import ListenAddress, ServerLimits, serve_asgi
 from moothall.api.dependencies import ApiDependencies
-from moothall.api.http import edge
+from moothall.api.http import middleware
 from moothall.api.http.documents import JSON, document, lines, message, to_json
 from moothall.api.http.openapi import HttpOperation, openapi
 from moothall.api.http.routes import OPEN_PATHS, state_routes, tool_routes
 from moothall.api.http.stories import story_operations
 from moothall.api.identity import BearerTokens, Caller, is_loopback
 from moothall.api.protos import Service, services_of
-from moothall.api.web.oidc import Provider
 from moothall.api.web.routes import page_routes
 from moothall.api.web.sessions import Sessions
-from moothall.api.web.user_accounts import UserAccounts
+from moothall.api.web.sign_in import Provider
 from moothall.domain.identity import LOCAL
 from moothall.errors import ConfigurationError, Temporary
 
@@ -117,9 +117,9 @@ async def serve_app(
     """Serve another application, which `service` names in messages, behind this server's checks:
     tokens, Host and Origin. Yields the port. Raises `ConfigurationError` if the port is taken.
     """
-    checked = edge.authenticate(app, bearers, lambda _scope: False)
-    checked = edge.check_origin(checked, settings.host, settings.hosts)
-    checked = edge.answer_errors(checked, settings.calls, limits.readers)
+    checked = middleware.authenticate(app, bearers, lambda _scope: False)
+    checked = middleware.check_origin(checked, settings.host, settings.hosts)
+    checked = middleware.answer_errors(checked, settings.calls, limits.readers)
     address = ListenAddress(service, "web", settings.host, settings.port, DEFAULT_PORT)
     async with serve_asgi(checked, address, limits, context) as port:
         yield port
@@ -177,20 +177,20 @@ def application(
             route.matches(scope)[0] is not Match.NONE for route in pages
         ):
             return True
-        return edge.wants_page(scope) and all(
+        return middleware.wants_page(scope) and all(
             route.matches(scope)[0] is Match.NONE for route in routes
         )
 
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(edge.observe, routes),
-            Middleware(edge.answer_errors, settings.calls, limits.readers),
-            Middleware(edge.check_origin, settings.host, settings.hosts),
-            Middleware(edge.authenticate, bearers, is_open),
-            Middleware(edge.cancel_on_disconnect),
+            Middleware(middleware.observe, routes),
+            Middleware(middleware.answer_errors, settings.calls, limits.readers),
+            Middleware(middleware.check_origin, settings.host, settings.hosts),
+            Middleware(middleware.authenticate, bearers, is_open),
+            Middleware(middleware.cancel_on_disconnect),
         ],
-        exception_handlers={HTTPException: edge.not_served},
+        exception_handlers={HTTPException: middleware.not_served},
     )
     app.router.redirect_slashes = False
     app.state.limits = limits

@@ -24,8 +24,7 @@ from moothall.api.http.documents import (
 from moothall.api.http.openapi import KEY_CHARS, SEQ_DIGITS, HttpOperation
 from moothall.api.identity import caller
 from moothall.api.orchestrator import OrchestratorService
-from moothall.api.stories import Planning
-from moothall.api.storycoach import StoryCoach
+from moothall.api.stories import Planning, StoryCoach
 from moothall.domain.codec import dump
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest, new_task_id

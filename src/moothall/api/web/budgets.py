@@ -10,12 +10,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from moothall.api.dependencies import ApiDependencies
-from moothall.api.web.forms import read_query, read_session_form, require_session
 from moothall.api.web.rendering import page, redirect
-from moothall.api.web.sessions import Session, Sessions
-from moothall.authorization.approval_queue import refuse_unless_operator
-from moothall.authorization.quotas import TenantQuotas
-from moothall.config.quotas import Quota
+from moothall.api.web.sessions import (
+    Session,
+    Sessions,
+    read_query,
+    read_session_form,
+    require_session,
+)
+from moothall.authorization.approvals import refuse_unless_operator
+from moothall.authorization.budgets import TenantQuotas
+from moothall.config.limits import Quota
 from moothall.errors import InvalidRequest
 
 _MAX_STORIES = 50

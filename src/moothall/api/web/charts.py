@@ -1,14 +1,21 @@
-"""Layouts of charts drawn on the server. A graph of tasks has a row for each level of dependencies.
-In the chart of a node's neighbours, nodes with a relation to it are on the left, and nodes to which
-it has one are on the right.
+"""Charts as SVG, drawn on the server: graphs of tasks, bars for each day, and the timeline of a
+council.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 
+from moothall.collector.timeline import Block, Timeline
 from moothall.stories.task_history import WON, RoundTask
+
+# Layouts of charts drawn on the server. A graph of tasks has a row for each level of dependencies.
+# In the chart of a node's neighbours, nodes with a relation to it are on the left, and nodes to
+# which it has one are on the right.
+
 
 BOX_WIDTH, BOX_HEIGHT, _GAP, _ROW_HEIGHT = 132, 52, 16, 88
 _NODE_WIDTH, _MAX_NODES, _LINE_CHARS = 320, 12, 34
@@ -147,3 +154,169 @@ def draw_around(neighbours: Sequence[Neighbour]) -> NeighbourhoodChart:
 def brief(text: str) -> str:
     """Shorten a text to a line of a node."""
     return text if len(text) <= _LINE_CHARS else f"{text[: _LINE_CHARS - 1]}…"
+
+
+# Bar charts as SVG: a stacked bar for each day.
+
+
+_WIDTH, _HEIGHT = 640, 200
+_LEFT, _TOP, _BOTTOM = 44, 8, 24
+"""Sizes in px; the axes are in the margins."""
+_MAX_TICKS, _MAX_LABELS, _BAR_SHARE, _MAX_BAR_WIDTH = 4, 8, 0.72, 40.0
+_UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The values of one kind by day, zero for missing days. `tone` is the CSS class of its bars."""
+
+    name: str
+    tone: str
+    values: Mapping[date, float]
+
+    @property
+    def total(self) -> float:
+        """The sum of all days."""
+        return sum(self.values.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A part of a bar: its position in px, its CSS class, and its tooltip."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    tone: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class BarChart:
+    """The bars, the ticks of the value axis as (y, label), and the days as (x, label)."""
+
+    bars: tuple[Bar, ...]
+    ticks: tuple[tuple[float, str], ...]
+    labels: tuple[tuple[float, str], ...]
+    series: tuple[Series, ...]
+    days: tuple[date, ...]
+
+
+def draw_bars(days: Sequence[date], series: Sequence[Series]) -> BarChart | None:
+    """Return the chart of some days, None if all values are zero."""
+    shown = tuple(one for one in series if one.total > 0)
+    top = max((sum(one.values.get(day, 0) for one in shown) for day in days), default=0)
+    if not top:
+        return None
+    step = _step(top)
+    scale = (_HEIGHT - _TOP - _BOTTOM) / (math.ceil(top / step) * step)
+    slot = (_WIDTH - _LEFT) / len(days)
+    width = round(min(slot * _BAR_SHARE, _MAX_BAR_WIDTH), 1)
+    bars = []
+    for index, day in enumerate(days):
+        x = round(_LEFT + index * slot + (slot - width) / 2, 1)
+        bottom = float(_HEIGHT - _BOTTOM)
+        for one in shown:
+            if (value := one.values.get(day, 0)) > 0:
+                height = value * scale
+                bottom -= height
+                title = f"{day:%d %b}: {one.name}, {value:,.0f}"
+                bars.append(Bar(x, round(bottom, 1), width, round(height, 1), one.tone, title))
+    every = math.ceil(len(days) / _MAX_LABELS)
+    return BarChart(
+        tuple(bars),
+        tuple(
+            (round(_HEIGHT - _BOTTOM - number * step * scale, 1), short_number(number * step))
+            for number in range(math.ceil(top / step) + 1)
+        ),
+        tuple(
+            (round(_LEFT + (index + 0.5) * slot, 1), f"{day.day} {day:%b}")
+            for index, day in enumerate(days)
+            if (len(days) - 1 - index) % every == 0
+        ),
+        shown,
+        tuple(days),
+    )
+
+
+def _step(top: float) -> float:
+    """Return the distance of ticks: 1, 2 or 5 times a power of ten, at least 1."""
+    rough = max(1.0, top / _MAX_TICKS)
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+
+
+def short_number(value: float) -> str:
+    """Return a number with a unit, such as 1.2 M."""
+    for size, unit in _UNITS:
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g}"
+
+
+# The council timeline as SVG: a row for each seat, time from left to right. It is on the council's
+# page, and `moothall show --html` writes it as one file. Times are in percent of the width, so that
+# it fits every screen.
+
+
+ROW_HEIGHT, AXIS_HEIGHT = 30, 24
+"""Sizes in px."""
+_MIN_BLOCK_WIDTH = 0.5
+"""The width in percent of blocks that take almost no time."""
+_TIMELINE_MAX_TICKS = 8
+_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21_600, 86_400)
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineBar:
+    """A block with its position and width in percent, and its number among all blocks, from 1."""
+
+    number: int
+    x: float
+    width: float
+    block: Block
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A lane with its position in px."""
+
+    y: int
+    name: str
+    outcome: str
+    bars: tuple[TimelineBar, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """The rows, the ticks of the time axis as (percent, seconds), the height in px, and the number
+    of steps that are left out.
+    """
+
+    rows: tuple[Row, ...]
+    ticks: tuple[tuple[float, int], ...]
+    height: int
+    omitted: int
+
+
+def draw_timeline(timeline: Timeline) -> Chart | None:
+    """Return the chart of a timeline, None if nothing has happened yet."""
+    if not timeline.lanes:
+        return None
+    seconds = max(timeline.seconds, 1.0)
+    scale = 100 / seconds
+    rows: list[Row] = []
+    number = 0
+    for index, lane in enumerate(timeline.lanes):
+        bars = []
+        for block in lane.blocks:
+            number += 1
+            width = max(_MIN_BLOCK_WIDTH, (block.end - block.start) * scale)
+            x = min(block.start * scale, 100 - width)
+            bars.append(TimelineBar(number, round(x, 2), round(width, 2), block))
+        rows.append(Row(index * ROW_HEIGHT, lane.name, lane.outcome, tuple(bars)))
+    step = next((size for size in _STEPS if seconds / size <= _TIMELINE_MAX_TICKS), _STEPS[-1])
+    ticks = tuple((round(second * scale, 2), second) for second in range(0, int(seconds) + 1, step))
+    height = len(rows) * ROW_HEIGHT + AXIS_HEIGHT
+    return Chart(tuple(rows), ticks, height, timeline.omitted)

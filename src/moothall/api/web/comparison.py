@@ -12,18 +12,11 @@ from moothall.collector.fold import DeliberationState
 from moothall.collector.progress import Progress
 from moothall.domain.budget import Usage
 from moothall.domain.event import seconds_between
-from moothall.domain.evidence import EvidenceLevel, Verdict
+from moothall.domain.evidence import Verdict
 from moothall.domain.outcome import Outcome, Result
 from moothall.domain.proposal import Candidate
 from moothall.ranking.order import ABOVE, NO_CHECKS, level_prefix
-from moothall.stories.diffs import read_files
-
-LEVEL_MEANINGS = {
-    EvidenceLevel.PROVEN: "a test of the repository failed before and passes now",
-    EvidenceLevel.REPRODUCED: "a test by another author failed before and passes now",
-    EvidenceLevel.SELF_TESTED: "only a test by its own author failed before and passes now",
-    EvidenceLevel.UNPROVEN: "no test that failed before passes now",
-}
+from moothall.stories.comments import read_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +134,7 @@ def level_reason(result: Result) -> str:
     prefix = level_prefix(result.level)
     return next(
         (reason.removeprefix(prefix) for reason in result.reasons if reason.startswith(prefix)),
-        f"{LEVEL_MEANINGS[result.level]}.",
+        f"{result.level.meaning}.",
     )
 
 

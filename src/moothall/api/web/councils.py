@@ -1,10 +1,10 @@
-"""The page of a council: the seats' progress while it runs, and its results."""
+"""The page of a council, the steps of its timeline, and the list of runs."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
@@ -17,33 +17,35 @@ from starlette.routing import Route
 
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import ServerSentEvents
-from moothall.api.web.ask import earlier_tasks
-from moothall.api.web.changes import NOTIFY_SECONDS, BoardChanges, last_seen, reload_delay
+from moothall.api.web.board_page import NOTIFY_SECONDS, BoardChanges, last_seen, reload_delay
+from moothall.api.web.charts import draw_timeline
 from moothall.api.web.comparison import Comparison, compare
 from moothall.api.web.council_actions import (
     OpenFile,
+    earlier_tasks,
     find_line,
     find_story,
     line_comments,
     story_decision,
 )
-from moothall.api.web.forms import require_session
 from moothall.api.web.rendering import fragment, make_visible, page, part
-from moothall.api.web.sessions import Session, Sessions
-from moothall.api.web.timeline import draw_timeline
+from moothall.api.web.sessions import Session, Sessions, read_query, require_session
 from moothall.collector.overview import seat_view
-from moothall.collector.progress import Progress
-from moothall.collector.seat_progress import ENDED, SeatProgress
+from moothall.collector.progress import ENDED, Progress, SeatProgress
+from moothall.collector.timeline import Block, Timeline
 from moothall.concurrency import Broadcast
 from moothall.domain.budget import Usage
 from moothall.domain.chat import Writing
 from moothall.domain.event import parse_time
 from moothall.domain.ids import check_task_id, key_of, new_task_id, own_id
 from moothall.domain.outcome import Outcome
+from moothall.domain.status import TaskView
 from moothall.domain.task import Deliberation
-from moothall.errors import NotFound
-from moothall.stories.comments import may_act
-from moothall.stories.diffs import read_files
+from moothall.errors import InvalidRequest, NotFound
+from moothall.stories.comments import may_act, read_files
+
+# The page of a council: the seats' progress while it runs, and its results.
+
 
 REFRESH_SECONDS = 3
 _TITLE_CHARS = 120
@@ -315,3 +317,131 @@ def undecided_answers(outcome: Outcome) -> list[tuple[str, list[str]]]:
         if len(answers) > 1
         else []
     )
+
+
+# The steps of a council's timeline: a page for each with its prompt, reply and tool output. The
+# council's page loads them into its list of steps.
+
+
+_MAX_DIGITS = 9
+
+
+def step_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+    """Return the route of a step, named by its lane and its place in the lane, from 0. With the
+    parameter `part`, the answer is a fragment for the council's page.
+    """
+
+    async def step(request: Request, session: Session) -> Response:
+        task_id = check_task_id(request.path_params["id"])
+        progress, timeline = await dependencies.tasks.get_details(task_id, session.who)
+        lane, place = request.path_params["lane"], request.path_params["place"]
+        blocks = _find_lane(timeline, lane)
+        is_number = place.isascii() and place.isdecimal() and len(place) <= _MAX_DIGITS
+        index = int(place) if is_number else len(blocks)
+        if index >= len(blocks):
+            raise NotFound("this council has no such step")
+        block = blocks[index]
+        calls = await dependencies.tasks.get_model_calls(task_id, session.who) if block.call else {}
+        context: dict[str, Any] = {"block": block, "call": calls.get(block.call), "full": True}
+        if "part" in request.query_params:
+            return fragment(await asyncio.to_thread(part, "step.html", **context))
+        requested = progress.state.requested if progress.state else None
+        return page(
+            "step_page.html",
+            session=session,
+            task_id=task_id,
+            title=council_title(requested.value if requested else None) or f"Task {task_id}",
+            lane=lane,
+            index=index,
+            count=len(blocks),
+            **context,
+        )
+
+    path = "/councils/{id}/steps/{lane}/{place}"
+    return [Route(path, require_session(step, sessions))]
+
+
+def _find_lane(timeline: Timeline, name: str) -> Sequence[Block]:
+    """Return the steps of a lane; none if there is no such lane."""
+    return next((lane.blocks for lane in timeline.lanes if lane.name == name), ())
+
+
+# The list of runs: every deliberation of the tenant, from the page, the command line and the APIs.
+
+
+_PAGE_SIZE = 50
+_MAX_PAGE = 20
+"""The overview keeps the latest thousand runs."""
+_STATES = {"": "All", "live": "Running", "ended": "Ended", "failed": "Failed"}
+
+
+_SORT_KEYS: Mapping[str, Callable[[TaskView], Any]] = {
+    "status": lambda view: (view.status.ended, bool(view.winner_id), view.status.value),
+    "evidence": lambda view: (not view.winner_id, view.level),
+    "repository": lambda view: view.repository,
+    "by": lambda view: (view.principal, view.agent),
+    "time": lambda view: -view.duration_ms,
+}
+"""The columns by which runs can be sorted; within equal ones, the latest is first."""
+
+
+def runs_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+    """Return the route of the list of runs."""
+
+    async def runs(request: Request, session: Session) -> Response:
+        state, number = request.query_params.get("state", ""), _page_number(request)
+        if state not in _STATES:
+            raise InvalidRequest(f"state is {state[:40]!r}; allowed are live, ended and failed")
+        query, sort = read_query(request), request.query_params.get("sort", "")
+        if sort and sort not in _SORT_KEYS:
+            raise InvalidRequest(f"sort is {sort[:40]!r}; allowed are {', '.join(_SORT_KEYS)}")
+        first = (number - 1) * _PAGE_SIZE
+        # One more than are shown tells whether there is a next page.
+        found = (
+            await _list_sorted(dependencies, session, state, query, sort)
+            if sort
+            else await dependencies.tasks.list_tasks(
+                session.who, state, first + _PAGE_SIZE + 1, query=query
+            )
+        )[first : first + _PAGE_SIZE + 1]
+        shown = found[:_PAGE_SIZE]
+        return page(
+            "runs.html",
+            session=session,
+            runs=shown,
+            states=_STATES,
+            state=state,
+            query=query,
+            sort=sort,
+            title_of=title_of,
+            number=number,
+            has_next=len(found) > _PAGE_SIZE and number < _MAX_PAGE,
+            refresh=REFRESH_SECONDS if any(not view.status.ended for view in shown) else 0,
+        )
+
+    return [Route("/runs", require_session(runs, sessions))]
+
+
+async def _list_sorted(
+    dependencies: ApiDependencies, session: Session, state: str, query: str, sort: str
+) -> Sequence[TaskView]:
+    views = await dependencies.tasks.list_tasks(
+        session.who, state, _MAX_PAGE * _PAGE_SIZE, query=query
+    )
+    return sorted(views, key=_SORT_KEYS[sort])
+
+
+def _page_number(request: Request) -> int:
+    """Return the number of the page, from 1. Raises `InvalidRequest`."""
+    text = request.query_params.get("page", "1")
+    number = (
+        int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_MAX_PAGE)) else 0
+    )
+    if not 1 <= number <= _MAX_PAGE:
+        raise InvalidRequest(f"page is {text[:40]!r}; allowed are 1 to {_MAX_PAGE}")
+    return number
+
+
+def title_of(view: TaskView) -> str:
+    """Return the first line of a run's task, or its id."""
+    return view.description.split("\n")[0] or view.task_id

@@ -16,9 +16,8 @@ from starlette.routing import Route
 
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.web.charts import Neighbour, draw_around
-from moothall.api.web.forms import read_query, require_session
 from moothall.api.web.rendering import page
-from moothall.api.web.sessions import Session, Sessions
+from moothall.api.web.sessions import Session, Sessions, read_query, require_session
 from moothall.domain.identity import Principal
 from moothall.domain.ids import TaskId, own_id
 from moothall.errors import GraphUnavailable, InvalidRequest, NotFound

@@ -1,7 +1,5 @@
-"""The routes of the web page: the board, stories with their moves, plans and councils.
-
-A product owner edits the tasks of a story before it is built: the form has a section for each task,
-and an empty one for a new task.
+"""The routes of the web page: the board, stories with their moves, plans and councils. The
+search of the palette: stories and runs by their words, for the script.
 """
 
 from __future__ import annotations
@@ -9,7 +7,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
+from urllib.parse import quote
 
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
@@ -19,40 +19,98 @@ from starlette.routing import Route
 from moothall import telemetry
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import BearerTokens
-from moothall.api.status import http_status_of
-from moothall.api.web.admin import parked_routes, server_routes
-from moothall.api.web.ask import ask_routes
-from moothall.api.web.board_page import board_routes
+from moothall.api.protobuf import http_status_of
+from moothall.api.web import councils, story_status
+from moothall.api.web.admin import insights_routes, parked_routes, server_routes
+from moothall.api.web.board_page import BoardChanges, board_routes
 from moothall.api.web.budgets import budget_routes
-from moothall.api.web.changes import BoardChanges
-from moothall.api.web.council_actions import council_action_routes
-from moothall.api.web.councils import council_routes
-from moothall.api.web.forms import read_session_form, require_session
-from moothall.api.web.highlighting import prepare_lexers
-from moothall.api.web.insights import insights_routes
-from moothall.api.web.oidc import Provider
+from moothall.api.web.council_actions import ask_routes, council_action_routes
+from moothall.api.web.councils import council_routes, runs_routes, step_routes
 from moothall.api.web.provenance import provenance_routes
-from moothall.api.web.rendering import compile_templates, page, redirect
-from moothall.api.web.rewrite import rewrite_routes
-from moothall.api.web.runs import runs_routes
-from moothall.api.web.search import search_routes
-from moothall.api.web.sessions import Session, Sessions
-from moothall.api.web.sign_in import sign_in_routes
-from moothall.api.web.steps import step_routes
-from moothall.api.web.story_form import story_form_routes
+from moothall.api.web.rendering import (
+    compile_templates,
+    json_document,
+    page,
+    prepare_lexers,
+    redirect,
+)
+from moothall.api.web.sessions import (
+    Session,
+    Sessions,
+    read_query,
+    read_session_form,
+    require_session,
+)
+from moothall.api.web.sign_in import Provider, sign_in_routes
+from moothall.api.web.story_form import rewrite_routes, story_form_routes
 from moothall.api.web.story_page import story_page
 from moothall.domain.budget import BudgetAccount
 from moothall.domain.codec import prepare_loading
 from moothall.domain.evidence import Evidence
-from moothall.domain.identity import LOCAL
+from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.ids import ROLES
 from moothall.domain.outcome import Outcome
 from moothall.domain.proposal import Proposal, Review, SeatOutcome
 from moothall.domain.task import Deliberation
 from moothall.errors import ConcurrentUpdate, InvalidRequest, MoothallError
-from moothall.stories.plan_document import Outline, read_outline, to_outlines
 from moothall.stories.planner import changeable, may_change
+from moothall.stories.plans import Outline, read_outline, to_outlines
 from moothall.stories.story_state import StoryState
+
+# The search of the palette: stories and runs by their words, for the script.
+
+
+_MAX_RESULTS = 8
+"""Results of each kind."""
+_TITLE_CHARS = 120
+Result = dict[str, str]
+
+
+def search_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+    """Return the route of the search."""
+
+    async def search(request: Request, session: Session) -> Response:
+        query, who = read_query(request), session.who
+        if not query:
+            return json_document([])
+        stories = await _find_stories(dependencies, query, who)
+        return json_document([*stories, *await _find_runs(dependencies, query, who)])
+
+    return [Route("/search", require_session(search, sessions))]
+
+
+async def _find_stories(dependencies: ApiDependencies, query: str, who: Principal) -> list[Result]:
+    """Return the stories that match, the most recently changed first."""
+    cards = sorted(await dependencies.board.cards(who), key=lambda card: -card.seq)
+    found = (card for card in cards if story_status.matches(card, query))
+    return [
+        _result(card.story.title, f"Story, {card.position.state}", f"/stories/{card.story.id}")
+        for card in islice(found, _MAX_RESULTS)
+    ]
+
+
+async def _find_runs(dependencies: ApiDependencies, query: str, who: Principal) -> list[Result]:
+    """Return the runs that match, the latest first."""
+    views = await dependencies.tasks.list_tasks(who, "", _MAX_RESULTS, query=query)
+    return [
+        _result(
+            councils.title_of(view),
+            f"Run, {view.status.value.lower().replace('_', ' ')}",
+            f"/councils/{quote(view.task_id, '')}",
+        )
+        for view in views
+    ]
+
+
+def _result(title: str, detail: str, url: str) -> Result:
+    return {"title": title[:_TITLE_CHARS], "detail": detail, "url": url}
+
+
+# The routes of the web page: the board, stories with their moves, plans and councils.
+#
+# A product owner edits the tasks of a story before it is built: the form has a section for each
+# task, and an empty one for a new task.
+
 
 _MAX_FORM_FIELDS = 1_000
 _COMPRESSION_LEVEL = 5

@@ -17,16 +17,14 @@ from typing import NamedTuple
 
 from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
-from moothall.deliberation.judging.test_files import is_crate_module, is_run_alone
+from moothall.deliberation.judging.hidden import is_crate_module, is_run_alone
 from moothall.deliberation.prompts.text import clip
 from moothall.domain.evidence import OWN_TESTS, RED, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import CrossRun, Proposal
 from moothall.ranking.gates import format_cases
-from moothall.ranking.relevance import find_identifiers, find_missing_names
-from moothall.ranking.syntax.diffs import FileDiff, file_diffs
-from moothall.ranking.syntax.rust_tests import restore_base_tests
-from moothall.ranking.test_authorship import containers
+from moothall.ranking.syntax.diffs import FileDiff, file_diffs, restore_base_tests
+from moothall.ranking.test_cases import containers, find_identifiers, find_missing_names
 
 _OUTPUT_CHARS = 8000
 _MAX_NAMED_CASES = 20

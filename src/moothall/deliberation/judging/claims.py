@@ -17,7 +17,7 @@ from moothall.deliberation.judging.reviews import extract_test_changes, review_t
 from moothall.deliberation.prompts import prompts
 from moothall.deliberation.prompts.reply import claim_schema, read_claim
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
-from moothall.deliberation.prompts.variants import MalformedReplyError
+from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.domain.evidence import ALREADY_DONE, Evidence, Verdict
 from moothall.domain.proposal import Candidate, Proposal
 from moothall.ranking import changed_files, passes_acceptance_checks

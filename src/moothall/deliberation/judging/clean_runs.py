@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from moothall.deliberation.instrumentation import watch_check
+from moothall.deliberation.event_writer import watch_check
 from moothall.deliberation.judging.hidden import HiddenTests, hide_cases
 from moothall.domain.evidence import HIDDEN, HIDDEN_CASE, CheckRun
 from moothall.domain.ids import TaskKey, digest
@@ -17,7 +17,7 @@ from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
 from moothall.errors import NotFound, PatchRefused, SandboxUnavailable, WorkspaceFailed
 from moothall.ports import NOTHING, ReadFile, Workspace, Workspaces
-from moothall.ranking.contention import as_errored, hit_limit_under_load
+from moothall.ranking.obstacles import as_errored, hit_limit_under_load
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)

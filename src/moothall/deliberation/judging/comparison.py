@@ -1,22 +1,33 @@
-"""Comparison of many answers by their summaries: in small groups, then among the best of each
-group, until one is left.
-
-The model orders each group twice, the second time in the opposite order of presentation, since
-models favour what comes first. The result is published as reviews by "comparison", with scores from
-1 (first) to 0 (last). Tied answers have the same score.
-"""
+"""Comparison of answers: of many by their summaries, and of tied ones by an agent with a shell."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from string import ascii_lowercase
 
 from moothall.deliberation.context import DeliberationContext
-from moothall.deliberation.judging.evaluator import format_check_results
+from moothall.deliberation.judging.agents import (
+    MAX_TURNS,
+    TIME_SHARE,
+    AgentTask,
+    agent_deadline,
+    publish_report,
+    run_agent,
+    select_tools,
+)
+from moothall.deliberation.judging.evaluator import Evaluator, format_check_results
 from moothall.deliberation.judging.reviews import Answer, review_tokens
-from moothall.deliberation.prompts.comparing import (
+from moothall.deliberation.judging.test_writer import (
+    TESTS_CHARS,
+    extract_agent_tests,
+    make_case_reader,
+)
+from moothall.deliberation.judging.trial import COUNTS, Trial, Verdicts, add_cross_runs
+from moothall.deliberation.prompts import evidence_prompt
+from moothall.deliberation.prompts.evidence_prompt import (
     comparison_prompt,
     order_schema,
     read_order,
@@ -25,11 +36,28 @@ from moothall.deliberation.prompts.comparing import (
     summary_schema,
 )
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
-from moothall.deliberation.prompts.variants import MalformedReplyError
+from moothall.deliberation.prompts.text_calls import MalformedReplyError
+from moothall.deliberation.seat_setup import BASH, WRITE, UnusableCallError, read_arguments
+from moothall.domain.chat import FunctionCall
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
-from moothall.domain.evidence import COMPARISON
-from moothall.domain.proposal import Review
+from moothall.domain.evidence import COMPARISON, TIE_BREAKER
+from moothall.domain.proposal import Candidate, Proposal, Review
+from moothall.domain.repository import Patch
+from moothall.domain.tool import ToolCall
+from moothall.errors import BusUnavailable, MoothallError
+from moothall.ports import Workspace
+from moothall.ranking import find_ties, have_same_change
+from moothall.ranking.gates import format_cases, sanitize_line
+from moothall.telemetry import get_logger
+
+# Comparison of many answers by their summaries: in small groups, then among the best of each group,
+# until one is left.
+#
+# The model orders each group twice, the second time in the opposite order of presentation, since
+# models favour what comes first. The result is published as reviews by "comparison", with scores
+# from 1 (first) to 0 (last). Tied answers have the same score.
+
 
 GROUP_SIZE = 4
 """Answers that are compared at once. Models lose track of more."""
@@ -226,3 +254,244 @@ async def _publish_ranking(council: DeliberationContext, ranking: _Ranking) -> l
             )
     council.reviews += reviews
     return reviews
+
+
+# The tie-breaker: an agent with a shell that compares tied answers. It writes a test that
+# distinguishes them, or states that they behave the same.
+#
+# A case counts if it passes on one of these answers and fails on another, is not flaky, and expects
+# what the task asks for according to a model that reads the task's text.
+
+
+log = get_logger(__name__)
+
+_MAX_ANSWERS = 6
+_UPLOAD_DIR = ".moothall-answers"
+_ANSWERS_DIR = "/tmp/answers"  # noqa: S108 - inside the sandbox
+_PYTHON_HINT = (
+    " To run Python on a copy, change into it and name it, or the code of the workspace is "
+    "imported: cd {place}/<letter> && PYTHONPATH={place}/<letter>/src:{place}/<letter> python ..."
+)
+_LOCATION_HINT = (
+    f"a copy of it with each change made is in {_ANSWERS_DIR}/<letter>, unless it is too large to "
+    f"copy: look with ls first. The change itself is {_ANSWERS_DIR}/<letter>.patch, for git apply "
+    "in a copy of your own if there is none"
+)
+_COPY_TIMEOUT_SECONDS = 120
+_MAX_COPY_MB = 40  # the size of a workspace that is copied, since /tmp is in memory
+_WHY_CHARS = 300
+
+
+def find_tie(council: DeliberationContext) -> tuple[Candidate, ...]:
+    """Return the different answers that share the first rank; () if there are none, or no agent can
+    compare them.
+    """
+    d, tools = council.deliberation, select_tools(council.setup_of(TIE_BREAKER))
+    if (
+        not council.dependencies.evidence.tie_breaker
+        or council.evaluator is None
+        or tools is None
+        or not tools.has_shell
+    ):
+        return ()
+    if d.merge or d.agent is not None or council.ledger.used_up:
+        return ()
+    tied = find_ties(council.judged)
+    if have_same_change(tied):
+        return ()
+    names = [candidate.proposal.candidate for candidate in tied[:_MAX_ANSWERS]]
+    return tuple(evaluated for evaluated in council.judged if evaluated.proposal.candidate in names)
+
+
+async def break_tie(
+    council: DeliberationContext, tied: Sequence[Candidate]
+) -> tuple[Candidate, ...]:
+    """Return the candidates with the results of the tie-breaker's tests, and publish its
+    findings.
+    """
+    candidates, evaluator = council.judged, council.evaluator
+    if evaluator is None:
+        raise AssertionError("comparing answers requires a repository")
+    diffs = tuple(sorted({candidate.proposal.diff for candidate in tied}))
+    comparison = _Comparison(council, evaluator, diffs)
+    await comparison.run()
+    author = comparison.author
+    if author is None:
+        council.answers_equivalent = bool(comparison.same)
+        message = (
+            f"{len(diffs)} answers behave the same: {comparison.same}"
+            if comparison.same
+            else f"no test: {comparison.why}"
+        )
+        await publish_report(
+            council, TIE_BREAKER, f"tie-breaker: {sanitize_line(message, _WHY_CHARS)}"
+        )
+        return candidates
+    trial = Trial(evaluator.author_tests, author, diffs, must_distinguish=True)
+    verdicts = await trial.judge_cases(
+        make_case_reader(council, author, TIE_BREAKER, only_requested=True)
+    )
+    updated = await add_cross_runs(evaluator.author_tests, author, verdicts, candidates)
+    await publish_report(
+        council,
+        TIE_BREAKER,
+        _summarize_tied(verdicts, diffs),
+        cases=verdicts.cases,
+        diff=council.dependencies.clean(author.diff)[:TESTS_CHARS],
+    )
+    return updated
+
+
+@dataclass(slots=True)
+class _Comparison:
+    """The tie-breaker's work on different answers.
+
+    Its result is `author`, who brings tests, or `same`, the reason why the answers behave the same,
+    or `why` there is neither.
+    """
+
+    council: DeliberationContext
+    evaluator: Evaluator
+    diffs: Sequence[str]
+    author: Proposal | None = None
+    same: str = ""
+    why: str = "it neither wrote a test nor said that they behave the same"
+
+    @property
+    def _letters(self) -> str:
+        return ascii_lowercase[: len(self.diffs)]
+
+    async def run(self) -> None:
+        """Run the agent."""
+        setup = self.council.setup_of(TIE_BREAKER)
+        deadline = agent_deadline(self.council, TIME_SHARE)
+        tools = select_tools(setup)
+        if deadline is None or tools is None:
+            self.why = "there was no time left"
+            return
+        turns = min(MAX_TURNS, setup.max_turns)
+        max_chars = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5 / len(self.diffs))
+        answers = [
+            (letter, clip(readable_diff(diff), max_chars))
+            for letter, diff in zip(self._letters, self.diffs, strict=True)
+        ]
+        task = AgentTask(
+            seat=TIE_BREAKER,
+            messages=evidence_prompt.breaker_prompt(
+                setup.shared, answers, _describe_locations(self.council), turns
+            ),
+            tools=tools.with_submit(evidence_prompt.SUBMIT_DIFFERENCE),
+            examine=self._examine,
+            turns=range(1, turns + 1),
+            step="verify/0",
+            deadline=deadline,
+            prepare=self._prepare,
+        )
+        try:
+            await run_agent(self.council, task)
+        except BusUnavailable:
+            raise
+        except MoothallError as error:
+            self.why = error.message
+
+    async def _prepare(self, workspace: Workspace) -> None:
+        # In a second workspace the same replies are replayed.
+        self.author, self.same = None, ""
+        unredacted = [self.evaluator.unredact(diff) for diff in self.diffs]
+        await _upload_answers(self.council, workspace, self._letters, unredacted)
+
+    async def _examine(
+        self, call: FunctionCall, commit: Callable[[], Awaitable[Patch]]
+    ) -> tuple[str, bool]:
+        """Return the reply to a submission, and whether it is accepted."""
+        try:
+            arguments = read_arguments(call)
+        except UnusableCallError as error:
+            return f"error: {error}", False
+        if arguments.get(evidence_prompt.SAME) is True:
+            self.author = None
+            self.same = str(arguments.get("summary") or "no reason is given")
+            return "Handed in.", True
+        author = await extract_agent_tests(self.council, await commit(), TIE_BREAKER)
+        if not author.diff:
+            return (
+                "There is no new test in a place where a test runner finds it. Write one, or "
+                "submit with same set to true."
+            ), False
+        resubmitted = self.author is not None and self.author.diff == author.diff
+        self.author = author
+        states = await Trial(
+            self.evaluator.author_tests, author, self.diffs, must_distinguish=True
+        ).run_once()
+        lines = [
+            f"{case}: {'tells the changes apart' if state == COUNTS else state}"
+            for case, state in states.items()
+        ]
+        accepted = resubmitted or COUNTS in states.values()
+        instruction = (
+            "Handed in."
+            if accepted
+            else "Correct the tests and submit again, or submit with same set to true."
+        )
+        return "\n".join([*(lines or ["No new test ran."]), instruction]), accepted
+
+
+def _describe_locations(council: DeliberationContext) -> str:
+    has_python = council.prepared is not None and any(
+        path.endswith(".py") for path in council.prepared.files
+    )
+    return (
+        f"{_LOCATION_HINT}.{_PYTHON_HINT.format(place=_ANSWERS_DIR)}"
+        if has_python
+        else _LOCATION_HINT
+    )
+
+
+async def _upload_answers(
+    council: DeliberationContext, workspace: Workspace, letters: str, diffs: Sequence[str]
+) -> None:
+    """Put each answer next to the workspace, as a patch and as a copy of the files with the patch
+    applied. Skip copies that are too large.
+    """
+    for letter, diff in zip(letters, diffs, strict=True):
+        call = ToolCall(
+            f"answer-{letter}",
+            WRITE,
+            {"path": f"{_UPLOAD_DIR}/{letter}.patch", "content": diff},
+            council.deliberation.deadline,
+        )
+        await workspace.call(call)
+    copies = "; ".join(
+        f"(mkdir {letter} && cp -a /workspace/. {letter}/ && rm -rf {letter}/.git && cd {letter} "
+        f"&& (! test -s ../{letter}.patch || git apply --whitespace=nowarn ../{letter}.patch)) || "
+        f"rm -rf {letter}"
+        for letter in letters
+    )
+    size_check = f'test "$(du -sm /workspace | cut -f1)" -le {_MAX_COPY_MB}'
+    command = (
+        f"mkdir -p {_ANSWERS_DIR} && mv {_UPLOAD_DIR}/* {_ANSWERS_DIR}/ && rmdir {_UPLOAD_DIR} && "
+        f"({size_check} && unset GIT_DIR GIT_WORK_TREE && cd {_ANSWERS_DIR} && {{ {copies}; }})"
+    )
+    call = ToolCall(
+        "answers",
+        BASH,
+        {"command": command, "timeout_seconds": _COPY_TIMEOUT_SECONDS},
+        council.deliberation.deadline,
+    )
+    result = await workspace.call(call)
+    if result.error:
+        log.info("the tie-breaker has only patches", reason=result.error[:_WHY_CHARS])
+
+
+def _summarize_tied(verdicts: Verdicts, diffs: Sequence[str]) -> str:
+    """Summarize the results of the tests in one line."""
+    counted = verdicts.counted
+    if not counted:
+        return f"tie-breaker: no test counts: {verdicts.describe_dropped() or 'no new test ran'}"
+    passing = sum(len(passed) == len(counted) for passed in verdicts.passed.values())
+    tests = "test tells" if len(counted) == 1 else "tests tell"
+    result = (
+        f"tie-breaker: its {tests} {len(diffs)} answers apart, {passing} "
+        f"{'passes' if passing == 1 else 'pass'}: {format_cases(counted)}"
+    )
+    return "; ".join(filter(None, [result, verdicts.describe_dropped()]))

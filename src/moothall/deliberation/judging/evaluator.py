@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.author_tests import AuthorTests
-from moothall.deliberation.judging.base_failures import BaseFailures
 from moothall.deliberation.judging.clean_runs import CheckRuns, CleanCheckoutRunner
 from moothall.deliberation.judging.further_runs import (
     MAX_RERUN_CASES,
     MAX_RERUN_MS,
+    BaseFailures,
     CanaryResults,
     FurtherRuns,
 )
@@ -41,21 +41,19 @@ from moothall.domain.evidence import (
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment, Candidate, Proposal
 from moothall.domain.repository import Prepared
-from moothall.domain.secrets import scrub
+from moothall.domain.text import scrub
 from moothall.errors import NotFound
 from moothall.ranking import assess, changed_files, passes_acceptance_checks, rank
 from moothall.ranking.assess import is_silent
-from moothall.ranking.doctests import find_altered_examples
 from moothall.ranking.gates import format_counts
-from moothall.ranking.joined_secrets import find_joined_secrets
-from moothall.ranking.relevance import concerns_change, find_test_file
-from moothall.ranking.screening import find_suspicious_lines
-from moothall.ranking.syntax.normal import (
+from moothall.ranking.screening import find_joined_secrets, find_suspicious_lines
+from moothall.ranking.syntax.diffs import (
     change_digest,
     changes_only_wording,
     existing_code_files,
     normalize_change,
 )
+from moothall.ranking.test_cases import concerns_change, find_altered_examples, find_test_file
 from moothall.sandbox_runtime.cases import WRITTEN
 
 _OUTPUT_CHARS = 8000

@@ -1,14 +1,18 @@
-"""Further runs of cases that decide about a candidate: alone, with canaries, and on the base."""
+"""Further runs of cases that decide about a candidate: alone, with canaries, and on the base.
+Cases that further runs on an unchanged base confirmed as failing, shared by the deliberations
+of a process. Canaries: tests that must fail.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import re
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from moothall.deliberation.judging.base_failures import BaseFailures
-from moothall.deliberation.judging.canary import Canary, find_case_file, make_canary
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
 from moothall.deliberation.judging.hidden import is_hidden
 from moothall.domain.evidence import HIDDEN_CASE, RED, CheckRun
@@ -16,7 +20,179 @@ from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment
 from moothall.domain.repository import Prepared
 from moothall.ranking.assess import differing_cases, unmatched_cases
-from moothall.sandbox_runtime.checks import reports_cases
+from moothall.ranking.test_cases import find_test_file
+from moothall.sandbox_runtime.checks import is_pytest, reports_cases
+
+# Cases that further runs on an unchanged base confirmed as failing, shared by the deliberations of
+# a process.
+
+
+_VALID_SECONDS = 600.0
+"""A test may begin to pass by itself later, with the date or the load of the machine."""
+_MAX_CASES = 10_000
+
+
+@dataclass(slots=True)
+class BaseFailures:
+    """Failures that were confirmed in the last ten minutes, by base, bounds, check and case.
+
+    Hidden tests are left out: other deliberations have others under the same names.
+
+    clock: returns seconds.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    _confirmed_at: dict[tuple[object, ...], float] = field(default_factory=dict)
+
+    def find(self, prepared: Prepared, check: str, cases: Collection[str]) -> frozenset[str]:
+        """Return the cases whose failure is confirmed."""
+        since = self.clock() - _VALID_SECONDS
+        return frozenset(
+            case
+            for case in cases
+            if self._confirmed_at.get(_key(prepared, check, case), since) > since
+        )
+
+    def add(self, prepared: Prepared, check: str, cases: Collection[str]) -> None:
+        """Store failures that were confirmed now."""
+        if is_hidden(check):
+            return
+        for case in cases:
+            key = _key(prepared, check, case)
+            self._confirmed_at.pop(key, None)  # so that the oldest one comes first
+            self._confirmed_at[key] = self.clock()
+        while len(self._confirmed_at) > _MAX_CASES:
+            del self._confirmed_at[next(iter(self._confirmed_at))]
+
+
+def _key(prepared: Prepared, check: str, case: str) -> tuple[object, ...]:
+    return prepared.key, prepared.bounds, check, case
+
+
+# Canaries: tests that must fail. A runner that does not report one as failed is not trusted.
+#
+# A canary is appended to the file of a passed case, so it runs in the same process as the evaluated
+# code. It fails by the usual assertion of its runner, so a replaced assertion is detected too. Its
+# name is random.
+
+
+_PYTHON = (
+    "\n\nclass Test{name}(__import__('unittest').TestCase):\n    def test_{name}(self):\n        "
+    "self.assertEqual(1, 2)\n"
+)
+_GO = (
+    '\n\nfunc Test{name}(t *testing.T) {{\n\tif got := 1; got != 2 {{\n\t\tt.Errorf("got %d", '
+    "got)\n\t}}\n}}\n"
+)
+_RUST = "\n#[cfg(test)]\n#[test]\nfn test_{name}() {{\n    assert_eq!(1, 2);\n}}\n"
+_NODE_TEST = "\n;require('node:test')('{name}', () => require('node:assert').strictEqual(1, 2));\n"
+_NODE_TEST_MODULE = (
+    "\n;import test{name} from 'node:test';\nimport assert{name} from 'node:assert';\n"
+    "test{name}('{name}', () => assert{name}.strictEqual(1, 2));\n"
+)
+_VITEST = (
+    "\n;import {{ test as test{name}, expect as expect{name} }} from 'vitest';\n"
+    "test{name}('{name}', () => {{ expect{name}(1).toBe(2); }});\n"
+)
+_GLOBAL = "\n;{call}('{name}', () => {{ {failing} }});\n"
+_SCRIPT = re.compile(r"\.[cm]?[jt]sx?$")
+_MODULE = re.compile(r"(?m)^\s*(?:import\b[^(\n]*['\"{*]|export\b)")
+_CALL = re.compile(r"(?m)^\s*(it|test)\s*\(")
+_NODE = frozenset({"npm", "pnpm", "yarn", "npx", "node"})
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A test to append to a test file.
+
+    case: the name that narrows a run to it.
+    """
+
+    path: str
+    text: str
+    name: str
+    case: str
+
+    def failed_in(self, run: CheckRun | None) -> bool:
+        """True if a run reports the canary as failed."""
+        return run is not None and any(
+            self.name in case and outcome in RED for case, outcome in run.cases.items()
+        )
+
+
+def find_case_file(case: str, files: Sequence[str]) -> str:
+    """Return the file of a case; '' if it is unknown.
+
+    For a Go case, this is a test file of its package.
+    """
+    package, _, test = case.partition("::")
+    path = find_test_file(case, files)
+    if path or not test or " " in package:
+        return path
+    folders = {path.rpartition("/")[0]: path for path in files if path.endswith("_test.go")}
+    matching = [folder for folder in folders if not folder or package.endswith(f"/{folder}")]
+    return folders[max(matching, key=len)] if matching else ""
+
+
+def make_canary(argv: Sequence[str], case: str, path: str, source: str) -> Canary | None:
+    """Return a canary for the file of a case; None if its runner is unknown.
+
+    source: the text of the file.
+    """
+    name = f"z{secrets.token_hex(4)}"
+    container = case.partition("::")[0]
+    if path.endswith(".py") and is_pytest(argv):
+        return Canary(
+            path, _PYTHON.format(name=name), name, f"{container}::Test{name}::test_{name}"
+        )
+    if path.endswith(".py"):
+        return (
+            Canary(path, _PYTHON.format(name=name), name, f"Test{name}")
+            if reports_cases(argv)
+            else None
+        )
+    if path.endswith(".go"):
+        return Canary(
+            path, _GO.format(name=name.upper()), name.upper(), f"{container}::Test{name.upper()}"
+        )
+    if path.endswith(".rs"):
+        return Canary(path, _RUST.format(name=name), name, f"{container}::test_{name}")
+    if _SCRIPT.search(path) and argv and argv[0].rpartition("/")[2] in _NODE:
+        return Canary(
+            path,
+            _script_template(source, path).format(name=name, **_global_calls(source)),
+            name,
+            f"{container}::{name}",
+        )
+    return None
+
+
+def _script_template(source: str, path: str) -> str:
+    module = path.endswith((".mjs", ".mts")) or (
+        not path.endswith((".cjs", ".cts")) and bool(_MODULE.search(source))
+    )
+    if re.search(r"['\"](?:node:)?test['\"]", source):
+        return _NODE_TEST_MODULE if module else _NODE_TEST
+    return _VITEST if re.search(r"['\"]vitest['\"]", source) else _GLOBAL
+
+
+def _global_calls(source: str) -> dict[str, str]:
+    """Return how tests are declared and fail if the runner's functions are global, as in mocha and
+    jest.
+    """
+    call = _CALL.search(source)
+    failing = (
+        "expect(1).toBe(2);"
+        if ".toBe(" in source or ".toEqual(" in source
+        else 'throw new Error("1 is not 2");'
+    )
+    if re.search(r"require\(['\"](?:node:)?assert", source):
+        failing = "require('assert').strictEqual(1, 2);"
+    return {"call": call[1] if call else "it", "failing": failing}
+
+
+# Further runs of cases that decide about a candidate: alone, with canaries, and on the base.
+
 
 MAX_RERUN_CASES = 50
 """Deciding cases are run again if there are at most so many, and if the base took at most

@@ -1,19 +1,43 @@
 """Hidden tests, which no seat sees: those of the caller, and of `[hidden]` in `.moothall.toml`.
-
-They form a separate check for each test check of the repository, and run on the base and on every
-candidate. The names of their cases begin with `hidden:`.
+Classification of test files by their paths.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from moothall.deliberation.judging.test_files import is_run_alone
 from moothall.domain.evidence import HIDDEN, HIDDEN_CASE, CheckRun
 from moothall.domain.proposal import Assessment, Candidate
 from moothall.domain.repository import Prepared
 from moothall.sandbox_runtime.checks import reports_cases
+
+# Classification of test files by their paths.
+
+
+_RUN_ALONE = re.compile(
+    r"(?:^|/)test_[^/]*\.py$|_test\.(?:py|go)$|(?:^|/)tests?\.py$|\.(?:test|spec)\.[cm]?[jt]sx?$"
+    r"|(?:^|/)(?:test|test-[^/]*|[^/]*[-_]test)\.[cm]?[jt]s$|(?:^|/)(?:tests?|__tests__|spec)/(?:.*/)?[^/]+\.(?:rs|[cm]?[jt]sx?)$"
+)
+
+
+def is_crate_module(path: str) -> bool:
+    """True if a test file is a module of a Rust crate, such as `src/tests.rs`, rather than a
+    separate test target.
+    """
+    return path.endswith(".rs") and "src" in path.split("/")[:-1]
+
+
+def is_run_alone(path: str) -> bool:
+    """True if a runner accepts a test file by its path."""
+    return bool(_RUN_ALONE.search(path)) and not is_crate_module(path)
+
+
+# Hidden tests, which no seat sees: those of the caller, and of `[hidden]` in `.moothall.toml`.
+#
+# They form a separate check for each test check of the repository, and run on the base and on every
+# candidate. The names of their cases begin with `hidden:`.
 
 
 @dataclass(frozen=True, slots=True)

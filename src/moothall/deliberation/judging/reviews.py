@@ -1,46 +1,52 @@
-"""Reviews of answers. They are anonymous, no seat reviews its own answer, and seat names do not
-affect the order.
+"""Reviews of answers. Superseded tests: existing tests that expect behaviour which the task asks
+to change.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from moothall.concurrency import seconds_until
 from moothall.config import LlmSettings
 from moothall.deliberation.context import DeliberationContext
-from moothall.deliberation.judging.agents import publish_report
-from moothall.deliberation.judging.evaluator import format_check_results
-from moothall.deliberation.judging.hidden import without_hidden
-from moothall.deliberation.judging.tool_reviews import (
+from moothall.deliberation.judging.agents import (
     ToolReviewRequest,
+    publish_report,
     review_with_tools,
     reviews_with_tools,
 )
+from moothall.deliberation.judging.evaluator import format_check_results
+from moothall.deliberation.judging.hidden import without_hidden
 from moothall.deliberation.prompts import prompts
 from moothall.deliberation.prompts.reply import (
     ReadReview,
     contradiction_schema,
+    numbered_schema,
     read_contradiction,
+    read_numbered,
     read_review,
     review_schema,
 )
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
-from moothall.deliberation.prompts.variants import MalformedReplyError
+from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.domain.chat import Message
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
-from moothall.domain.evidence import CONTRADICTION, Evidence, Verdict
+from moothall.domain.evidence import CONTRADICTION, HIDDEN_CASE, SUPERSEDED, Evidence, Verdict
 from moothall.domain.ids import digest, seed_of
-from moothall.domain.proposal import Proposal, Review
+from moothall.domain.proposal import Candidate, Proposal, Review
 from moothall.errors import BusUnavailable, ModelReplyInvalid, MoothallError
 from moothall.ranking import passes_acceptance_checks
 from moothall.ranking.gates import sanitize_line
 from moothall.ranking.syntax.diffs import file_diffs
+
+# Reviews of answers. They are anonymous, no seat reviews its own answer, and seat names do not
+# affect the order.
+
 
 REVIEWS_PER_SEAT = 3
 _MIN_COMPETING_ANSWERS = 2  # with fewer, tests have nothing to choose between
@@ -410,4 +416,92 @@ def extract_test_changes(author: Proposal) -> str:
         f"+++ b/{part.path}\n{part.body}"
         for part in file_diffs(author.diff)
         if part.path in author.own_tests
+    )
+
+
+# Superseded tests: existing tests that expect behaviour which the task asks to change. A correct
+# answer fails them, and is not rejected for it.
+#
+# A test is superseded if an author has changed it, the author's version passes on the author's
+# answer, and a model finds in the task's text that every correct answer fails the old version. The
+# model sees the change of the tests but not of the code. It reads each author's version separately:
+# a weakened version of one author says nothing about another's. A superseded test rejects no
+# answer.
+
+
+_MAX_REGRESSIONS = 20
+"""An answer that breaks more tests is rejected without asking a model."""
+
+
+async def excuse_superseded(council: DeliberationContext) -> list[Candidate]:
+    """Return the candidates that break superseded tests, with the evidence for it, and publish
+    this.
+    """
+    setup = council.setup_of("-")
+    evaluator = council.evaluator
+    if evaluator is None or not setup.native or setup.llm.context_tokens < WIDE_WINDOW_TOKENS:
+        return []
+    rejected = [
+        evaluated
+        for evaluated in council.judged
+        if evaluated.assessment.applies
+        and 0 < len(evaluated.assessment.regressions) <= _MAX_REGRESSIONS
+    ]
+    for evaluated in rejected:
+        regressions = [
+            case for case in evaluated.assessment.regressions if not case.startswith(HIDDEN_CASE)
+        ]
+        unread = [case for case in regressions if case not in council.superseded]
+        if (
+            not unread
+            or evaluated.proposal.candidate in council.changes_read
+            or council.ledger.used_up
+        ):
+            continue
+        passing_as_changed = await evaluator.find_cases_passing_with_own_tests(
+            evaluated.proposal, unread
+        )
+        if passing_as_changed and extract_test_changes(evaluated.proposal):
+            council.changes_read.add(evaluated.proposal.candidate)
+            council.superseded |= await _read_superseded(council, evaluated, passing_as_changed)
+    excused = [await _excuse(council, evaluated) for evaluated in rejected]
+    return [evaluated for evaluated in excused if evaluated is not None]
+
+
+async def _read_superseded(
+    council: DeliberationContext, evaluated: Candidate, cases: list[str]
+) -> Mapping[str, str]:
+    """Return the cases that the task supersedes, each with the reason."""
+    setup = council.setup_of("-")
+    test_changes = clip(
+        readable_diff(extract_test_changes(evaluated.proposal)),
+        int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5),
+    )
+    reply = await council.ask(
+        f"-/verify/{council.deliberation.rounds + 1}.superseded.{evaluated.proposal.candidate}",
+        prompts.superseded_prompt(setup.judge_system, council.task_text, test_changes, cases),
+        numbered_schema("superseded", _MAX_REGRESSIONS),
+        review_tokens(setup.llm),
+        temperature=0.0,
+    )
+    try:
+        reasons = read_numbered(reply, "superseded", len(cases)) if reply is not None else {}
+    except MalformedReplyError:
+        reasons = {}
+    return {case: reasons[number] for number, case in enumerate(cases, 1) if number in reasons}
+
+
+async def _excuse(council: DeliberationContext, evaluated: Candidate) -> Candidate | None:
+    known_checks = {evidence.check for evidence in evaluated.assessment.evidence}
+    cases = tuple(case for case in evaluated.assessment.regressions if case in council.superseded)
+    if not cases or SUPERSEDED in known_checks:
+        return None
+    why = council.superseded[cases[0]][:_WHY_CHARS]
+    evidence = Evidence(SUPERSEDED, Verdict.PASSED, passed=len(cases), shown=cases, why=why)
+    await council.events.publish_evidence(evaluated.proposal, evidence)
+    return replace(
+        evaluated,
+        assessment=replace(
+            evaluated.assessment, evidence=(*evaluated.assessment.evidence, evidence)
+        ),
     )

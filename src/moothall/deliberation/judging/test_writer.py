@@ -35,19 +35,15 @@ from moothall.deliberation.judging.trial import (
     extract_tests,
 )
 from moothall.deliberation.prompts import evidence_prompt
+from moothall.deliberation.prompts.excerpts import examples_text, find_examples, missing_examples
 from moothall.deliberation.prompts.reply import read_numbered
-from moothall.deliberation.prompts.task_examples import (
-    examples_text,
-    find_examples,
-    missing_examples,
-)
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
-from moothall.deliberation.prompts.variants import MalformedReplyError
+from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.deliberation.seat_setup import SeatSetup
 from moothall.domain.chat import FunctionCall, Message
+from moothall.domain.council import PROTOCOLS
 from moothall.domain.evidence import RED, TEST_WRITER
 from moothall.domain.proposal import Candidate, Proposal
-from moothall.domain.protocol import PROTOCOLS
 from moothall.domain.repository import Patch
 from moothall.errors import BusUnavailable, MoothallError
 from moothall.ports import Workspace

@@ -19,13 +19,13 @@ from moothall.deliberation.judging.author_tests import (
     brings_inline_tests,
 )
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
-from moothall.deliberation.judging.test_files import is_crate_module, is_run_alone
+from moothall.deliberation.judging.hidden import is_crate_module, is_run_alone
 from moothall.domain.evidence import CheckRun, Evidence, JudgedCase, Verdict
 from moothall.domain.proposal import Candidate, CrossRun, Proposal
 from moothall.domain.repository import Patch
 from moothall.ranking.gates import format_cases, sanitize_line
 from moothall.ranking.syntax.diffs import FileDiff, file_diffs, filter_files
-from moothall.ranking.test_authorship import containers
+from moothall.ranking.test_cases import containers
 
 COUNTS = "counts"
 PASSES_ON_BASE = "passes on the base"

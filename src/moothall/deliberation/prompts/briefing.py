@@ -19,18 +19,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from moothall.authorization.rules import Rules
+from moothall.authorization.policy import Rules
 from moothall.config import LimitSettings
 from moothall.deliberation.prompts.prompts import ROLES
 from moothall.deliberation.prompts.text import clip, fence, most_tokens
-from moothall.domain.briefing import Briefing, BriefingRequest
 from moothall.domain.codec import list_of, mapping_of
+from moothall.domain.council import Briefing, BriefingRequest
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, read_role
-from moothall.domain.secrets import scrub
+from moothall.domain.text import scrub
 from moothall.errors import InvalidRequest
 from moothall.ports import CountTokens
-from moothall.stories.scopes import Scope, scopes
+from moothall.stories.notes import Scope, scopes
 from moothall.tools.catalogue import list_tools
 
 _LINE, _BRIEF = 400, 1600

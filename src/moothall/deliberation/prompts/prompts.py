@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from moothall.deliberation.prompts.repo_map import CodePassage
+from moothall.deliberation.prompts.excerpts import CodePassage
 from moothall.deliberation.prompts.repository_context import GUIDE, RepositoryContext
 from moothall.deliberation.prompts.text import fence
 from moothall.domain.chat import Message, ReplyMode

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from moothall.deliberation.prompts.variants import (
+from moothall.deliberation.prompts.text_calls import (
     MAX_ACTIONS,
     SHELL,
     MalformedReplyError,

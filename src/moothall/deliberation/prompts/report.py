@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from moothall.deliberation.local_checks import WorkspaceState
 from moothall.deliberation.prompts.text import clip, fence
-from moothall.domain.code import BlockRun
 from moothall.domain.evidence import RED, CheckRun
-from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.domain.tool import BlockRun, ToolResult, ToolStatus
 
 _FOUND = 20  # findings of a linter that are shown
 

@@ -12,8 +12,14 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from moothall.deliberation.prompts.failure_context import Known, Red, red_cases
-from moothall.deliberation.prompts.repo_map import CodePassage, RepoMap, RepoMapRequest
+from moothall.deliberation.prompts.excerpts import (
+    CodePassage,
+    Known,
+    Red,
+    RepoMap,
+    RepoMapRequest,
+    red_cases,
+)
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, tokens
 from moothall.domain.repository import Prepared
 from moothall.errors import NotFound

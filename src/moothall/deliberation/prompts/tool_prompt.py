@@ -15,10 +15,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from moothall.authorization.limits import shorten
-from moothall.deliberation.prompts.failure_context import Red, red_cases
+from moothall.deliberation.prompts.excerpts import Red, RepoMap, RepoMapRequest, red_cases
 from moothall.deliberation.prompts.guides import Guides, Read, read_guides
 from moothall.deliberation.prompts.prompts import ROLES, task_parts
-from moothall.deliberation.prompts.repo_map import RepoMap, RepoMapRequest
 from moothall.deliberation.prompts.repository_context import looks_like_test, named_files
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, fence
 from moothall.domain.chat import Message

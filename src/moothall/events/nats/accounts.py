@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moothall.domain.topic import Channel
+from moothall.domain.event import Channel
 from moothall.errors import ConfigurationError
 from moothall.events import registry
-from moothall.events.nats.permissions import USERS, claims
+from moothall.events.nats.layout import USERS, claims
 
 try:
     import nkeys

@@ -20,7 +20,7 @@ from nats.aio.msg import Msg
 from moothall.config import BusSettings
 from moothall.errors import BusUnavailable, ConfigurationError, MoothallError
 from moothall.events.nats.fast_client import FastClient, keep_cancellation
-from moothall.events.nats.permissions import INBOX, inbox
+from moothall.events.nats.layout import INBOX, inbox
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)

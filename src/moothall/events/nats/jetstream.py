@@ -20,28 +20,25 @@ import nats.errors
 from moothall import telemetry
 from moothall.concurrency import Capacity, Pace, beside
 from moothall.config import BusSettings
-from moothall.domain.event import Event, Recorded
-from moothall.domain.secrets import scrub_all
-from moothall.domain.topic import Channel, Topic
+from moothall.domain.event import Channel, Event, Recorded, Topic
+from moothall.domain.text import scrub_all
 from moothall.errors import BusUnavailable, InvalidRequest
-from moothall.events import batching, codec, forwarding, registry, turns
+from moothall.events import batching, codec, delivery, forwarding, registry
 from moothall.events.batching import BatchingWriter
-from moothall.events.buckets import DOCUMENTS, bucket_of
 from moothall.events.codec import load_json
 from moothall.events.delivery import BUS_LIMITS, BusLimits
 from moothall.events.envelope import EnvelopeCodec
 from moothall.events.nats import requests, setup
-from moothall.events.nats.bucket import KvBucket
 from moothall.events.nats.connection import connection, log, translate_errors
-from moothall.events.nats.consumer import PullConsumer
+from moothall.events.nats.consumer import PullConsumer, WorkQueue
 from moothall.events.nats.fast_client import FastClient, keep_cancellation
 from moothall.events.nats.layout import FRESH, LAST_SEQ, MESSAGE_ID
 from moothall.events.nats.outbox import Outbox
-from moothall.events.nats.reply_inbox import ReplyInbox
+from moothall.events.nats.requests import ReplyInbox
+from moothall.events.nats.setup import KvBucket
 from moothall.events.nats.stream_store import Stored
-from moothall.events.nats.work_queue import WorkQueue
 from moothall.events.raw_store import NO_HEADERS, Raw
-from moothall.events.registry import DURABLES, STREAMS
+from moothall.events.registry import DOCUMENTS, DURABLES, STREAMS, bucket_of
 from moothall.ports import Answerer, Glance, Handler, Receipt
 from moothall.telemetry import metrics
 
@@ -200,12 +197,12 @@ class JetStreamBus:
         `InvalidRequest`.
         """
         address, headers = registry.work_subject(topic), FRESH if fresh else NO_HEADERS
-        if not turns.is_shared(topic):
+        if not delivery.is_shared(topic):
             await self._put(address, event, "work", headers)
             return
         role = registry.about(address)
         if not await self._work.enter(role):
-            address = registry.work_subject(turns.waiting_topic(role, event.tenant))
+            address = registry.work_subject(delivery.waiting_topic(role, event.tenant))
             await self._put(address, event, "work")
             return
         try:

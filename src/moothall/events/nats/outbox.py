@@ -14,7 +14,7 @@ from nats.js.errors import APIError
 from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest, Permanent
 from moothall.events.nats.connection import log, reason
 from moothall.events.nats.fast_client import FastClient
-from moothall.events.nats.reply_inbox import ReplyInbox, parse_seq
+from moothall.events.nats.requests import ReplyInbox, parse_seq
 from moothall.telemetry import metrics
 
 ATTEMPT_SECONDS = 3.0

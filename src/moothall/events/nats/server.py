@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 
 from moothall.config import BusSettings
 from moothall.errors import BusUnavailable, ConfigurationError
-from moothall.file_locks import try_lock, write_private
-from moothall.processes import start_process
+from moothall.processes import start_process, try_lock, write_private
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)

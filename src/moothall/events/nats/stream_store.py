@@ -28,7 +28,7 @@ from moothall.events.nats.connection import ConsumerGone, Pull, reason, translat
 from moothall.events.nats.fast_client import FastClient, keep_cancellation
 from moothall.events.nats.layout import BLOB_CHUNKS, BLOBS, BLOBS_STREAM, MESSAGE_ID
 from moothall.events.nats.outbox import ATTEMPT_SECONDS, Outbox, refusal
-from moothall.events.nats.reply_inbox import ReplyInbox
+from moothall.events.nats.requests import ReplyInbox
 from moothall.events.raw_store import NO_HEADERS, Raw, StreamState
 from moothall.events.registry import covers
 

@@ -9,17 +9,22 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from moothall.domain.repository import BuildStep, SetupStep
-from moothall.repositories.detect import node, others
+from moothall.repositories.detect import go_rust_make, node
 from moothall.repositories.detect import python as python_projects
-from moothall.repositories.detect.builds import tries_build
-from moothall.repositories.detect.devcontainer import (
+from moothall.repositories.detect.project import (
+    DetectedProject,
+    Project,
+    strings,
+    table,
+    tries_build,
+)
+from moothall.repositories.detect.setup_hints import (
     DEVCONTAINERS,
     SETUP_WORKFLOWS,
     devcontainer_files,
     devcontainer_steps,
     workflow_steps,
 )
-from moothall.repositories.detect.project import DetectedProject, Project, strings, table
 from moothall.repositories.patch_rules import matches
 
 ENV_PYTHON = python_projects.ENV_PYTHON
@@ -33,9 +38,9 @@ _TEXTS = frozenset(
         *python_projects.TEXTS,
         *node.TEXTS,
         "pnpm-lock.yaml",
-        *others.GO_TEXTS,
-        *others.CARGO_TEXTS,
-        *others.MAKEFILES,
+        *go_rust_make.GO_TEXTS,
+        *go_rust_make.CARGO_TEXTS,
+        *go_rust_make.MAKEFILES,
         "PKG-INFO",
     }
 )
@@ -171,9 +176,9 @@ def _detect_project(
     python = python_projects.python(project, tested_folders, python_projects_by_name)
     other_kinds = (
         node.node(project),
-        others.go(project),
-        others.cargo(project, crates),
-        others.make(project),
+        go_rust_make.go(project),
+        go_rust_make.cargo(project, crates),
+        go_rust_make.make(project),
     )
     with_tests = [
         candidate

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from moothall.repositories.detect.literals import setup_extras, tests_require
 from moothall.repositories.detect.project import Project, strings, table
 from moothall.repositories.detect.requirements import (
     DEV_GROUPS,
@@ -21,6 +20,8 @@ from moothall.repositories.detect.requirements import (
     own_extras,
     poetry,
     requirement,
+    setup_extras,
+    tests_require,
 )
 from moothall.repositories.detect.tox import session_words
 from moothall.repositories.patch_rules import matches

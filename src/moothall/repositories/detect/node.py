@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 
 from moothall.domain.repository import SetupStep
-from moothall.repositories.detect.builds import Build, detect_node_build
 from moothall.repositories.detect.project import (
+    Build,
     DetectedProject,
     Project,
+    detect_node_build,
     join_inside,
     strings,
     table,

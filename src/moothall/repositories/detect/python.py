@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moothall.domain.repository import SetupStep
-from moothall.repositories.detect.builds import Build, detect_python_build
 from moothall.repositories.detect.groups import extras, groups, plugins, requirement_files, runtime
-from moothall.repositories.detect.literals import setup_keyword, setup_requirements
 from moothall.repositories.detect.project import (
+    Build,
     DetectedProject,
     Project,
+    detect_python_build,
     join_inside,
     strings,
     table,
 )
-from moothall.repositories.detect.requirements import versions
+from moothall.repositories.detect.requirements import setup_keyword, setup_requirements, versions
 from moothall.repositories.patch_rules import matches
 from moothall.sandbox_runtime.checks import PLUGINS
 

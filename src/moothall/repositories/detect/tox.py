@@ -11,15 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from moothall.repositories.detect.literals import constants, literal, parse
 from moothall.repositories.detect.project import Project, join_inside, strings, table
 from moothall.repositories.detect.requirements import (
     OTHER_PURPOSE,
     REQUIREMENT,
     RUNS_TESTS,
     TEST_GROUPS,
+    constants,
     expand_group,
+    literal,
     own_extras,
+    parse,
     poetry,
     requirement,
 )

@@ -16,10 +16,15 @@ from moothall.domain.tool import ToolCall, ToolResult
 from moothall.errors import CallFailed, InvalidRequest, Refused
 from moothall.network.destinations import Destinations
 from moothall.ports import Workspace
-from moothall.toolkits.answering import Output, call_workspace_tool, run_within
-from moothall.toolkits.browser.chromium import RunningBrowser, chromium
-from moothall.toolkits.browser.devtools import BrowserGone, DevTools, Message
+from moothall.toolkits.browser.chromium import (
+    BrowserGone,
+    DevTools,
+    Message,
+    RunningBrowser,
+    chromium,
+)
 from moothall.toolkits.browser.family import BrowserSettings
+from moothall.toolkits.results import Output, call_workspace_tool, run_within
 from moothall.toolkits.web.family import HttpSettings
 
 _POLL_SECONDS, _SETTLE_SECONDS = 0.1, 0.15

@@ -11,7 +11,7 @@ from pydantic import Field, SecretStr
 
 from moothall.config import Section, Settings
 from moothall.domain.identity import LOCAL
-from moothall.domain.secrets import scrub
+from moothall.domain.text import scrub
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.toolkits.family import Family, OpenedFamily
 

@@ -19,9 +19,8 @@ from neo4j.spatial import Point
 from neo4j.time import Duration
 
 from moothall.errors import CallFailed, InvalidRequest, Refused
-from moothall.toolkits.answering import Output
 from moothall.toolkits.db.family import DbSettings
-from moothall.toolkits.db.rows import Table
+from moothall.toolkits.results import Output, Table
 
 _ALLOWED_PROCEDURES = frozenset(
     [

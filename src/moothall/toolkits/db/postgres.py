@@ -26,9 +26,8 @@ from psycopg.types.string import TextLoader
 
 from moothall.errors import CallFailed, InvalidRequest, Refused
 from moothall.network.proxy import CHUNK, Streams, copy_stream
-from moothall.toolkits.answering import Output
 from moothall.toolkits.db.family import DbSettings
-from moothall.toolkits.db.rows import RECEIVE_BYTES, Table
+from moothall.toolkits.results import RECEIVE_BYTES, Output, Table
 
 _CONNECTIONS = 4  # of a client: its own, and those for cancelling
 _ACCEPTING = 5

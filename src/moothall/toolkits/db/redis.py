@@ -12,9 +12,8 @@ from redis.asyncio.connection import AbstractConnection, Connection, parse_url
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from moothall.errors import CallFailed, InvalidRequest, Refused
-from moothall.toolkits.answering import Output
 from moothall.toolkits.db.family import DbSettings
-from moothall.toolkits.db.rows import ANSWER_BYTES, RECEIVE_BYTES, jsonable, size
+from moothall.toolkits.results import ANSWER_BYTES, RECEIVE_BYTES, Output, jsonable, size
 
 _FORBIDDEN_FLAGS = frozenset(
     {

@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from moothall.config import secret_values
-from moothall.domain.secrets import scrub_all
+from moothall.domain.text import scrub_all
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import CallFailed, ConfigurationError
 from moothall.ports import Workspace
-from moothall.toolkits.answering import Output, run_within
 from moothall.toolkits.db.family import Databases, DbSettings
+from moothall.toolkits.results import Output, run_within
 
 SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
     "postgres": ("postgresql", "postgres"),

@@ -27,11 +27,11 @@ from moothall.errors import (
 )
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger
-from moothall.toolkits.answering import Output, run_within
 from moothall.toolkits.docker import dockerfile
+from moothall.toolkits.docker.dockerfile import BuildContext, pack
 from moothall.toolkits.docker.engine import DockerEngine, open_engine, quote_name, socket_path
 from moothall.toolkits.docker.family import DockerLimits, DockerSettings
-from moothall.toolkits.docker.tarball import BuildContext, pack
+from moothall.toolkits.results import Output, run_within
 
 log = get_logger(__name__)
 

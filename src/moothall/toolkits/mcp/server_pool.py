@@ -16,8 +16,7 @@ from time import monotonic
 from mcp import Client
 
 from moothall.errors import CallFailed, MoothallError
-from moothall.toolkits.mcp.client import Link, connect, translated_errors
-from moothall.toolkits.mcp.links import LinkEnd
+from moothall.toolkits.mcp.links import Link, LinkEnd, connect, translated_errors
 
 Key = tuple[str, str, str]
 """Tenant, workspace, server."""

@@ -32,7 +32,7 @@ from moothall.config import Settings
 from moothall.domain.ids import digest
 from moothall.domain.text import one_line
 from moothall.errors import ConfigurationError, wrong_fields
-from moothall.toolkits.mcp.settings import Declared, McpServerSettings, McpSettings
+from moothall.toolkits.mcp.family import Declared, McpServerSettings, McpSettings
 from moothall.tools.arguments import MAX_CONTENT, Arguments
 from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Cost, Danger, Requirements, ToolSpec

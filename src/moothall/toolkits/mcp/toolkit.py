@@ -8,14 +8,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from moothall.config import SandboxSettings, secret_values
-from moothall.domain.secrets import scrub_all
+from moothall.domain.text import scrub_all
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import CallFailed, NotFound
 from moothall.network.destinations import Destinations
 from moothall.ports import Workspace
-from moothall.toolkits.answering import Output, run_within
-from moothall.toolkits.mcp.settings import McpServerSettings, McpSettings
+from moothall.toolkits.mcp.family import McpServerSettings, McpSettings
 from moothall.toolkits.mcp.spec import AcceptedTool, OfferedTool, file_access
+from moothall.toolkits.results import Output, run_within
 from moothall.toolkits.web.family import HttpSettings
 
 if TYPE_CHECKING:  # the SDK takes time to import, and few deployments have servers
@@ -79,7 +79,7 @@ class McpTools:
         self, call: ToolCall, tool: AcceptedTool, workspace: Workspace, tenant: str
     ) -> Output:
         async with self._connect(tool, workspace, tenant) as client:
-            from moothall.toolkits.mcp.client import call_tool, list_tools
+            from moothall.toolkits.mcp.links import call_tool, list_tools
 
             offered = next(
                 (
@@ -148,7 +148,7 @@ class McpTools:
                 asyncio.timeout(self._mcp.seconds),
                 self._client(name, None, keep_changes=False) as client,
             ):
-                from moothall.toolkits.mcp.client import list_tools
+                from moothall.toolkits.mcp.links import list_tools
 
                 return await list_tools(client)
         except TimeoutError as error:
@@ -170,8 +170,7 @@ class McpTools:
     ) -> AsyncIterator[Client]:
         server, mcp = self._mcp.servers[name], self._mcp
         try:
-            from moothall.toolkits.mcp.client import connect
-            from moothall.toolkits.mcp.links import LinkEnd
+            from moothall.toolkits.mcp.links import LinkEnd, connect
         except ModuleNotFoundError as error:
             raise CallFailed(_NOT_INSTALLED) from error
         link_end = LinkEnd()

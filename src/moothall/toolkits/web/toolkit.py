@@ -11,10 +11,9 @@ from yarl import URL
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.errors import CallFailed
 from moothall.ports import Workspace
-from moothall.toolkits.answering import Output, call_workspace_tool, run_within
-from moothall.toolkits.web.exchange import HttpCaller, HttpResponse
+from moothall.toolkits.results import Output, call_workspace_tool, run_within
+from moothall.toolkits.web.exchange import HttpCaller, HttpResponse, read_page
 from moothall.toolkits.web.family import HttpSettings
-from moothall.toolkits.web.page import read_page
 
 _RESPONSE_BYTES = 1_000_000
 """The size of a response after decompression; a longer one is truncated."""

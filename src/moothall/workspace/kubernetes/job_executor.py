@@ -24,12 +24,13 @@ from moothall.repositories.changes import (
     WorkspaceChanges,
     is_unchanged,
 )
-from moothall.repositories.objects import Change
+from moothall.repositories.git_objects import Change
+from moothall.repositories.history import NAME as HISTORY_NAME
 from moothall.repositories.patch_rules import MODES
-from moothall.repositories.workspace_history import NAME as HISTORY_NAME
 from moothall.sandbox.bubblewrap import interpreter
 from moothall.sandbox.spawn import sandbox_uid
 from moothall.sandbox_runtime.protocol import pack_path, unpack_path
+from moothall.workspace import archive
 from moothall.workspace.executor_client import (
     Answer,
     ExecutorClient,
@@ -37,7 +38,7 @@ from moothall.workspace.executor_client import (
     QuestionHandler,
 )
 from moothall.workspace.executor_connection import ExecutorConnection
-from moothall.workspace.kubernetes import archive, manifest
+from moothall.workspace.kubernetes import manifest
 from moothall.workspace.kubernetes.cluster import Cluster
 from moothall.workspace.kubernetes.multiplexer import (
     CODE_EXECUTOR,

@@ -29,7 +29,7 @@ from moothall.sandbox_runtime.protocol import (
     pack_path,
     unpack_path,
 )
-from moothall.workspace.kubernetes import archive
+from moothall.workspace import archive
 from moothall.workspace.kubernetes.multiplexer import (
     CONTROL,
     EXECUTOR,

@@ -17,10 +17,9 @@ from kubernetes import client
 
 from moothall.config import BusSettings
 from moothall.domain.codec import load
-from moothall.domain.event import EventType
+from moothall.domain.event import EventType, deliberation_topics
 from moothall.domain.ids import TaskKey
 from moothall.domain.outcome import Outcome
-from moothall.domain.topic import deliberation_topics
 from moothall.errors import GraphUnavailable
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.events.registry import EVENTS, WORK

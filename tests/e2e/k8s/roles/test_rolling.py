@@ -15,8 +15,7 @@ import pytest
 from k8s.roles.conftest import Counted
 from k8s.roles.role_deployment import WHO, RoleDeployment, Seen
 
-from moothall.domain.event import EventType
-from moothall.domain.topic import Channel
+from moothall.domain.event import Channel, EventType
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from support.kube import deployment, older_images
 from support.kube.ctl import ask

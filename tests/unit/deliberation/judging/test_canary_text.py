@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.deliberation.judging.canary import Canary, find_case_file, make_canary
+from moothall.deliberation.judging.further_runs import Canary, find_case_file, make_canary
 from moothall.domain.evidence import CheckRun, Verdict
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests

@@ -15,7 +15,7 @@ from moothall.domain.ids import TaskKey
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import NotFound
-from moothall.sandbox_runtime.pressure import BUSY
+from moothall.sandbox_runtime.processes import BUSY
 
 BASE = CheckRun("tests", Verdict.PASSED, {"a": "passed"})
 STOPPED = CheckRun(

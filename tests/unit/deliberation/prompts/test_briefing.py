@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from moothall.config import LimitSettings
 from moothall.deliberation.prompts.briefing import Briefings, alike
 from moothall.deliberation.prompts.text import most_tokens
-from moothall.domain.briefing import BriefingRequest
+from moothall.domain.council import BriefingRequest
 from moothall.domain.identity import LOCAL, Principal
-from moothall.domain.secrets import scrub
+from moothall.domain.text import scrub
 from moothall.errors import InvalidRequest
-from moothall.stories.scopes import scopes
+from moothall.stories.notes import scopes
 from support.graph import MemoryGraph
 
 REQUESTED = BriefingRequest(task_id="task-1", story_id="story-1", role="DEV", phase="propose")

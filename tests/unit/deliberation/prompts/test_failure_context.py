@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.deliberation.prompts.failure_context import Known, Red, red_cases
+from moothall.deliberation.prompts.excerpts import Known, Red, red_cases
 from moothall.domain.evidence import CheckRun, Verdict
 
 FILES = (

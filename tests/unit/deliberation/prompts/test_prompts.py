@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from moothall.authorization.grants import grant_for
 from moothall.deliberation.conversation import Exchange, fit_to_window
 from moothall.deliberation.prompts import prompts
-from moothall.deliberation.prompts.failure_context import red_cases
+from moothall.deliberation.prompts.excerpts import CodePassage, RepoMap, RepoMapRequest, red_cases
 from moothall.deliberation.prompts.reply import read_turn
-from moothall.deliberation.prompts.repo_map import CodePassage, RepoMap, RepoMapRequest
 from moothall.deliberation.prompts.repository_context import (
     RepositoryContext,
     failing_files,

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.deliberation.prompts.repo_map import RepoMap, RepoMapper, RepoMapRequest, read_survey
+from moothall.deliberation.prompts.excerpts import RepoMap, RepoMapper, RepoMapRequest, read_survey
 from support.repos import SAMPLE, make_repo
 from support.workspace import TempWorkspaces
 

@@ -6,11 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.deliberation.prompts.task_examples import (
-    examples_text,
-    find_examples,
-    missing_examples,
-)
+from moothall.deliberation.prompts.excerpts import examples_text, find_examples, missing_examples
 
 SESSION = """`chunked` loses the rest:
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from moothall.authorization.grants import grant_for
 from moothall.deliberation.prompts import reply
 from moothall.deliberation.prompts.reply import Turn, answer_so_far, whole_text
-from moothall.deliberation.prompts.variants import MalformedReplyError
+from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, ReplyMode
 from moothall.domain.tool import Action

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from moothall.app.rules import catalogue_of
+from moothall.app.gateway_rules import catalogue_of
 from moothall.config import secret_values
 from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
 from moothall.toolkits.db.family import Databases, DbFamily, DbSettings
-from moothall.toolkits.db.rows import ANSWER_BYTES, Table, jsonable, size
 from moothall.toolkits.db.toolkit import DatabaseTools, server_url
+from moothall.toolkits.results import ANSWER_BYTES, Table, jsonable, size
 from support.tool_gateway import FakeWorkspace, in_seconds
 from support.tools import CATALOGUE
 

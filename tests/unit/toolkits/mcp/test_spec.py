@@ -15,8 +15,7 @@ from moothall.config import secret_values
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
 from moothall.toolkits.families import family_tools, unset_tools
-from moothall.toolkits.mcp.family import McpFamily
-from moothall.toolkits.mcp.settings import McpSettings
+from moothall.toolkits.mcp.family import McpFamily, McpSettings
 from moothall.toolkits.mcp.spec import OfferedTool, read_offers, write_accepted_tools
 from moothall.tools.catalogue import describe
 

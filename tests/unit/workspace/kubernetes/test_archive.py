@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from moothall.errors import WorkspaceFailed
-from moothall.workspace.kubernetes.archive import Pipe, pack, piped, receive, send, unpack
+from moothall.workspace.archive import Pipe, pack, piped, receive, send, unpack
 
 MOST = 10_000_000
 

@@ -14,12 +14,12 @@ import pytest
 from moothall.config import Settings
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
-from moothall.network.credentials import Credentials
 from moothall.network.destinations import Destinations
+from moothall.network.proxy import Credentials
 from moothall.repositories.changes import ChangeCaps, NewPaths
 from moothall.sandbox_runtime.protocol import FrameReader, pack
+from moothall.workspace import archive
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
-from moothall.workspace.kubernetes import archive
 from moothall.workspace.kubernetes.cluster import Cluster
 from moothall.workspace.kubernetes.job_executor import JobExecutor, Pods
 from moothall.workspace.kubernetes.multiplexer import (

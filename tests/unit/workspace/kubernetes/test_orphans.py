@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from moothall.app.jobs import deployment_id, open_jobs
+from moothall.app.workspaces import deployment_id, open_jobs
 from moothall.concurrency import beside
 from moothall.config import BusSettings, JobSettings, Settings
 from moothall.errors import SandboxUnavailable
@@ -18,7 +18,7 @@ from moothall.events.nats.server import embedded_server
 from moothall.workspace.kubernetes.cluster import Cluster
 from moothall.workspace.kubernetes.manifest import APP_LABEL, HOST, LABEL, NAME
 from moothall.workspace.kubernetes.multiplexer import Transport
-from moothall.workspace.kubernetes.orphans import PRESENCE, Reconciler
+from moothall.workspace.kubernetes.preflight import PRESENCE, Reconciler
 from support.council import until
 from support.kube.api import KubeApi, kube_api
 from support.pods import Queues

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from moothall.app.jobs import examine_jobs
+from moothall.app.workspaces import examine_jobs
 from moothall.cli.doctor import _jobs
 from moothall.config import BusSettings, JobSettings, Settings, WorkspaceSettings
 from moothall.domain.status import Finding

@@ -13,8 +13,7 @@ import pytest_asyncio
 from k8s.roles.role_deployment import WHO, RoleDeployment
 
 from moothall.config import LlmSettings
-from moothall.domain.event import EventType
-from moothall.domain.topic import Channel
+from moothall.domain.event import Channel, EventType
 from moothall.llm.weights import fetch_weights
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from support.kube import deployment, small_model

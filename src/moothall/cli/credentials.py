@@ -1,0 +1,238 @@
+"""`moothall account`, `moothall token` and `moothall bus`: who may call a server, and keys of a
+bus.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from time import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from moothall.cli.options import example, json_option, list_roles, role_option, tenant_option
+from moothall.cli.runtime import plain, report_errors, say, settings_of
+
+if TYPE_CHECKING:
+    from moothall.api.accounts import AccessToken, AccessTokens, UserAccounts
+
+
+# `moothall account`: accounts with passwords for the web page.
+
+
+@click.group()
+def account() -> None:
+    """Accounts of the web page. Changes take effect at once, also while `serve` runs."""
+
+
+@account.command(epilog=example("moothall account add alice --role po --role architect"))
+@click.argument("name")
+@role_option
+@tenant_option
+@click.pass_context
+@report_errors
+def add(context: click.Context, *, name: str, roles: tuple[str, ...], tenant: str) -> None:
+    """Add an account NAME. The password is asked for, or read from a line of standard input if that
+    is not a terminal.
+    """
+    _people(context).add(name, _password(), tenant=tenant, roles=roles)
+    say(f"added {name}")
+
+
+@account.command("list", epilog=example("moothall account list --json"))
+@json_option
+@click.pass_context
+@report_errors
+def list_accounts(context: click.Context, *, as_json: bool) -> None:
+    """List the accounts with their roles."""
+    accounts = [
+        {
+            "name": user.name,
+            "tenant": user.tenant,
+            "roles": list_roles(user),
+        }
+        for user in _people(context).list()
+    ]
+    if as_json:
+        click.echo(json.dumps(accounts, indent=2))
+        return
+    for item in accounts:
+        click.echo(f"{item['name']}  ({item['tenant']})  {', '.join(item['roles']) or 'no role'}")
+    if not accounts:
+        say("nobody has an account; moothall account add NAME makes one")
+
+
+@account.command(epilog=example("moothall account remove alice"))
+@click.argument("name")
+@click.pass_context
+@report_errors
+def remove(context: click.Context, *, name: str) -> None:
+    """Remove the account NAME and sign it out everywhere."""
+    _people(context).remove(name)
+    say(f"removed {name}")
+
+
+@account.command(epilog=example("moothall account password alice"))
+@click.argument("name")
+@click.pass_context
+@report_errors
+def password(context: click.Context, *, name: str) -> None:
+    """Change the password of account NAME, asked for as by `add`, and sign it out everywhere."""
+    _people(context).change_password(name, _password())
+    say(f"changed the password of {name}")
+
+
+def _people(context: click.Context) -> UserAccounts:
+    from moothall.api.accounts import UserAccounts
+
+    return UserAccounts(settings_of(context, narrated=True).data_dir)
+
+
+def _password() -> str:
+    """Ask for a password. It is never an argument, because lists of processes show those."""
+    if sys.stdin.isatty():
+        return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
+    return sys.stdin.readline().rstrip("\r\n")
+
+
+# `moothall token`: access tokens of callers of gRPC and HTTP.
+
+
+_UNIT_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
+
+
+class _Duration(click.ParamType[float]):
+    """Whole minutes, hours or days, converted to seconds."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the seconds of a text such as 90d."""
+        if isinstance(value, float):
+            return value
+        matched = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", str(value))
+        if matched is None:
+            self.fail(f"{value!r} is not a duration such as 30m, 12h or 90d", param, ctx)
+        return float(int(matched[1]) * _UNIT_SECONDS[matched[2]])
+
+
+@click.group()
+def token() -> None:
+    """Access tokens of callers of gRPC and HTTP. Changes take effect at once, also while `serve`
+    runs.
+    """
+
+
+@token.command(epilog=example("moothall token create ci --tenant team-a --expires 30d"))
+@click.argument("name")
+@role_option
+@tenant_option
+@click.option(
+    "--expires",
+    type=_Duration(),
+    default="90d",
+    show_default=True,
+    help="Lifetime, such as 30m, 12h or 90d; at most 366d.",
+)
+@click.pass_context
+@report_errors
+def create(
+    context: click.Context, *, name: str, tenant: str, roles: tuple[str, ...], expires: float
+) -> None:
+    """Create a token for the caller NAME and print it. It cannot be shown again."""
+    from moothall.api.accounts import when
+
+    secret, created = _tokens(context).create(name, expires, tenant=tenant, roles=roles)
+    click.echo(secret)
+    say(f"created the token {created.id} of {name} ({tenant}), valid until {when(created.ends)}")
+
+
+@token.command("list", epilog=example("moothall token list --json"))
+@json_option
+@click.pass_context
+@report_errors
+def list_tokens(context: click.Context, *, as_json: bool) -> None:
+    """List the tokens with their roles and states."""
+    from moothall.api.accounts import when
+
+    now = time()
+    documents = [_document(item, now) for item in _tokens(context).list()]
+    if as_json:
+        click.echo(json.dumps(documents, indent=2))
+        return
+    for item in documents:
+        moment = item["revoked"] if item["state"] == "revoked" else item["expires"]
+        state = "valid until" if item["state"] == "valid" else f"{item['state']} at"
+        click.echo(
+            f"{item['id']}  {item['name']}  ({item['tenant']})  "
+            f"{', '.join(item['roles']) or 'no role'}  {state} {when(moment)}"
+        )
+    if not documents:
+        say("there are no tokens; moothall token create NAME makes one")
+
+
+@token.command(epilog=example("moothall token revoke ci"))
+@click.argument("name_or_id", metavar="NAME|ID")
+@click.pass_context
+@report_errors
+def revoke(context: click.Context, *, name_or_id: str) -> None:
+    """Revoke the token with this ID, or all tokens of NAME."""
+    for revoked in _tokens(context).revoke(name_or_id):
+        say(f"revoked the token {revoked.id} of {revoked.principal.name}")
+
+
+def _document(item: AccessToken, now: float) -> dict[str, Any]:
+    who = item.principal
+    refused = "revoked" if item.revoked is not None else "expired"
+    return {
+        "id": item.id,
+        "name": who.name,
+        "tenant": who.tenant,
+        "roles": list_roles(who),
+        "state": refused if item.refusal(now) else "valid",
+        "created": item.created,
+        "expires": item.ends,
+        "revoked": item.revoked,
+    }
+
+
+def _tokens(context: click.Context) -> AccessTokens:
+    from moothall.api.accounts import AccessTokens
+
+    return AccessTokens(settings_of(context, narrated=True).data_dir)
+
+
+# `moothall bus`: keys for a bus of your own.
+
+
+@click.group()
+def bus() -> None:
+    """The bus."""
+
+
+@bus.command(
+    epilog=example(
+        "moothall bus keys keys/", "moothall bus keys new-keys/ --renew keys/accounts.conf"
+    )
+)
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--renew",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="ACCOUNTS.CONF",
+    help="accounts.conf whose keys are replaced. Stored data stays; the old keys are revoked.",
+)
+@report_errors
+def keys(folder: Path, renew: Path | None) -> None:
+    """Create an account for the server on a NATS of your own, and the files for servers, services
+    and hosts, in FOLDER.
+    """
+    from moothall.events.nats.accounts import FILES, create_account_files
+
+    for name, path in create_account_files(folder, renew).items():
+        click.echo(plain(f"{path}  {FILES[name]}"))
