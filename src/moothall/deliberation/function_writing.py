@@ -38,10 +38,12 @@ _CHECK_SCRIPT = """
 import ast, runpy, sys
 sys.path[:0] = [path.rpartition("/")[0] or ".", "."]
 names = runpy.run_path(path)
-def holds(call, said):
+def holds(call, text):
     try:
-        value, said = eval(call, names), ast.literal_eval(said)
-        return bool(value == said) or (isinstance(said, float) and abs(value - said) < 1e-6)
+        value, expected = eval(call, names), ast.literal_eval(text)
+        return bool(value == expected) or (
+            isinstance(expected, float) and abs(value - expected) < 1e-6
+        )
     except Exception:
         return False
 [holds(*example) for example in examples]

@@ -53,7 +53,7 @@ _ASSERTION = re.compile(
 )
 _SESSION = re.compile(
     r"(?m)^(?P<inset>[ \t]*)>>> (?P<call>.+)\n(?P<more>(?:(?P=inset)\.\.\. "
-    r"?.*\n)*)(?P<said>(?:(?!(?P=inset)>>>|[ \t]*```|[ \t]*$).*(?:\n|\Z))*)"
+    r"?.*\n)*)(?P<output>(?:(?!(?P=inset)>>>|[ \t]*```|[ \t]*$).*(?:\n|\Z))*)"
 )
 _LITERAL = re.compile(
     r"\"((?:[^\"\\\n]|\\.)*)\"|'((?:[^'\\\n]|\\.)*)'|(?<![\w.])(\d[\w.]*\w|\d)(?![\w])"
@@ -112,7 +112,7 @@ def _all(task: str) -> Iterator[tuple[int, TaskExample]]:
     for match in _ASSERTION.finditer(task):
         yield match.start(), TaskExample(match["line"])
     for match in _SESSION.finditer(task):
-        output = match["said"].strip()
+        output = match["output"].strip()
         if (
             output
             and "(" in match["call"]

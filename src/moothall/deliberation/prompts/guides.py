@@ -1,5 +1,5 @@
 """The instructions for agents in a repository: AGENTS.md files, of which the closest to a changed
-file wins, and skills (folders with a SKILL.md).
+file takes precedence, and skills (folders with a SKILL.md).
 
 They say how to work and do not change the task. Their text is foreign. Only texts of the base
 commit are read, so a path cannot lead out of the repository.
