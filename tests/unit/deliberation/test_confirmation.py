@@ -17,6 +17,8 @@ from support.council import ONE, TWO, append, by_seat, outcome_from, review, scr
 
 OTHER = '\n\ndef hello_world() -> str:\n    return "Hello, " + "World!"\n'
 THIRD = '\n\ndef hello_world() -> str:\n    return "Hello, {}!".format("World")\n'
+COMMENTED = '\n\ndef hello_world() -> str:\n    # As the task asks.\n    return "Hello, World!"\n'
+QUOTED = "\n\ndef hello_world() -> str:\n    return 'Hello, World!'\n"
 TWICE = """
 
 def hello_world() -> str:
@@ -56,6 +58,19 @@ async def test_of_equal_answers_those_are_confirmed_that_decide(council: Any) ->
     for other in outcome.results[confirmed:]:
         assert other.level == EvidenceLevel.UNPROVEN
         assert any("did not run again" in reason for reason in other.reasons), other.reasons
+
+
+@pytest.mark.e2e
+async def test_answers_that_differ_in_comments_or_quotes_share_the_further_runs(
+    council: Any,
+) -> None:
+    async with council(by_seat(one=append(), two=append(COMMENTED), three=append(QUOTED))) as app:
+        deliberation = app.deliberation("vote", max_turns=1)
+        outcome = outcome_from(deliberation, await app.run(deliberation))
+    assert len(_again(app.workspaces.opened)) == 2
+    proposed = [result for result in outcome.results if result.diff]
+    assert len({result.diff for result in proposed}) >= 2
+    assert {result.level for result in proposed} == {EvidenceLevel.PROVEN}
 
 
 async def _deliberate(council: Any, two: str) -> Outcome:

@@ -133,18 +133,24 @@ class Evaluator:
 
     async def confirm(self, diff: str, judged: Sequence[Candidate]) -> tuple[Candidate, ...]:
         """Run the deciding cases of a waiting diff again. Return its candidates with the results,
-        and publish these.
+        and publish these. Candidates that make the same change of the code share the runs.
         """
         key = digest(diff)
+        keys = {key}
         async with self._locks.setdefault(key, asyncio.Lock()):
             judgement = self._waiting.get(key)
             if judgement is not None:
+                same_change = self._find_same_change(key)
                 await self._confirm(judgement)
                 self._assessments[key] = await self._complete(judgement, key)
-                del self._waiting[key]
+                self._waiting.pop(key, None)
+                for other in same_change:
+                    await self._share_confirmation(judgement, other)
+                keys |= same_change
         confirmed = []
         for candidate in judged:
-            if candidate.proposal.diff != diff or candidate.assessment.confirmed:
+            key = digest(candidate.proposal.diff)
+            if key not in keys or candidate.assessment.confirmed:
                 continue
             assessment = self._assessments[key]
             await self._publish(Candidate(candidate.proposal, assessment))
@@ -156,6 +162,38 @@ class Evaluator:
                 replace(candidate, assessment=assessment, details=self._details.get(key, {}))
             )
         return tuple(confirmed)
+
+    def _find_same_change(self, key: str) -> set[str]:
+        """Return the other waiting diffs with the same effect on the code and the same fixed cases.
+
+        A diff with tests of its own is left out, since these could change what a run reports.
+        """
+        assessment = self._assessments[key]
+        paths = changed_files(self._waiting[key].proposal.diff)
+        return {
+            other
+            for other, judgement in self._waiting.items()
+            if other != key
+            and other in self._assessments
+            and not judgement.proposal.own_tests
+            and changed_files(judgement.proposal.diff) == paths
+            and self._assessments[other].change == assessment.change
+            and judgement.assessment.fixed == self._waiting[key].assessment.fixed
+        }
+
+    async def _share_confirmation(self, confirmed: _Judgement, key: str) -> None:
+        """Apply the further runs of a confirmed diff to another one that makes the same change."""
+        judgement = self._waiting.pop(key, None)
+        if judgement is None:
+            return
+        judgement.runs = {
+            **judgement.runs,
+            **{check: run for check, run in confirmed.runs.items() if run.status == UNBELIEVED},
+        }
+        judgement.flaky |= confirmed.flaky
+        judgement.canaries, judgement.confirmed = confirmed.canaries, True
+        self._compare(judgement)
+        self._assessments[key] = await self._complete(judgement, key)
 
     async def confirm_first(self, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
         """Confirm the candidate that ranks first. If another one ranks first then, confirm that.
