@@ -13,6 +13,7 @@ import pytest
 
 from command import SOLVED, Command, git
 from moothall.testing.model import NativeReply, Reply, call_id_of, scripted_model, seat_of
+from support import gitlab_api
 from support.forge import REPOSITORY, TOKENS, fake_forge, place_of
 from support.pools import Pool, read_pool
 
@@ -175,7 +176,7 @@ async def test_a_changed_byte_of_a_signed_statement_fails(tmp_path: Path) -> Non
     assert rules == {"verdict", "unnoticed"}
 
 
-@pytest.mark.parametrize("kind", ["gitea", "github"])
+@pytest.mark.parametrize("kind", ["gitea", "github", "gitlab"])
 async def test_a_pull_request_of_a_forge_is_judged_and_gets_a_status(
     tmp_path: Path, kind: str
 ) -> None:
@@ -198,7 +199,12 @@ async def test_a_pull_request_of_a_forge_is_judged_and_gets_a_status(
             "MOOTHALL_WORKSPACE__ALLOWED_SCHEMES": '["http"]',
         }
         command = Command(tmp_path / "data", extra=settings)
-        url = f"{forge.url}/{REPOSITORY}/{'pulls' if kind == 'gitea' else 'pull'}/{number}"
+        place = {
+            "gitea": f"pulls/{number}",
+            "github": f"pull/{number}",
+            "gitlab": f"-/merge_requests/{gitlab_api.FIRST + number}",
+        }[kind]
+        url = f"{forge.url}/{REPOSITORY}/{place}"
         result = await command("judge", "--pr", url, "--json", "--status", *_NO_MODEL, seconds=300)
         assert result.code == 0, result
         verdict = result.document

@@ -1,7 +1,8 @@
-"""A fake forge over HTTP: the part of GitHub's or Gitea's REST API that we and the people of a test
-use, with a git server beside it.
+"""A fake forge over HTTP: the part of GitHub's, Gitea's or GitLab's REST API that we and the people
+of a test use, with a git server beside it.
 
-Responses, refusals and names differ by kind like those of the real ones. tests/forge runs the same
+Responses, refusals and names differ by kind like those of the real ones. On GitLab, only we use its
+API (`support.gitlab_api`), and the people use GitHub's. tests/forge runs the same
 cases on a real Gitea.
 """
 
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from support import gitlab_api
 from support.githttp import Answer, git_server
 from support.repos import Repo, make_sample
 
@@ -31,7 +33,7 @@ TOKENS = {"moothall-bot": "bots-token-of-these-tests", "ada": "adas-token", "eve
 _REPO = r"/repos/(?i:acme/app)"
 
 
-class _Wrong(Exception):
+class Wrong(Exception):
     def __init__(self, status: int, message: str) -> None:
         self.status, self.message = status, message
 
@@ -68,12 +70,14 @@ class FakeForge:
     jobs: dict[str, tuple[str, str]] = field(default_factory=dict)
     storage_headers: list[Mapping[str, str]] = field(default_factory=list)
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(101))
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes
     ) -> Answer | None:
         at = urlsplit(target)
+        if self.kind == "gitlab" and at.path.startswith("/api/v4"):
+            return gitlab_api.answer(self, method, target, headers, body)
         root = "/api/v1" if self.kind == "gitea" else "/api/v3"
         if not at.path.startswith(root):
             return None
@@ -81,10 +85,10 @@ class FakeForge:
         if log := self._log(call, headers):
             return log
         response_headers: dict[str, str] = {"Content-Type": "application/json"}
-        with self._lock:
+        with self.lock:
             self.calls.append(call)
             try:
-                document = self._do(
+                document = self.do(
                     call,
                     parse_qs(at.query),
                     json.loads(body or b"null"),
@@ -99,7 +103,7 @@ class FakeForge:
                         document[member], at.path, parse_qs(at.query), response_headers
                     )
                 status = 201 if method == "POST" else 200
-            except _Wrong as error:
+            except Wrong as error:
                 status, document = error.status, {"message": error.message}
         return status, response_headers, json.dumps(document).encode()
 
@@ -134,17 +138,17 @@ class FakeForge:
             response_headers["Link"] = f'<{self.url}{path}?page={page + 1}>; rel="next"'
         return items[(page - 1) * size : page * size]
 
-    def _do(self, call: str, query: Mapping[str, list[str]], body: Any, authorization: str) -> Any:
+    def do(self, call: str, query: Mapping[str, list[str]], body: Any, authorization: str) -> Any:
         if status := self.failing(call):
-            raise _Wrong(status, "scripted")
+            raise Wrong(status, "scripted")
         who = {f"Bearer {token}": login for login, token in TOKENS.items()}.get(authorization)
         if who is None:
-            raise _Wrong(401, "Bad credentials")
+            raise Wrong(401, "Bad credentials")
         method, _, path = call.partition(" ")
         for expected_method, pattern, act in self._routes():
             if method == expected_method and (match := re.fullmatch(pattern, path)):
                 return act(who, query, body, *match.groups())
-        raise _Wrong(404, "Not Found")
+        raise Wrong(404, "Not Found")
 
     def _routes(self) -> list[tuple[str, str, Callable[..., Any]]]:
         return [
@@ -234,18 +238,18 @@ class FakeForge:
 
     def _check_runs(self, who: str, query: Any, body: Any, sha: str) -> Data:
         if self.kind != "github":
-            raise _Wrong(404, "Not Found")
+            raise Wrong(404, "Not Found")
         return {"check_runs": self.check_runs.get(sha, [])}
 
     def _new_check_run(self, who: str, query: Any, body: Data) -> Data:
         if self.kind != "github" or who not in self.apps:
-            raise _Wrong(403, "You must authenticate via a GitHub App.")
+            raise Wrong(403, "You must authenticate via a GitHub App.")
         self.check_runs.setdefault(body["head_sha"], []).append(body)
         return body
 
     def _job(self, who: str, query: Any, body: Any, job: str) -> Data:
         if job not in self.jobs:
-            raise _Wrong(404, "Not Found")
+            raise Wrong(404, "Not Found")
         return {"id": int(job), "head_sha": self.jobs[job][0]}
 
     def _change(self, who: str, query: Any, body: Data, kind: str, number: str) -> Data:
@@ -257,7 +261,7 @@ class FakeForge:
 
     def _check_writer(self, who: str) -> None:
         if self.permissions[who] not in {"write", "admin"}:
-            raise _Wrong(403, "Must have write access")
+            raise Wrong(403, "Must have write access")
 
     def _label(self, who: str, query: Any, body: Data, number: str) -> list[Data]:
         self._check_writer(who)
@@ -271,9 +275,9 @@ class FakeForge:
 
     def _permission(self, who: str, query: Any, body: Any, login: str) -> Data:
         if login not in self.permissions:
-            raise _Wrong(404, "Not Found")
+            raise Wrong(404, "Not Found")
         if self.kind == "gitea" and who != login and self.permissions[who] != "admin":
-            raise _Wrong(403, "Only admins can query all permissions")
+            raise Wrong(403, "Only admins can query all permissions")
         return {"permission": self.permissions[login], "user": {"login": login}}
 
     def sha(self, branch: str) -> str:
@@ -295,17 +299,22 @@ class FakeForge:
     def _new_pull(self, who: str, query: Any, body: Data) -> Data:
         owner, _, branch = body["head"].rpartition(":")
         if not owner and not self.sha(branch):
-            raise _Wrong(422 if self.kind == "github" else 404, "head invalid")
+            raise Wrong(422 if self.kind == "github" else 404, "head invalid")
         label = f"{owner or 'acme'}:{branch}"
         if any(
             pull["state"] == "open" and pull["head"]["label"] == label
             for pull in self.pulls.values()
         ):
-            raise _Wrong(422 if self.kind == "github" else 409, "a pull request exists")
+            raise Wrong(422 if self.kind == "github" else 409, "a pull request exists")
         source = f"{owner or 'acme'}/app"
         number = self._number()
         self.reviews[number] = []
-        self.repo.git("update-ref", f"refs/pull/{number}/head", self.sha(branch) or "HEAD")
+        ref = (
+            f"merge-requests/{gitlab_api.FIRST + number}"
+            if self.kind == "gitlab"
+            else f"pull/{number}"
+        )
+        self.repo.git("update-ref", f"refs/{ref}/head", self.sha(branch) or "HEAD")
         self.pulls[number] = {
             "number": number,
             "state": "open",
@@ -319,10 +328,10 @@ class FakeForge:
 
     def _review(self, who: str, query: Any, body: Data, number: str) -> Data:
         if who == self.pulls[int(number)]["user"]["login"]:
-            raise _Wrong(422, "you cannot request changes to your own pull request")
+            raise Wrong(422, "you cannot request changes to your own pull request")
         names = (
             {"REQUEST_CHANGES": "CHANGES_REQUESTED", "COMMENT": "COMMENTED"}
-            if self.kind == "github"
+            if self.kind != "gitea"
             else {}
         )
         remarks = [

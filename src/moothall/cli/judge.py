@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 from urllib.parse import urlsplit
 
 import click
@@ -36,11 +36,18 @@ if TYPE_CHECKING:
 # The change and the task that the URL of a pull request or an issue names.
 
 
-_PULL = re.compile(
-    r"^(?P<root>https?://[^/?#@\s]+)/(?P<name>[^/\s]+/[^/\s]+)/pulls?/(?P<number>\d+)"
+_ROOT, _NAME, _GROUPS = (
+    r"^(?P<root>https?://[^/?#@\s]+)/",
+    r"(?P<name>[^/?#\s]+/[^/?#\s]+)/",
+    r"(?P<name>[^/?#\s]+(?:/[^/?#\s]+)+)/-/",  # on GitLab
 )
-_ISSUE = re.compile(
-    r"^(?P<root>https?://[^/?#@\s]+)/(?P<name>[^/\s]+/[^/\s]+)/issues/(?P<number>\d+)"
+_PULLS = (
+    re.compile(rf"{_ROOT}{_GROUPS}merge_requests/(?P<number>\d+)"),
+    re.compile(rf"{_ROOT}{_NAME}pulls?/(?P<number>\d+)"),
+)
+_ISSUES = (
+    re.compile(rf"{_ROOT}{_GROUPS}(?:issues|work_items)/(?P<number>\d+)"),
+    re.compile(rf"{_ROOT}{_NAME}issues/(?P<number>\d+)"),
 )
 
 
@@ -70,16 +77,16 @@ class _Place:
 
 async def read_pull(settings: Settings, url: str) -> JudgedPull:
     """Return the pull request at a URL. Raises `InvalidRequest`, and errors of the forge."""
-    from moothall.forge.client import forge_client
+    from moothall.forge.connect import forge_client
 
-    place = _locate(settings, _PULL, url, "a pull request, such as https://HOST/OWNER/NAME/pull/7")
+    place = _locate(settings, _PULLS, url, "a pull request, such as https://HOST/OWNER/NAME/pull/7")
     async with forge_client(place.forge, anonymous=True) as client:
         pull = await client.pull(place.name, place.number)
         return JudgedPull(
             await _register(settings, place),
             pull.onto,
             # The branch of a fork is in another repository; the forge offers it here too.
-            f"refs/pull/{place.number}/head",
+            client.pull_ref(place.number),
             _text(pull.title, pull.body),
         )
 
@@ -89,9 +96,9 @@ async def set_status(settings: Settings, url: str, verdict: VerdictDocument) -> 
     forge has these and the token may create them, else as a commit status. Raises
     `ConfigurationError` without a token for its forge, and errors of the forge.
     """
-    from moothall.forge.client import forge_client
+    from moothall.forge.connect import forge_client
 
-    place = _locate(settings, _PULL, url, "a pull request")
+    place = _locate(settings, _PULLS, url, "a pull request")
     conclusion, title = "success" if verdict.accepted else "failure", headline(verdict)
     async with forge_client(place.forge) as client:
         if place.forge.kind == "github":
@@ -136,9 +143,9 @@ async def read_issue(settings: Settings, url: str) -> str:
     """Return the text of the issue at a URL. Raises `InvalidRequest` and what the forge's client
     raises.
     """
-    from moothall.forge.client import forge_client
+    from moothall.forge.connect import forge_client
 
-    place = _locate(settings, _ISSUE, url, "an issue, such as https://HOST/OWNER/NAME/issues/7")
+    place = _locate(settings, _ISSUES, url, "an issue, such as https://HOST/OWNER/NAME/issues/7")
     async with forge_client(place.forge, anonymous=True) as client:
         issue = await client.issue(place.name, place.number)
     return _text(issue.title, issue.body)
@@ -148,18 +155,24 @@ def _text(title: str, body: str) -> str:
     return "\n\n".join(part.strip() for part in (title, body) if part.strip())
 
 
-def _locate(settings: Settings, pattern: re.Pattern[str], url: str, expected: str) -> _Place:
+def _locate(
+    settings: Settings, patterns: Sequence[re.Pattern[str]], url: str, expected: str
+) -> _Place:
     """Return the place that a URL names. Only the configured forge receives the token."""
     configured = settings.forge
     root = configured.url.rstrip("/")
     prefix, rest = (root, url[len(root) :]) if url.startswith(f"{root}/") else ("", "")
-    match = pattern.match(f"https://forge{rest}" if prefix else url)
+    matched = f"https://forge{rest}" if prefix else url
+    match = next((found for pattern in patterns if (found := pattern.match(matched))), None)
     if match is None:
         raise InvalidRequest(f"{url[:200]!r} is not the URL of {expected}")
     if prefix:
         return _Place(configured, match["name"], int(match["number"]))
     host = urlsplit(match["root"]).hostname
-    forge = ForgeSettings(kind="github" if host == "github.com" else "gitea", url=match["root"])
+    kind: Literal["github", "gitea", "gitlab"] = (
+        "github" if host == "github.com" else "gitlab" if match.re is patterns[0] else "gitea"
+    )
+    forge = ForgeSettings(kind=kind, url=match["root"])
     return _Place(forge, match["name"], int(match["number"]))
 
 

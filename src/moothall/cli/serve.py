@@ -173,7 +173,7 @@ async def open_watch(
     """
     from moothall.app.repositories import trusted_repositories
     from moothall.app.server import open_app
-    from moothall.forge.client import forge_client
+    from moothall.forge.connect import forge_client
     from moothall.forge.watch import Watch
     from moothall.forge.webhooks import serve_webhooks
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from moothall.config.file import Section
 
@@ -163,15 +163,15 @@ class OidcSettings(Section):
 # Forges, and webhooks to other systems.
 
 
-_OWNER_AND_NAME = re.compile(
-    r"[A-Za-z0-9_.-]*[A-Za-z0-9_-][A-Za-z0-9_.-]*/[A-Za-z0-9_.-]*[A-Za-z0-9_-][A-Za-z0-9_.-]*"
-)
+_PATH_PART = r"[A-Za-z0-9_.-]*[A-Za-z0-9_-][A-Za-z0-9_.-]*"
+_OWNER_AND_NAME = re.compile(f"{_PATH_PART}/{_PATH_PART}")
+_GROUPS_AND_NAME = re.compile(f"{_PATH_PART}(/{_PATH_PART}){{1,20}}")
 
 
 class ForgeSettings(Section):
     """The forge whose issues `moothall watch` answers with pull requests: docs/api.md."""
 
-    kind: Literal["github", "gitea"] = Field(
+    kind: Literal["github", "gitea", "gitlab"] = Field(
         "github", description="the REST API of the forge; for Forgejo, use gitea"
     )
     url: str = Field(
@@ -185,7 +185,9 @@ class ForgeSettings(Section):
         "file, or in MOOTHALL_FORGE__TOKEN",
     )
     token_file: Path | None = Field(None, description="file that contains `token`")
-    repositories: tuple[str, ...] = Field((), description="repositories to watch, as owner/name")
+    repositories: tuple[str, ...] = Field(
+        (), description="repositories to watch, as owner/name, or group/subgroup/name on GitLab"
+    )
     label: str = Field(
         "moothall",
         description="open issues with this label are worked on; empty: no label is used",
@@ -209,12 +211,13 @@ class ForgeSettings(Section):
         None, description="secret that the forge signs webhooks with; unsigned webhooks are refused"
     )
 
-    @field_validator("repositories")
-    @classmethod
-    def _check_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        if invalid := [name for name in names if not _OWNER_AND_NAME.fullmatch(name)]:
-            raise ValueError(f"{invalid[0][:80]!r} must have the form owner/name")
-        return names
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        pattern = _GROUPS_AND_NAME if self.kind == "gitlab" else _OWNER_AND_NAME
+        for name in self.repositories:
+            if not pattern.fullmatch(name):
+                raise ValueError(f"repositories: {name[:80]!r} must have the form owner/name")
+        return self
 
     @model_validator(mode="after")
     def _check_webhook_secret(self) -> Self:

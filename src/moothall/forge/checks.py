@@ -20,11 +20,12 @@ _REPORT_CHARS = 4_000
 _MAX_WAIT = timedelta(hours=1)
 _FAILED_STATES = frozenset({"failure", "error"})
 _FAILED_CONCLUSIONS = frozenset({"failure", "timed_out", "startup_failure"})
-_JOB_URL = re.compile(r"/actions/runs/\d+/jobs?/(\d{1,18})$")
+_JOB_URL = re.compile(r"/(?:actions/runs/\d+/jobs?|-/jobs)/(\d{1,18})$")
 _CONTROL_SEQUENCE = re.compile(
     r"\x1b(?:\[[0-9;?]{0,20}[A-Za-z]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\))"
 )
 _TIMESTAMP = re.compile(r"^\ufeff?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?Z ", re.MULTILINE)
+_SECTION = re.compile(r"section_(?:start|end):\d{1,12}:[^\s\x1b]{0,200}\r")  # GitLab's
 _END_OF_FAILED_STEP = "##[error]"
 
 
@@ -35,7 +36,7 @@ class Check:
     Attributes:
         running_since: None if the check has ended.
         report: what its CI system says about it.
-        job_id: its job in the forge's own Actions, '' for other CI systems.
+        job_id: its job in the forge's own CI, '' for other CI systems.
     """
 
     name: str
@@ -137,7 +138,8 @@ def clean_log(raw: str) -> str:
     """Return a log without colours, control characters and timestamps, up to the end of its failed
     step, where GitHub Actions marks it.
     """
-    text = _TIMESTAMP.sub("", _CONTROL_SEQUENCE.sub("", raw.replace("\r\n", "\n")))
+    text = _SECTION.sub("", raw.replace("\r\n", "\n"))
+    text = _TIMESTAMP.sub("", _CONTROL_SEQUENCE.sub("", text))
     text = "".join(char for char in text if char.isprintable() or char in "\n\t")
     end = text.rfind(_END_OF_FAILED_STEP)
     return (text if end < 0 else text[:end] + text[end:].partition("\n")[0]).strip()

@@ -1,4 +1,4 @@
-"""A REST client for a forge: GitHub, or Gitea and Forgejo.
+"""A REST client for a forge: GitHub, or Gitea and Forgejo. GitLab's is in `gitlab.py`.
 
 Each call is limited in time and bytes. Only the forge receives the token: no call follows a
 redirect, except that for a log, which goes on without the token.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -31,11 +30,10 @@ from moothall.api.identity import check_address
 from moothall.concurrency import whole_body
 from moothall.config import ForgeSettings as Settings
 from moothall.domain.codec import wrong
-from moothall.errors import CallFailed, ConfigurationError, NotFound, Refused, Temporary
+from moothall.errors import CallFailed, NotFound, Refused, Temporary
 
 _MAX_RESPONSE_BYTES, _MESSAGE_CHARS, _PAGE_SIZE, _MAX_PAGES = 8_000_000, 300, 50, 200
 _WRITE_PERMISSIONS = frozenset({"owner", "admin", "maintain", "write"})
-_CALL_SECONDS = 30.0
 _REFUSED_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _REDIRECT_STATUSES = (
     HTTPStatus.FOUND,
@@ -202,6 +200,10 @@ class ForgeClient:
         """Return a pull request."""
         return await self._get_one(PullRequest, f"/repos/{repository}/pulls/{number}")
 
+    def pull_ref(self, number: int) -> str:
+        """Return the ref at which the forge offers the head of a pull request."""
+        return f"refs/pull/{number}/head"
+
     async def set_status(
         self, repository: str, sha: str, state: str, context: str, description: str
     ) -> None:
@@ -242,7 +244,9 @@ class ForgeClient:
 
         The forge may redirect to a storage, which does not receive the token.
         """
-        call = f"/repos/{repository}/actions/jobs/{job_id}/logs"
+        return await self._read_log(f"/repos/{repository}/actions/jobs/{job_id}/logs", max_bytes)
+
+    async def _read_log(self, call: str, max_bytes: int) -> str:
         url, headers = self._root + call, self._headers
         try:
             for _ in range(2):
@@ -268,17 +272,25 @@ class ForgeClient:
         return target
 
     async def comments(self, repository: str, number: int) -> list[ForgeComment]:
-        """Return the comments of an issue or pull request, oldest first."""
+        """Return the comments of an issue, oldest first."""
         return sorted(
             await self._get_all(ForgeComment, f"/repos/{repository}/issues/{number}/comments"),
             key=lambda comment: comment.id,
         )
 
     async def comment(self, repository: str, number: int, body: str) -> None:
-        """Comment on an issue or pull request."""
+        """Comment on an issue."""
         await self._send_request(
             "POST", f"/repos/{repository}/issues/{number}/comments", body={"body": body}
         )
+
+    async def pull_comments(self, repository: str, number: int) -> list[ForgeComment]:
+        """Return the comments of a pull request, oldest first."""
+        return await self.comments(repository, number)
+
+    async def comment_on_pull(self, repository: str, number: int, body: str) -> None:
+        """Comment on a pull request."""
+        await self.comment(repository, number, body)
 
     async def may_write(self, repository: str, login: str) -> bool:
         """Return whether an account may push to a repository."""
@@ -316,8 +328,7 @@ class ForgeClient:
         document, _ = await self._send_request(
             "POST", f"/repos/{repository}/pulls", body=body_fields
         )
-        pull: PullRequest = _parse(PullRequest, document)
-        return pull.number
+        return self._parse_one(PullRequest, document).number
 
     async def reviews(self, repository: str, number: int) -> list[ForgeComment]:
         """Return the reviews of a pull request, oldest first."""
@@ -335,8 +346,12 @@ class ForgeClient:
         )
 
     async def _get_one(self, type_: type[M], path: str) -> M:
-        document: M = _parse(type_, (await self._send_request("GET", path))[0])
-        return document
+        return self._parse_one(type_, (await self._send_request("GET", path))[0])
+
+    @staticmethod
+    def _parse_one(type_: type[M], document: Any) -> M:
+        parsed: M = _parse(type_, document)
+        return parsed
 
     async def _get_all(
         self,
@@ -401,7 +416,11 @@ class ForgeClient:
         document = _parse_json(content)
         if status in {HTTPStatus.OK, HTTPStatus.CREATED}:
             return document, pagination
-        reason = str(document.get("message", "")) if isinstance(document, dict) else ""
+        reason = (
+            str(document.get("message") or document.get("error") or "")
+            if isinstance(document, dict)
+            else ""
+        )
         message = f"the forge answers {call} with {status}: {reason}"[:_MESSAGE_CHARS]
         if (
             status >= HTTPStatus.INTERNAL_SERVER_ERROR
@@ -468,22 +487,6 @@ def api_of(settings: Settings) -> str:
     check_address("forge.url", url)
     if settings.kind == "gitea":
         return f"{url}/api/v1"
+    if settings.kind == "gitlab":
+        return f"{url}/api/v4"
     return "https://api.github.com" if urlsplit(url).hostname == "github.com" else f"{url}/api/v3"
-
-
-@asynccontextmanager
-async def forge_client(
-    settings: Settings, *, anonymous: bool = False
-) -> AsyncIterator[ForgeClient]:
-    """Connect to a forge. Raises `ConfigurationError`.
-
-    anonymous: a token may be missing, because only public data is read.
-    """
-    if settings.token is None and not anonymous:
-        raise ConfigurationError(
-            "forge.token is missing: set forge.token_file, or MOOTHALL_FORGE__TOKEN"
-        )
-    limit = aiohttp.ClientTimeout(total=_CALL_SECONDS)
-    async with aiohttp.ClientSession(timeout=limit, cookie_jar=aiohttp.DummyCookieJar()) as session:
-        token = settings.token.get_secret_value() if settings.token is not None else ""
-        yield ForgeClient(settings, session, token)

@@ -170,7 +170,7 @@ class Watch:
         finished = (
             *finished,
             texts.task_marked(pull.body) or first_task_id,
-            *self._answered_tasks(await self._client.comments(repository, pull.number)),
+            *self._answered_tasks(await self._client.pull_comments(repository, pull.number)),
         )
         for review in await self._client.reviews(repository, pull.number):
             task_id = f"{first_task_id}-r{review.id}"
@@ -359,7 +359,7 @@ class Watch:
                 except AlreadyExists:
                     reason = "somebody else moved it on meanwhile; request the changes again"
             comment = texts.further(outcome, reason, task.failed_commit)
-            await self._client.comment(repository, pull.number, comment)
+            await self._client.comment_on_pull(repository, pull.number, comment)
             self._report(label, f"{task.request.task_id} is reported on pull request {pull.number}")
         elif outcome.level.independent and outcome.commit_sha:
             await self._offer(registered, outcome.commit_sha, branch)

@@ -16,7 +16,7 @@ from moothall.config import ForgeSettings
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import AlreadyExists, Refused
-from moothall.forge.client import forge_client
+from moothall.forge.connect import forge_client
 from moothall.forge.watch import Watch, task_of
 from support.deliberation_service import MemoryDeliberations
 from support.forge import REPOSITORY, TOKENS, FakeForge, fake_forge, place_of
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-t
 CALL = "@moothall-bot"
 
 
-@pytest.fixture(params=["gitea", "github"])
+@pytest.fixture(params=["gitea", "github", "gitlab"])
 def forge(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeForge]:
     with fake_forge(tmp_path, request.param) as served:
         yield served
@@ -250,7 +250,7 @@ async def test_changes_that_a_writer_requests_go_onto_the_same_branch(
     ada.review(at, "Forget this.")
     forge.reviews[at][-1] |= {
         "dismissed": True,
-        "state": "DISMISSED" if forge.kind == "github" else "REQUEST_CHANGES",
+        "state": "REQUEST_CHANGES" if forge.kind == "gitea" else "DISMISSED",
     }
     ada.review(at, "Name it otherwise.", ("src/utils.py", "this one"))
     assert await app.look(lambda d: app.won(d, proven=False))
@@ -384,8 +384,9 @@ async def test_the_log_of_a_failed_job_is_part_of_the_task(app: App, forge: Fake
     end = f"{line}##[error]Process completed with exit code 1.\nPost job.\n"
     log = "noise\n" * 100_000 + end
     forge.jobs = {"7": (first, log), "8": ("b" * 40, "of another commit")}
-    url = f"{forge.url}/acme/app/actions/runs/5/job{'s' if forge.kind == 'gitea' else ''}"
-    if forge.kind == "gitea":
+    folders = {"gitea": "actions/runs/5/jobs", "github": "actions/runs/5/job", "gitlab": "-/jobs"}
+    url = f"{forge.url}/acme/app/{folders[forge.kind]}"
+    if forge.kind != "github":
         ada.set_status(first, "failure", "Failing after 3s", target_url=f"{url}/7")
         ada.set_status(first, "failure", context="other", target_url=f"{url}/8")
     else:
@@ -406,6 +407,45 @@ async def test_the_log_of_a_failed_job_is_part_of_the_task(app: App, forge: Fake
     assert forge.sha(branch) != first
     assert all("Authorization" not in headers for headers in forge.storage_headers)
     assert len(forge.storage_headers) == (1 if forge.kind == "github" else 0)
+
+
+async def test_a_job_of_gitlab_that_may_fail_is_no_failed_check(tmp_path: Path) -> None:
+    with fake_forge(tmp_path, "gitlab") as forge:
+        app = App(forge)
+        _, _, first = await _open_pull(app, forge)
+        ada = place_of(forge).person("ada")
+        ada.set_status(first, "failure", context="allowed")
+        assert await app.look(_unproven(app))
+        assert len(app.deliberations.known()) == 1
+        ada.set_status(first, "failure", target_url=f"{forge.url}/acme/app/-/jobs/7")
+        start, end = (f"section_{name}:1795000000:script\r\x1b[0K" for name in ("start", "end"))
+        log = f"{start}\x1b[0;m$ pytest\nE   assert 1 == 2\n{end}ERROR: Job failed: exit code 1\n"
+        forge.jobs = {"7": (first, log)}
+        assert await app.look(_unproven(app))
+        description = app.deliberations.request(app.deliberations.known()[-1]).description
+        expected = "$ pytest\nE   assert 1 == 2\nERROR: Job failed: exit code 1"
+        assert f"Check ci/tests failed:\n{expected}" in description
+
+
+async def test_remarks_on_gitlab_after_a_request_for_changes_are_another_review(
+    tmp_path: Path,
+) -> None:
+    with fake_forge(tmp_path, "gitlab") as forge:
+        app = App(forge)
+        at, branch, _ = await _open_pull(app, forge)
+        ada = place_of(forge).person("ada")
+        ada.review(at, "Name it otherwise.", ("src/utils.py", "this one"))
+        assert await app.look(_unproven(app))
+        ada.review(at, "And document it.")
+        second = forge.sha(branch)
+        assert await app.look(_unproven(app))
+        request = app.deliberations.request(app.deliberations.known()[-1])
+        assert "And document it." in request.description
+        assert "Name it otherwise." not in request.description
+        assert forge.repo.git("rev-parse", f"{branch}^") == second
+        ada.review(at, "Good.", event="APPROVED")
+        assert await app.look(lost)
+        assert len(app.deliberations.known()) == 3
 
 
 async def test_failed_checks_whose_commit_was_pushed_before_a_crash_are_reported(

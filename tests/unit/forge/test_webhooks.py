@@ -13,7 +13,8 @@ from pydantic import SecretStr, ValidationError
 
 from moothall.config import ForgeSettings
 from moothall.errors import ConfigurationError
-from moothall.forge.client import _retry_after, api_of, forge_client
+from moothall.forge.client import _retry_after, api_of
+from moothall.forge.connect import forge_client
 from moothall.forge.webhooks import serve_webhooks
 
 SECRET = "a secret of these tests"
@@ -45,6 +46,23 @@ async def test_a_signature_is_of_the_body_by_the_secret(
         assert (answer.status, len(calls)) == (status, woken)
 
 
+@pytest.mark.parametrize(("token", "status"), [(SECRET, 204), ("another", 401), ("", 401)])
+async def test_gitlab_sends_the_secret_itself(token: str, status: int) -> None:
+    settings = ForgeSettings(
+        kind="gitlab", url="https://git.example", webhook_port=0, webhook_secret=SecretStr(SECRET)
+    )
+    async with (
+        serve_webhooks(settings, lambda: None) as port,
+        aiohttp.ClientSession() as session,
+        session.post(
+            f"http://127.0.0.1:{port}/",
+            data=BODY,
+            headers={"X-Gitlab-Token": token, "X-Gitea-Signature": "0" * 64},
+        ) as answer,
+    ):
+        assert answer.status == status
+
+
 async def test_none_are_heard_where_no_port_is_named() -> None:
     async with serve_webhooks(ForgeSettings(), lambda: None) as port:
         assert port == 0
@@ -67,6 +85,8 @@ async def test_a_taken_port_is_said() -> None:
     [
         ({"webhook_port": 8081}, "webhook_secret is missing"),
         ({"repositories": ("acme",)}, "'acme' must have the form owner/name"),
+        ({"repositories": ("acme/web/app",)}, "must have the form owner/name"),
+        ({"kind": "gitlab", "repositories": ("acme/../app",)}, "must have the form owner/name"),
         ({"repositories": ("acme/..",)}, "must have the form owner/name"),
         ({"repositories": ("acme/app/../../x",)}, "must have the form owner/name"),
         ({"url": "https://user:secret@forge.example"}, "url"),
@@ -84,6 +104,8 @@ def test_where_the_api_is() -> None:
         api_of(ForgeSettings(kind="gitea", url="https://git.example/sub"))
         == "https://git.example/sub/api/v1"
     )
+    gitlab = ForgeSettings(kind="gitlab", url="https://git.example", repositories=("acme/web/app",))
+    assert api_of(gitlab) == "https://git.example/api/v4"
     with pytest.raises(ConfigurationError, match="not an https://"):
         api_of(ForgeSettings(url="http://git.example"))
 
