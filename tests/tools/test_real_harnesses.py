@@ -1,5 +1,6 @@
-"""Real agents of other projects in one council with our own: opencode, Qwen Code and
-mini-swe-agent, from the package registries, with a scripted model that calls tools natively.
+"""Real agents of other projects in one council with our own: Claude Code, Codex, opencode, Qwen
+Code and mini-swe-agent, from the package registries, with a scripted model that calls tools
+natively.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from moothall.testing.model import NativeReply, scripted_model, seat_of
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.skipif(shutil.which("npm") is None, reason="npm installs two of the agents"),
+    pytest.mark.skipif(shutil.which("npm") is None, reason="npm installs four of the agents"),
 ]
 
 DOCS = Path(__file__).parents[2] / "docs" / "harnesses.md"
@@ -41,19 +42,20 @@ def documented(folder: Path) -> dict[str, tuple[str, list[str]]]:
 
 
 def answer(body: dict[str, Any], headers: Mapping[str, str]) -> NativeReply:
-    """Write the function with the agent's own shell, two of the four wrongly, then end. So no
+    """Write the function with the agent's own shell, three of the six wrongly, then end. So no
     majority is right early, and nobody is stopped before its answer.
     """
-    text = WRONG if seat_of(headers).endswith(("1", "2")) else SOLVED
+    text = WRONG if seat_of(headers).endswith(("1", "2", "3")) else SOLVED
     tools = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or ()}
     names = list(tools)
-    shell = next((name for name in names if re.search("bash|shell", name)), "")
+    shell = next((name for name in names if re.search("(?i)^bash$|shell|exec_command", name)), "")
     made = sum(len(message.get("tool_calls") or ()) for message in body["messages"])
     if shell and made == 0:
         write = f"cat >> src/utils.py <<'END'\n{text}END"
         known = tools[shell]["parameters"]["properties"]
         more = {"description": "write"} if "description" in known else {}
-        return NativeReply(((shell, {"command": write, **more}),))
+        argument = "command" if "command" in known else "cmd"
+        return NativeReply(((shell, {argument: write, **more}),))
     if "submit" in names:
         return NativeReply((("submit", {"summary": "I added the function."}),))
     if names == ["bash"] and made == 1:
@@ -61,11 +63,11 @@ def answer(body: dict[str, Any], headers: Mapping[str, str]) -> NativeReply:
     return NativeReply(text="I added the function.")
 
 
-async def test_a_council_of_four_agents_of_four_projects(tmp_path: Path) -> None:
+async def test_a_council_of_six_agents_of_six_projects(tmp_path: Path) -> None:
     agents = tmp_path / "agents"
     agents.mkdir()
     known = documented(agents)
-    assert set(known) == {"opencode", "qwen", "mini-swe-agent"}
+    assert set(known) == {"claude", "codex", "opencode", "qwen", "mini-swe-agent"}
     for install, _ in known.values():
         command_line = install.replace("python -m", f"{sys.executable} -m")
         subprocess.run(["/bin/sh", "-c", command_line], check=True, capture_output=True)
@@ -87,7 +89,7 @@ async def test_a_council_of_four_agents_of_four_projects(tmp_path: Path) -> None
         )
         ran = await command(
             *("deliberate", "Add hello_world() function to src/utils.py", "--repo", str(repo)),
-            *("--agents", "4", "--model", ",".join(["default", *known]), "--json"),
+            *("--agents", "6", "--model", ",".join(["default", *known]), "--json"),
             seconds=400,
         )
     assert ran.code == 0, ran.err
@@ -95,7 +97,7 @@ async def test_a_council_of_four_agents_of_four_projects(tmp_path: Path) -> None
     assert {seat["status"] for seat in outcome["seats"]} == {"proposed"}, outcome["seats"]
     assert all(seat["usage"]["calls"] >= 2 for seat in outcome["seats"])
     assert outcome["evidence_level"] == "proven"
-    assert len(outcome["results"]) == 4
-    assert outcome["winner_id"] in {"agent-dev-003", "agent-dev-004"}
+    assert len(outcome["results"]) == 6
+    assert outcome["winner_id"] in {f"agent-dev-00{number}" for number in (4, 5, 6)}
     assert KEY not in ran.out
-    shutil.rmtree(agents)  # half a gigabyte
+    shutil.rmtree(agents)  # a gigabyte and a half

@@ -114,7 +114,8 @@ class LlmSettings(Section):
     harness: tuple[str, ...] = Field(
         (),
         description="command of another agent that works on the seats of this model: one that "
-        "speaks the Agent Client Protocol, or one with {prompt} in an argument; empty: our own",
+        "speaks the Agent Client Protocol, or one with {prompt} in an argument; {model} is the "
+        "model's name, {port} the port of its server; empty: our own",
     )
     harness_env: dict[str, str] = Field(
         {},

@@ -49,8 +49,9 @@ class HarnessExchange:
     """Passes messages between a harness and its client. It is the client's transport, and the
     handler of the program's lines. Belongs to one event loop.
 
-    silent: there is no client; lines are the program's output. failed: the error that ends the
-    work. exit_reason: why the program ended by itself, '' as long as it has not.
+    silent: there is no client; lines are the program's output, and its input is empty. failed: the
+    error that ends the work. exit_reason: why the program ended by itself, '' as long as it has
+    not.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class HarnessExchange:
         self._model, self._ask, self._group, self._silent = model, ask, group, silent
         self._output = ""
         self._incoming: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self._outgoing: list[dict[str, Any]] = []
+        self._outgoing: list[dict[str, Any]] = [{"close": True}] if silent else []
         self._changed = asyncio.Event()
         self._requests: set[asyncio.Task[None]] = set()
         self._awaited_by_client: set[Any] = set()
@@ -188,7 +189,7 @@ _MAX_BYTES = 256_000_000
 _MAX_TEXT_CHARS, _MAX_REASON_CHARS = 20_000, 2_000
 _CANCEL_SECONDS = 10.0  # time to stop after it was asked to
 _NOT_STARTED, _OUT_OF_TIME = "the harness did not start", "its time was over"
-_PROMPT = "{prompt}"
+_PROMPT, _MODEL = "{prompt}", "{model}"
 _ENDED_WELL = "it ended with exit code 0"
 _READING = frozenset({"read", "search", "think", "fetch", "switch_mode", "other", None})
 _EXECUTING = "execute"
@@ -273,7 +274,9 @@ async def _run_program(workspace: Workspace, task: HarnessTask, exchange: Harnes
     """Run the program to its end, and return why it ended."""
     try:
         return await workspace.converse(
-            tuple(word.replace(_PROMPT, task.prompt) for word in task.argv),
+            tuple(
+                word.replace(_MODEL, task.model).replace(_PROMPT, task.prompt) for word in task.argv
+            ),
             exchange,
             seconds=task.seconds + 2 * _CANCEL_SECONDS,
             max_bytes=_MAX_BYTES,
@@ -346,6 +349,9 @@ def _variables(task: HarnessTask) -> dict[str, str]:
         "OPENAI_API_BASE": url,
         "OPENAI_API_KEY": "none",
         "OPENAI_MODEL": task.model,
+        "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),
+        "ANTHROPIC_AUTH_TOKEN": "none",
+        "ANTHROPIC_MODEL": task.model,
     }
     if create := _KNOWN.get(PurePath(task.argv[0]).name):
         variables |= create(task, url)
@@ -387,5 +393,20 @@ def _mini_variables(task: HarnessTask, url: str) -> dict[str, str]:
     }
 
 
-_KNOWN: Final = {"opencode": _opencode_variables, "mini": _mini_variables}
-"""Harnesses that need more than OpenAI's variables, by the name of their program."""
+def _claude_variables(task: HarnessTask, url: str) -> dict[str, str]:
+    del url  # it reads Anthropic's variables
+    return {
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": task.model,  # for its small questions
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(task.max_tokens),
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "IS_SANDBOX": "1",  # it asks no permissions, although its user is root there
+    }
+
+
+_KNOWN: Final = {
+    "opencode": _opencode_variables,
+    "mini": _mini_variables,
+    "claude": _claude_variables,
+    "claude-agent-acp": _claude_variables,
+}
+"""Harnesses that need more than the usual variables, by the name of their program."""

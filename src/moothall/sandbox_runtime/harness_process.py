@@ -59,12 +59,16 @@ class Relay:
             return f"{self._order['argv'][0]} cannot be run: {error.strerror}"
         threading.Thread(target=self._read_output, args=(child,), daemon=True).start()
         ended = self._exchange_messages(child)
-        assert child.stdin  # noqa: S101 - a pipe, see `_start`
-        with contextlib.suppress(OSError):
-            child.stdin.close()
+        self._close_input(child)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(_EXIT_SECONDS)
         return ended
+
+    @staticmethod
+    def _close_input(child: subprocess.Popen[bytes]) -> None:
+        assert child.stdin  # noqa: S101 - a pipe, see `_start`
+        with contextlib.suppress(OSError):
+            child.stdin.close()
 
     def request(self, method: str, path: str, body: str) -> Message:
         """Have a request answered outside. Called by the threads of the HTTP server."""
@@ -119,6 +123,8 @@ class Relay:
                     self._replies.pop(message["reply"]).put(message)
                 elif "line" in message:
                     self._write(child, message["line"])
+                elif "close" in message:
+                    self._close_input(child)
                 else:
                     waits = False
 

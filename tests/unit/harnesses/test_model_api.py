@@ -11,8 +11,18 @@ from hypothesis import strategies as st
 
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, FunctionCall, ModelQuestion
-from moothall.errors import BudgetExceeded, InvalidRequest, ModelReplyInvalid, ModelUnavailable
-from moothall.harnesses.model_api import answer, read_question
+from moothall.errors import (
+    BudgetExceeded,
+    ContextOverflow,
+    InvalidRequest,
+    ModelReplyInvalid,
+    ModelUnavailable,
+)
+from moothall.harnesses.chat_api import CHAT
+from moothall.harnesses.chat_parts import ModelApi
+from moothall.harnesses.messages_api import MESSAGES
+from moothall.harnesses.model_api import HttpReply, answer
+from moothall.harnesses.responses_api import RESPONSES
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"a": 1}'}}
 BODY: dict[str, Any] = {
@@ -39,8 +49,9 @@ async def _reply(question: ModelQuestion) -> ChatReply:
 
 
 def test_a_request_is_read_with_its_calls_and_without_its_pictures() -> None:
-    streamed, question = read_question(json.dumps(BODY))
-    assert streamed
+    request = CHAT.parse(json.dumps(BODY))
+    question = request.question
+    assert request.streamed
     assert [message.role for message in question.messages] == [
         "system",
         "user",
@@ -99,9 +110,198 @@ async def test_what_ends_the_deliberation_is_no_reply() -> None:
 async def test_other_paths_are_named() -> None:
     models = await answer("GET", "/v1/models", "", "own", _reply)
     assert json.loads(models.content)["data"][0]["id"] == "own"
-    missing = await answer("POST", "/v1/responses", "{}", "own", _reply)
+    missing = await answer("POST", "/v1/embeddings", "{}", "own", _reply)
     assert missing.status == 404
-    assert "/v1/responses" in missing.content
+    assert "/v1/embeddings" in missing.content
+    assert "/responses" in missing.content
+
+
+MESSAGES_BODY: dict[str, Any] = {
+    "model": "any",
+    "max_tokens": 100,
+    "temperature": 0.5,
+    "system": [{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "image"}]},
+        {"role": "system", "content": "the date"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "x"},
+                {"type": "text", "text": "so"},
+                {"type": "tool_use", "id": "c1", "name": "bash", "input": {"a": 1}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "c1",
+                    "content": [{"type": "text", "text": "done"}],
+                },
+                {"type": "text", "text": "go on"},
+            ],
+        },
+    ],
+    "tools": [
+        {"name": "bash", "input_schema": {"type": "object"}},
+        {"type": "web_search_20250305", "name": "web_search"},
+    ],
+}
+RESPONSES_BODY: dict[str, Any] = {
+    "model": "any",
+    "max_output_tokens": 100,
+    "temperature": 0.5,
+    "instructions": "be brief",
+    "input": [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {"role": "developer", "content": "the date"},
+        {"type": "reasoning", "encrypted_content": "x"},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "so"}]},
+        {"type": "function_call", "call_id": "c1", "name": "bash", "arguments": '{"a": 1}'},
+        {"type": "custom_tool_call", "call_id": "c3", "name": "patch", "input": "*** Begin"},
+        {"type": "function_call_output", "call_id": "c1", "output": "done"},
+        {"type": "custom_tool_call_output", "call_id": "c3", "output": "done"},
+    ],
+    "tools": [
+        {"type": "function", "name": "bash", "parameters": {"type": "object"}},
+        {"type": "custom", "name": "patch", "format": {"type": "grammar", "definition": "start:"}},
+        {"type": "web_search"},
+    ],
+}
+
+
+def test_messages_are_read_without_thinking_and_with_results_of_tools_as_messages() -> None:
+    question = MESSAGES.parse(json.dumps(MESSAGES_BODY)).question
+    assert [(message.role, message.content) for message in question.messages] == [
+        ("system", "be brief"),
+        ("user", "hi\n[image: left out]\n\nthe date"),
+        ("assistant", "so"),
+        ("tool", "done"),
+        ("user", "go on"),
+    ]
+    assert question.messages[2].calls == (FunctionCall("c1", "bash", '{"a": 1}'),)
+    assert question.messages[3].call_id == "c1"
+    assert [tool.name for tool in question.tools] == ["bash"]
+    assert (question.max_tokens, question.temperature) == (100, 0.5)
+
+
+def test_responses_are_read_with_calls_as_parts_of_the_assistant_s_message() -> None:
+    request = RESPONSES.parse(json.dumps(RESPONSES_BODY))
+    question = request.question
+    assert [(message.role, message.content) for message in question.messages] == [
+        ("system", "be brief"),
+        ("user", "hi\n\nthe date"),
+        ("assistant", "so"),
+        ("tool", "done"),
+        ("tool", "done"),
+    ]
+    assert question.messages[2].calls == (
+        FunctionCall("c1", "bash", '{"a": 1}'),
+        FunctionCall("c3", "patch", '{"input": "*** Begin"}'),
+    )
+    assert [message.call_id for message in question.messages[3:]] == ["c1", "c3"]
+    assert [tool.name for tool in question.tools] == ["bash", "patch"]
+    assert "start:" in question.tools[1].description
+    assert request.free_tools == {"patch"}
+    assert (question.max_tokens, question.temperature) == (100, 0.5)
+
+
+def _events(reply: HttpReply) -> list[dict[str, Any]]:
+    """Return the events of a stream, whose names are the types of their data."""
+    assert reply.type == "text/event-stream"
+    events = []
+    for part in reply.content.removesuffix("\n\n").split("\n\n"):
+        name, _, data = part.partition("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+async def test_a_stream_of_messages_says_what_the_document_says() -> None:
+    body, path = json.dumps(MESSAGES_BODY), "/v1/messages?beta=true"
+    whole = json.loads((await answer("POST", path, body, "own", _reply)).content)
+    assert whole["content"] == [
+        {"type": "text", "text": "I do"},
+        {"type": "tool_use", "id": "c2", "name": "bash", "input": {"a": 2}},
+    ]
+    assert whole["stop_reason"] == "tool_use"
+    assert whole["usage"]["input_tokens"] + whole["usage"]["cache_read_input_tokens"] == 10
+    streaming = json.dumps({**MESSAGES_BODY, "stream": True})
+    events = _events(await answer("POST", path, streaming, "own", _reply))
+    blocks: list[dict[str, Any]] = []
+    for event in events:
+        if event["type"] == "content_block_start":
+            blocks.append(dict(event["content_block"]))
+        elif event["type"] == "content_block_delta":
+            delta = event["delta"]
+            if delta["type"] == "text_delta":
+                blocks[-1]["text"] += delta["text"]
+            else:
+                blocks[-1]["input"] = json.loads(delta["partial_json"])
+    assert blocks == whole["content"]
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+    assert events[-2]["usage"] == whole["usage"]
+
+
+async def test_a_stream_of_responses_says_what_the_document_says() -> None:
+    async def reply(question: ModelQuestion) -> ChatReply:
+        free = FunctionCall("c4", "patch", '{"input": "*** End"}')
+        return ChatReply("I do", "stop", Usage(10, 2, 5, 1), calls=(*REPLY.calls, free))
+
+    body, path = json.dumps(RESPONSES_BODY), "/v1/responses"
+    whole = json.loads((await answer("POST", path, body, "own", reply)).content)
+    text, function, free = whole["output"]
+    assert text["content"][0]["text"] == "I do"
+    assert (function["type"], function["arguments"]) == ("function_call", '{"a": 2}')
+    assert (free["type"], free["input"]) == ("custom_tool_call", "*** End")
+    assert whole["status"] == "completed"
+    streaming = json.dumps({**RESPONSES_BODY, "stream": True})
+    events = _events(await answer("POST", path, streaming, "own", reply))
+    assert [event["sequence_number"] for event in events] == [*range(len(events))]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    ids = [{**item, "id": ""} for item in done]
+    assert ids == [{**item, "id": ""} for item in whole["output"]]
+    assert events[-1]["type"] == "response.completed"
+    assert events[-1]["response"]["output"] == done
+
+
+async def test_a_reply_that_was_cut_is_called_so() -> None:
+    async def cut(question: ModelQuestion) -> ChatReply:
+        return ChatReply("I d", "length", Usage(10, 2, 5, 1))
+
+    reply = await answer("POST", "/v1/messages", json.dumps(MESSAGES_BODY), "own", cut)
+    assert json.loads(reply.content)["stop_reason"] == "max_tokens"
+    reply = await answer("POST", "/v1/responses", json.dumps(RESPONSES_BODY), "own", cut)
+    assert json.loads(reply.content)["status"] == "incomplete"
+
+
+async def test_messages_that_do_not_fit_are_refused_in_words_that_clients_know() -> None:
+    async def overflow(question: ModelQuestion) -> ChatReply:
+        raise ContextOverflow("9 of 8 tokens")
+
+    reply = await answer("POST", "/v1/messages", json.dumps(MESSAGES_BODY), "own", overflow)
+    error = json.loads(reply.content)["error"]
+    assert (reply.status, error["type"]) == (400, "invalid_request_error")
+    assert error["message"] == "prompt is too long: 9 of 8 tokens"
+    counted = await answer("POST", "/v1/messages/count_tokens", "x" * 400, "own", overflow)
+    assert json.loads(counted.content) == {"input_tokens": 100}
+
+
+async def test_arguments_that_are_no_object_reach_the_harness_as_text() -> None:
+    async def reply(question: ModelQuestion) -> ChatReply:
+        return ChatReply("", "stop", Usage(), calls=(FunctionCall("c2", "bash", "{oops"),))
+
+    whole = await answer("POST", "/v1/messages", json.dumps(MESSAGES_BODY), "own", reply)
+    (block,) = json.loads(whole.content)["content"]
+    assert block["input"] == {"arguments": "{oops"}
+
+
+def test_a_response_that_continues_another_one_is_refused() -> None:
+    body = json.dumps({**RESPONSES_BODY, "previous_response_id": "resp_1"})
+    with pytest.raises(InvalidRequest, match="send the whole conversation"):
+        RESPONSES.parse(body)
 
 
 _json = st.recursive(
@@ -109,7 +309,21 @@ _json = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(("role", "content", "messages", "tools", "function", "name", "id")),
+            st.sampled_from(
+                (
+                    "role",
+                    "content",
+                    "messages",
+                    "tools",
+                    "function",
+                    "name",
+                    "id",
+                    "type",
+                    "input",
+                    "output",
+                    "call_id",
+                )
+            ),
             inner,
             max_size=4,
         )
@@ -118,10 +332,21 @@ _json = st.recursive(
 )
 
 
-@given(_json)
-def test_nonsense_is_an_invalid_request(value: Any) -> None:
-    for body in (json.dumps(value), json.dumps({**BODY, "messages": value})):
+@pytest.mark.parametrize(
+    ("api", "body", "field"),
+    [
+        (CHAT, BODY, "messages"),
+        (MESSAGES, MESSAGES_BODY, "messages"),
+        (RESPONSES, RESPONSES_BODY, "input"),
+    ],
+    ids=["chat", "messages", "responses"],
+)
+@given(value=_json)
+def test_nonsense_is_an_invalid_request(
+    api: ModelApi, body: dict[str, Any], field: str, value: Any
+) -> None:
+    for text in (json.dumps(value), json.dumps({**body, field: value})):
         try:
-            read_question(body)
+            api.parse(text)
         except InvalidRequest as error:
             assert "not a chat request" in error.message  # noqa: PT017 - either way is right
