@@ -58,7 +58,11 @@ class Web:
 
 
 @asynccontextmanager
-async def serving_http(dependencies: ApiDependencies, **settings: Any) -> AsyncIterator[Web]:
+async def serving_http(
+    dependencies: ApiDependencies,
+    trackers: config.TrackerSettings | None = None,
+    **settings: Any,
+) -> AsyncIterator[Web]:
     """Serve until the context ends. The keywords are settings and limits of connections."""
     names = {field.name for field in fields(ServerLimits)}
     limits = {"grace_seconds": 0.2} | {name: settings.pop(name) for name in names & set(settings)}
@@ -70,6 +74,7 @@ async def serving_http(dependencies: ApiDependencies, **settings: Any) -> AsyncI
             BearerTokens(TOKENS),
             configured=True,
             limits=ServerLimits(**limits),
+            trackers=trackers,
         ) as served,
         aiohttp.ClientSession() as session,
     ):

@@ -360,6 +360,7 @@ async def _serve_http(
             accounts=users,
             provider=provider,
             limits=ServerLimits(grace_seconds=settings.grpc.grace_seconds),
+            trackers=settings.trackers,
         ) as served,
     ):
         yield served

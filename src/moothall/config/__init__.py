@@ -17,6 +17,7 @@ from moothall.config.servers import (
     ForgeSettings,
     GrpcSettings,
     OidcSettings,
+    TrackerSettings,
     WebhookSettings,
     WebSettings,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "Section",
     "Settings",
     "TraceSettings",
+    "TrackerSettings",
     "WebSettings",
     "WebhookSettings",
     "WorkspaceSections",

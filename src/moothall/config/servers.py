@@ -228,6 +228,25 @@ class ForgeSettings(Section):
         return self
 
 
+class TrackerSettings(Section):
+    """The issue trackers whose webhooks put stories on the board: docs/api.md."""
+
+    label: str = Field(
+        "moothall", description="label of the issues that become stories; empty: every issue"
+    )
+    linear_secret: SecretStr | None = Field(
+        None, description="signing secret of Linear's webhook; empty: none is accepted"
+    )
+    jira_secret: SecretStr | None = Field(
+        None, description="secret of Jira's webhook; empty: none is accepted"
+    )
+    repositories: dict[str, str] = Field(
+        {},
+        description="registered repositories of the stories, by the key of Linear's team or "
+        "Jira's project",
+    )
+
+
 class WebhookSettings(Section):
     """The webhook for each decision and each transition of a story: docs/api.md."""
 

@@ -39,6 +39,7 @@ from moothall.config.servers import (
     ForgeSettings,
     GrpcSettings,
     OidcSettings,
+    TrackerSettings,
     WebhookSettings,
     WebSettings,
 )
@@ -113,6 +114,7 @@ class Settings(WorkspaceSections, BaseSettings):
     web: WebSettings = WebSettings()
     oidc: OidcSettings = OidcSettings()
     forge: ForgeSettings = ForgeSettings()
+    trackers: TrackerSettings = TrackerSettings()
     webhook: WebhookSettings = WebhookSettings()
     graph: GraphSettings = GraphSettings()
     log: LogSettings = LogSettings()

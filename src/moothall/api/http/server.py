@@ -28,6 +28,7 @@ from moothall.api.http.documents import JSON, document, lines, message, to_json
 from moothall.api.http.openapi import HttpOperation, openapi
 from moothall.api.http.routes import OPEN_PATHS, state_routes, tool_routes
 from moothall.api.http.stories import story_operations
+from moothall.api.http.trackers import tracker_routes
 from moothall.api.identity import BearerTokens, Caller, is_loopback
 from moothall.api.protos import Service, services_of
 from moothall.api.web.routes import page_routes
@@ -66,6 +67,7 @@ async def http_server(
     accounts: UserAccounts | None = None,
     provider: Provider | None = None,
     limits: ServerLimits = _LIMITS,
+    trackers: config.TrackerSettings | None = None,
 ) -> AsyncIterator[Served]:
     """Serve until the context ends. Yields the address, with port 0, after a log message, if the
     default port is taken. `accounts` sign in with passwords, others at a `provider`.
@@ -86,7 +88,15 @@ async def http_server(
         provider_name=provider.name if provider else "",
     )
     async with serve_asgi(
-        application(settings, dependencies, bearers, sessions, provider, limits=limits),
+        application(
+            settings,
+            dependencies,
+            bearers,
+            sessions,
+            provider,
+            limits=limits,
+            trackers=trackers,
+        ),
         address,
         limits,
         context,
@@ -150,6 +160,7 @@ def application(
     provider: Provider | None = None,
     *,
     limits: ServerLimits = _LIMITS,
+    trackers: config.TrackerSettings | None = None,
 ) -> Starlette:
     """Return the ASGI application: the routes behind their middleware, outermost first."""
     pages = (
@@ -160,7 +171,11 @@ def application(
     links = [_links(sessions, bearers)] if pages else []
     operations = story_operations(dependencies) if "api" in dependencies.served else []
     stories = [*(operation.route for operation in operations), _openapi_route(operations)]
+    hooks = (
+        tracker_routes(dependencies, trackers) if trackers and "api" in dependencies.served else []
+    )
     routes = [
+        *hooks,
         *state_routes(dependencies),
         *tool_routes(dependencies),
         *stories,
@@ -170,11 +185,11 @@ def application(
     ]
 
     def is_open(scope: Scope) -> bool:
-        """Return whether a path needs no token: open paths, pages (which need a session), and
-        unknown paths requested by a browser.
+        """Return whether a path needs no token: open paths, signed webhooks, pages (which need a
+        session), and unknown paths requested by a browser.
         """
         if scope["path"] in OPEN_PATHS or any(
-            route.matches(scope)[0] is not Match.NONE for route in pages
+            route.matches(scope)[0] is not Match.NONE for route in (*hooks, *pages)
         ):
             return True
         return middleware.wants_page(scope) and all(
