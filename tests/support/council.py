@@ -19,12 +19,12 @@ from moothall.collector.decide import decide
 from moothall.collector.fold import fold
 from moothall.config import (
     EvidenceSettings,
-    GuardSettings,
     LimitSettings,
     LlmSettings,
     RunnerSettings,
 )
 from moothall.deliberation.code_blocks import SUB_AGENT_LIMITS, SubAgentLimits
+from moothall.deliberation.context import SeatLimits
 from moothall.deliberation.prompts.excerpts import RepoMapper
 from moothall.deliberation.protocols import Dependencies, deliberate
 from moothall.deliberation.recorded_model import Recording
@@ -42,7 +42,7 @@ from moothall.testing.model import Answer, ScriptedModel, phase_of, scripted_mod
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo
 from support.workspace import TempWorkspaces
 
-NO_AGENTS = EvidenceSettings(test_writer=False, tie_breaker=False, review_tools=False)
+NO_AGENTS = EvidenceSettings(agents=())
 TASK = "Add hello_world() function to src/utils.py"
 ONE, TWO, THREE = (seat_id("dev", number) for number in (1, 2, 3))
 
@@ -197,8 +197,7 @@ async def open_council(
     run_code: RunCode | None = None,
     python: RunnerSettings | None = None,
     sub_agents: SubAgentLimits = SUB_AGENT_LIMITS,
-    patience_seconds: float = 10.0,
-    function_attempts: int = 2,
+    seat_limits: SeatLimits | None = None,
     **llm: Any,
 ) -> AsyncIterator[CouncilEnvironment]:
     """Open a council in `folder`.
@@ -229,7 +228,7 @@ async def open_council(
         ) as model,
         AuditLog(folder / "data", "host-1") as audit,
     ):
-        gateway = ToolGateway(GuardSettings(), audit, bus.publish)
+        gateway = ToolGateway(audit, bus.publish)
         prepared = await workspaces.prepare()
         parts = Dependencies(
             model=model,
@@ -244,8 +243,7 @@ async def open_council(
             repo_mapper=RepoMapper(workspaces),
             python=python or RunnerSettings(),
             sub_agents=sub_agents,
-            patience_seconds=patience_seconds,
-            function_attempts=function_attempts,
+            seat_limits=seat_limits or SeatLimits(),
         )
         yield CouncilEnvironment(server, bus, workspaces, prepared, parts)
 

@@ -225,7 +225,7 @@ async def file_versions(
 
 
 def _git(settings: Settings) -> GitRunner:
-    return GitRunner(settings.data_dir / "repos", settings.workspace.git_seconds)
+    return GitRunner(settings.data_dir / "repos")
 
 
 async def line_provenance(

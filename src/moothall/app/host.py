@@ -154,7 +154,7 @@ async def _host(
                 name: NamedModel(llm, models[name]) for name, llm in settings.models.items()
             },
             remote_agents=remote_agents,
-            gateway=ToolGateway(settings.guard, audit, bus.publish, rules),
+            gateway=ToolGateway(audit, bus.publish, rules),
             workspaces=NotifyingWorkspaces(services.workspaces, rules.close_workspace),
             read_file=services.repositories.read,
             merge=services.repositories.merge,

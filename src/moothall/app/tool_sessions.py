@@ -49,7 +49,7 @@ async def tool_service(
             audit_log(settings, bus, keys_of(settings.guard, settings.data_dir), writer)
         )
         services = await stack.enter_async_context(open_workspace_services(settings))
-        gateway = ToolGateway(settings.guard, audit, bus.publish, rules, source="executor")
+        gateway = ToolGateway(audit, bus.publish, rules, source="executor")
         workspaces = NotifyingWorkspaces(services.workspaces, rules.close_workspace)
         sessions = await stack.enter_async_context(
             ToolSessions(

@@ -17,7 +17,6 @@ from cachetools import LRUCache, TLRUCache
 
 from moothall.authorization.call_context import CallContext, Meter, Stopped
 from moothall.concurrency import CircuitBreaker, CircuitCall, CircuitOpenError, TimeLimit
-from moothall.config import GuardSettings
 from moothall.domain.budget import Ledger
 from moothall.domain.ids import digest
 from moothall.domain.text import encodable
@@ -306,10 +305,11 @@ class GatewayLimits:
     """The limits of one gateway that are not settings.
 
     calls_in_flight: concurrent calls of all seats; further ones wait. seat_in_flight: those of one
-    seat; further ones are refused. call_seconds: the maximum duration of one call; a tool's own
-    limit may be lower. grace_seconds: how long a workspace may take to end a call
-    itself after its deadline. argument_bytes: arguments of one call, as JSON. result_bytes,
-    event_bytes: the output of a call that the seat gets, and that its event has; more is truncated.
+    seat; further ones are refused. seat_calls: all calls of one seat. call_seconds: the maximum
+    duration of one call; a tool's own limit may be lower. grace_seconds: how long a workspace may
+    take to end a call itself after its deadline. argument_bytes: arguments of one call, as JSON.
+    result_bytes, event_bytes: the output of a call that the seat gets, and that its event has; more
+    is truncated.
     breaker_failures: consecutive failures of a tool that open its circuit breaker. breaker_seconds:
     how long it stays open; doubles while the tool keeps failing. alert_denials,
     alert_escapes: denied calls, and attempts to escape a sandbox, of one principal or task within
@@ -318,6 +318,7 @@ class GatewayLimits:
 
     calls_in_flight: int = 32
     seat_in_flight: int = 4
+    seat_calls: int = 400
     call_seconds: float = 600.0
     grace_seconds: float = 8.0
     argument_bytes: int = 1_000_000
@@ -421,7 +422,7 @@ def shorten(text: str, limit: int) -> str:
     return f"{text[:head]}{mark}{text[len(text) - tail :]}"
 
 
-def check_spending(ledger: Ledger | None, meter: Meter, limits: GuardSettings) -> None:
+def check_spending(ledger: Ledger | None, meter: Meter, limits: GatewayLimits) -> None:
     """Something may still be spent; else `Stopped`.
 
     A turn that was paid with the last token still runs its tools; one past the limit does not.
@@ -430,7 +431,7 @@ def check_spending(ledger: Ledger | None, meter: Meter, limits: GuardSettings) -
         raise Stopped(ToolStatus.BUDGET_EXCEEDED, reason)
 
 
-def _overspent(ledger: Ledger | None, meter: Meter, limits: GuardSettings) -> str:
+def _overspent(ledger: Ledger | None, meter: Meter, limits: GatewayLimits) -> str:
     if meter.calls >= limits.seat_calls:
         return (
             f"all {limits.seat_calls} tool calls of this seat are used; finish with what you have"

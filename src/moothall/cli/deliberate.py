@@ -29,7 +29,13 @@ from moothall.cli.runtime import stderr_reporter, with_settings
 from moothall.config import Settings
 from moothall.domain.ids import check_id
 from moothall.domain.outcome import Outcome
-from moothall.domain.task import Constraints, DeliberationRequest, Fork, RepositoryRef
+from moothall.domain.task import (
+    MAX_REQUEST_ROUNDS,
+    Constraints,
+    DeliberationRequest,
+    Fork,
+    RepositoryRef,
+)
 from moothall.errors import InvalidRequest
 
 # `moothall deliberate`: a council on a task in a repository.
@@ -152,7 +158,7 @@ def _decode(path: Path, content: bytes) -> str:
 )
 @click.option(
     "--rounds",
-    type=SettingRange(0, "limits.rounds"),
+    type=click.IntRange(0, MAX_REQUEST_ROUNDS),
     help="Rounds of review and revision; by default those of the protocol.",
 )
 @click.option(

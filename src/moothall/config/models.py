@@ -100,11 +100,6 @@ class LlmSettings(Section):
         "the others replace it if it fails",
     )
     model: str = Field("", description="model name; empty: the first model that the server lists")
-    provider: str = Field(
-        "",
-        description="provider name in the usage of the agent service; empty: openai-compatible, "
-        "or llama.cpp",
-    )
     tier: Literal["", "small", "medium", "large"] = Field(
         "", description="requests for this tier get the first model that has it"
     )
@@ -170,9 +165,6 @@ class LlmSettings(Section):
         description="fill the seats of a council one after the other until an answer is proven; "
         "auto: for the local model, which is not faster with several at once",
     )
-    cache_salt: Literal["auto", "on", "off"] = Field(
-        "auto", description="separate the prompt caches of tenants; auto: on vLLM"
-    )
     price_in: float = Field(
         0.0,
         ge=0,
@@ -185,11 +177,6 @@ class LlmSettings(Section):
         ge=0,
         description="US dollars per million prompt tokens from the server's cache; empty: price_in",
     )
-    price_reasoning: float | None = Field(
-        None,
-        ge=0,
-        description="US dollars per million completion tokens of reasoning; empty: price_out",
-    )
     temperature: float = Field(
         0.8,
         ge=0,
@@ -201,12 +188,6 @@ class LlmSettings(Section):
         ge=0,
         description="completion tokens of a call; 0: a quarter of the window, at most 32,768; "
         "for the local model 1,024",
-    )
-    function_turns: int = Field(
-        1,
-        ge=1,
-        description="replies of an attempt at one function; further attempts rewrite the "
-        "function instead of repairing it",
     )
     context_tokens: int = Field(
         0,
@@ -225,13 +206,8 @@ class LlmSettings(Section):
     call_seconds: float = Field(
         1800.0,
         gt=0,
-        description="maximum duration of one call without retries; reasoning models take minutes",
-    )
-    idle_seconds: float = Field(
-        300.0,
-        gt=0,
-        description="maximum silence on an open stream; some servers send nothing while the "
-        "model reasons",
+        description="maximum duration of one call without retries, because reasoning models take "
+        "minutes; an open stream may be silent for a sixth of it",
     )
     retries: int = Field(
         8,
@@ -262,6 +238,13 @@ class LlmSettings(Section):
                 "price_out": known.price_out,
             }
         )
+
+    @property
+    def idle_seconds(self) -> float:
+        """The maximum silence on an open stream. Some servers send nothing while the model
+        reasons.
+        """
+        return self.call_seconds / 6
 
     @property
     def assumed_window(self) -> int:
@@ -298,7 +281,6 @@ SERVER_FIELDS = frozenset(
         "price_in",
         "price_out",
         "price_cached",
-        "price_reasoning",
     }
 )
 """The fields of `LlmSettings` that belong to one server: another one does not inherit them."""

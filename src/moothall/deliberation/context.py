@@ -66,6 +66,22 @@ _MAX_PARALLEL_CHECKS = 2  # re-checks of one deliberation
 
 
 @dataclass(frozen=True, slots=True)
+class SeatLimits:
+    """Limits of a seat that are not settings.
+
+    attempts: of a seat that makes no progress, including the first. function_attempts: of those, at
+    one function; more rarely help. function_turns: replies of an attempt at one function; further
+    attempts rewrite the function instead of repairing it. patience_seconds: the least time that
+    other seats get after a proven answer.
+    """
+
+    attempts: int = 3
+    function_attempts: int = 2
+    function_turns: int = 1
+    patience_seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
 class Dependencies:
     """What deliberations depend on; one per process.
 
@@ -93,10 +109,7 @@ class Dependencies:
     run_code: RunCode | None = None
     python: RunnerSettings = field(default_factory=RunnerSettings)
     sub_agents: SubAgentLimits = SUB_AGENT_LIMITS
-    function_attempts: int = 2
-    """Attempts of a seat at one function, within `limits.attempts`; more rarely help."""
-    patience_seconds: float = 10.0
-    """The least time that other seats get after a proven answer."""
+    seat_limits: SeatLimits = SeatLimits()
     repo_mapper: RepoMapper | None = None
     merge: MergeCommits | None = None
     reservation: Reservation | None = None
@@ -247,12 +260,10 @@ class DeliberationContext:
 
     def attempts_of(self, seat: str) -> int:
         """Return how many attempts a seat has."""
-        max_attempts, setup = self.dependencies.limits.attempts, self.setup_of(seat)
-        return (
-            max_attempts
-            if setup.function is None
-            else min(max_attempts, self.dependencies.function_attempts)
-        )
+        limits, setup = self.dependencies.seat_limits, self.setup_of(seat)
+        if setup.function is None:
+            return limits.attempts
+        return min(limits.attempts, limits.function_attempts)
 
     def call_context_for(self, seat: str, workspace: Workspace, deadline: datetime) -> CallContext:
         """Return the call context of a seat, or of another agent, in a workspace."""

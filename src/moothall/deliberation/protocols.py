@@ -452,7 +452,7 @@ async def _cancel_late_seats(
 ) -> None:
     dependencies = council.dependencies
     patience = proof_duration.total_seconds() * dependencies.limits.patience
-    await asyncio.sleep(max(patience, dependencies.patience_seconds))
+    await asyncio.sleep(max(patience, dependencies.seat_limits.patience_seconds))
     await _confirm_first(council)
     if not any(item.level is EvidenceLevel.PROVEN for item in council.judged):
         return

@@ -178,10 +178,9 @@ def _create_agent(
     )
     return AgentLoop(
         conversation,
-        council.dependencies.limits.model_copy(
-            update={"attempts": council.attempts_of(seat_state.seat)}
-        ),
         _create_block_runner(council, seat_state.seat, sampling),
+        attempts=council.attempts_of(seat_state.seat),
+        function_turns=council.dependencies.seat_limits.function_turns,
         events=council.events,
         role=deliberation.role,
         may_answer=deliberation.is_answer(""),
@@ -220,7 +219,6 @@ def _create_tool_loop(
     return ToolLoop(
         chat,
         tools,
-        council.dependencies.limits,
         events=council.events,
         role=deliberation.role,
         may_answer=may_answer,
@@ -597,7 +595,7 @@ def _create_block_runner(
     dependencies = council.dependencies
     if dependencies.run_code is None or council.about_text:
         return None
-    agents = SubAgents(council.model, council.seat_models[seat].llm, dependencies.limits, sampling)
+    agents = SubAgents(council.model, council.seat_models[seat].llm, sampling)
     return BlockRunner(
         dependencies.run_code, dependencies.python, agents.run_agents, dependencies.sub_agents
     )

@@ -98,6 +98,7 @@ class Pauses:
 
 
 DEFAULT_SEATS = 3
+MAX_REQUEST_ROUNDS = 8
 CHANGE = "change"
 """The seat that proposes the change to judge, under a protocol that judges."""
 DocumentKind = Literal["", "plan", "coach"]

@@ -23,7 +23,7 @@ from moothall.domain.council import (
 from moothall.domain.event import Channel, Event, EventType, Recorded
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, read_role, seat_id
-from moothall.domain.task import DEFAULT_SEATS, DeliberationRequest
+from moothall.domain.task import DEFAULT_SEATS, MAX_REQUEST_ROUNDS, DeliberationRequest
 from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NoCouncil, NotFound
 from moothall.ports import Log
 from moothall.telemetry import get_logger
@@ -303,10 +303,9 @@ class CouncilRegistry:
         self._tenants[tenant] = _apply_event(self._tenants.get(tenant, {}), recorded)
 
     def _check(self, config: CouncilConfig) -> CouncilConfig:
-        if not 0 <= config.rounds <= self._limits.rounds:
+        if not 0 <= config.rounds <= MAX_REQUEST_ROUNDS:
             raise InvalidRequest(
-                f"deliberation_rounds is {config.rounds}; allowed are 0 to {self._limits.rounds} "
-                "here"
+                f"deliberation_rounds is {config.rounds}; allowed are 0 to {MAX_REQUEST_ROUNDS}"
             )
         self._models.choose(config.model_profile)
         if config.agent_type.lower() not in AGENT_TYPES:

@@ -36,6 +36,7 @@ from moothall.domain.task import (
     CHANGE,
     DEFAULT_SEATS,
     FORGE,
+    MAX_REQUEST_ROUNDS,
     TASK_CHARS,
     VALIDATION,
     Deliberation,
@@ -224,7 +225,7 @@ def plan_deliberation(
         role=role,
         protocol=protocol,
         seats=names,
-        rounds=_choose_rounds(request, council, protocol, limits),
+        rounds=_choose_rounds(request, council, protocol),
         deadline=now + timedelta(seconds=seconds),
         max_turns=_choose_turns(request, limits),
         constraints=request.constraints,
@@ -329,11 +330,10 @@ def _choose_rounds(
     request: DeliberationRequest,
     council: Council | None,
     protocol: ProtocolName,
-    limits: LimitSettings,
 ) -> int:
     default_rounds = (council.config.rounds if council else 0) or PROTOCOLS[protocol].rounds
     rounds = default_rounds if request.rounds is None else request.rounds
-    return _check_range("rounds", rounds, 0, limits.rounds, "limits.rounds")
+    return _check_range("rounds", rounds, 0, MAX_REQUEST_ROUNDS)
 
 
 def _choose_seconds(request: DeliberationRequest, limits: LimitSettings) -> float:
@@ -388,9 +388,10 @@ def digest_request(request: DeliberationRequest, who: Principal) -> str:
     return digest(str(sorted(fields.items())), who.tenant, who.name)
 
 
-def _check_range(name: str, value: int, low: int, high: int, setting: str) -> int:
+def _check_range(name: str, value: int, low: int, high: int, setting: str = "") -> int:
     if not low <= value <= high:
-        raise InvalidRequest(f"{name} is {value}; allowed are {low} to {high} here ({setting})")
+        where = f" here ({setting})" if setting else ""
+        raise InvalidRequest(f"{name} is {value}; allowed are {low} to {high}{where}")
     return value
 
 

@@ -77,7 +77,7 @@ class TrustedClone:
     def __init__(self, path: Path, settings: Settings, runner: GitRunner | None = None) -> None:
         self.path = path
         self._settings = settings
-        self._git = runner or GitRunner(path.parent, settings.git_seconds)
+        self._git = runner or GitRunner(path.parent)
         self._read_lists: dict[tuple[str, str], Mapping[str, bytes]] = {}
         self._trees: dict[str, tuple[tuple[TreeEntry, ...], Mapping[str, str]]] = {}
         self._limits = patch_rules.ChangeLimits(

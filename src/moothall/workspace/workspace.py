@@ -208,7 +208,7 @@ class LocalWorkspace:
         )
         requested_seconds, max_seconds = (
             call.arguments.get("timeout_seconds") or USUAL_SECONDS,
-            self._settings.code.shell_seconds,
+            self._settings.workspace.check_seconds,
         )
         return parse_shell_answer(
             answer,

@@ -42,6 +42,7 @@ DEFAULT_PORT = 8080
 LINK_SECONDS = 600.0
 """How long the link that `serve` prints can sign in a browser, once."""
 _MAX_SESSIONS = 256
+_SESSION_SECONDS = 12 * 3600.0  # of a browser's sign-in
 _LIMITS = ServerLimits()
 """Signed-in browsers, and as many again by password; the oldest session ends if there are more."""
 
@@ -80,7 +81,7 @@ async def http_server(
     address = ListenAddress("HTTP", "web", settings.host, settings.port, DEFAULT_PORT)
     sessions = Sessions(
         _MAX_SESSIONS,
-        settings.session_seconds,
+        _SESSION_SECONDS,
         LINK_SECONDS,
         accounts=accounts,
         provider_name=provider.name if provider else "",
