@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,3 +86,24 @@ def _suspicious_lines(place: Path) -> Iterator[tuple[int, str]]:
 
 def _is_glossary(place: Path, line: str) -> bool:
     return place.name == "glossary.md" and line.startswith("| ")
+
+
+MAX_FUNCTION_LINES = 60
+"""The most lines of a function, without its decorators."""
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    long = [
+        f"{path.relative_to(SOURCE)}:{node.lineno} {node.name}: {lines} lines"
+        for path, tree in _modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
+    ]
+    assert long == [], f"functions have at most {MAX_FUNCTION_LINES} lines: split them by meaning"
+
+
+def _modules() -> Iterator[tuple[Path, ast.Module]]:
+    for path in SOURCE.rglob("*.py"):
+        if "pb" not in path.parts:
+            yield path, ast.parse(path.read_text(encoding="utf-8"))

@@ -142,18 +142,12 @@ async def _host(
         audit = await stack.enter_async_context(audit_log(settings, bus, keys, writer))
         rules = await stack.enter_async_context(open_rules(settings, bus, keys=keys))
         services = await stack.enter_async_context(open_workspace_services(settings, remote_bus))
-        remote_agents: Mapping[str, ChatModel] = {}
-        if settings.agents.endpoints:
-            # Importing gRPC takes time, and most hosts do not need it.
-            from moothall.api.remote_agents import open_remote_agents
-
-            remote_agents = await stack.enter_async_context(open_remote_agents(settings.agents))
         parts = Dependencies(
             model=models[DEFAULT],
             named_models={
                 name: NamedModel(llm, models[name]) for name, llm in settings.models.items()
             },
-            remote_agents=remote_agents,
+            remote_agents=await _open_remote_agents(settings, stack),
             gateway=ToolGateway(audit, bus.publish, rules),
             workspaces=NotifyingWorkspaces(services.workspaces, rules.close_workspace),
             read_file=services.repositories.read,
@@ -170,7 +164,6 @@ async def _host(
         )
         accounts = StoryBudgets(bus.bucket(BUCKET), settings.limits)
         seats, patience = settings.ray.seats_per_host, settings.bus.ack_wait_seconds
-        quotas = Quotas(bus.bucket(BUCKET), settings.quotas)
         host = Host(
             name,
             bus,
@@ -179,11 +172,20 @@ async def _host(
             seats,
             accounts,
             patience,
-            quotas=quotas,
+            quotas=Quotas(bus.bucket(BUCKET), settings.quotas),
             node=node,
         )
         ready()
         await host.run()
+
+
+async def _open_remote_agents(settings: Settings, stack: AsyncExitStack) -> Mapping[str, ChatModel]:
+    if not settings.agents.endpoints:
+        return {}
+    # Importing gRPC takes time, and most hosts do not need it.
+    from moothall.api.remote_agents import open_remote_agents
+
+    return await stack.enter_async_context(open_remote_agents(settings.agents))
 
 
 def _separate_main(settings: Settings, instance: str, **arguments: Any) -> Callable[..., Any]:

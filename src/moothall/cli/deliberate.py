@@ -279,9 +279,7 @@ async def deliberate(
         description=task,
         role=role,
         task_id=task_id,
-        constraints=Constraints(
-            rubric, requirements, max_iterations=turns or 0, timeout_seconds=seconds or 0
-        ),
+        constraints=_constraints(rubric, requirements, turns, seconds),
         rounds=rounds,
         num_agents=agents or 0,
         protocol=protocol,
@@ -294,11 +292,19 @@ async def deliberate(
     )
     report_outcome = _outcome_reporter(request, summary, as_json=as_json)
     output = _Output(report_outcome, quiet=as_json, verbose=verbose)
-    if server:
-        return await _deliberate_remotely(
-            settings, request, named, output, server, token_file=token_file
-        )
-    return await _deliberate(settings, request, named, output)
+    if not server:
+        return await _deliberate(settings, request, named, output)
+    return await _deliberate_remotely(
+        settings, request, named, output, server, token_file=token_file
+    )
+
+
+def _constraints(
+    rubric: str, requirements: tuple[str, ...], turns: int | None, seconds: int | None
+) -> Constraints:
+    return Constraints(
+        rubric, requirements, max_iterations=turns or 0, timeout_seconds=seconds or 0
+    )
 
 
 async def _read_hidden_tests(

@@ -212,21 +212,16 @@ def plan_deliberation(
     _check_head(request, judges=judges)
     models, own_models = choose_models(request, role, defaults.models, council)
     names = _choose_seats(request, role, council, limits.agents, PROTOCOLS[protocol])
-    model_by_seat = {
-        **{seat: models[number % len(models)] for number, seat in enumerate(names)},
-        **own_models,
-    }
-    seconds = _choose_seconds(request, limits)
+    model_by_seat = {seat: models[number % len(models)] for number, seat in enumerate(names)}
+    model_by_seat |= own_models
     return Deliberation(
-        task_id=key_of(
-            check_task_id(request.task_id) if request.task_id else new_task_id(), who.tenant
-        ),
+        task_id=_task_key(request.task_id or new_task_id(), "task_id", who),
         description=request.description.strip(),
         role=role,
         protocol=protocol,
         seats=names,
         rounds=_choose_rounds(request, council, protocol),
-        deadline=now + timedelta(seconds=seconds),
+        deadline=now + timedelta(seconds=_choose_seconds(request, limits)),
         max_turns=_choose_turns(request, limits),
         constraints=request.constraints,
         budget=_limit_budget(request.budget, limits),
@@ -248,13 +243,15 @@ def plan_deliberation(
         elsewhere={} if request.merge and not judges else remote_seats(council, defaults.endpoints),
         tests_only=request.tests_only,
         document=request.document,
-        follows=key_of(check_task_id(request.follows, "follows"), who.tenant)
-        if request.follows
-        else TaskKey(""),
+        follows=_task_key(request.follows, "follows", who) if request.follows else TaskKey(""),
         tenant=who.tenant,
         principal=who.name,
         seed=defaults.seed if request.seed is None else request.seed,
     )
+
+
+def _task_key(task_id: str, field_name: str, who: Principal) -> TaskKey:
+    return key_of(check_task_id(task_id, field_name), who.tenant)
 
 
 def _check_texts(request: DeliberationRequest, limits: LimitSettings) -> None:
