@@ -24,9 +24,16 @@ from moothall.config import (
     RunnerSettings,
 )
 from moothall.deliberation.code_blocks import SUB_AGENT_LIMITS, SubAgentLimits
-from moothall.deliberation.context import SeatLimits
+from moothall.deliberation.context import (
+    Answerers,
+    CouncilRules,
+    Dependencies,
+    PythonBlocks,
+    RepositoryAccess,
+    SeatLimits,
+)
 from moothall.deliberation.prompts.excerpts import RepoMapper
-from moothall.deliberation.protocols import Dependencies, deliberate
+from moothall.deliberation.protocols import deliberate
 from moothall.deliberation.recorded_model import Recording
 from moothall.domain.codec import dump
 from moothall.domain.event import Channel, Event, EventType
@@ -231,19 +238,17 @@ async def open_council(
         gateway = ToolGateway(audit, bus.publish)
         prepared = await workspaces.prepare()
         parts = Dependencies(
-            model=model,
+            answerers=Answerers(model, settings),
             gateway=gateway,
             workspaces=workspaces,
-            read_file=workspaces.read,
+            repositories=RepositoryAccess(workspaces.read, RepoMapper(workspaces)),
             log=bus,
-            limits=limits or LimitSettings(patience=0),
-            evidence=evidence or NO_AGENTS,
-            llm=settings,
-            run_code=run_code,
-            repo_mapper=RepoMapper(workspaces),
-            python=python or RunnerSettings(),
-            sub_agents=sub_agents,
-            seat_limits=seat_limits or SeatLimits(),
+            rules=CouncilRules(
+                limits or LimitSettings(patience=0),
+                evidence or NO_AGENTS,
+                seat_limits or SeatLimits(),
+            ),
+            python=PythonBlocks(run_code, python or RunnerSettings(), sub_agents),
         )
         yield CouncilEnvironment(server, bus, workspaces, prepared, parts)
 

@@ -22,8 +22,14 @@ from moothall.authorization.keys import keys_of
 from moothall.concurrency import leaves
 from moothall.config import FleetMode, MetricsSettings, Settings, secret_values
 from moothall.config.models import DEFAULT, Models
+from moothall.deliberation.context import (
+    Answerers,
+    CouncilRules,
+    Dependencies,
+    PythonBlocks,
+    RepositoryAccess,
+)
 from moothall.deliberation.prompts.excerpts import RepoMapper
-from moothall.deliberation.protocols import Dependencies
 from moothall.deliberation.recorded_model import NamedModel
 from moothall.domain.ids import digest
 from moothall.domain.text import scrub
@@ -143,23 +149,23 @@ async def _host(
         rules = await stack.enter_async_context(open_rules(settings, bus, keys=keys))
         services = await stack.enter_async_context(open_workspace_services(settings, remote_bus))
         parts = Dependencies(
-            model=models[DEFAULT],
-            named_models={
-                name: NamedModel(llm, models[name]) for name, llm in settings.models.items()
-            },
-            remote_agents=await _open_remote_agents(settings, stack),
+            answerers=Answerers(
+                models[DEFAULT],
+                settings.llm,
+                {name: NamedModel(llm, models[name]) for name, llm in settings.models.items()},
+                await _open_remote_agents(settings, stack),
+                _open_harnesses(settings.choice),
+            ),
             gateway=ToolGateway(audit, bus.publish, rules),
             workspaces=NotifyingWorkspaces(services.workspaces, rules.close_workspace),
-            read_file=services.repositories.read,
-            merge=services.repositories.merge,
+            repositories=RepositoryAccess(
+                services.repositories.read,
+                RepoMapper(services.workspaces),
+                services.repositories.merge,
+            ),
             log=bus,
-            limits=settings.limits,
-            evidence=settings.evidence,
-            llm=settings.llm,
-            run_code=services.run_code,
-            run_harness=_open_harnesses(settings.choice),
-            repo_mapper=RepoMapper(services.workspaces),
-            python=settings.runner,
+            rules=CouncilRules(settings.limits, settings.evidence),
+            python=PythonBlocks(services.run_code, settings.runner),
             clean=functools.partial(scrub, known=secret_values(settings)),
         )
         accounts = StoryBudgets(bus.bucket(BUCKET), settings.limits)

@@ -82,47 +82,87 @@ class SeatLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Dependencies:
-    """What deliberations depend on; one per process.
+class Answerers:
+    """What answers on seats.
 
-    model, llm: the default model and its settings. named_models: the other models of the settings.
-    clean: removes the operator's secrets from prompts. run_code: runs blocks of Python with the
-    settings `python`. repo_mapper: finds the parts of a repository that matter for a task; without
-    it, prompts show whole files only. merge: merges commits.
+    model, llm: the default model and its settings. named: the other models of the settings.
+    remote: remote agents, by endpoint. run_harness: runs harnesses on seats whose models have one;
+    None if it is not installed.
     """
 
     model: ChatModel
-    gateway: ToolGateway
-    workspaces: Workspaces
+    llm: LlmSettings = field(default_factory=LlmSettings)
+    named: Mapping[str, NamedModel] = field(default_factory=dict)
+    remote: Mapping[str, ChatModel] = field(default_factory=dict)
+    run_harness: RunHarness | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryAccess:
+    """Access to repositories.
+
+    mapper: finds the parts of a repository that matter for a task; without it, prompts show whole
+    files only. merge: merges commits.
+    """
+
     read_file: ReadFile
-    log: Log
+    mapper: RepoMapper | None = None
+    merge: MergeCommits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PythonBlocks:
+    """What runs blocks of Python; `run_code` is None if nothing does."""
+
+    run_code: RunCode | None = None
+    settings: RunnerSettings = field(default_factory=RunnerSettings)
+    sub_agents: SubAgentLimits = SUB_AGENT_LIMITS
+
+
+@dataclass(frozen=True, slots=True)
+class CouncilRules:
+    """The limits of deliberations and seats, and the evidence to gather."""
+
     limits: LimitSettings = field(default_factory=LimitSettings)
     evidence: EvidenceSettings = field(default_factory=EvidenceSettings)
-    llm: LlmSettings = field(default_factory=LlmSettings)
-    named_models: Mapping[str, NamedModel] = field(default_factory=dict)
-    remote_agents: Mapping[str, ChatModel] = field(default_factory=dict)
-    """Remote agents, by endpoint."""
-    run_harness: RunHarness | None = None
-    """Runs harnesses on seats whose models have one; None if it is not installed."""
+    seats: SeatLimits = SeatLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What the host controls of one deliberation.
+
+    owns_work: true as long as this process owns it; called before each model call. reservation: its
+    shares of the budget of its story and of its tenant's quotas. steering: steering messages to it,
+    by event id; the host adds new ones. publish_partial: publishes the partial replies of seats.
+    pause_gate: holds turns while it is paused.
+    """
+
+    owns_work: Callable[[], bool] = lambda: True
+    reservation: Reservation | None = None
+    steering: Mapping[str, str] = field(default_factory=dict)
+    publish_partial: PublishPartial | None = None
+    pause_gate: PauseGate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """What deliberations depend on; one per process, except for `control`.
+
+    clean: removes the operator's secrets from prompts.
+    """
+
+    answerers: Answerers
+    gateway: ToolGateway
+    workspaces: Workspaces
+    repositories: RepositoryAccess
+    log: Log
+    rules: CouncilRules = field(default_factory=CouncilRules)
+    python: PythonBlocks = field(default_factory=PythonBlocks)
     source: str = "host"
     clean: Callable[[str], str] = scrub
-    run_code: RunCode | None = None
-    python: RunnerSettings = field(default_factory=RunnerSettings)
-    sub_agents: SubAgentLimits = SUB_AGENT_LIMITS
-    seat_limits: SeatLimits = SeatLimits()
-    repo_mapper: RepoMapper | None = None
-    merge: MergeCommits | None = None
-    reservation: Reservation | None = None
-    """The deliberation's shares of the budget of its story and of its tenant's quotas."""
-    steering: Mapping[str, str] = field(default_factory=dict)
-    """Steering messages to the deliberation, by event id; the host adds new ones."""
-    publish_partial: PublishPartial | None = None
-    """Publishes the partial replies of seats."""
-    pause_gate: PauseGate | None = None
-    """Holds turns while the deliberation is paused."""
     base_failures: BaseFailures = field(default_factory=BaseFailures)
-    owns_work: Callable[[], bool] = lambda: True
-    """True as long as this process owns the deliberation; called before each model call."""
+    control: Control = field(default_factory=Control)
 
 
 @dataclass(slots=True)
@@ -260,7 +300,7 @@ class DeliberationContext:
 
     def attempts_of(self, seat: str) -> int:
         """Return how many attempts a seat has."""
-        limits, setup = self.dependencies.seat_limits, self.setup_of(seat)
+        limits, setup = self.dependencies.rules.seats, self.setup_of(seat)
         if setup.function is None:
             return limits.attempts
         return min(limits.attempts, limits.function_attempts)
@@ -382,8 +422,8 @@ def _open_models(
 ) -> Mapping[str, NamedModel]:
     """Return the council's models by name, the default first. Raises `ConfigurationError`."""
     known_models = {
-        **dependencies.named_models,
-        "": NamedModel(dependencies.llm, dependencies.model),
+        **dependencies.answerers.named,
+        "": NamedModel(dependencies.answerers.llm, dependencies.answerers.model),
     }
     names = tuple(
         dict.fromkeys((deliberation.model, *map(deliberation.model_of, deliberation.seats)))
@@ -403,9 +443,11 @@ def _remote_models(
     `<seat>/elsewhere`.
     """
     return {
-        f"{seat}/{REMOTE}": NamedModel(seat_models[seat].llm, dependencies.remote_agents[endpoint])
+        f"{seat}/{REMOTE}": NamedModel(
+            seat_models[seat].llm, dependencies.answerers.remote[endpoint]
+        )
         for seat, endpoint in deliberation.elsewhere.items()
-        if seat in seat_models and endpoint in dependencies.remote_agents
+        if seat in seat_models and endpoint in dependencies.answerers.remote
     }
 
 
@@ -491,9 +533,9 @@ async def create_context(
     )
     ledger = Ledger(deliberation.budget)
     models, modes = await _open_fitted_models(deliberation, dependencies)
-    dependencies = replace(
-        dependencies, model=models[deliberation.model].model, llm=models[deliberation.model].llm
-    )
+    default = models[deliberation.model]
+    answerers = replace(dependencies.answerers, model=default.model, llm=default.llm)
+    dependencies = replace(dependencies, answerers=answerers)
     setups = {
         name: await create_seat_setup(deliberation, prepared, dependencies, named, modes[name])
         for name, named in models.items()
@@ -507,18 +549,18 @@ async def create_context(
         dependencies=dependencies,
         events=events,
         model=RecordedModel(
-            dependencies.model,
+            dependencies.answerers.model,
             ledger=ledger,
             events=events,
             recording=recording,
-            settings=models[deliberation.model].llm,
+            settings=default.llm,
             seat_models={**seat_models, **_remote_models(deliberation, dependencies, seat_models)},
             clean=dependencies.clean,
-            owns_work=dependencies.owns_work,
-            reservation=dependencies.reservation,
-            steering=dependencies.steering,
-            publish_partial=dependencies.publish_partial,
-            pause_gate=dependencies.pause_gate,
+            owns_work=dependencies.control.owns_work,
+            reservation=dependencies.control.reservation,
+            steering=dependencies.control.steering,
+            publish_partial=dependencies.control.publish_partial,
+            pause_gate=dependencies.control.pause_gate,
         ),
         ledger=ledger,
         work_deadline=work_deadline,
@@ -540,7 +582,11 @@ def _create_evaluator(
     slots = asyncio.Semaphore(_MAX_PARALLEL_CHECKS)
     return Evaluator(
         CleanCheckoutRunner(
-            deliberation, prepared, dependencies.workspaces, dependencies.read_file, slots
+            deliberation,
+            prepared,
+            dependencies.workspaces,
+            dependencies.repositories.read_file,
+            slots,
         ),
         events,
         dependencies.clean,

@@ -96,8 +96,6 @@ from moothall.domain.task import CHANGE, Deliberation
 from moothall.errors import BusUnavailable, MoothallError
 from moothall.ranking import find_ties, have_same_change, is_done, passes_acceptance_checks
 
-__all__ = ["HOST_STOPS", "Dependencies", "deliberate"]
-
 HOST_STOPS = "host stops"
 """Cancel a deliberation's task with this message if another process continues the work: no seat is
 reported as finished then.
@@ -294,7 +292,7 @@ async def _run_second_wave(
     """Let all seats propose once more, with notes on the first proposals, if none of these is
     reproduced or proven.
     """
-    setting = council.dependencies.limits.second_wave
+    setting = council.dependencies.rules.limits.second_wave
     enabled = setting == "on" or (setting == "auto" and protocol.second_wave)
     if not enabled or council.about_text or not _time_left(council) or council.ledger.used_up:
         return
@@ -392,7 +390,7 @@ async def _fill_seats(council: DeliberationContext) -> None:
 
 def _fills_one_by_one(council: DeliberationContext) -> bool:
     """Return True if seats are filled one after the other; never if every answer is needed."""
-    llm = council.dependencies.llm
+    llm = council.dependencies.answerers.llm
     enabled = llm.seats_in_turn == "on" or (llm.seats_in_turn == "auto" and llm.base_url is None)
     return (
         enabled
@@ -451,8 +449,8 @@ async def _cancel_late_seats(
     proof_duration: timedelta,
 ) -> None:
     dependencies = council.dependencies
-    patience = proof_duration.total_seconds() * dependencies.limits.patience
-    await asyncio.sleep(max(patience, dependencies.seat_limits.patience_seconds))
+    patience = proof_duration.total_seconds() * dependencies.rules.limits.patience
+    await asyncio.sleep(max(patience, dependencies.rules.seats.patience_seconds))
     await _confirm_first(council)
     if not any(item.level is EvidenceLevel.PROVEN for item in council.judged):
         return
@@ -521,7 +519,7 @@ def _awaits_confirmation(item: Candidate) -> bool:
 def _starts_patience(council: DeliberationContext) -> bool:
     """Return True if a proven candidate limits the time of the other seats."""
     if (
-        not council.dependencies.limits.patience
+        not council.dependencies.rules.limits.patience
         or council.deliberation.peer_review
         or not _protocol(council).stops_early
     ):

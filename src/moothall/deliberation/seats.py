@@ -96,7 +96,7 @@ async def find_approaches(council: DeliberationContext, count: int) -> None:
     of 36 runs with one, in 26 of 30 without): with `auto`, its seats differ only by temperature and
     seed. Seats with native tools differ by how they begin.
     """
-    llm, shared_setup = council.dependencies.llm, council.setup_of("-")
+    llm, shared_setup = council.dependencies.answerers.llm, council.setup_of("-")
     text_setups = [
         setup
         for setup in (council.setup_of(seat_state.seat) for seat_state in council.seat_states)
@@ -180,7 +180,7 @@ def _create_agent(
         conversation,
         _create_block_runner(council, seat_state.seat, sampling),
         attempts=council.attempts_of(seat_state.seat),
-        function_turns=council.dependencies.seat_limits.function_turns,
+        function_turns=council.dependencies.rules.seats.function_turns,
         events=council.events,
         role=deliberation.role,
         may_answer=deliberation.is_answer(""),
@@ -349,11 +349,11 @@ async def _propose(council: DeliberationContext, seat_state: SeatState) -> None:
 
 async def _merge_commits(council: DeliberationContext) -> Draft:
     """Return the merged commits as a draft."""
-    if council.prepared is None or council.dependencies.merge is None:
+    if council.prepared is None or council.dependencies.repositories.merge is None:
         raise AssertionError("commits are merged where there is a repository")
     base = council.prepared.base
     # A base without its hidden tests shares no history with delivered commits.
-    patch = await council.dependencies.merge(
+    patch = await council.dependencies.repositories.merge(
         replace(base, sha=council.deliberation.base_sha or base.sha), council.deliberation.merge
     )
     if not patch.diff:
@@ -593,11 +593,14 @@ def _create_block_runner(
 ) -> BlockRunner | None:
     """Return what runs a seat's Python blocks; None without a runner or a repository."""
     dependencies = council.dependencies
-    if dependencies.run_code is None or council.about_text:
+    if dependencies.python.run_code is None or council.about_text:
         return None
     agents = SubAgents(council.model, council.seat_models[seat].llm, sampling)
     return BlockRunner(
-        dependencies.run_code, dependencies.python, agents.run_agents, dependencies.sub_agents
+        dependencies.python.run_code,
+        dependencies.python.settings,
+        agents.run_agents,
+        dependencies.python.sub_agents,
     )
 
 

@@ -218,7 +218,7 @@ def reviews_with_tools(council: DeliberationContext, reviewer: str) -> bool:
     """True if a reviewer gets a workspace and a shell."""
     setup = council.setup_of(reviewer)
     return (
-        "reviewers" in council.dependencies.evidence.agents
+        "reviewers" in council.dependencies.rules.evidence.agents
         and council.prepared is not None
         and setup.tools is not None
         and setup.tools.has_shell

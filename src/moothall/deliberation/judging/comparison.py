@@ -288,7 +288,7 @@ def find_tie(council: DeliberationContext) -> tuple[Candidate, ...]:
     """
     d, tools = council.deliberation, select_tools(council.setup_of(TIE_BREAKER))
     if (
-        "tie-breaker" not in council.dependencies.evidence.agents
+        "tie-breaker" not in council.dependencies.rules.evidence.agents
         or council.evaluator is None
         or tools is None
         or not tools.has_shell
