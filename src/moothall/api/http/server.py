@@ -93,7 +93,7 @@ async def http_server(
         context,
     ) as port:
         is_local = context is None and is_loopback(settings.host) and bearers.accept(LOCAL)
-        has_link = port and is_local and "page" in dependencies.served
+        has_link = port and is_local and "page" in dependencies.serving.roles
         link = (
             f"http://{settings.host}:{port}/sign-in?link={sessions.link(Caller(LOCAL))}"
             if has_link
@@ -102,7 +102,7 @@ async def http_server(
         try:
             yield Served(port, link)
         finally:
-            dependencies.stopping.set()
+            dependencies.serving.stopping.set()
 
 
 @asynccontextmanager
@@ -155,11 +155,11 @@ def application(
     """Return the ASGI application: the routes behind their middleware, outermost first."""
     pages = (
         page_routes(dependencies, bearers, sessions, provider)
-        if "page" in dependencies.served
+        if "page" in dependencies.serving.roles
         else []
     )
     links = [_links(sessions, bearers)] if pages else []
-    operations = story_operations(dependencies) if "api" in dependencies.served else []
+    operations = story_operations(dependencies) if "api" in dependencies.serving.roles else []
     stories = [*(operation.route for operation in operations), _openapi_route(operations)]
     routes = [
         *state_routes(dependencies),

@@ -66,7 +66,7 @@ def story_operations(dependencies: ApiDependencies) -> Sequence[HttpOperation]:
     planning = Planning(dependencies)
     return (
         *_board_operations(planning),
-        *_story_operations(dependencies.board, planning),
+        *_story_operations(dependencies.stories.board, planning),
         *_move_operations(planning),
         *_coach_operations(dependencies),
         *_event_operations(planning),
@@ -208,7 +208,7 @@ def _move_operations(planning: Planning) -> Sequence[HttpOperation]:
 
 
 def _coach_operations(dependencies: ApiDependencies) -> Sequence[HttpOperation]:
-    scorer = StoryCoach(dependencies.author)
+    scorer = StoryCoach(dependencies.stories.author)
 
     async def score(request: Request) -> Response:
         """The story coach's score of a draft."""

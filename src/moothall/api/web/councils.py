@@ -68,7 +68,7 @@ def council_routes(
                 "is accepted"
             ) from error
         (progress, timeline), story = await asyncio.gather(
-            dependencies.tasks.get_details(task_id, session.who),
+            dependencies.records.tasks.get_details(task_id, session.who),
             find_story(dependencies, outcome, session.who),
         )
         context = await _council_context(dependencies, session, outcome, progress, story)
@@ -110,7 +110,7 @@ async def _council_context(
         "deliberation": deliberation,
         "title": council_title(deliberation),
         "is_conversation": deliberation is not None and deliberation.protocol == "ask",
-        "earlier_tasks": await earlier_tasks(dependencies.tasks, deliberation, session.who),
+        "earlier_tasks": await earlier_tasks(dependencies.records.tasks, deliberation, session.who),
         "forked": own_id(deliberation.fork.task_id, session.who.tenant)
         if deliberation and deliberation.fork
         else "",
@@ -187,7 +187,7 @@ def _changes(
             session.who,
             last_seen(request),
         )
-        last_seq = (await dependencies.tasks.get_progress(task_id, who)).seq
+        last_seq = (await dependencies.records.tasks.get_progress(task_id, who)).seq
 
         async def follow_events() -> AsyncGenerator[int, None]:
             async with aclosing(
@@ -345,7 +345,7 @@ def step_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
 
     async def step(request: Request, session: Session) -> Response:
         task_id = check_task_id(request.path_params["id"])
-        progress, timeline = await dependencies.tasks.get_details(task_id, session.who)
+        progress, timeline = await dependencies.records.tasks.get_details(task_id, session.who)
         lane, place = request.path_params["lane"], request.path_params["place"]
         blocks = _find_lane(timeline, lane)
         is_number = place.isascii() and place.isdecimal() and len(place) <= _MAX_DIGITS
@@ -353,7 +353,11 @@ def step_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
         if index >= len(blocks):
             raise NotFound("this council has no such step")
         block = blocks[index]
-        calls = await dependencies.tasks.get_model_calls(task_id, session.who) if block.call else {}
+        calls = (
+            await dependencies.records.tasks.get_model_calls(task_id, session.who)
+            if block.call
+            else {}
+        )
         context: dict[str, Any] = {"block": block, "call": calls.get(block.call), "full": True}
         if "part" in request.query_params:
             return fragment(await asyncio.to_thread(part, "step.html", **context))
@@ -412,7 +416,7 @@ def runs_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
         found = (
             await _list_sorted(dependencies, session, state, query, sort)
             if sort
-            else await dependencies.tasks.list_tasks(
+            else await dependencies.records.tasks.list_tasks(
                 session.who, state, first + _PAGE_SIZE + 1, query=query
             )
         )[first : first + _PAGE_SIZE + 1]
@@ -437,7 +441,7 @@ def runs_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
 async def _list_sorted(
     dependencies: ApiDependencies, session: Session, state: str, query: str, sort: str
 ) -> Sequence[TaskView]:
-    views = await dependencies.tasks.list_tasks(
+    views = await dependencies.records.tasks.list_tasks(
         session.who, state, _MAX_PAGE * _PAGE_SIZE, query=query
     )
     return sorted(views, key=_SORT_KEYS[sort])
