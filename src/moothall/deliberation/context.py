@@ -194,6 +194,41 @@ class SeatState:
 
 
 @dataclass(slots=True)
+class ProposingState:
+    """How the seats of a council work.
+
+    wave: the round of the second wave; 0 before it. notes: what the first wave tried and learned,
+    for the seats of the second.
+    """
+
+    approaches: tuple[str, ...] = ()
+    approach_source: str = "none"
+    stopped_early: bool = False
+    wave: int = 0
+    notes: str = ""
+
+
+@dataclass(slots=True)
+class JudgingState:
+    """What judging found beside the results of checks.
+
+    missing_reviews: by candidate and reviewer, the message that this review is missing.
+    answers_equivalent: the tie-breaker found that the best answers behave the same. superseded:
+    existing tests that the task supersedes, each with the reason. changes_read: candidates whose
+    changes of existing tests were compared with the task. contradictions: by candidate with tests,
+    why they contradict the task; '' if they do not.
+    """
+
+    reviews: list[Review] = field(default_factory=list)
+    missing_reviews: dict[tuple[str, str], str] = field(default_factory=dict)
+    answers_equivalent: bool = False
+    superseded: dict[str, str] = field(default_factory=dict)
+    changes_read: set[str] = field(default_factory=set)
+    contradictions: dict[str, str] = field(default_factory=dict)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass(slots=True)
 class DeliberationContext:
     """One running deliberation.
 
@@ -214,24 +249,8 @@ class DeliberationContext:
     seat_models: Mapping[str, NamedModel]
     setups: Mapping[str, SeatSetup]
     evaluator: Evaluator | None = None
-    approaches: tuple[str, ...] = ()
-    approach_source: str = "none"
-    reviews: list[Review] = field(default_factory=list)
-    missing_reviews: dict[tuple[str, str], str] = field(default_factory=dict)
-    """By candidate and reviewer: the message that this review is missing."""
-    answers_equivalent: bool = False
-    """True if the tie-breaker found that the best answers behave the same."""
-    superseded: dict[str, str] = field(default_factory=dict)
-    """Existing tests that the task supersedes, each with the reason."""
-    changes_read: set[str] = field(default_factory=set)
-    """The candidates whose changes of existing tests were compared with the task."""
-    judging_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    contradictions: dict[str, str] = field(default_factory=dict)
-    """By candidate with tests: why they contradict the task; '' if they do not."""
-    stopped_early: bool = False
-    wave: int = 0
-    notes: str = ""
-    """What the first wave tried and learned, for the seats of the second wave."""
+    proposing: ProposingState = field(default_factory=ProposingState)
+    judging: JudgingState = field(default_factory=JudgingState)
 
     @property
     def about_text(self) -> bool:
@@ -330,9 +349,9 @@ class DeliberationContext:
             return self.deliberation.fork.approach
         # Seats with native tools differ by how they begin.
         has_native_tools = self.setup_of(seat_state.seat).tools is not None
-        if has_native_tools or not self.approaches:
+        if has_native_tools or not self.proposing.approaches:
             return ""
-        return self.approaches[seat_state.number]
+        return self.proposing.approaches[seat_state.number]
 
     def temperature_of(self, seat: str) -> float:
         """Return a seat's temperature: from a quarter of the setting for the first up to 1.25 times
@@ -394,13 +413,15 @@ class DeliberationContext:
     @property
     def reviewed(self) -> tuple[Candidate, ...]:
         """All candidates with their reviews, as the collector ranks them."""
-        reviewed = {(review.candidate, review.reviewer) for review in self.reviews}
-        missing = sorted(self.missing_reviews.items(), key=lambda item: item[0][1])
+        reviewed = {(review.candidate, review.reviewer) for review in self.judging.reviews}
+        missing = sorted(self.judging.missing_reviews.items(), key=lambda item: item[0][1])
         return tuple(
             replace(
                 item,
                 reviews=tuple(
-                    review for review in self.reviews if review.candidate == item.proposal.candidate
+                    review
+                    for review in self.judging.reviews
+                    if review.candidate == item.proposal.candidate
                 ),
                 missing=tuple(
                     message

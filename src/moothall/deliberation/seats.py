@@ -106,10 +106,10 @@ async def find_approaches(council: DeliberationContext, count: int) -> None:
     enabled = llm.approaches == "on" or (llm.approaches == "auto" and auto_enabled)
     if min(count, len(text_setups)) < 2 or not enabled:  # noqa: PLR2004  # one seat needs no distinction
         return
-    council.approaches = tuple(
+    council.proposing.approaches = tuple(
         BUILT_IN_APPROACHES[number % len(BUILT_IN_APPROACHES)] for number in range(count)
     )
-    council.approach_source = "built-in"
+    council.proposing.approach_source = "built-in"
     reply = await council.ask(
         "-/plan/0.1",
         prompts.approaches_prompt(shared_setup.system, shared_setup.shared, count),
@@ -120,7 +120,10 @@ async def find_approaches(council: DeliberationContext, count: int) -> None:
     )
     with suppress(MalformedReplyError):
         if reply is not None:
-            council.approaches, council.approach_source = read_approaches(reply, count), "model"
+            council.proposing.approaches, council.proposing.approach_source = (
+                read_approaches(reply, count),
+                "model",
+            )
 
 
 async def propose(council: DeliberationContext, seat_state: SeatState) -> None:
@@ -227,10 +230,13 @@ def _create_tool_loop(
 
 def _with_notes(council: DeliberationContext, head: tuple[Message, ...]) -> tuple[Message, ...]:
     """Return the first messages of a seat, with the council's notes if there are any."""
-    if not council.notes:
+    if not council.proposing.notes:
         return head
     last = head[-1]
-    return (*head[:-1], replace(last, content=f"{last.content}\n\n{notes_text(council.notes)}"))
+    return (
+        *head[:-1],
+        replace(last, content=f"{last.content}\n\n{notes_text(council.proposing.notes)}"),
+    )
 
 
 async def _publish_started(
@@ -244,7 +250,7 @@ async def _publish_started(
         role=council.deliberation.role,
         agent_id=seat_state.seat,
         approach=approach,
-        approach_source=council.approach_source,
+        approach_source=council.proposing.approach_source,
         temperature=temperature,
     )
 
@@ -283,11 +289,13 @@ async def propose_again(council: DeliberationContext, seat_state: SeatState) -> 
 
 
 async def _propose_again(council: DeliberationContext, seat_state: SeatState) -> None:
-    draft = await _create_draft(council, seat_state, council.wave)
+    draft = await _create_draft(council, seat_state, council.proposing.wave)
     if council.dependencies.clean(draft.patch.diff if draft.patch else "") not in {
         item.proposal.diff for item in seat_state.judged
     }:
-        await _submit_proposal(council, seat_state, draft, council.wave if seat_state.drafts else 0)
+        await _submit_proposal(
+            council, seat_state, draft, council.proposing.wave if seat_state.drafts else 0
+        )
 
 
 async def _run_seat(
@@ -393,9 +401,9 @@ async def _revise(
 
 def _round_name_and_deadline(council: DeliberationContext, round_: int) -> tuple[str, datetime]:
     """Return the name of a round, with its phase, and its deadline. Round 0 is the first proposals,
-    `council.wave` a second wave.
+    `council.proposing.wave` a second wave.
     """
-    if round_ and round_ == council.wave:
+    if round_ and round_ == council.proposing.wave:
         return f"propose/{round_}", council.work_deadline
     if round_:
         return f"revise/{round_}", council.deadline

@@ -252,7 +252,7 @@ async def _publish_ranking(council: DeliberationContext, ranking: _Ranking) -> l
                 fingerprint=proposal.fingerprint,
                 review=dump(review),
             )
-    council.reviews += reviews
+    council.judging.reviews += reviews
     return reviews
 
 
@@ -317,7 +317,7 @@ async def break_tie(
     await comparison.run()
     author = comparison.author
     if author is None:
-        council.answers_equivalent = bool(comparison.same)
+        council.judging.answers_equivalent = bool(comparison.same)
         message = (
             f"{len(diffs)} answers behave the same: {comparison.same}"
             if comparison.same
