@@ -106,14 +106,32 @@ def test_no_function_is_longer_than_a_screen() -> None:
 MAX_COLLABORATORS = 14
 """The most fields, or arguments of the constructor, of a class that is no record of data."""
 RECORDS = frozenset(
-    (
-        # What is on the wire, in the log, or shown
-        "CheckDocument CheckRow Deliberation DeliberationRequest Evidence Outcome Parked "
-        "PolicyQuestion Profile Report Result SeatProgress Spec StoryState TaskOptions TaskView "
-        "VerdictDocument "
-        # What is measured or learned, as plain values
-        "Assessment AttemptState Capabilities DeliberationState ScriptedModel Summary ToolSpec"
-    ).split()
+    [
+        "CheckDocument",
+        "CheckRow",
+        "Deliberation",
+        "DeliberationRequest",
+        "Evidence",
+        "Outcome",
+        "Parked",
+        "PolicyQuestion",
+        "Profile",
+        "Report",
+        "Result",
+        "SeatProgress",
+        "Spec",
+        "StoryState",
+        "TaskOptions",
+        "TaskView",
+        "VerdictDocument",
+        "Assessment",
+        "AttemptState",
+        "Capabilities",
+        "DeliberationState",
+        "ScriptedModel",
+        "Summary",
+        "ToolSpec",
+    ]
 )
 
 

@@ -75,6 +75,8 @@ from moothall.workflows.runner import Workflows
 log = telemetry.get_logger(__name__)
 
 _COACH_SECONDS = 60.0
+_ARCHITECTS = 3
+"""Seats that divide a story into tasks, if a model server is configured."""
 """The time in which the model may refine or suggest a story; then rules do it."""
 
 ProbeResult = tuple[Condition, str]
@@ -296,7 +298,7 @@ def _story_executor(
     settings: Settings, inputs: ApiInputs, planner: Planner, board: Board
 ) -> StoryExecutor:
     # The bundled small model cannot divide stories well.
-    architects = settings.limits.architects if settings.llm.base_url is not None else 0
+    architects = _ARCHITECTS if settings.llm.base_url is not None else 0
     return StoryExecutor(
         inputs.bus,
         inputs.deliberations,

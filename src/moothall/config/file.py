@@ -236,6 +236,7 @@ REMOVED: Final[dict[str, str]] = {
     "llm.cache_salt": "it is always auto",
     "oidc.tenant": "users without oidc.tenant_claim have the tenant local",
     "trace.service": "it is always moothall",
+    "limits.architects": "it is always 3",
     "http.seconds": "it is always 30 seconds",
     "browser.seconds": "it is always 60 seconds",
     "browser.at_once": "it is always 2",

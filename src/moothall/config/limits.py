@@ -57,13 +57,6 @@ class LimitSettings(Section):
     context_tokens: int = Field(
         2000, ge=100, description="size of the context from the graph for a seat or a caller"
     )
-    architects: int = Field(
-        default=3,
-        ge=0,
-        le=100,
-        description="seats that divide a story into tasks if `llm.base_url` is set; 0, or "
-        "without it: by the roles of its rigor level",
-    )
 
 
 EvidenceAgent = Literal["test-writer", "tie-breaker", "reviewers"]
