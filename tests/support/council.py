@@ -21,7 +21,6 @@ from moothall.config import (
     EvidenceSettings,
     LimitSettings,
     LlmSettings,
-    RunnerSettings,
 )
 from moothall.deliberation.code_blocks import SUB_AGENT_LIMITS, SubAgentLimits
 from moothall.deliberation.context import (
@@ -41,6 +40,7 @@ from moothall.domain.ids import seat_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.domain.tool import BLOCK_LIMITS, BlockLimits
 from moothall.llm.client import open_model
 from moothall.ports import RunCode
 from moothall.telemetry.spans import write_of
@@ -202,7 +202,7 @@ async def open_council(
     schemas: bool = True,
     tools: bool = False,
     run_code: RunCode | None = None,
-    python: RunnerSettings | None = None,
+    block_limits: BlockLimits = BLOCK_LIMITS,
     sub_agents: SubAgentLimits = SUB_AGENT_LIMITS,
     seat_limits: SeatLimits | None = None,
     **llm: Any,
@@ -210,7 +210,7 @@ async def open_council(
     """Open a council in `folder`.
 
     Args:
-        run_code: runs Python with the settings `python`.
+        run_code: runs Python within `block_limits`.
         tools: the model calls tools natively.
         evidence: the agents beside the seats; none without it.
         llm: settings of the model.
@@ -248,7 +248,7 @@ async def open_council(
                 evidence or NO_AGENTS,
                 seat_limits or SeatLimits(),
             ),
-            python=PythonBlocks(run_code, python or RunnerSettings(), sub_agents),
+            python=PythonBlocks(run_code, block_limits, sub_agents),
         )
         yield CouncilEnvironment(server, bus, workspaces, prepared, parts)
 

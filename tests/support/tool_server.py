@@ -225,9 +225,7 @@ async def open_tool_server(
             sessions=session_manager,
             approvals=rules.parking,
             workflows=workflows,
-        )
-        dependencies = with_parts(
-            dependencies, executions=execution_service(loaded.runner, session_manager)
+            executions=execution_service(session_manager),
         )
         served = await stack.enter_async_context(serving(deliberations, dependencies))
         stub: Any = pb_grpc.ToolServiceStub(served.channel)

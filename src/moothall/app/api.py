@@ -275,7 +275,7 @@ def _api_dependencies(
         tools=ToolServices(
             tool_sessions,
             rules.parking,
-            execution_service(settings.runner, tool_sessions) if tool_sessions else None,
+            execution_service(tool_sessions) if tool_sessions else None,
             workflows,
             agents,
         ),

@@ -165,7 +165,7 @@ async def _host(
             ),
             log=bus,
             rules=CouncilRules(settings.limits, settings.evidence),
-            python=PythonBlocks(services.run_code, settings.runner),
+            python=PythonBlocks(services.run_code),
             clean=functools.partial(scrub, known=secret_values(settings)),
         )
         accounts = StoryBudgets(bus.bucket(BUCKET), settings.limits)

@@ -21,7 +21,7 @@ from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.keys import keys_of
 from moothall.authorization.policy import Rules
 from moothall.concurrency import beside
-from moothall.config import RunnerSettings, Settings, secret_values
+from moothall.config import Settings, secret_values
 from moothall.domain.event import Recorded
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import RepositoryRef
@@ -94,11 +94,9 @@ def agent_service(
     )
 
 
-def execution_service(settings: RunnerSettings, sessions: ToolSessions) -> Executions | None:
+def execution_service(sessions: ToolSessions) -> Executions | None:
     """Return the service that runs callers' code; None without a code runner."""
-    return (
-        Executions(sessions, sessions.run_code, settings) if sessions.run_code is not None else None
-    )
+    return Executions(sessions, sessions.run_code) if sessions.run_code is not None else None
 
 
 @asynccontextmanager

@@ -235,20 +235,6 @@ class RunnerSettings(Section):
     workers: int = Field(
         2, ge=1, le=64, description="concurrent blocks of one process; further ones wait"
     )
-    seconds: float = Field(
-        10.0,
-        gt=0,
-        le=600,
-        description="computing time of a block itself; its tools have limits of their own",
-    )
-    memory_bytes: int = Field(
-        128_000_000,
-        ge=16_000_000,
-        description="memory of a block; in CPython, sandbox.memory_bytes applies",
-    )
-    tool_calls: int = Field(
-        100, ge=1, description="tool calls of one block, including those of its sub-agents"
-    )
     full: bool = Field(
         default=True,
         description="run blocks that the first tier does not support in CPython, in a sandbox of "

@@ -11,7 +11,7 @@ from typing import Any
 from moothall.authorization.budgets import Reservation
 from moothall.authorization.call_context import CallContext
 from moothall.authorization.gateway import ToolGateway
-from moothall.config import EvidenceSettings, LimitSettings, LlmSettings, RunnerSettings
+from moothall.config import EvidenceSettings, LimitSettings, LlmSettings
 from moothall.config.models import DEFAULT, NATIVE_WINDOW
 from moothall.deliberation.agent import AgentLoop
 from moothall.deliberation.attempt_state import Draft
@@ -47,6 +47,7 @@ from moothall.domain.proposal import Candidate, Review, SeatStatus
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
 from moothall.domain.text import scrub
+from moothall.domain.tool import BLOCK_LIMITS, BlockLimits
 from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable, MoothallError
 from moothall.ports import (
     ChatModel,
@@ -115,7 +116,7 @@ class PythonBlocks:
     """What runs blocks of Python; `run_code` is None if nothing does."""
 
     run_code: RunCode | None = None
-    settings: RunnerSettings = field(default_factory=RunnerSettings)
+    limits: BlockLimits = BLOCK_LIMITS
     sub_agents: SubAgentLimits = SUB_AGENT_LIMITS
 
 

@@ -606,7 +606,7 @@ def _create_block_runner(
     agents = SubAgents(council.model, council.seat_models[seat].llm, sampling)
     return BlockRunner(
         dependencies.python.run_code,
-        dependencies.python.settings,
+        dependencies.python.limits,
         agents.run_agents,
         dependencies.python.sub_agents,
     )

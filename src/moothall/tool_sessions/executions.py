@@ -11,10 +11,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from moothall.authorization.checks import BlockBudget, BlockCalls
-from moothall.config import RunnerSettings
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
-from moothall.domain.tool import Ask, BlockRun, CodeBlock, ToolCall, ToolResult, ToolStatus
+from moothall.domain.tool import (
+    BLOCK_LIMITS,
+    Ask,
+    BlockLimits,
+    BlockRun,
+    CodeBlock,
+    ToolCall,
+    ToolResult,
+    ToolStatus,
+)
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Refused
 from moothall.ports import RunCode
 from moothall.tool_sessions.answers import GONE, Answers
@@ -58,10 +66,12 @@ class Execution:
 class Executions:
     """Executor of code in the workspaces of tool sessions. Belongs to one event loop."""
 
-    def __init__(self, sessions: ToolSessions, run_code: RunCode, settings: RunnerSettings) -> None:
+    def __init__(
+        self, sessions: ToolSessions, run_code: RunCode, limits: BlockLimits = BLOCK_LIMITS
+    ) -> None:
         self._sessions = sessions
         self._run_code = run_code
-        self._settings = settings
+        self._limits = limits
         self._answers: Answers[tuple[str, str], Execution] = Answers(
             _STORED_RESPONSE_BYTES,
             _MAX_ANSWERS,
@@ -123,7 +133,7 @@ class Executions:
                     call.request_id, call.tool, ToolStatus.BLOCKED, error=error.message
                 )
 
-        max_calls = self._settings.tool_calls
+        max_calls = self._limits.tool_calls
         budget = BlockBudget(min(order.tool_calls or max_calls, max_calls))
         return await self._run_once(
             key, signature, block, BlockCalls(call_tool, order.execution_id, deadline, budget)

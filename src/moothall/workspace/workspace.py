@@ -19,7 +19,15 @@ from moothall.concurrency import seconds_until
 from moothall.config import SandboxSettings, WorkspaceSections
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, BuildStep, Patch, Prepared
-from moothall.domain.tool import Ask, BlockRun, CodeBlock, ToolCall, ToolResult, ToolStatus
+from moothall.domain.tool import (
+    BLOCK_LIMITS,
+    Ask,
+    BlockRun,
+    CodeBlock,
+    ToolCall,
+    ToolResult,
+    ToolStatus,
+)
 from moothall.errors import (
     AlreadyExists,
     InvalidRequest,
@@ -502,7 +510,7 @@ class LocalWorkspace:
         It runs in a second executor on the same files, so that this workspace's executor can run
         the tools that the block calls.
         """
-        runner, sandbox = self._settings.runner, self._limits
+        sandbox = self._limits
         seconds = min(
             seconds_until(block.deadline),
             sandbox.wall_seconds,
@@ -512,7 +520,7 @@ class LocalWorkspace:
         setup = self._setup_beside(
             "code", sandbox.model_copy(update={"memory_bytes": memory_bytes})
         )
-        answerer = RequestAnswerer(ask, max_questions(runner.tool_calls))
+        answerer = RequestAnswerer(ask, max_questions(BLOCK_LIMITS.tool_calls))
         # The programs for blocks are compiled for our own Python, so another one cannot load them.
         python = (
             f"{ENVIRONMENT}/bin/python"
