@@ -254,6 +254,7 @@ REMOVED: Final[dict[str, str]] = {
     "llm.function_turns": "it is always 1",
     "limits.attempts": "it is always 3",
     "web.session_seconds": "it is always 12 hours",
+    "code": "workspace.check_seconds applies instead of code.shell_seconds",
     "code.shell_seconds": "workspace.check_seconds applies",
     "evidence.test_writer": "use evidence.agents",
     "evidence.tie_breaker": "use evidence.agents",
