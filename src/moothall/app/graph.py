@@ -146,7 +146,12 @@ async def open_in_turns(settings: Settings, bus: Bus, *, at_once: bool) -> Async
     ):
 
         async def write() -> None:
-            projector = Projector(bus, graph, is_writer=lambda: lease.held)
+            projector = Projector(
+                bus,
+                graph,
+                pace_seconds=settings.graph.pace_seconds,
+                is_writer=lambda: lease.held,
+            )
             last_seq = (await bus.state(EVENTS.name)).last_seq
             async with beside(serve_bus(bus, graph), "graph-answers"):
                 await projector.run(last_seq)
@@ -174,7 +179,7 @@ async def open_writer(
         serve_socket(graph, _socket(settings.data_dir)),
         asyncio.TaskGroup() as group,
     ):
-        projector = Projector(bus, graph)
+        projector = Projector(bus, graph, pace_seconds=settings.graph.pace_seconds)
         projecting = group.create_task(
             projector.run((await bus.state(EVENTS.name)).last_seq), name="graph"
         )

@@ -19,6 +19,7 @@ from moothall.app.workspaces import NotifyingWorkspaces, open_workspace_services
 from moothall.authorization.budgets import BUCKET, Quotas, StoryBudgets
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.keys import keys_of
+from moothall.authorization.limits import gateway_limits
 from moothall.concurrency import leaves
 from moothall.config import FleetMode, MetricsSettings, Settings, secret_values
 from moothall.config.models import DEFAULT, Models
@@ -156,7 +157,7 @@ async def _host(
                 await _open_remote_agents(settings, stack),
                 _open_harnesses(settings.choice),
             ),
-            gateway=ToolGateway(audit, bus.publish, rules),
+            gateway=ToolGateway(audit, bus.publish, rules, limits=gateway_limits(settings.guard)),
             workspaces=NotifyingWorkspaces(services.workspaces, rules.close_workspace),
             repositories=RepositoryAccess(
                 services.repositories.read,

@@ -19,6 +19,7 @@ from moothall.app.repositories import trusted_repositories
 from moothall.app.workspaces import NotifyingWorkspaces, open_workspace_services
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.keys import keys_of
+from moothall.authorization.limits import gateway_limits
 from moothall.authorization.policy import Rules
 from moothall.concurrency import beside
 from moothall.config import Settings, secret_values
@@ -49,7 +50,9 @@ async def tool_service(
             audit_log(settings, bus, keys_of(settings.guard, settings.data_dir), writer)
         )
         services = await stack.enter_async_context(open_workspace_services(settings))
-        gateway = ToolGateway(audit, bus.publish, rules, source="executor")
+        gateway = ToolGateway(
+            audit, bus.publish, rules, source="executor", limits=gateway_limits(settings.guard)
+        )
         workspaces = NotifyingWorkspaces(services.workspaces, rules.close_workspace)
         sessions = await stack.enter_async_context(
             ToolSessions(

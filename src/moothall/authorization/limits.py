@@ -9,7 +9,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic, time
 from typing import Any
 
@@ -17,6 +17,7 @@ from cachetools import LRUCache, TLRUCache
 
 from moothall.authorization.call_context import CallContext, Meter, Stopped
 from moothall.concurrency import CircuitBreaker, CircuitCall, CircuitOpenError, TimeLimit
+from moothall.config import GuardSettings
 from moothall.domain.budget import Ledger
 from moothall.domain.ids import digest
 from moothall.domain.text import encodable
@@ -302,7 +303,7 @@ _MAX_NAME_CHARS = 100
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """The limits of one gateway that are not settings.
+    """The limits of one gateway. Only seat_calls is a setting.
 
     calls_in_flight: concurrent calls of all seats; further ones wait. seat_in_flight: those of one
     seat; further ones are refused. seat_calls: all calls of one seat. call_seconds: the maximum
@@ -332,6 +333,12 @@ class GatewayLimits:
 
 
 GATEWAY_LIMITS = GatewayLimits()
+
+
+def gateway_limits(settings: GuardSettings) -> GatewayLimits:
+    """Return the limits with those of the settings."""
+    return replace(GATEWAY_LIMITS, seat_calls=settings.seat_calls)
+
 
 TOKEN_SECONDS = 3600.0
 """The maximum lifetime of the capability token of an external caller."""

@@ -95,6 +95,9 @@ class ToolSettings(Section):
 class GuardSettings(Section):
     """Limits, policy and audit of the tool gateway, and tool sessions of external callers."""
 
+    seat_calls: int = Field(
+        400, ge=1, description="tool calls of one seat, or of one tool session of a caller"
+    )
     key: SecretStr | None = Field(
         None,
         description="signs capability tokens; the same on every machine; empty: a key in the "

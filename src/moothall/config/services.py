@@ -133,6 +133,9 @@ class GraphSettings(Section):
     user: str = Field("neo4j", description="user of the Neo4j server")
     password: SecretStr | None = Field(None, description="password of `user`")
     database: str = Field("neo4j", description="database of the Neo4j server")
+    pace_seconds: float = Field(
+        0.5, ge=0, description="pause between two batches, which leaves the CPU to the councils"
+    )
     keep: int = Field(
         2000,
         ge=0,
