@@ -15,7 +15,11 @@ from typing import Any
 from moothall.app.bus import Bus, open_bus
 from moothall.app.gateway_rules import audit_log, open_rules
 from moothall.app.repositories import Home, disk_of, for_hosts, home_of, sees
-from moothall.app.workspaces import NotifyingWorkspaces, open_workspace_services
+from moothall.app.workspaces import (
+    NotifyingWorkspaces,
+    open_workspace_services,
+    sandboxes_on_nodes,
+)
 from moothall.authorization.budgets import BUCKET, Quotas, StoryBudgets
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.keys import keys_of
@@ -61,7 +65,7 @@ async def host_main(
     secrets = secret_values(settings)
     configure_logs(settings.log, _log_file(settings.data_dir, name), secrets)
     # On this machine the server has checked the sandbox.
-    if settings.ray.address is not None and settings.workspace.kind == "local":
+    if settings.ray.address is not None and settings.workspace.kind != "kubernetes":
         await check_layers(settings.sandbox)
 
     def settle_and_report() -> None:
@@ -141,7 +145,9 @@ async def _host(
             remote_bus = None if sees(settings.data_dir, home) else bus
         audit = await stack.enter_async_context(audit_log(settings, bus, keys, writer))
         rules = await stack.enter_async_context(open_rules(settings, bus, keys=keys))
-        services = await stack.enter_async_context(open_workspace_services(settings, remote_bus))
+        services = await stack.enter_async_context(
+            open_workspace_services(settings, remote_bus, is_host=True)
+        )
         remote_agents: Mapping[str, ChatModel] = {}
         if settings.agents.endpoints:
             # Importing gRPC takes time, and most hosts do not need it.
@@ -163,6 +169,7 @@ async def _host(
             evidence=settings.evidence,
             llm=settings.llm,
             run_code=services.run_code,
+            count_parallel_checks=services.count_parallel_checks,
             run_harness=_open_harnesses(settings.choice),
             repo_mapper=RepoMapper(services.workspaces),
             python=settings.runner,
@@ -309,7 +316,11 @@ async def _open_ray(settings: Settings, instance: str) -> AsyncIterator[Hosting]
         hosts: AbstractAsyncContextManager[Alive] = ray_fleet.hosting(settings.ray, main)
         return hosts
 
-    async with ray_fleet.cluster(settings.ray):
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(ray_fleet.cluster(settings.ray))
+        if settings.workspace.kind == "ray":
+            file = _log_file(settings.data_dir, "sandboxes")
+            await stack.enter_async_context(sandboxes_on_nodes(settings, file))
         yield host_on_ray
 
 

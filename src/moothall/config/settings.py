@@ -134,8 +134,13 @@ class Settings(WorkspaceSections, BaseSettings):
         return Models(self.llm, self.models)
 
     @model_validator(mode="after")
-    def _check_jobs(self) -> Self:
-        """Jobs need images, and a bus that their pods can reach."""
+    def _check_workspaces(self) -> Self:
+        """Jobs need images, and a bus that their pods can reach; workspaces on Ray a cluster."""
+        if self.workspace.kind == "ray" and self.ray.address is None:
+            raise ValueError(
+                "workspace.kind is ray, so ray.address must be set: workspaces are spread over the "
+                "nodes of a cluster; for one machine use workspace.kind local"
+            )
         if self.workspace.kind == "kubernetes":
             required = {
                 "jobs.image": self.jobs.image,

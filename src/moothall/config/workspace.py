@@ -104,8 +104,11 @@ class JobSettings(Section):
 class WorkspaceSettings(Section):
     """Workspaces of tools, and the set-up and checks of repositories."""
 
-    kind: Literal["local", "kubernetes"] = Field(
-        "local", description="kubernetes: each workspace is a Job with the settings of `jobs`"
+    kind: Literal["local", "ray", "kubernetes"] = Field(
+        "local",
+        description="where the workspaces of councils are; local: with their host; ray: on all "
+        "nodes of the Ray cluster at ray.address; kubernetes: each is a Job with the settings of "
+        "`jobs`",
     )
     setup_network: Literal["on", "allowlist", "off"] = Field(
         "allowlist",

@@ -62,7 +62,8 @@ from moothall.ports import (
 _EVALUATION_SHARE = 0.25  # of the time left: for re-checks, cross-tests and reviews
 _MAX_EVALUATION_SECONDS = 120.0
 _CLOSING_SECONDS = 2.0
-_MAX_PARALLEL_CHECKS = 2  # re-checks of one deliberation
+PARALLEL_CHECKS = 2
+"""Re-checks of one deliberation that run at a time on one machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,8 @@ class Dependencies:
     pause_gate: PauseGate | None = None
     """Holds turns while the deliberation is paused."""
     base_failures: BaseFailures = field(default_factory=BaseFailures)
+    count_parallel_checks: Callable[[], int] = lambda: PARALLEL_CHECKS
+    """Returns how many re-checks of one deliberation may run at a time."""
     owns_work: Callable[[], bool] = lambda: True
     """True as long as this process owns the deliberation; called before each model call."""
 
@@ -526,7 +529,7 @@ async def create_context(
 def _create_evaluator(
     deliberation: Deliberation, prepared: Prepared, dependencies: Dependencies, events: EventWriter
 ) -> Evaluator:
-    slots = asyncio.Semaphore(_MAX_PARALLEL_CHECKS)
+    slots = asyncio.Semaphore(dependencies.count_parallel_checks())
     return Evaluator(
         CleanCheckoutRunner(
             deliberation, prepared, dependencies.workspaces, dependencies.read_file, slots

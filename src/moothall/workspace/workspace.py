@@ -51,7 +51,6 @@ from moothall.workspace.executor_connection import grammars
 from moothall.workspace.gittools import GitState, git_tool
 from moothall.workspace.initial_changes import InitialChanges
 from moothall.workspace.limits import describe_shell_limit
-from moothall.workspace.local_executor import LocalExecutor
 from moothall.workspace.pool import CreateExecutor, ExecutorPool
 from moothall.workspace.result_parsing import (
     parse_check_run,
@@ -332,7 +331,7 @@ class LocalWorkspace:
         if not steps:
             yield self._executor, None
             return
-        if isinstance(self._executor, LocalExecutor):
+        if self._executor.copies_beside:
             setup = self._setup_beside("build", self._limits)
             async with self._pool.start(setup, beside=self._executor) as executor:
                 yield executor, await self._build(executor, steps, seconds, order)
@@ -570,8 +569,7 @@ class LocalWorkspace:
             return await converse(
                 self._executor, argv, handle_lines, seconds, max_bytes, variables=variables
             )
-        # In a pod, an executor beside another one works on the very same files.
-        is_copy = isinstance(self._executor, LocalExecutor)
+        is_copy = self._executor.copies_beside
         before = [] if is_copy else await self.changes()
         async with self._pool.start(
             self._setup_beside("program", self._settings.sandbox), beside=self._executor

@@ -12,7 +12,7 @@ import pytest
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.workspace.workspace import LocalWorkspace
-from support.local import PYTEST, Local, in_pods, local, python
+from support.local import PYTEST, Local, in_pods, local, on_nodes, python
 from support.repos import SAMPLE, SOLUTION, Repo
 
 pytestmark = pytest.mark.e2e  # real sandboxes over and over: run with the end-to-end tests
@@ -239,7 +239,7 @@ async def with_history(app: Local, tmp_path: Path) -> Prepared:
     return await app.prepared({"tests": PYTEST})
 
 
-@pytest.mark.parametrize("kind", [local, in_pods])
+@pytest.mark.parametrize("kind", [local, in_pods, on_nodes])
 async def test_git_shows_the_history(
     tmp_path: Path, kind: Callable[..., AbstractAsyncContextManager[Local]]
 ) -> None:
