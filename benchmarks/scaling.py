@@ -127,7 +127,7 @@ def _workspaces(found: Mapping[str, Any]) -> str:
         (
             f"{count} node{'s' if count != '1' else ''}",
             figure(statistics.median(waits)),
-            " ".join(figure(wait) for wait in waits),
+            ", ".join(figure(wait) for wait in waits),
         )
         for count, waits in found["waits"].items()
     ]
@@ -136,8 +136,9 @@ def _workspaces(found: Mapping[str, Any]) -> str:
 
 Measured by `scripts/bench nodes` on {frame["date"]}: a council of {found["seats"]} with tools, each seat with two runs of the tests (about
 a second of CPU each) besides the re-checks, with `workspace.kind = "ray"`. The sandboxes of each node share {found["cores"]:g} of a core by a
-control group; the server, the bus and the host are not limited. Both clusters run on one machine of {frame["machine"]["cores"]} cores, in turn. Its load over five minutes was
-{found["load"]:.1f} at the end, from other work too, so the four nodes did not always get their shares.
+control group; the server and the host are not limited. Both clusters run on one machine of {frame["machine"]["cores"]} cores, and take
+turns. The load of the machine over five minutes was {found["load"]:.1f} at the end, mostly from other work; the control groups give what is
+measured its share first.
 
 {table(("", "median seconds of a council", "each"), rows)}
 
