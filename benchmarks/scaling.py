@@ -137,7 +137,7 @@ def _workspaces(found: Mapping[str, Any]) -> str:
 Measured by `scripts/bench nodes` on {frame["date"]}: a council of {found["seats"]} with tools, each seat with two runs of the tests (about
 a second of CPU each) besides the re-checks, with `workspace.kind = "ray"`. The sandboxes of each node share {found["cores"]:g} of a core by a
 control group; the server and the host are not limited. Both clusters run on one machine of {frame["machine"]["cores"]} cores, and take
-turns. The load of the machine over five minutes was {found["load"]:.1f} at the end, mostly from other work; the control groups give what is
+turns. The load of the machine over five minutes was {found["load"]:.1f} at the end, also from other work; the control groups give what is
 measured its share first.
 
 {table(("", "median seconds of a council", "each"), rows)}
