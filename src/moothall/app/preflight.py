@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from moothall.concurrency import say_if_slow
 from moothall.config import Settings
+from moothall.config.models import AUTO
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import ConfigurationError, InvalidRequest, ModelUnavailable
@@ -194,7 +195,13 @@ def defaults(settings: Settings) -> Defaults:
 
     endpoints = frozenset(settings.agents.endpoints)
     return Defaults(
-        settings.limits, settings.repository, settings.seed, settings.choice, endpoints, tools
+        settings.limits,
+        settings.repository,
+        settings.seed,
+        settings.choice,
+        endpoints,
+        tools,
+        auto=settings.seats == AUTO,
     )
 
 

@@ -29,6 +29,7 @@ _COUNT_TOKENS = click.IntRange(1, 2**53 - 1)
         "moothall evaluate --tasks 10",
         "moothall evaluate ../other --config small=small.toml --config large=large.toml --agents 3",
         "moothall evaluate --config one=,agents=1,protocol=single --config three=,agents=3",
+        "moothall evaluate --agents 2 --config ab=,model=a+b --config auto=,model=auto",
     )
 )
 @click.argument("repo", default="", shell_complete=complete.repositories)

@@ -287,6 +287,8 @@ class LlmSettings(Section):
 
 
 DEFAULT = "default"
+AUTO = "auto"
+"""The name that requests use for models that are chosen by their results."""
 _NAME = re.compile(r"[a-z][a-z0-9._-]{0,63}")
 _NEVER_INHERITED = frozenset({"tier", "fallback", "roles", "harness", "harness_env"})
 SERVER_FIELDS = frozenset(
@@ -368,16 +370,19 @@ class Models:
         names = ", ".join(
             name + (f" ({model.tier})" if model.tier else "") for name, model in self.items()
         )
+        hint = "; auto stands alone" if requested.strip().lower() == AUTO else ""
         return InvalidRequest(
-            f"unknown model_profile {requested[:80]!r}; the settings have: {names}"
+            f"unknown model_profile {requested[:80]!r}; the settings have: {names}{hint}"
         )
 
     def _check(self) -> None:
-        invalid = [name for name in self.named if name == DEFAULT or not _NAME.fullmatch(name)]
+        invalid = [
+            name for name in self.named if name in {DEFAULT, AUTO} or not _NAME.fullmatch(name)
+        ]
         if invalid:
             raise ValueError(
                 f"models: {invalid[0]!r} is not a valid name: use small letters, digits, dots and "
-                f"dashes, and not {DEFAULT}"
+                f"dashes, and neither {DEFAULT} nor {AUTO}"
             )
         model_by_role: dict[str, str] = {}
         for name, model in self.items():

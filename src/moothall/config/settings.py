@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 from urllib.parse import unquote
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
@@ -95,6 +95,11 @@ class Settings(WorkspaceSections, BaseSettings):
 
     repository: str = Field("", description="default repository of deliberations that name none")
     seed: int = Field(0, ge=0, description="base of all sampling seeds")
+    seats: Literal["configured", "auto"] = Field(
+        "configured",
+        description="models of the seats of requests that name none; configured: that of the role; "
+        "auto: the two that complement each other best, by their results so far: docs/models.md",
+    )
     llm: LlmSettings = LlmSettings()
     models: Mapping[str, LlmSettings] = Field(
         {},

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from moothall.config import LimitSettings, Models
+from moothall.config.models import AUTO
 from moothall.domain.codec import dump, load
 from moothall.domain.council import (
     DEFAULT_PROTOCOL,
@@ -308,7 +309,8 @@ class CouncilRegistry:
                 f"deliberation_rounds is {config.rounds}; allowed are 0 to {self._limits.rounds} "
                 "here"
             )
-        self._models.choose(config.model_profile)
+        if config.model_profile.strip().lower() != AUTO:
+            self._models.choose(config.model_profile)
         if config.agent_type.lower() not in AGENT_TYPES:
             types = ", ".join(repr(agent_type) for agent_type in AGENT_TYPES)
             raise InvalidRequest(

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from moothall.config import LimitSettings, Models
+from moothall.config.models import AUTO
 from moothall.deliberation.prompts.text import tokens
 from moothall.domain.budget import Budget, check_budget
 from moothall.domain.codec import dump
@@ -185,6 +186,8 @@ class Defaults:
     endpoints: frozenset[str] = frozenset()
     tools: Callable[[], Mapping[str, ToolSpec]] = _load_catalogue
     """Returns all tools that seats may have used."""
+    auto: bool = False
+    """Whether requests without a model get models by their results."""
 
 
 def plan_deliberation(
@@ -429,7 +432,7 @@ def choose_models(
     requested = request.model or (council.config.model_profile if council else "")
     names = (
         [models.choose(name) for name in requested.split(",")]
-        if requested
+        if requested and not is_auto(requested)
         else [models.of_role(role)]
     )
     agents = council.agents if council and not request.model else ()
@@ -438,6 +441,33 @@ def choose_models(
         for agent in agents
         if (name := agent.capabilities.model_profile)
     }
+
+
+def is_auto(profile: str) -> bool:
+    """Return whether a requested model is the choice by results."""
+    return profile.strip().lower() == AUTO
+
+
+def leaves_choice(
+    request: DeliberationRequest,
+    planned: Deliberation,
+    defaults: Defaults,
+    council: Council | None,
+) -> bool:
+    """Return whether the models of a planned deliberation are to be chosen by their results: it
+    changes a repository, and request or council ask for it, or both name no model and the settings
+    ask for it.
+    """
+    if (
+        planned.base_sha is None
+        or planned.merge
+        or planned.judges
+        or PROTOCOLS[planned.protocol].answers
+    ):
+        return False
+    requested = request.model or (council.config.model_profile if council else "")
+    has_own = council and any(agent.capabilities.model_profile for agent in council.agents)
+    return is_auto(requested) if requested else defaults.auto and not has_own
 
 
 def remote_seats(council: Council | None, endpoints: AbstractSet[str]) -> Mapping[str, str]:
