@@ -29,7 +29,8 @@ from moothall.errors import InvalidRequest
 from moothall.tool_sessions.manager import ToolSessions
 from moothall.tools.spec import Filters, discover, entry
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
+A2A_PATH, AGENT_CARD_PATH = "/a2a", "/.well-known/agent-card.json"
+OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json", AGENT_CARD_PATH})
 _MAX_TASKS, _DEFAULT_TASKS = 500, 50
 _MAX_DIGITS = 4
 """Of the index of the first task: 1,000 are kept."""

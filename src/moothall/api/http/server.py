@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -26,7 +28,13 @@ from moothall.api.dependencies import ApiDependencies
 from moothall.api.http import middleware
 from moothall.api.http.documents import JSON, document, lines, message, to_json
 from moothall.api.http.openapi import HttpOperation, openapi
-from moothall.api.http.routes import OPEN_PATHS, state_routes, tool_routes
+from moothall.api.http.routes import (
+    A2A_PATH,
+    AGENT_CARD_PATH,
+    OPEN_PATHS,
+    state_routes,
+    tool_routes,
+)
 from moothall.api.http.stories import story_operations
 from moothall.api.identity import BearerTokens, Caller, is_loopback
 from moothall.api.protos import Service, services_of
@@ -35,6 +43,9 @@ from moothall.api.web.sessions import Sessions
 from moothall.api.web.sign_in import Provider
 from moothall.domain.identity import LOCAL
 from moothall.errors import ConfigurationError, Temporary
+
+if TYPE_CHECKING:
+    from moothall.api.http.a2a import AgentEndpoints
 
 log = telemetry.get_logger(__name__)
 
@@ -164,6 +175,7 @@ def application(
         *state_routes(dependencies),
         *tool_routes(dependencies),
         *stories,
+        *_agent_routes(dependencies),
         *links,
         *rpc_routes(services_of(dependencies)),
         *pages,
@@ -206,6 +218,28 @@ def _links(sessions: Sessions, bearers: BearerTokens) -> Route:
         return document({"path": f"/sign-in?link={sessions.link(who)}"}, 201)
 
     return Route("/api/v1/sign-in-links", link, methods=["POST"])
+
+
+def _agent_routes(dependencies: ApiDependencies) -> Sequence[Route]:
+    """Return the routes for agents that speak A2A; none without the extra `a2a`, whose library is
+    imported by the first request, because that takes half a second.
+    """
+    if "api" not in dependencies.served or find_spec("a2a") is None:
+        return []
+
+    @cache
+    def endpoints() -> AgentEndpoints:
+        from moothall.api.http.a2a import AgentEndpoints
+
+        return AgentEndpoints(dependencies.deliberations, dependencies.tasks)
+
+    async def card(request: Request) -> Response:
+        return await (await asyncio.to_thread(endpoints)).card(request)
+
+    async def call(request: Request) -> Response:
+        return await (await asyncio.to_thread(endpoints)).call(request)
+
+    return [Route(AGENT_CARD_PATH, card), Route(A2A_PATH, call, methods=["POST"])]
 
 
 def _openapi_route(operations: Sequence[HttpOperation]) -> Route:
