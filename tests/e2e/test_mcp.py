@@ -251,11 +251,11 @@ class Tasks(ClientExtension):
     async def _resolve(self, created: CreatedTask, context: ClaimContext) -> CallToolResult:
         self.seen.append(created)
         self.created.set()
-        task: Task = created
+        task = await ask_task(context.session, "tasks/get", created.task_id)
         while task.status == "working":
             await asyncio.sleep(created.poll_interval_ms / 5000)
             task = await ask_task(context.session, "tasks/get", created.task_id)
-            self.seen.append(task)
+        self.seen.append(task)
         return CallToolResult.model_validate(task.result or {"content": [], "isError": True})
 
 

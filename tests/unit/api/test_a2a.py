@@ -43,7 +43,7 @@ def message(text: str = "Add hello_world()", **fields: Any) -> dict[str, Any]:
 
 def outcome(task_id: str, **fields: Any) -> Outcome:
     result = Result(1, "agent-dev-001", "dev", 1.0, ("Passes.",), True, True, diff=DIFF)
-    values = {
+    values: dict[str, Any] = {
         "status": DeliberationStatus.COMPLETED,
         "winner_id": "agent-dev-001",
         "results": (result,),
