@@ -52,6 +52,7 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
     async with (
         scripted_model(_writing_seats(project, project.right)) as right,
         scripted_model(_writing_seats(project, project.wrong)) as wrong,
+        scripted_model(_writing_seats(project, project.right)) as chosen,
     ):
         args = (
             "evaluate",
@@ -67,6 +68,8 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
             _settings(tmp_path / "right.toml", right),
             "--config",
             _settings(tmp_path / "wrong.toml", wrong),
+            "--config",
+            f"{_settings(tmp_path / 'auto.toml', chosen)},model=auto",
         )
         process = await command.start(*args)
         results = folder / "results.jsonl"
@@ -124,7 +127,15 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
     ] == [
         ("right", 1, 1),
         ("wrong", 0, 1),
+        ("auto", 1, 1),
     ]
+    auto_row = next(row for row in report["results"] if row["config"] == "auto")
+    # There is no other task whose results it could learn from.
+    assert auto_row["choice"].startswith("auto: nothing to learn from yet (0 earlier tasks")
+    assert (auto_row["kind"]["language"], auto_row["kind"]["size"]) == (name, "short")
+    (seat,) = auto_row["seats"]
+    assert (seat["seat"], seat["model"]) == ("agent-dev-001", "")
+    assert seat["usage"]["calls"] > 0
     wrong_row = next(row for row in report["results"] if row["config"] == "wrong")
     assert (wrong_row["level"], wrong_row["failing"]) == ("unproven", [project.hidden])
     rows = [
@@ -153,7 +164,7 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
     )
     assert trajectory["steps"][1]["tool_calls"][0]["function_name"] == "files.write"
     assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
-    for server in (right, wrong):
+    for server in (right, wrong, chosen):
         assert not any(
             "TestPercentOfThePrice" in call.prompt or "test_percent_of" in call.prompt
             for call in server.requests

@@ -291,7 +291,7 @@ def _explain(
     others = [one for one in options if one.models != chosen.models]
     if others:
         next_best = max(others, key=lambda one: (one.share, -one.cost))
-        text += f". Instead of {_label(next_best, priced=priced)}"
+        text += f". Next best: {_label(next_best, priced=priced)}"
     return text
 
 

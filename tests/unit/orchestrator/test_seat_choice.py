@@ -135,6 +135,7 @@ def test_models_that_solve_different_tasks_complement_each_other() -> None:
     assert "default solved 6 of 10, 6 with its first answer" in choice.reason
     assert "cheap solved 4 of 10" in choice.reason
     assert "together 10 of 10" in choice.reason
+    assert ". Next best: cheap + strong (" in choice.reason
     assert "10 earlier tasks of this repository (python, src, short)" in choice.reason
 
 
