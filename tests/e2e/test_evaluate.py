@@ -129,15 +129,7 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
         ("wrong", 0, 1),
         ("auto", 1, 1),
     ]
-    auto_row = next(row for row in report["results"] if row["config"] == "auto")
-    # There is no other task whose results it could learn from.
-    assert auto_row["choice"].startswith("auto: nothing to learn from yet (0 earlier tasks")
-    assert (auto_row["kind"]["language"], auto_row["kind"]["size"]) == (name, "short")
-    (seat,) = auto_row["seats"]
-    assert (seat["seat"], seat["model"]) == ("agent-dev-001", "")
-    assert seat["usage"]["calls"] > 0
-    wrong_row = next(row for row in report["results"] if row["config"] == "wrong")
-    assert (wrong_row["level"], wrong_row["failing"]) == ("unproven", [project.hidden])
+    _check_rows(report, name)
     rows = [
         json.loads(line)
         for line in (folder / "commits.jsonl").read_text(encoding="utf-8").splitlines()
@@ -169,6 +161,21 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
             "TestPercentOfThePrice" in call.prompt or "test_percent_of" in call.prompt
             for call in server.requests
         )
+
+
+def _check_rows(report: Mapping[str, Any], language: str) -> None:
+    """Check the wrong row, and that the models of `auto` were left to the settings, because there
+    is no other task.
+    """
+    rows = {row["config"]: row for row in report["results"]}
+    wrong = rows["wrong"]
+    assert (wrong["level"], wrong["failing"]) == ("unproven", [PROJECTS[language].hidden])
+    row = rows["auto"]
+    assert row["choice"].startswith("auto: nothing to learn from yet (0 earlier tasks")
+    assert (row["kind"]["language"], row["kind"]["size"]) == (language, "short")
+    (seat,) = row["seats"]
+    assert (seat["seat"], seat["model"]) == ("agent-dev-001", "")
+    assert seat["usage"]["calls"] > 0
 
 
 def _has_object(repository: Path, sha: str) -> bool:
