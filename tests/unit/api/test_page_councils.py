@@ -26,7 +26,7 @@ from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import LineComment
 from moothall.domain.proposal import SeatOutcome, SeatStatus
-from moothall.domain.task import DeliberationRequest
+from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.orchestrator.requests import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.stories.board import Board
@@ -618,3 +618,26 @@ async def test_a_step_has_its_prompt_reply_and_tool_output(app: App) -> None:
     ]
     for path in (f"{SEAT}/9", f"{SEAT}/x", f"{SEAT}/²", "nobody/0"):
         assert (await app.browser.get(f"/councils/{TASK}/steps/{path}")).status == 404
+
+
+async def test_the_reason_of_a_choice_of_models_is_above_the_timeline(app: App) -> None:
+    deliberations = DeliberationService(app.bus, Remembering(), Defaults(config.LimitSettings()))
+    request = DeliberationRequest(
+        "Say hello",
+        "dev",
+        task_id="chosen",
+        model="auto",
+        repository=RepositoryRef("r", ref="a" * 40),
+    )
+    await deliberations.submit(request, LOCAL)
+    await app.bus.publish(
+        write(
+            EventType.SEAT_FAILED,
+            "chosen",
+            {"task_id": "chosen", "seat": SEAT, "error": {"code": "X"}},
+            time="2026-01-01T00:00:00Z",
+        )
+    )
+    page = (await app.browser.get("/councils/chosen")).text
+    assert "Models of the seats: auto: nothing to learn from yet" in page
+    assert "Models of the seats" not in await app.shown()
