@@ -204,7 +204,8 @@ def _decode(path: Path, content: bytes) -> str:
     "--model",
     default="",
     help="Model from the settings: a name in [models], default, small, medium or large. "
-    "Several, separated by commas, are assigned to the seats in turn.",
+    "Several, separated by commas, are assigned to the seats in turn. auto: the two that "
+    "complement each other best, by the results of earlier tasks.",
 )
 @click.option("--seed", type=SEED, help="Base of the sampling seeds.")
 @click.option(

@@ -26,7 +26,7 @@ much may solve 5 of 100 tasks fewer. The share among ten tasks differs by more b
 """
 _PRIOR_TASKS = 1.0
 """The weight of what is expected without results, in tasks."""
-_LONG_WORDS = 40
+_LONG_WORDS, _AREA_CHARS = 40, 40
 _LEVELS = (
     ("repository", "language", "area", "size"),
     ("repository", "language", "area"),
@@ -90,7 +90,8 @@ def kind_of(text: str, repository: str, language: str) -> TaskKind:
     for match in _PATH.finditer(text):
         if named := ENDINGS.get(match["ending"]):
             language = named
-            area = match[0].lstrip("./").rpartition("/")[0].partition("/")[0]
+            folders = match[0].lstrip("./").rpartition("/")[0]
+            area = folders.partition("/")[0][:_AREA_CHARS]
             break
     size = "long" if len(text.split()) > _LONG_WORDS else "short"
     return TaskKind(repository, language, area, size)

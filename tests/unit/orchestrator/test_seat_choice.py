@@ -206,6 +206,7 @@ def test_the_kind_of_a_task_is_read_from_its_text(
 def test_any_text_has_a_kind(text: str) -> None:
     kind = kind_of(text, "shop", "")
     assert kind.size in {"short", "long"}
+    assert len(kind_of(f"{'x' * 999}/{text}/y.py", "shop", "").area) <= 40
 
 
 def test_languages() -> None:
