@@ -75,7 +75,7 @@ async def test_an_agent_runs_a_deliberation_to_its_result(tmp_path: Path) -> Non
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
     async with server(tmp_path, scripted(by_task)) as running:
-        async with httpx.AsyncClient() as web:
+        async with httpx.AsyncClient(timeout=60) as web:  # the first request imports the library
             card = (await web.get(f"http://{running.web}/.well-known/agent-card.json")).json()
             refused = await web.post(f"http://{running.web}/a2a", json={})
         assert card["supportedInterfaces"] == [
