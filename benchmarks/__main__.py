@@ -27,6 +27,7 @@ from benchmarks import (
     commands,
     growth,
     micro,
+    nodes,
     results,
     scaling,
     soak,
@@ -176,6 +177,11 @@ async def _cluster(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     return await cluster.measure(folder, opened=opened, seconds=seconds, announce=_announce)
 
 
+async def _nodes(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    _announce("a council of eight with tools, on one node and on four")
+    return await nodes.measure(folder=folder, rounds=1 if args.quick else 2, announce=_announce)
+
+
 async def _soak(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     text, with_tools = (100, 6) if args.quick else (1000 * args.times, 20 * args.times)
     found = await soak.soak(
@@ -201,7 +207,7 @@ PARTS: dict[str, Part] = {
     "views": _views,
     "scaling": _scaling,
 }
-ALONE: dict[str, Part] = {"soak": _soak, "cluster": _cluster}
+ALONE: dict[str, Part] = {"soak": _soak, "cluster": _cluster, "nodes": _nodes}
 """What is measured only where it is named."""
 
 
@@ -219,7 +225,7 @@ async def _measure(args: argparse.Namespace) -> int:
             document[name] = {**await part(Path(folder), args), "frame": frame}
         results.save(document)
     into_docs = not args.quick and not args.dry
-    if "scaling" in document or "tools" in document:
+    if document.keys() & {"scaling", "tools", "nodes"}:
         _announce(f"written: {scaling.write(document, into_docs=into_docs)}")
     written = write(document, into_docs=into_docs)
     _announce(f"written: {written}")

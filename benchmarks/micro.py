@@ -19,7 +19,7 @@ from moothall.authorization.call_context import CallContext
 from moothall.authorization.checks import BlockBudget, BlockCalls
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.grants import grant_for
-from moothall.authorization.limits import GATEWAY_LIMITS
+from moothall.authorization.limits import GATEWAY_LIMITS, GatewayLimits
 from moothall.config import Settings
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.identity import LOCAL
@@ -193,10 +193,7 @@ async def _workspace(
         base = await prepared(settings, services, folder / "repo")
         rules = await stack.enter_async_context(open_rules(settings, bus))
         tool_gateway = ToolGateway(
-            settings.guard.model_copy(update={"seat_calls": 10 * count + 100}),
-            audit,
-            bus.publish,
-            rules,
+            audit, bus.publish, rules, limits=GatewayLimits(seat_calls=10 * count + 100)
         )
         workspace = await stack.enter_async_context(services.workspaces.open(base, "bench"))
         yield tool_gateway, tool_gateway.with_token(_seat(workspace)), services
@@ -207,12 +204,12 @@ async def guard(folder: Path, count: int) -> Times:
     a tool that answers at once.
     """
     settings = _settings(folder)
-    limits = settings.guard.model_copy(update={"seat_calls": 10 * count + 100})
+    limits = GatewayLimits(seat_calls=10 * count + 100)
     async with (
         AuditLog(settings.data_dir, "bench") as audit,
         open_rules(settings, MemoryBus()) as rules,
     ):
-        tool_gateway = ToolGateway(limits, audit, Facts().publish, rules)
+        tool_gateway = ToolGateway(audit, Facts().publish, rules, limits=limits)
         return await _reads(
             tool_gateway, tool_gateway.with_token(_seat(FakeWorkspace())), count, "src/file{}.py"
         )

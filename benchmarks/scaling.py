@@ -32,6 +32,7 @@ _A_DAY, _PEAK = 1_000_000, 5.0
 _TOKENS, _SERVER_TOKENS = 400, 2_500
 _RATE = _A_DAY / 86_400 * _PEAK
 _BUSY = 0.7
+_NODES = "## Workspaces on all nodes"
 _WITH_TOOLS = "the same with tools and tests, on hosts' machines"
 
 
@@ -101,18 +102,48 @@ def _middle(found: Sequence[Demand]) -> Demand:
 def write(document: Mapping[str, Any], *, into_docs: bool) -> Path:
     """Write the page into docs/, or beside the results; return where it is.
 
-    Where only deliberations with tools were measured, their row alone is written anew.
+    Where only deliberations with tools or workspaces on nodes were measured, their part alone is
+    written anew.
     """
     path = (_DOCS if into_docs else PLACE.parent) / "scaling.md"
+    old, _, nodes = (_DOCS / "scaling.md").read_text(encoding="utf-8").partition(_NODES)
     if "scaling" in document:
         found = document["scaling"]
         parts = (_head(found), _held(found), _day(document, Demand(**found["demand"])))
-        page = "\n\n".join(parts) + "\n"
-    else:
+        page = "\n\n".join(parts) + "\n\n"
+    elif "tools" in document:
         row = f"| {_WITH_TOOLS} | {cores_with_tools(document)} |"
-        page = with_rows((_DOCS / "scaling.md").read_text(encoding="utf-8"), {_WITH_TOOLS: row})
-    path.write_text(page, encoding="utf-8")
+        page = with_rows(old, {_WITH_TOOLS: row})
+    else:
+        page = old
+    if "nodes" in document:
+        nodes = _workspaces(document["nodes"])
+    path.write_text(f"{page.rstrip()}\n\n{_NODES}{nodes}", encoding="utf-8")
     return path
+
+
+def _workspaces(found: Mapping[str, Any]) -> str:
+    rows = [
+        (
+            f"{count} node{'s' if count != '1' else ''}",
+            figure(statistics.median(waits)),
+            ", ".join(figure(wait) for wait in waits),
+        )
+        for count, waits in found["waits"].items()
+    ]
+    frame = found["frame"]
+    return f"""
+
+Measured by `scripts/bench nodes` on {frame["date"]}: a council of {found["seats"]} with tools, each seat with two runs of the tests (about
+a second of CPU each) besides the re-checks, with `workspace.kind = "ray"`. The sandboxes of each node share {found["cores"]:g} of a core by a
+control group; the server and the host are not limited. Both clusters run on one machine of {frame["machine"]["cores"]} cores, and take
+turns. The load of the machine over five minutes was {found["load"]:.1f} at the end, also from other work; the control groups give what is
+measured its share first.
+
+{table(("", "median seconds of a council", "each"), rows)}
+
+{found["factor"]:.1f} times as fast on four nodes.
+"""
 
 
 def _head(found: Mapping[str, Any]) -> str:

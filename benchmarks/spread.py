@@ -34,6 +34,7 @@ from moothall.events.nats.server import embedded_server
 
 _CLUSTER = Path(__file__).resolve().parent.parent / "tests" / "cluster" / "ray_cluster.py"
 _PERIOD_US = 10_000  # short, so that a part is never away for long
+_WEIGHT = 10_000  # 100 is that of others
 _WAVES = 15
 _GROUPS = Path("/sys/fs/cgroup")
 
@@ -45,15 +46,19 @@ def may_slice() -> bool:
 
 @contextmanager
 def sliced(name: str, pid: int, cores: float) -> Iterator[None]:
-    """Keep a process, with all its threads, at `cores` of a core until the block ends."""
+    """Keep a process, with all its threads, at `cores` of a core until the block ends. It gets
+    them before others that run on this machine.
+    """
     group = _root() / f"moothall-{pid}-{name}"
     group.mkdir()
     try:
         if (group / "cpu.max").exists():
             (group / "cpu.max").write_text(f"{round(cores * _PERIOD_US)} {_PERIOD_US}")
+            (group / "cpu.weight").write_text(str(_WEIGHT))
         else:
             (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
             (group / "cpu.cfs_quota_us").write_text(str(round(cores * _PERIOD_US)))
+            (group / "cpu.shares").write_text(str(10 * _WEIGHT))
         (group / "cgroup.procs").write_text(str(pid))
         yield
     finally:
@@ -97,7 +102,7 @@ async def spread(folder: Path, stub: Stub, fleet: Fleet) -> AsyncIterator[Spread
     others = _buses()
     async with (
         embedded_server(BusSettings(), folder / "bus") as bus_url,
-        _nodes(len(fleet.hosts)) as (address, cluster),
+        ray_nodes(len(fleet.hosts)) as (address, cluster),
     ):
         settings = {
             **GRAPH_LATER,
@@ -134,7 +139,7 @@ def _buses() -> list[psutil.Process]:
 
 
 @asynccontextmanager
-async def _nodes(count: int) -> AsyncIterator[tuple[str, int]]:
+async def ray_nodes(count: int) -> AsyncIterator[tuple[str, int]]:
     """Yield the address of a Ray cluster of so many nodes, and the process above all of it."""
     folder = tempfile.mkdtemp(prefix="mhb-", dir="/tmp")  # a socket's path must be short
     process = await asyncio.create_subprocess_exec(

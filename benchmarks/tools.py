@@ -60,18 +60,20 @@ async def repository(app: Served, path: Path) -> common_pb2.Repository:
     return common_pb2.Repository(id=named.id)
 
 
-def tools_act(app: Served, named: common_pb2.Repository) -> Act:
+def tools_act(
+    app: Served, named: common_pb2.Repository, *, seats: int = 3, seconds: float = 300
+) -> Act:
     """One deliberation with tools; raises `Wrong` unless it has a proven winner on a branch."""
     request = pb.DeliberateRequest(
         task_description="Add hello_world() function to src/utils.py",
         role="dev",
-        num_agents=3,
+        num_agents=seats,
         protocol="vote",
         repository=named,
     )
 
     async def act() -> None:
-        response = await app.deliberate(request, seconds=300)
+        response = await app.deliberate(request, seconds=seconds)
         if not (response.winner_id and response.proven and response.branch):
             raise Wrong(
                 f"no proven winner on a branch: {response.error_message} {response.results}"[:800]

@@ -20,7 +20,7 @@ from contextvars import Context, ContextVar
 from datetime import UTC, datetime
 from math import inf
 from time import monotonic, perf_counter
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from moothall.errors import MoothallError
 
@@ -145,7 +145,27 @@ class Capacity:
             await self._freed.wait()
 
 
-_limits: ContextVar[tuple[TimeLimit, ...]] = ContextVar("limits", default=())
+class Clock(Protocol):
+    """Something that pauses during `off_the_clock`."""
+
+    def stop(self) -> None:
+        """Pause."""
+
+    def go_on(self) -> None:
+        """Resume."""
+
+
+_limits: ContextVar[tuple[Clock, ...]] = ContextVar("limits", default=())
+
+
+@contextmanager
+def clock_watched(clock: Clock) -> Iterator[None]:
+    """Let `clock` pause and resume as the enclosing time limits do."""
+    token = _limits.set((*_limits.get(), clock))
+    try:
+        yield
+    finally:
+        _limits.reset(token)
 
 
 @contextmanager

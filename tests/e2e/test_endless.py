@@ -56,7 +56,7 @@ async def test_the_right_answer_wins_and_seats_that_still_loop_hold_nothing_up(
     tmp_path: Path,
 ) -> None:
     repo = make_repo(tmp_path / "repo", FILES)
-    limits = {"MOOTHALL_WORKSPACE__CASE_SECONDS": "2"}
+    limits = {"MOOTHALL_WORKSPACE__CHECK_FLOOR_SECONDS": "24"}
     async with scripted_model(scripted(propose)) as server:
         command = Command(tmp_path / "data", server.base_url, limits)
         result = await command(

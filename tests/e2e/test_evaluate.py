@@ -8,7 +8,7 @@ import asyncio
 import json
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,19 @@ def _settings(path: Path, server: ScriptedModel) -> str:
     return f"{path.stem}={path}"
 
 
+async def _kill_after_first_result(command: Command, args: Sequence[str], results: Path) -> None:
+    process = await command.start(*args)
+    async with asyncio.timeout(900):
+        while (
+            not (results.exists() and results.read_bytes().count(b"\n"))
+            and process.returncode is None
+        ):
+            await asyncio.sleep(0.05)
+    assert process.returncode is None, (await process.communicate())[1].decode()
+    process.kill()
+    await process.communicate()
+
+
 @pytest.mark.parametrize("name", PROJECTS)
 async def test_a_history_is_mined_and_two_configurations_are_measured(
     tmp_path: Path, name: str
@@ -52,6 +65,7 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
     async with (
         scripted_model(_writing_seats(project, project.right)) as right,
         scripted_model(_writing_seats(project, project.wrong)) as wrong,
+        scripted_model(_writing_seats(project, project.right)) as chosen,
     ):
         args = (
             "evaluate",
@@ -67,18 +81,11 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
             _settings(tmp_path / "right.toml", right),
             "--config",
             _settings(tmp_path / "wrong.toml", wrong),
+            "--config",
+            f"{_settings(tmp_path / 'auto.toml', chosen)},model=auto",
         )
-        process = await command.start(*args)
         results = folder / "results.jsonl"
-        async with asyncio.timeout(900):
-            while (
-                not (results.exists() and results.read_bytes().count(b"\n"))
-                and process.returncode is None
-            ):
-                await asyncio.sleep(0.05)
-        assert process.returncode is None, (await process.communicate())[1].decode()
-        process.kill()
-        await process.communicate()
+        await _kill_after_first_result(command, args, results)
         calls = len(right.requests)
         first = results.read_text(encoding="utf-8")
         with results.open("a", encoding="utf-8") as file:
@@ -124,9 +131,9 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
     ] == [
         ("right", 1, 1),
         ("wrong", 0, 1),
+        ("auto", 1, 1),
     ]
-    wrong_row = next(row for row in report["results"] if row["config"] == "wrong")
-    assert (wrong_row["level"], wrong_row["failing"]) == ("unproven", [project.hidden])
+    _check_rows(report, name)
     rows = [
         json.loads(line)
         for line in (folder / "commits.jsonl").read_text(encoding="utf-8").splitlines()
@@ -153,11 +160,26 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(
     )
     assert trajectory["steps"][1]["tool_calls"][0]["function_name"] == "files.write"
     assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
-    for server in (right, wrong):
+    for server in (right, wrong, chosen):
         assert not any(
             "TestPercentOfThePrice" in call.prompt or "test_percent_of" in call.prompt
             for call in server.requests
         )
+
+
+def _check_rows(report: Mapping[str, Any], language: str) -> None:
+    """Check the wrong row, and that the models of `auto` were left to the settings, because there
+    is no other task.
+    """
+    rows = {row["config"]: row for row in report["results"]}
+    wrong = rows["wrong"]
+    assert (wrong["level"], wrong["failing"]) == ("unproven", [PROJECTS[language].hidden])
+    row = rows["auto"]
+    assert row["choice"].startswith("auto: nothing to learn from yet (0 earlier tasks")
+    assert (row["kind"]["language"], row["kind"]["size"]) == (language, "short")
+    (seat,) = row["seats"]
+    assert (seat["seat"], seat["model"]) == ("agent-dev-001", "")
+    assert seat["usage"]["calls"] > 0
 
 
 def _has_object(repository: Path, sha: str) -> bool:

@@ -25,7 +25,7 @@ from moothall.domain.tool import CodeBlock, ToolResult, ToolStatus
 from moothall.errors import PatchRefused, RepositoryError, SandboxUnavailable, WorkspaceFailed
 from moothall.repositories.git_objects import Change
 from moothall.workspace.workspace import LocalWorkspace
-from support.local import PYTEST, Local, in_pods, local, python
+from support.local import PYTEST, Local, in_pods, local, on_nodes, python
 from support.repos import SAMPLE, SOLUTION
 
 pytestmark = pytest.mark.e2e
@@ -89,7 +89,7 @@ async def run(workspace: LocalWorkspace, code: str) -> None:
     assert answer["exit_code"] == 0, answer
 
 
-@pytest.mark.parametrize("opened", [local, in_pods], ids=["here", "pod"])
+@pytest.mark.parametrize("opened", [local, in_pods, on_nodes], ids=["here", "pod", "node"])
 async def test_a_patch_is_the_same_wherever_it_was_written(tmp_path: Path, opened: Any) -> None:
     tmp_path.chmod(0o755)
     async with opened(tmp_path, FILES) as app:
@@ -120,7 +120,7 @@ for number in range(1500):
 """
 
 
-@pytest.mark.parametrize("opened", [local, in_pods], ids=["here", "pod"])
+@pytest.mark.parametrize("opened", [local, in_pods, on_nodes], ids=["here", "pod", "node"])
 async def test_ignored_build_output_is_left_out_unread_wherever_it_was_written(
     tmp_path: Path, opened: Any
 ) -> None:

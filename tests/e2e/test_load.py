@@ -150,7 +150,7 @@ HANGS = (
 
 async def test_what_hangs_ends_on_a_busy_machine_too(tmp_path: Path) -> None:
     async with local(tmp_path, {"tests/test_a.py": HANGS}) as app:
-        quick = app.settings.workspace.model_copy(update={"case_seconds": 2.0})
+        quick = app.settings.workspace.model_copy(update={"check_floor_seconds": 24.0})
         app.workspaces._settings = app.settings.model_copy(update={"workspace": quick})
         prepared = await app.prepared({"tests": PYTEST})
         base = CheckRun(
@@ -160,7 +160,7 @@ async def test_what_hangs_ends_on_a_busy_machine_too(tmp_path: Path) -> None:
             run = await check_afresh(app, replace(prepared, runs={"tests": base}), "a")
     at = "tests/test_a.py::test_"
     assert run.cases == {f"{at}sleeps": "failed", f"{at}loops": "failed", f"{at}fine": "passed"}
-    assert "hit the limit of 2 s" in run.details[f"{at}sleeps"]
+    assert "hit the limit of 4 s" in run.details[f"{at}sleeps"]
     assert not hit_limit_under_load(run), (
         "both had their time: one computed, the other used no core"
     )
@@ -223,7 +223,7 @@ async def test_the_seconds_of_a_check_begin_when_it_has_a_slot(tmp_path: Path) -
             app.workspaces.open(quick, "quick") as one,
             app.workspaces.open(endless, "endless") as other,
         ):
-            short = app.settings.workspace.model_copy(update={"base_seconds": 3.0})
+            short = app.settings.workspace.model_copy(update={"check_floor_seconds": 0.75})
             other._settings = app.settings.model_copy(update={"workspace": short})
             runs = await asyncio.gather(
                 one.check("tests"), one.check("tests"), other.check("tests")

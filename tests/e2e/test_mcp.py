@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 import pytest
-from mcp import Client, StdioServerParameters
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
 from mcp.client.streamable_http import streamable_http_client
+from mcp_types import CallToolResult, Request, RequestParams, Result
 
 from command import Command, by_task, git, scripted
 from moothall.repositories.sample import make_sample_repository
@@ -208,3 +210,115 @@ async def test_a_client_that_goes_cancels_what_it_began(tmp_path: Path) -> None:
         shown = await command("list", "--json")
         (task,) = json.loads(shown.out)["tasks"]
         assert (task["task_id"], task["status"]) == ("left-alone", "CANCELLED")
+
+
+class TaskParams(RequestParams):
+    task_id: str
+
+
+class TaskRequest(Request[TaskParams, str]):
+    name_param = "taskId"
+
+
+class Task(Result):
+    result_type: str
+    task_id: str = ""
+    status: str = ""
+    status_message: str = ""
+    created_at: str = ""
+    last_updated_at: str = ""
+    ttl_ms: int | None = 0
+    poll_interval_ms: int = 0
+    result: dict[str, Any] | None = None
+
+
+class CreatedTask(Task):
+    result_type: Literal["task"] = "task"
+
+
+class Tasks(ClientExtension):
+    """The tasks extension in a client, which polls each task to its end."""
+
+    identifier = "io.modelcontextprotocol/tasks"
+
+    def __init__(self) -> None:
+        self.seen: list[Task] = []
+        self.created = asyncio.Event()
+
+    def claims(self) -> Sequence[ResultClaim[Any]]:
+        return [ResultClaim(result_type="task", model=CreatedTask, resolve=self._resolve)]
+
+    async def _resolve(self, created: CreatedTask, context: ClaimContext) -> CallToolResult:
+        self.seen.append(created)
+        self.created.set()
+        task = await ask_task(context.session, "tasks/get", created.task_id)
+        while task.status == "working":
+            await asyncio.sleep(created.poll_interval_ms / 5000)
+            task = await ask_task(context.session, "tasks/get", created.task_id)
+        self.seen.append(task)
+        return CallToolResult.model_validate(task.result or {"content": [], "isError": True})
+
+
+async def ask_task(session: Any, method: str, task_id: str) -> Task:
+    request = TaskRequest(method=method, params=TaskParams(task_id=task_id))
+    task: Task = await session.send_request(request, Task)
+    return task
+
+
+async def test_a_deliberation_is_a_task(tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    await make_sample_repository(repo)
+    async with (
+        scripted_model(scripted(answer)) as model,
+        http_server(Command(tmp_path / "data", model.base_url)) as url,
+    ):
+        token = (tmp_path / "data" / "token").read_text(encoding="utf-8").strip()
+        headers = {"Authorization": f"Bearer {token}"}
+        async with httpx2.AsyncClient(headers=headers, timeout=240) as web:
+            transport, tasks = streamable_http_client(url, http_client=web), Tasks()
+            async with Client(transport, read_timeout_seconds=240, extensions=[tasks]) as client:
+                wanted = {"task": TASK, "repository": str(repo), "task_id": "as-task"}
+                outcome = structured(await client.call_tool("deliberate", wanted))
+                assert (outcome["status"], outcome["proven"]) == ("COMPLETED", True)
+                created, *_, last = tasks.seen
+                assert (created.task_id, created.status, created.ttl_ms) == (
+                    "as-task",
+                    "working",
+                    None,
+                )
+                assert (last.status, last.result_type) == ("completed", "complete")
+                assert created.created_at == last.created_at < last.last_updated_at
+                # The same call again is the same task, which has ended.
+                same = structured(await client.call_tool("deliberate", wanted))
+                assert same["branch"] == outcome["branch"]
+                wrong = await client.call_tool("deliberate", {"task": " ", "role": "dev"})
+                assert (wrong.is_error, "task is empty" in str(wrong.content)) == (True, True)
+                with pytest.raises(MCPError, match="nobodys"):
+                    await ask_task(client.session, "tasks/get", "nobodys")
+                assert (await ask_task(client.session, "tasks/update", "as-task")).status == ""
+            transport = streamable_http_client(url, http_client=web)
+            async with Client(transport, read_timeout_seconds=240) as client:
+                with pytest.raises(MCPError, match="did not declare"):
+                    await ask_task(client.session, "tasks/get", "as-task")
+
+
+async def test_a_task_is_cancelled(tmp_path: Path) -> None:
+    async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
+        del body, headers
+        return Fault("silent", delay=120)
+
+    tasks = Tasks()
+    async with scripted_model(slowly) as model:
+        command = Command(tmp_path / "data", model.base_url)
+        server = StdioServerParameters(
+            command=sys.executable, args=["-m", "moothall", "mcp"], env=command.environment()
+        )
+        async with Client(server, read_timeout_seconds=240, extensions=[tasks]) as client:
+            pending = asyncio.ensure_future(
+                client.call_tool("deliberate", {"task": "Think of a name", "task_id": "to-cancel"})
+            )
+            async with asyncio.timeout(120):
+                await tasks.created.wait()
+                await ask_task(client.session, "tasks/cancel", "to-cancel")
+                await pending
+    assert tasks.seen[-1].status == "cancelled"

@@ -61,7 +61,7 @@ async def test_kill_9_leaves_no_process_no_folder_and_no_cgroup(tmp_path: Path) 
     ] == []
     shutil.rmtree(tmp_path / "repo")
     async with local(tmp_path, {"a.txt": "a"}) as app:
-        assert [path.name for path in run.iterdir()] == [app.workspaces.pool._folder.name]
+        assert [path.name for path in run.iterdir()] == [app.workspaces.pool.folder.name]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become an ordinary user")

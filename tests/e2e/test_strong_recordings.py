@@ -64,8 +64,9 @@ async def test_a_right_change_is_never_lost(place: Path, tmp_path: Path) -> None
     )
     async with scripted_model(replay(recording), tools=True) as model:
         settings = {
-            "MOOTHALL_EVIDENCE__TEST_WRITER": str(TEST_WRITER in recording["seats"]).lower(),
-            "MOOTHALL_EVIDENCE__TIE_BREAKER": str(TIE_BREAKER in recording["seats"]).lower(),
+            "MOOTHALL_EVIDENCE__AGENTS": json.dumps(
+                ["reviewers", *(agent for agent in AGENTS if agent in recording["seats"])]
+            ),
         }
         command = Command(tmp_path / "data", model.base_url, QUICK | settings)
         seats = [seat for seat in recording["seats"] if seat not in AGENTS]

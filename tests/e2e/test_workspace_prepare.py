@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,20 +142,20 @@ async def test_what_fails_and_may_is_left_out_and_said(app: Local) -> None:
 async def test_a_check_that_hit_its_limit_is_not_waited_out_again_until_it_may_have_more(
     app: Local,
 ) -> None:
-    def preparer(base_seconds: float = 1.0, **more: float) -> Preparer:
-        workspace = app.settings.workspace.model_copy(update={"base_seconds": base_seconds})
+    def preparer(floor_seconds: float = 0.25, **more: Any) -> Preparer:
+        workspace = app.settings.workspace.model_copy(update={"check_floor_seconds": floor_seconds})
         app.workspaces._settings = app.settings.model_copy(update={"workspace": workspace})
         return Preparer(app.workspaces._settings, lambda _: app.clone, app.workspaces, **more)
 
     base = app.base(checks={"tests": ("sh", "-c", "sleep 600")})
     first = await preparer().prepare(base)
     assert first.runs["tests"].output.startswith(
-        "tests hit the limit of 1 s (workspace.base_seconds)"
+        "tests hit the limit of 1 s (4 times workspace.check_floor_seconds)"
     )
     messages: list[str] = []
     assert await preparer().prepare(base, messages.append) == first
     assert messages == ["tests hit its limit 0 minutes ago and is not run again yet"]
-    for more in ({"timeout_memory_seconds": 0.0}, {"base_seconds": 1.5}):
+    for more in ({"timeout_memory_seconds": 0.0}, {"floor_seconds": 0.4}):
         messages.clear()
         await preparer(**more).prepare(base, messages.append)
         assert "running tests on the untouched base" in messages

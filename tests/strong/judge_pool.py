@@ -210,8 +210,7 @@ def deliberate(folder: Path, port: int, agents: int, task: str, protocol: str) -
     settings = {
         "MOOTHALL_LLM__BASE_URL": f"http://127.0.0.1:{port}/v1",
         "MOOTHALL_DATA_DIR": str(folder / "data"),
-        "MOOTHALL_LLM__CALL_SECONDS": "7200",
-        "MOOTHALL_LLM__IDLE_SECONDS": "7200",
+        "MOOTHALL_LLM__CALL_SECONDS": "43200",
         "MOOTHALL_LIMITS__DELIBERATION_SECONDS": "7200",
     }
     argv = [

@@ -34,7 +34,7 @@ from moothall.tools.arguments import Arguments
 from moothall.tools.catalogue import CATALOGUE
 from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Danger, ToolSpec
-from support.callers import TOKEN, api_dependencies, serving
+from support.callers import TOKEN, api_dependencies, serving, with_parts
 from support.deliberation_service import MemoryDeliberations
 from support.session_manager import SessionsFixture, open_session_manager
 
@@ -137,9 +137,9 @@ async def serving_agents(
         )
         async with serving(
             deliberations,
-            replace(
+            with_parts(
                 api_dependencies(deliberations, bus, checkup=checkup),
-                tool_sessions=behind.session_manager,
+                sessions=behind.session_manager,
                 agents=tasks,
             ),
         ) as app:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +15,16 @@ import grpc.aio
 
 from moothall import config
 from moothall.api.dependencies import BUCKET as BUNDLES
-from moothall.api.dependencies import ApiDependencies, Bundles, HealthCheck
+from moothall.api.dependencies import (
+    ApiDependencies,
+    Bundles,
+    ContextServices,
+    HealthCheck,
+    Records,
+    ServingState,
+    StoryServices,
+    ToolServices,
+)
 from moothall.api.grpc_server import Server, grpc_server
 from moothall.api.identity import BearerTokens
 from moothall.authorization.budgets import BUCKET, Quotas, StoryBudgets
@@ -108,28 +117,37 @@ def api_dependencies(
     return ApiDependencies(
         deliberations=deliberations,
         councils=council_registry,
-        plans=Planner(bus, limits, deliberations.check),
-        board=Board(bus),
-        story_budgets=StoryBudgets(bus.bucket(BUCKET), limits),
+        stories=StoryServices(
+            Board(bus),
+            Planner(bus, limits, deliberations.check),
+            StoryWriter(deliberations, 1, model=False),
+            StoryBudgets(bus.bucket(BUCKET), limits),
+        ),
+        records=Records(
+            Overview(bus, tuple),
+            Statistics(bus, council_registry, deliberations.under_way),
+            Decisions(bus),
+        ),
+        context=ContextServices(
+            Briefings(graph.ask, limits), graph.ask, Notes(bus), Bundles(bus.bucket(BUNDLES))
+        ),
+        tools=ToolServices(),
         quotas=Quotas(bus.bucket(BUCKET), QuotaSettings()),
-        author=StoryWriter(deliberations, 1, model=False),
-        statistics=Statistics(bus, council_registry, deliberations.under_way),
-        decisions=Decisions(bus),
-        tasks=Overview(bus, tuple),
-        briefings=Briefings(graph.ask, limits),
-        query_graph=graph.ask,
-        notes=Notes(bus),
-        bundles=Bundles(bus.bucket(BUNDLES)),
         health_check=checkup or HealthCheck({}),
         models=models,
-        tool_sessions=None,
-        approvals=None,
-        executions=None,
-        workflows=None,
-        agents=None,
-        repositories=None,
-        served=frozenset({"api", "page"}),
+        serving=ServingState(frozenset({"api", "page"})),
     )
+
+
+def with_parts(dependencies: ApiDependencies, **parts: Any) -> ApiDependencies:
+    """Return the dependencies with other parts, by the names that they have in their groups."""
+    groups: dict[str, Any] = {}
+    for group in ("stories", "records", "context", "tools", "serving"):
+        value = cast("Any", getattr(dependencies, group))
+        names = {item.name for item in fields(value)} & parts.keys()
+        if names:
+            groups[group] = replace(value, **{name: parts.pop(name) for name in names})
+    return replace(dependencies, **groups, **parts)
 
 
 @asynccontextmanager

@@ -19,14 +19,20 @@ from moothall.collector.decide import decide
 from moothall.collector.fold import fold
 from moothall.config import (
     EvidenceSettings,
-    GuardSettings,
     LimitSettings,
     LlmSettings,
-    RunnerSettings,
 )
 from moothall.deliberation.code_blocks import SUB_AGENT_LIMITS, SubAgentLimits
+from moothall.deliberation.context import (
+    Answerers,
+    CouncilRules,
+    Dependencies,
+    PythonBlocks,
+    RepositoryAccess,
+    SeatLimits,
+)
 from moothall.deliberation.prompts.excerpts import RepoMapper
-from moothall.deliberation.protocols import Dependencies, deliberate
+from moothall.deliberation.protocols import deliberate
 from moothall.deliberation.recorded_model import Recording
 from moothall.domain.codec import dump
 from moothall.domain.event import Channel, Event, EventType
@@ -34,6 +40,7 @@ from moothall.domain.ids import seat_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.domain.tool import BLOCK_LIMITS, BlockLimits
 from moothall.llm.client import open_model
 from moothall.ports import RunCode
 from moothall.telemetry.spans import write_of
@@ -42,7 +49,7 @@ from moothall.testing.model import Answer, ScriptedModel, phase_of, scripted_mod
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo
 from support.workspace import TempWorkspaces
 
-NO_AGENTS = EvidenceSettings(test_writer=False, tie_breaker=False, review_tools=False)
+NO_AGENTS = EvidenceSettings(agents=())
 TASK = "Add hello_world() function to src/utils.py"
 ONE, TWO, THREE = (seat_id("dev", number) for number in (1, 2, 3))
 
@@ -195,16 +202,15 @@ async def open_council(
     schemas: bool = True,
     tools: bool = False,
     run_code: RunCode | None = None,
-    python: RunnerSettings | None = None,
+    block_limits: BlockLimits = BLOCK_LIMITS,
     sub_agents: SubAgentLimits = SUB_AGENT_LIMITS,
-    patience_seconds: float = 10.0,
-    function_attempts: int = 2,
+    seat_limits: SeatLimits | None = None,
     **llm: Any,
 ) -> AsyncIterator[CouncilEnvironment]:
     """Open a council in `folder`.
 
     Args:
-        run_code: runs Python with the settings `python`.
+        run_code: runs Python within `block_limits`.
         tools: the model calls tools natively.
         evidence: the agents beside the seats; none without it.
         llm: settings of the model.
@@ -229,23 +235,20 @@ async def open_council(
         ) as model,
         AuditLog(folder / "data", "host-1") as audit,
     ):
-        gateway = ToolGateway(GuardSettings(), audit, bus.publish)
+        gateway = ToolGateway(audit, bus.publish)
         prepared = await workspaces.prepare()
         parts = Dependencies(
-            model=model,
+            answerers=Answerers(model, settings),
             gateway=gateway,
             workspaces=workspaces,
-            read_file=workspaces.read,
+            repositories=RepositoryAccess(workspaces.read, RepoMapper(workspaces)),
             log=bus,
-            limits=limits or LimitSettings(patience=0),
-            evidence=evidence or NO_AGENTS,
-            llm=settings,
-            run_code=run_code,
-            repo_mapper=RepoMapper(workspaces),
-            python=python or RunnerSettings(),
-            sub_agents=sub_agents,
-            patience_seconds=patience_seconds,
-            function_attempts=function_attempts,
+            rules=CouncilRules(
+                limits or LimitSettings(patience=0),
+                evidence or NO_AGENTS,
+                seat_limits or SeatLimits(),
+            ),
+            python=PythonBlocks(run_code, block_limits, sub_agents),
         )
         yield CouncilEnvironment(server, bus, workspaces, prepared, parts)
 

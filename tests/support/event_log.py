@@ -148,6 +148,7 @@ class EventLog:
             repository={"id": "sample", "url": "/r", "ref": "main"},
             base_sha=BASE,
             principal="ann",
+            choice="auto: a + b",
             constraints={"rubric": "short", "requirements": ["greets"]},
             deadline=(self.start + timedelta(hours=1)).isoformat(),
         )

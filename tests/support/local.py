@@ -22,8 +22,12 @@ from moothall.ports import NOTHING
 from moothall.repositories.clone import TrustedClone
 from moothall.sandbox.bubblewrap import interpreter
 from moothall.settings import load_settings
+from moothall.workspace.nodes.executor import executors_on
+from moothall.workspace.nodes.placement import USUAL, Pace
+from moothall.workspace.pool import CreateExecutor
 from moothall.workspace.prepare import Preparer
 from moothall.workspace.workspace import LocalWorkspace, LocalWorkspaces
+from support.nodes import NearbyNodes, nearby_nodes
 from support.pods import NearbyPods, nearby
 from support.repos import SAMPLE, make_repo
 
@@ -55,6 +59,7 @@ class Local:
     clone: TrustedClone
     sha: str
     pods: NearbyPods | None = None
+    cluster: NearbyNodes | None = None
     _numbers: Any = field(default_factory=count)
 
     def base(self, **profile: Any) -> Base:
@@ -113,6 +118,17 @@ async def in_pods(
 
 
 @asynccontextmanager
+async def on_nodes(
+    folder: Path, files: Mapping[str, str | bytes] = SAMPLE, *, pace: Pace = USUAL, **limits: Any
+) -> AsyncIterator[Local]:
+    """The same on two nodes that are folders of this machine."""
+    async with _local(
+        folder, files, WorkspaceSettings(warm=0), limits, in_pods=False, pace=pace
+    ) as app:
+        yield app
+
+
+@asynccontextmanager
 async def _local(
     folder: Path,
     files: Mapping[str, str | bytes],
@@ -121,6 +137,7 @@ async def _local(
     *,
     in_pods: bool,
     images: Mapping[str, str] = NOTHING,
+    pace: Pace | None = None,
 ) -> AsyncIterator[Local]:
     settings = load_settings(
         data_dir=folder / "data",
@@ -132,14 +149,17 @@ async def _local(
     clone = TrustedClone(folder / "data" / "repos" / "sample.git", settings.workspace)
     sha = await clone.fetch(str(repo.path), "HEAD")
     async with AsyncExitStack() as stack:
-        make, pods = None, None
+        make: CreateExecutor | None = None
+        pods, cluster = None, None
         if in_pods:  # below a short path: a socket's path is limited to 107 bytes
             make, pods = nearby(
                 Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mp-"))), settings
             )
+        if pace:
+            cluster = await stack.enter_async_context(nearby_nodes(folder, settings, 2, pace))
+            make = executors_on(cluster.nodes, settings)
         workspaces = await stack.enter_async_context(
             LocalWorkspaces(settings, lambda _: clone, create_executor=make)
         )
-        yield Local(
-            settings, workspaces, Preparer(settings, lambda _: clone, workspaces), clone, sha, pods
-        )
+        preparer = Preparer(settings, lambda _: clone, workspaces)
+        yield Local(settings, workspaces, preparer, clone, sha, pods, cluster)

@@ -17,6 +17,8 @@ from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens
 from support.callers import TOKEN, TOKENS
 
+_NO_TRACKERS = config.TrackerSettings()
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -60,7 +62,7 @@ class Web:
 @asynccontextmanager
 async def serving_http(
     dependencies: ApiDependencies,
-    trackers: config.TrackerSettings | None = None,
+    trackers: config.TrackerSettings = _NO_TRACKERS,
     **settings: Any,
 ) -> AsyncIterator[Web]:
     """Serve until the context ends. The keywords are settings and limits of connections."""

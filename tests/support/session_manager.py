@@ -140,7 +140,6 @@ async def open_session_manager(
         app = await stack.enter_async_context(
             open_app(
                 data_dir,
-                **(limits or {}),
                 **{name: getattr(configured, name) for name in ("tokens", *rules)},
             )
         )

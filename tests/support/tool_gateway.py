@@ -17,7 +17,6 @@ from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.grants import grant_for
 from moothall.authorization.limits import GATEWAY_LIMITS, GatewayLimits
 from moothall.authorization.policy import Rules
-from moothall.config import GuardSettings
 from moothall.domain.budget import Ledger
 from moothall.domain.event import Event
 from moothall.domain.evidence import CheckRun, Verdict
@@ -132,16 +131,13 @@ class App:
         self,
         data_dir: Path,
         audit: AuditLog,
-        settings: GuardSettings,
         limits: GatewayLimits = GATEWAY_LIMITS,
         **rules: Any,
     ) -> None:
         self.workspace = FakeWorkspace()
         self.facts = Facts()
         self.audit = audit
-        self.tool_gateway = ToolGateway(
-            settings, audit, self.facts.publish, Rules(**rules), limits=limits
-        )
+        self.tool_gateway = ToolGateway(audit, self.facts.publish, Rules(**rules), limits=limits)
         self.data_dir = data_dir
         self.chain = data_dir / "audit" / "local" / "host-1.jsonl"
 
@@ -182,12 +178,10 @@ class App:
 
 @asynccontextmanager
 async def open_app(data_dir: Path, **given: Any) -> AsyncIterator[App]:
-    """Open a gateway with these limits, settings and rules, by their names."""
+    """Open a gateway with these limits and rules, by their names."""
     limits = _pop(given, {field.name for field in fields(GatewayLimits)})
-    rules = {field.name for field in fields(Rules)}
-    settings = _pop(given, set(GuardSettings.model_fields) - rules)
     async with AuditLog(data_dir, "host-1") as audit:
-        yield App(data_dir, audit, GuardSettings(**settings), GatewayLimits(**limits), **given)
+        yield App(data_dir, audit, GatewayLimits(**limits), **given)
 
 
 def _pop(given: dict[str, Any], names: set[str]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
 from moothall.settings import load_settings
 from moothall.tool_sessions.manager import ToolSessions
 from moothall.workflows.runner import Workflows
-from support.callers import TOKEN, api_dependencies, serving
+from support.callers import TOKEN, api_dependencies, serving, with_parts
 from support.deliberation_service import MemoryDeliberations
 from support.repos import make_repo
 from support.tool_gateway import in_seconds
@@ -220,14 +220,12 @@ async def open_tool_server(
         session_manager = await stack.enter_async_context(tool_service(loaded, bus, rules))
         workflows = await stack.enter_async_context(workflow_service(bus, session_manager))
         deliberations = MemoryDeliberations()
-        dependencies = replace(
+        dependencies = with_parts(
             api_dependencies(deliberations),
-            tool_sessions=session_manager,
+            sessions=session_manager,
             approvals=rules.parking,
             workflows=workflows,
-        )
-        dependencies = replace(
-            dependencies, executions=execution_service(loaded.runner, session_manager)
+            executions=execution_service(session_manager),
         )
         served = await stack.enter_async_context(serving(deliberations, dependencies))
         stub: Any = pb_grpc.ToolServiceStub(served.channel)

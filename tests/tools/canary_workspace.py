@@ -27,7 +27,6 @@ from moothall.authorization.call_context import CallContext, Meter
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.limits import GatewayLimits
 from moothall.authorization.policy import Rules
-from moothall.config import GuardSettings
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskKey
 from moothall.domain.repository import Prepared
@@ -305,11 +304,10 @@ async def open_canary_workspace(folder: Path, **limits: Any) -> AsyncIterator[Ca
         site() as name,
     ):
         with canaries(folder / "outside") as out:
-            web = WebTools(HttpSettings(allow=(name,), seconds=8))
+            web = WebTools(HttpSettings(allow=(name,)), seconds=8)
             rules = Rules(catalogue=rules_catalogue, toolkits={"http": web.call, "web": web.call})
             facts = Facts()
             tool_gateway = ToolGateway(
-                GuardSettings(),
                 audit,
                 facts.publish,
                 rules,

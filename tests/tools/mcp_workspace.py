@@ -16,7 +16,7 @@ from moothall.authorization.call_context import CallContext, Meter
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.limits import GatewayLimits
 from moothall.authorization.policy import Rules
-from moothall.config import GuardSettings, Settings
+from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskKey
 from moothall.domain.tool import Grant, ToolCall, ToolResult
@@ -105,7 +105,6 @@ async def open_mcp_workspace(
         rules = Rules(catalogue=catalogue, toolkits={"mcp": opened.toolkit})
         async with app.workspaces.open(await app.prepared(), "ws-1") as workspace:
             tool_gateway = ToolGateway(
-                GuardSettings(),
                 audit,
                 facts.publish,
                 rules,

@@ -178,11 +178,11 @@ async def browse(
     """Run the tool as the gateway does."""
     allow = more.pop("allow", (f"127.0.0.1:{site.port}",))
     where = more.pop("where", {})
-    limits: dict[str, Any] = {"action_seconds": 40.0}
+    limits: dict[str, Any] = {"call_seconds": 100.0, "action_seconds": 40.0}
     limits |= {
         name: more.pop(name) for name in ("action_seconds", "transfer_bytes") if name in more
     }
-    settings = BrowserSettings(**{"seconds": 100, **more})
+    settings = BrowserSettings(**more)
     url = path if "://" in path else site.url + path
     arguments = BrowserRun.model_validate(
         {"url": url, "actions": list(actions), **where}

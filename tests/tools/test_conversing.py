@@ -17,7 +17,7 @@ from moothall.domain.chat import ChatReply, HarnessTask, ModelQuestion
 from moothall.errors import WorkspaceFailed
 from moothall.harnesses.running import run_harness
 from support import harness_agent
-from support.local import in_pods, local, python
+from support.local import in_pods, local, on_nodes, python
 
 pytestmark = pytest.mark.e2e
 
@@ -41,7 +41,7 @@ class Caller:
         return None if len(self.heard) >= self._most else [f"line {len(self.heard)} ö"]
 
 
-@pytest.mark.parametrize("opened", [local, in_pods], ids=["here", "pod"])
+@pytest.mark.parametrize("opened", [local, in_pods, on_nodes], ids=["here", "pod", "node"])
 async def test_a_program_hears_and_says_lines_and_its_files_stay_where_that_is_wanted(
     opened: Any, tmp_path: Path
 ) -> None:
@@ -99,7 +99,7 @@ async def two_turns(question: ModelQuestion) -> ChatReply:
     return ChatReply(text, "stop", Usage(1, 0, 1, 1))
 
 
-@pytest.mark.parametrize("opened", [local, in_pods], ids=["here", "pod"])
+@pytest.mark.parametrize("opened", [local, in_pods, on_nodes], ids=["here", "pod", "node"])
 async def test_an_agent_works_with_a_model_outside(opened: Any, tmp_path: Path) -> None:
     async with (
         opened(tmp_path) as app,

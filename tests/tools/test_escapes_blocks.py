@@ -14,7 +14,7 @@ from canary_workspace import SECRET, CanaryWorkspace, guarded_workspace  # noqa:
 from corpus.attempt import MARK, OUTSIDE, PORT, Attempt, filled
 from corpus.language import ATTEMPTS
 from moothall.config import RunnerSettings
-from moothall.domain.tool import CodeBlock, ToolResult, ToolStatus
+from moothall.domain.tool import BlockLimits, CodeBlock, ToolResult, ToolStatus
 from moothall.workspace.runner import LocalRunner
 from support.tool_gateway import in_seconds
 
@@ -27,9 +27,10 @@ TIERS = Counter[str]()
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def runner(guarded_workspace: CanaryWorkspace) -> AsyncIterator[LocalRunner]:
     settings = guarded_workspace.app.settings.model_copy(
-        update={"runner": RunnerSettings(seconds=2.0, memory_bytes=100_000_000, workers=1)}
+        update={"runner": RunnerSettings(workers=1)}
     )
-    yield LocalRunner(settings, guarded_workspace.app.workspaces.pool)
+    limits = BlockLimits(seconds=2.0, memory_bytes=100_000_000)
+    yield LocalRunner(settings, guarded_workspace.app.workspaces.pool, limits)
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)

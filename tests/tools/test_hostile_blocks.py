@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from moothall.config import RunnerSettings
-from moothall.domain.tool import BlockRun, CodeBlock, ToolResult, ToolStatus
+from moothall.domain.tool import BlockLimits, BlockRun, CodeBlock, ToolResult, ToolStatus
 from moothall.errors import WorkspaceFailed
 from moothall.workspace.runner import LocalRunner
 from moothall.workspace.workspace import LocalWorkspace
@@ -30,7 +30,7 @@ TOOLS = {
     "files.write": ("path", "content"),
     "files.list": ("path", "glob"),
 }
-LIMITS = RunnerSettings(seconds=1.5, memory_bytes=64_000_000, tool_calls=20, workers=1)
+LIMITS = BlockLimits(seconds=1.5, memory_bytes=64_000_000, tool_calls=20)
 FULL = "import sqlite3\n"
 
 
@@ -61,8 +61,9 @@ async def block_workspace(tmp_path: Path) -> AsyncIterator[BlockWorkspace]:
     async with local(tmp_path) as app:
         prepared = await app.prepared()
         async with app.workspaces.open(prepared, "one") as workspace:
-            settings = app.settings.model_copy(update={"runner": LIMITS})
-            yield BlockWorkspace(app, workspace, LocalRunner(settings, app.workspaces.pool), [])
+            settings = app.settings.model_copy(update={"runner": RunnerSettings(workers=1)})
+            runner = LocalRunner(settings, app.workspaces.pool, LIMITS)
+            yield BlockWorkspace(app, workspace, runner, [])
 
 
 HOSTILE = {

@@ -16,7 +16,14 @@ from typing import Any
 import pytest
 
 from moothall.config import RunnerSettings
-from moothall.domain.tool import BlockRun, CodeBlock, ToolResult, ToolStatus
+from moothall.domain.tool import (
+    BLOCK_LIMITS,
+    BlockLimits,
+    BlockRun,
+    CodeBlock,
+    ToolResult,
+    ToolStatus,
+)
 from moothall.workspace.runner import LocalRunner
 from moothall.workspace.workspace import LocalWorkspace
 from support.local import local
@@ -73,11 +80,11 @@ def block(code: str, seconds: float = 20, depth: int = 0) -> CodeBlock:
 
 @asynccontextmanager
 async def open_cpython_workspace(
-    folder: Path, python: RunnerSettings | None = None, **limits: Any
+    folder: Path, workers: int = 2, block_limits: BlockLimits = BLOCK_LIMITS, **limits: Any
 ) -> AsyncIterator[CPythonWorkspace]:
     async with local(folder, **limits) as app:
-        settings = app.settings.model_copy(update={"runner": python or RunnerSettings()})
-        runner = LocalRunner(settings, app.workspaces.pool)
+        settings = app.settings.model_copy(update={"runner": RunnerSettings(workers=workers)})
+        runner = LocalRunner(settings, app.workspaces.pool, block_limits)
         async with app.workspaces.open(await app.prepared(), "one") as workspace:
             yield CPythonWorkspace(runner, workspace)
 
@@ -141,7 +148,7 @@ threading.Thread(target=fill, daemon=True).start()
 )
 async def test_the_disk_is_looked_at_while_a_block_asks(tmp_path: Path, requesting: str) -> None:
     async with open_cpython_workspace(
-        tmp_path, RunnerSettings(tool_calls=5000), disk_bytes=20_000_000
+        tmp_path, block_limits=BlockLimits(tool_calls=5000), disk_bytes=20_000_000
     ) as app:
         ran = await app.run(WRITER + requesting)
     assert ran.status == "disk", ran
@@ -150,7 +157,7 @@ async def test_the_disk_is_looked_at_while_a_block_asks(tmp_path: Path, requesti
 async def test_agents_whose_blocks_wait_for_a_place_do_not_wait_for_their_callers(
     tmp_path: Path,
 ) -> None:
-    async with open_cpython_workspace(tmp_path, RunnerSettings(workers=1)) as app:
+    async with open_cpython_workspace(tmp_path, workers=1) as app:
 
         async def agents(name: str, _arguments: Mapping[str, Any]) -> ToolResult:
             inner = [

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 import pytest
 from neo4j import GraphDatabase
 from pydantic import SecretStr
-from query_tool import PASSWORD, ask
+from query_tool import PASSWORD, ask, database_tools
 
 from moothall.domain.tool import ToolStatus
-from moothall.toolkits.db.family import DbSettings
+from moothall.toolkits.db.toolkit import DatabaseTools
 from support import neo4j as neo4j_server
 from support import servers
 
@@ -64,8 +64,8 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip(str(missing))
 
 
-def graphs(url: str, **more: Any) -> DbSettings:
-    return DbSettings(neo4j_url=SecretStr(url), **{"seconds": 60, **more})
+def graphs(url: str, **more: Any) -> DatabaseTools:
+    return database_tools(neo4j_url=SecretStr(url), **more)
 
 
 async def test_neo4j_answers_as_json(graph: str) -> None:

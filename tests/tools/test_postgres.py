@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 from pydantic import SecretStr
-from query_tool import PASSWORD, ask
+from query_tool import PASSWORD, ask, database_tools
 
 from moothall.app.gateway_rules import open_rules
 from moothall.authorization.audit import AuditLog
@@ -21,7 +21,8 @@ from moothall.authorization.gateway import ToolGateway
 from moothall.domain.tool import ToolStatus
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
-from moothall.toolkits.db.family import Databases, DbSettings
+from moothall.toolkits.db.family import Databases
+from moothall.toolkits.db.toolkit import DatabaseTools
 from support import servers
 from support.tool_gateway import App, Facts, tool_call
 
@@ -74,8 +75,8 @@ def reader(superuser: str) -> str:
     )
 
 
-def postgres(url: str, **more: Any) -> DbSettings:
-    return DbSettings(postgres_url=SecretStr(url), **{"seconds": 60, **more})
+def postgres(url: str, **more: Any) -> DatabaseTools:
+    return database_tools(postgres_url=SecretStr(url), **more)
 
 
 async def test_postgres_answers_as_json(reader: str) -> None:
@@ -378,8 +379,8 @@ async def test_a_granted_query_passes_the_gate_where_policy_allows_it_and_leaves
     )
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings, MemoryBus()) as rules:
         facts = Facts()
-        app = App(tmp_path, audit, settings.guard)
-        app.tool_gateway = ToolGateway(settings.guard, audit, facts.publish, rules)
+        app = App(tmp_path, audit)
+        app.tool_gateway = ToolGateway(audit, facts.publish, rules)
         seat = app.seat(role="data", grant=rules.grants.of("data"))
         assert [spec.name for spec in app.tool_gateway.list_tools("local", seat.grant)] == [
             "db.postgres"

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from moothall.config import RunnerSettings
 from moothall.deliberation.recorded_model import Recording
 from moothall.domain.event import EventType
+from moothall.domain.tool import BlockLimits
 from moothall.testing.model import step_of
 from support.council import ONE, CouncilEnvironment, act, code, of, open_council, outcomes
 from support.python import open_coding_council
@@ -176,7 +176,7 @@ async def test_python_is_offered_to_large_windows_alone_and_run_for_all(
 async def test_a_block_may_not_call_more_tools_than_it_is_allowed(council: Open) -> None:
     looping = "n = 0\nwhile True:\n    ws.read('src/utils.py')\n    n += 1"
     async with council(
-        script(code(looping), code(APPEND)), python=RunnerSettings(tool_calls=3)
+        script(code(looping), code(APPEND)), limits=BlockLimits(tool_calls=3)
     ) as app:
         events = await app.run(app.deliberation("single", 1))
     assert (

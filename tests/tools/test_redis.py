@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 import pytest
 import redis.asyncio
 from pydantic import SecretStr
-from query_tool import PASSWORD, ask
+from query_tool import PASSWORD, ask, database_tools
 
 from moothall.domain.tool import ToolStatus
-from moothall.toolkits.db.family import DbSettings
+from moothall.toolkits.db.toolkit import DatabaseTools
 from support import servers
 
 pytestmark = pytest.mark.e2e
@@ -51,8 +51,8 @@ async def state(client: redis.asyncio.Redis) -> list[Any]:
     ]
 
 
-def reds(url: str, **more: Any) -> DbSettings:
-    return DbSettings(redis_url=SecretStr(url), **{"seconds": 60, **more})
+def reds(url: str, **more: Any) -> DatabaseTools:
+    return database_tools(redis_url=SecretStr(url), **more)
 
 
 async def test_redis_answers(redis_url: str, filled: redis.asyncio.Redis) -> None:

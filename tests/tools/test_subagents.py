@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from moothall.config import RunnerSettings
 from moothall.deliberation.code_blocks import SubAgentLimits
 from moothall.deliberation.recorded_model import Recording
 from moothall.domain.budget import Budget
 from moothall.domain.event import EventType
+from moothall.domain.tool import BlockLimits
 from moothall.testing.model import step_of
 from support.council import ONE, CouncilEnvironment, act, code, finish, of, outcomes
 from support.python import open_coding_council
@@ -189,7 +189,7 @@ async def test_agents_share_the_tool_calls_of_their_block(council: Open) -> None
         return act(*[("files.read", {"path": "src/utils.py"})] * 2)
 
     async with council(
-        script(code("print(agents.run('look often'))"), agent), python=RunnerSettings(tool_calls=5)
+        script(code("print(agents.run('look often'))"), agent), limits=BlockLimits(tool_calls=5)
     ) as app:
         events = await app.run(app.deliberation("single", 1))
     reads = [data for data in of(events, EventType.TOOL_FINISHED) if data["tool"] == "files.read"]

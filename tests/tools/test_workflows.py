@@ -9,7 +9,6 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import pytest
 
 from moothall.authorization.audit import verify_all
 from moothall.pb.tool.v1 import tool_pb2 as pb
-from support.callers import OTHER, TOKEN, api_dependencies
+from support.callers import OTHER, TOKEN, api_dependencies, with_parts
 from support.deliberation_service import MemoryDeliberations
 from support.rest import serving_http
 from support.tool_server import ToolServer, open_tool_server
@@ -238,9 +237,9 @@ async def test_a_closed_workspace_ends_its_workflow(app: ToolServer) -> None:
 
 async def test_the_same_over_http_a_line_of_json_an_event(app: ToolServer) -> None:
     opened = await app.open()
-    dependencies = replace(
+    dependencies = with_parts(
         api_dependencies(MemoryDeliberations()),
-        tool_sessions=app.session_manager,
+        sessions=app.session_manager,
         workflows=app.workflows,
     )
     flow = {"id": "lines", "steps": [count("one"), step("two", "files.read", path="count.txt")]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,3 +86,89 @@ def _suspicious_lines(place: Path) -> Iterator[tuple[int, str]]:
 
 def _is_glossary(place: Path, line: str) -> bool:
     return place.name == "glossary.md" and line.startswith("| ")
+
+
+MAX_FUNCTION_LINES = 60
+"""The most lines of a function, without its decorators."""
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    long = [
+        f"{path.relative_to(SOURCE)}:{node.lineno} {node.name}: {lines} lines"
+        for path, tree in _modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
+    ]
+    assert long == [], f"functions have at most {MAX_FUNCTION_LINES} lines: split them by meaning"
+
+
+MAX_COLLABORATORS = 14
+"""The most fields, or arguments of the constructor, of a class that is no record of data."""
+RECORDS = frozenset(
+    [
+        "CheckDocument",
+        "CheckRow",
+        "Deliberation",
+        "DeliberationRequest",
+        "Evidence",
+        "Outcome",
+        "Parked",
+        "PolicyQuestion",
+        "Profile",
+        "Report",
+        "Result",
+        "SeatProgress",
+        "Spec",
+        "StoryState",
+        "TaskOptions",
+        "TaskView",
+        "VerdictDocument",
+        "Assessment",
+        "AttemptState",
+        "Capabilities",
+        "DeliberationState",
+        "ScriptedModel",
+        "Summary",
+        "ToolSpec",
+    ]
+)
+
+
+def test_no_class_has_too_many_collaborators() -> None:
+    wide = [
+        f"{path.relative_to(SOURCE)}:{node.lineno} {node.name}: {count}"
+        for path, tree in _modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        and not node.name.endswith("Settings")
+        and node.name not in RECORDS
+        and (count := _count_arguments(node)) > MAX_COLLABORATORS
+    ]
+    assert wide == [], "group the collaborators by meaning"
+
+
+def _count_arguments(node: ast.ClassDef) -> int:
+    """Count the fields of a class, or the arguments of its constructor if there are more; not the
+    private fields.
+    """
+    fields = [
+        item.target.id
+        for item in node.body
+        if isinstance(item, ast.AnnAssign)
+        and isinstance(item.target, ast.Name)
+        and not item.target.id.startswith("_")
+        and "ClassVar" not in ast.unparse(item.annotation)
+    ]
+    constructors = [
+        len(item.args.args) + len(item.args.kwonlyargs) - 1
+        for item in node.body
+        if isinstance(item, ast.FunctionDef) and item.name == "__init__"
+    ]
+    return max([len(fields), *constructors])
+
+
+def _modules() -> Iterator[tuple[Path, ast.Module]]:
+    for path in SOURCE.rglob("*.py"):
+        if "pb" not in path.parts:
+            yield path, ast.parse(path.read_text(encoding="utf-8"))

@@ -165,7 +165,7 @@ def test_environments_are_mounted_where_workspaces_are_made(helm: str, tmp_path:
 
 EVERYTHING = """
 images: {moothall: "a/moothall@sha256:00", workspace: b}
-settings: {MOOTHALL_LLM__MODEL: 'a "name"', MOOTHALL_LIMITS__ROUNDS: 3, MOOTHALL_RAY__HOSTS: "7"}
+settings: {MOOTHALL_LLM__MODEL: 'a "name"', MOOTHALL_LIMITS__TURNS: 3, MOOTHALL_RAY__HOSTS: "7"}
 secrets: {settings: own, bus: own-bus, accounts: own-accounts, tls: own-tls}
 services: {storage: {size: 5Gi, className: fast}}
 nats: {replicas: 5, storage: {className: fast}}

@@ -267,7 +267,7 @@ async def test_the_probe_is_answered_as_the_kubelet_asks_it(
         for spec in deployments(overlay).values()
     }.values()
     dependencies = api_dependencies(MemoryDeliberations())
-    dependencies.taking.set()
+    dependencies.serving.taking.set()
     tls = certificate(tmp_path)
     web = settings.web.model_copy(update={"port": 0, **tls})
     assert (web.host, probe["scheme"], probe["port"]) == (EVERYWHERE, "HTTPS", "web")

@@ -75,7 +75,8 @@ async def test_a_council_of_five_computes_its_context_once(
     async with open_council(
         tmp_path, lambda _b, _h: "", files=files, context_tokens=16_384, max_tokens=300
     ) as app:
-        app.parts = replace(app.parts, model=watched)
+        answerers = replace(app.parts.answerers, model=watched)
+        app.parts = replace(app.parts, answerers=answerers)
         await model.reply_mode()  # probed once, by a separate call
         before = await model.server_metrics()
         events = await deliberate(app, council_options)

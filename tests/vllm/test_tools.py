@@ -27,7 +27,8 @@ async def test_a_seat_calls_tools_and_reads_what_they_answer(
 ) -> None:
     watched = WatchedModel(coder)
     async with open_council(tmp_path, lambda _b, _h: "", temperature=0.0) as app:
-        app.parts = replace(app.parts, model=watched)
+        answerers = replace(app.parts.answerers, model=watched)
+        app.parts = replace(app.parts, answerers=answerers)
         events = await app.run(
             app.deliberation("single", 1, description=TASK, seconds=600, max_turns=2)
         )

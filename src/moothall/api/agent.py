@@ -100,8 +100,8 @@ def read_usage(output: struct_pb2.Value) -> common.TokenUsage:
 
 
 def provider_name(llm: LlmSettings) -> str:
-    """Return the name of a model's provider: `llm.provider`, else a name for the kind of server."""
-    return llm.provider or ("openai-compatible" if llm.base_url else "llama.cpp")
+    """Return the name of a model's provider by the kind of its server."""
+    return "openai-compatible" if llm.base_url else "llama.cpp"
 
 
 def _first_positive(metrics: Mapping[str, struct_pb2.Value], names: tuple[str, ...]) -> int:

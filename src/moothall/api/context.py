@@ -23,10 +23,10 @@ class Context(pb_grpc.ContextServiceServicer):
     """The gRPC servicer of ContextService."""
 
     def __init__(self, dependencies: ApiDependencies) -> None:
-        self._briefings = dependencies.briefings
-        self._query_graph = dependencies.query_graph
-        self._notes = dependencies.notes
-        self._bundles = dependencies.bundles
+        self._briefings = dependencies.context.briefings
+        self._query_graph = dependencies.context.query
+        self._notes = dependencies.context.notes
+        self._bundles = dependencies.context.bundles
 
     async def GetContext(
         self, request: pb.GetContextRequest, context: Any

@@ -178,36 +178,73 @@ def _key(request: pb.RehydrateSessionRequest, who: Principal) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class StoryServices:
+    """What changes stories: their board, plans, drafts and budgets."""
+
+    board: Board
+    plans: Planner
+    author: StoryWriter
+    budgets: StoryBudgets
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """What is read from the log: tasks, statistics, and decisions of the tool gateway."""
+
+    tasks: Overview
+    statistics: Statistics
+    decisions: Decisions
+
+
+@dataclass(frozen=True, slots=True)
+class ContextServices:
+    """The context of tasks: briefings, queries of the graph, notes and stored bundles."""
+
+    briefings: Briefings
+    query: Ask
+    notes: Notes
+    bundles: Bundles
+
+
+@dataclass(frozen=True, slots=True)
+class ToolServices:
+    """What runs tools for callers. All but `approvals` are None if another process serves tools."""
+
+    sessions: ToolSessions | None = None
+    approvals: ApprovalQueue | None = None
+    executions: Executions | None = None
+    workflows: Workflows | None = None
+    agents: AgentTasks | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServingState:
+    """What this process serves, and until when.
+
+    roles: which of "api" and "page" it serves. taking: set while a server accepts calls and was not
+    told to stop. stopping: set once it accepts none; a call that ends early was then ended by the
+    server, not by its caller.
+    """
+
+    roles: frozenset[str]
+    taking: asyncio.Event = field(default_factory=asyncio.Event)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True)
 class ApiDependencies:
-    """The services behind the API. `models` are those of the settings. `tool_sessions` is None if
-    another process serves tools. `query_graph` queries the graph, `repositories` provides files for
-    the web page. `served` tells which of "api" and "page" this process serves. `taking` is set
-    while a server accepts calls and was not told to stop. `stopping` is set once it accepts none: a
-    call that ends early was then ended by the server, not by its caller.
+    """The services behind the API. `models` are those of the settings. `repositories` provides
+    files for the web page.
     """
 
     deliberations: Deliberations
     councils: CouncilRegistry
-    plans: Planner
-    author: StoryWriter
-    board: Board
-    story_budgets: StoryBudgets
+    stories: StoryServices
+    records: Records
+    context: ContextServices
+    tools: ToolServices
     quotas: Quotas
-    statistics: Statistics
-    tasks: Overview
-    decisions: Decisions
-    briefings: Briefings
-    query_graph: Ask
-    notes: Notes
-    bundles: Bundles
     health_check: HealthCheck
     models: Models
-    tool_sessions: ToolSessions | None
-    approvals: ApprovalQueue | None
-    executions: Executions | None
-    workflows: Workflows | None
-    agents: AgentTasks | None
-    repositories: RepositoryService | None
-    served: frozenset[str]
-    taking: asyncio.Event = field(default_factory=asyncio.Event)
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    serving: ServingState
+    repositories: RepositoryService | None = None

@@ -309,13 +309,13 @@ async def grpc_server(
     try:
         for name in names:
             await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-        dependencies.taking.set()
+        dependencies.serving.taking.set()
         yield Server(settings.host, port)
     finally:
-        dependencies.taking.clear()
+        dependencies.serving.taking.clear()
         await health_servicer.enter_graceful_shutdown()
         await asyncio.sleep(leave_seconds)
-        dependencies.stopping.set()
+        dependencies.serving.stopping.set()
         await asyncio.sleep(_ACCEPT_SECONDS)
         stopped = asyncio.ensure_future(server.stop(settings.grace_seconds + CANCEL_GRACE_SECONDS))
         await calls.end_calls(settings.grace_seconds, stopped)

@@ -143,7 +143,7 @@ class Issuer:
             )
         name, tenant = (
             _claim(claims, settings.name_claim),
-            _claim(claims, settings.tenant_claim) if settings.tenant_claim else settings.tenant,
+            _claim(claims, settings.tenant_claim) if settings.tenant_claim else LOCAL.tenant,
         )
         if not isinstance(name, str) or not name:
             raise Refused(f"{label} has no {settings.name_claim} (oidc.name_claim, oidc.scopes)")

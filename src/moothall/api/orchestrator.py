@@ -72,7 +72,7 @@ class CouncilCalls:
         """List the councils that exist."""
         who = caller()
         councils = await self._dependencies.councils.list(who, request.role_filter)
-        busy = self._dependencies.statistics.find_busy_agents(who)
+        busy = self._dependencies.records.statistics.find_busy_agents(who)
         return pb.ListCouncilsResponse(
             councils=[
                 _council_info(
@@ -180,7 +180,7 @@ class MetricsService:
         health = await self._dependencies.health_check.check()
         is_down = health.status is Condition.DOWN
         totals = (
-            await self._dependencies.statistics.get_totals(caller())
+            await self._dependencies.records.statistics.get_totals(caller())
             if request.include_stats and not is_down
             else None
         )
@@ -217,7 +217,9 @@ class MetricsService:
             raise InvalidRequest(
                 f"time_range_ms is {request.time_range_ms}; milliseconds back from now, 0 for all"
             )
-        metrics = await self._dependencies.statistics.get_metrics(caller(), request.time_range_ms)
+        metrics = await self._dependencies.records.statistics.get_metrics(
+            caller(), request.time_range_ms
+        )
         response = pb.GetMetricsResponse()
         if kind in {"all", "performance"}:
             latencies = metrics.latencies
@@ -275,7 +277,7 @@ class MetricsService:
             raise InvalidRequest("page_token is not the next_page_token of a page")
         first = int(token)
         # One more than are returned tells whether there is a next page.
-        views = await self._dependencies.tasks.list_tasks(
+        views = await self._dependencies.records.tasks.list_tasks(
             caller(), request.state, size + 1, query=request.query, first=first
         )
         return pb.ListDeliberationsResponse(
@@ -317,7 +319,7 @@ class OrchestratorService(
             submitted = True
             return await self._deliberations.wait(deliberation.own_id, who)
         except asyncio.CancelledError:
-            if not self._dependencies.stopping.is_set():
+            if not self._dependencies.serving.stopping.is_set():
                 await self._abandon(deliberation_request, who, submitted=submitted)
             raise
 
@@ -340,7 +342,7 @@ class OrchestratorService(
         try:
             outcome = await self._deliberations.result(task_id, who)
         except NotFound:
-            if not await self._dependencies.plans.is_waiting(task_id, who):
+            if not await self._dependencies.stories.plans.is_waiting(task_id, who):
                 raise
             outcome = Outcome(task_id, DeliberationStatus.PENDING, tenant=who.tenant)
         return protobuf.result_response(outcome)

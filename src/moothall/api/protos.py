@@ -41,7 +41,7 @@ def services_of(dependencies: ApiDependencies) -> list[Service]:
     """Return the services that this process serves."""
     services = (
         []
-        if "api" not in dependencies.served
+        if "api" not in dependencies.serving.roles
         else [
             _service(
                 "OrchestratorService",
@@ -54,15 +54,19 @@ def services_of(dependencies: ApiDependencies) -> list[Service]:
                 "StoryCoachService",
                 storycoach_pb2,
                 storycoach_pb2_grpc,
-                StoryCoach(dependencies.author),
+                StoryCoach(dependencies.stories.author),
             ),
             _service("WorkspaceService", workspace_pb2, workspace_pb2_grpc, Scoring()),
             _service("ContextService", context_pb2, context_pb2_grpc, Context(dependencies)),
         ]
     )
-    if dependencies.tool_sessions is not None:
+    if dependencies.tools.sessions is not None:
         tools = ToolService(
-            Tools(dependencies.tool_sessions, dependencies.approvals, dependencies.workflows)
+            Tools(
+                dependencies.tools.sessions,
+                dependencies.tools.approvals,
+                dependencies.tools.workflows,
+            )
         )
         services += [
             _service("ToolService", tool_pb2, tool_pb2_grpc, tools),
@@ -70,16 +74,21 @@ def services_of(dependencies: ApiDependencies) -> list[Service]:
                 "AgentKernel",
                 kernel_pb2,
                 kernel_pb2_grpc,
-                AgentKernel(dependencies.deliberations, dependencies.tool_sessions),
+                AgentKernel(dependencies.deliberations, dependencies.tools.sessions),
             ),
         ]
-    if dependencies.agents is not None:
-        agents = AgentService(dependencies.agents, dependencies.health_check, dependencies.models)
+    if dependencies.tools.agents is not None:
+        agents = AgentService(
+            dependencies.tools.agents, dependencies.health_check, dependencies.models
+        )
         services.append(_service("AgentService", agent_pb2, agent_pb2_grpc, agents))
-    if dependencies.executions is not None:
+    if dependencies.tools.executions is not None:
         services.append(
             _service(
-                "SecureRunner", runner_pb2, runner_pb2_grpc, SecureRunner(dependencies.executions)
+                "SecureRunner",
+                runner_pb2,
+                runner_pb2_grpc,
+                SecureRunner(dependencies.tools.executions),
             )
         )
     return services

@@ -43,10 +43,10 @@ class Planning(pb_grpc.PlanningServiceServicer):
     """The gRPC servicer of PlanningService."""
 
     def __init__(self, dependencies: ApiDependencies) -> None:
-        self._board = dependencies.board
-        self._story_budgets = dependencies.story_budgets
+        self._board = dependencies.stories.board
+        self._story_budgets = dependencies.stories.budgets
         self._deliberations = dependencies.deliberations
-        self._plans = dependencies.plans
+        self._plans = dependencies.stories.plans
 
     async def CreateStory(
         self, request: pb.CreateStoryRequest, context: Any
@@ -312,7 +312,7 @@ class StoryCalls:
         who = caller()
         deliberation_request = orchestration(request)
         if request.HasField("context_options"):
-            briefing = await self._dependencies.briefings.brief(
+            briefing = await self._dependencies.context.briefings.brief(
                 _briefing(
                     request.context_options,
                     deliberation_request.task_id,
@@ -332,7 +332,7 @@ class StoryCalls:
         self, request: orchestrator_pb.ProcessPlanningEventRequest, context: Any
     ) -> orchestrator_pb.ProcessPlanningEventResponse:
         """Record an event of a story, and plan the story if it moved to planning."""
-        planned = await self._dependencies.plans.process(
+        planned = await self._dependencies.stories.plans.process(
             protobuf.from_message(PlanningEvent, request), caller()
         )
         return orchestrator_pb.ProcessPlanningEventResponse(
@@ -349,7 +349,7 @@ class StoryCalls:
         strategy = Strategy(
             options.parallel_execution, tuple(options.dependency_order), options.max_tasks_per_role
         )
-        derivation = await self._dependencies.plans.derive(
+        derivation = await self._dependencies.stories.plans.derive(
             request.case_id,
             request.plan_id,
             request.roles,
@@ -370,7 +370,7 @@ class StoryCalls:
     ) -> orchestrator_pb.GetTaskContextResponse:
         """Return the briefing about a task and its story."""
         story_id = _check_story_id(request.story_id, request.case_id)
-        briefing = await self._dependencies.briefings.brief(
+        briefing = await self._dependencies.context.briefings.brief(
             _briefing(request.options, request.task_id, story_id, request.role, request.phase),
             caller(),
         )

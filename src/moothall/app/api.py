@@ -12,7 +12,17 @@ from moothall import telemetry
 from moothall.api.accounts import AccessTokens, UserAccounts
 from moothall.api.asgi import ServerLimits
 from moothall.api.dependencies import BUCKET as BUNDLES
-from moothall.api.dependencies import ApiDependencies, Bundles, HealthCheck, Probe
+from moothall.api.dependencies import (
+    ApiDependencies,
+    Bundles,
+    ContextServices,
+    HealthCheck,
+    Probe,
+    Records,
+    ServingState,
+    StoryServices,
+    ToolServices,
+)
 from moothall.api.grpc_server import grpc_server
 from moothall.api.http.server import Served, http_server
 from moothall.api.identity import BearerTokens, TokenSource, read_tokens
@@ -65,6 +75,8 @@ from moothall.workflows.runner import Workflows
 log = telemetry.get_logger(__name__)
 
 _COACH_SECONDS = 60.0
+_ARCHITECTS = 3
+"""Seats that divide a story into tasks, if a model server is configured."""
 """The time in which the model may refine or suggest a story; then rules do it."""
 
 ProbeResult = tuple[Condition, str]
@@ -239,35 +251,38 @@ def _api_dependencies(
 ) -> ApiDependencies:
     """Return the parts that the APIs call."""
     bus, deliberations = inputs.bus, inputs.deliberations
+    agents = agent_service(settings, bus, deliberations, tool_sessions) if tool_sessions else None
     return ApiDependencies(
         deliberations=deliberations,
         councils=inputs.council_registry,
-        plans=planner,
-        board=board,
-        story_budgets=StoryBudgets(bus.bucket(BUCKET), settings.limits),
-        quotas=Quotas(bus.bucket(BUCKET), settings.quotas),
-        author=StoryWriter(
-            deliberations,
-            _COACH_SECONDS,
-            model=settings.llm.base_url is not None,
+        stories=StoryServices(
+            board,
+            planner,
+            StoryWriter(deliberations, _COACH_SECONDS, model=settings.llm.base_url is not None),
+            StoryBudgets(bus.bucket(BUCKET), settings.limits),
         ),
-        statistics=Statistics(bus, inputs.council_registry, inputs.collector.deliberations),
-        briefings=inputs.briefed(rules),
-        query_graph=inputs.graph.ask,
+        records=Records(
+            Overview(bus, inputs.collector.states),
+            Statistics(bus, inputs.council_registry, inputs.collector.deliberations),
+            Decisions(bus),
+        ),
+        context=ContextServices(
+            inputs.briefed(rules),
+            inputs.graph.ask,
+            Notes(bus, functools.partial(scrub, known=secret_values(settings))),
+            Bundles(bus.bucket(BUNDLES)),
+        ),
+        tools=ToolServices(
+            tool_sessions,
+            rules.parking,
+            execution_service(tool_sessions) if tool_sessions else None,
+            workflows,
+            agents,
+        ),
+        quotas=Quotas(bus.bucket(BUCKET), settings.quotas),
         models=settings.choice,
-        notes=Notes(bus, functools.partial(scrub, known=secret_values(settings))),
-        bundles=Bundles(bus.bucket(BUNDLES)),
-        tool_sessions=tool_sessions,
-        executions=execution_service(settings.runner, tool_sessions) if tool_sessions else None,
-        approvals=rules.parking,
-        workflows=workflows,
-        agents=agent_service(settings, bus, deliberations, tool_sessions)
-        if tool_sessions
-        else None,
-        decisions=Decisions(bus),
-        tasks=Overview(bus, inputs.collector.states),
         repositories=trusted_repositories(settings),
-        served=inputs.roles & {"api", "page"},
+        serving=ServingState(inputs.roles & {"api", "page"}),
         health_check=checkup(
             settings.choice,
             bus=bus,
@@ -283,7 +298,7 @@ def _story_executor(
     settings: Settings, inputs: ApiInputs, planner: Planner, board: Board
 ) -> StoryExecutor:
     # The bundled small model cannot divide stories well.
-    architects = settings.limits.architects if settings.llm.base_url is not None else 0
+    architects = _ARCHITECTS if settings.llm.base_url is not None else 0
     return StoryExecutor(
         inputs.bus,
         inputs.deliberations,

@@ -225,7 +225,7 @@ async def file_versions(
 
 
 def _git(settings: Settings) -> GitRunner:
-    return GitRunner(settings.data_dir / "repos", settings.workspace.git_seconds)
+    return GitRunner(settings.data_dir / "repos")
 
 
 async def line_provenance(
@@ -340,7 +340,7 @@ async def _prepare(
 ) -> Prepared:
     from moothall.app.workspaces import open_workspace_services  # slow to import
 
-    if settings.workspace.kind == "local":
+    if settings.workspace.kind != "kubernetes":
         await check_layers(settings.sandbox)
     # Only one executor is needed, so none is started in advance.
     workspace = settings.workspace.model_copy(update={"warm": 0})

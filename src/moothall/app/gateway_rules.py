@@ -47,6 +47,8 @@ from moothall.tools.wasm_tools import read_tools
 _GRACE_SECONDS = 60.0
 _MAX_TENANTS = 1000
 _DECISION_SECONDS = 60.0
+_OPA_SECONDS = 1.0
+"""How long the OPA server may take for one decision; a timeout is a deny."""
 """How long a decision of the policy is cached."""
 
 
@@ -105,10 +107,10 @@ async def open_rules(
 
 def catalogue_of(settings: Settings, families: Families = FAMILIES) -> Mapping[str, ToolSpec]:
     """Return all tools: those of Moothall and the operator's own. Raises `ConfigurationError`."""
-    shell = CATALOGUE[SHELL]
+    shell, max_seconds = CATALOGUE[SHELL], settings.workspace.check_seconds
     return {
         **CATALOGUE,
-        SHELL: replace(shell, caps=replace(shell.caps, seconds=settings.code.shell_seconds)),
+        SHELL: replace(shell, caps=replace(shell.caps, seconds=max_seconds)),
         **family_tools(settings, families),
         **{tool.spec.name: tool.spec for tool in read_tools(settings.wasm.folder)},
     }
@@ -150,7 +152,7 @@ async def open_policy(guard: GuardSettings) -> AsyncIterator[Policy]:
         from moothall.policy.opa import opa
 
         token = guard.policy_token.get_secret_value() if guard.policy_token else ""
-        async with opa(guard.policy_url, seconds=guard.policy_seconds, token=token) as server:
+        async with opa(guard.policy_url, seconds=_OPA_SECONDS, token=token) as server:
             yield Policy(guard.policy, server.decide, keep_seconds=_DECISION_SECONDS)
         return
     from moothall.policy.opa import Rego

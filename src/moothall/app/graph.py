@@ -146,7 +146,12 @@ async def open_in_turns(settings: Settings, bus: Bus, *, at_once: bool) -> Async
     ):
 
         async def write() -> None:
-            projector = Projector(bus, graph, settings.graph, is_writer=lambda: lease.held)
+            projector = Projector(
+                bus,
+                graph,
+                pace_seconds=settings.graph.pace_seconds,
+                is_writer=lambda: lease.held,
+            )
             last_seq = (await bus.state(EVENTS.name)).last_seq
             async with beside(serve_bus(bus, graph), "graph-answers"):
                 await projector.run(last_seq)
@@ -174,7 +179,7 @@ async def open_writer(
         serve_socket(graph, _socket(settings.data_dir)),
         asyncio.TaskGroup() as group,
     ):
-        projector = Projector(bus, graph, settings.graph)
+        projector = Projector(bus, graph, pace_seconds=settings.graph.pace_seconds)
         projecting = group.create_task(
             projector.run((await bus.state(EVENTS.name)).last_seq), name="graph"
         )
@@ -207,9 +212,7 @@ async def open_answers(settings: Settings) -> AsyncIterator[CypherGraph | Socket
             bus = await stack.enter_async_context(_own_bus(settings))
             graph = await stack.enter_async_context(open_graph(settings.graph, settings.data_dir))
             if await _may_write(settings, bus, stack):
-                await Projector(bus, graph, settings.graph).catch_up(
-                    (await bus.state(EVENTS.name)).last_seq
-                )
+                await Projector(bus, graph).catch_up((await bus.state(EVENTS.name)).last_seq)
             yield graph
         elif settings.graph.url:
             yield await stack.enter_async_context(open_graph(settings.graph, settings.data_dir))
@@ -260,7 +263,7 @@ async def rebuild(
                 "run this again"
             )
         graph = await stack.enter_async_context(open_graph(settings.graph, settings.data_dir))
-        projector = Projector(bus, graph, settings.graph, batch_size=batch_size)
+        projector = Projector(bus, graph, batch_size=batch_size)
         await projector.catch_up(state.last_seq)
         before = tuple([line async for line in graph.dump()])
         await graph.clear()

@@ -15,15 +15,27 @@ from typing import Any
 from moothall.app.bus import Bus, open_bus
 from moothall.app.gateway_rules import audit_log, open_rules
 from moothall.app.repositories import Home, disk_of, for_hosts, home_of, sees
-from moothall.app.workspaces import NotifyingWorkspaces, open_workspace_services
+from moothall.app.workspaces import (
+    NotifyingWorkspaces,
+    WorkspaceServices,
+    open_workspace_services,
+    sandboxes_on_nodes,
+)
 from moothall.authorization.budgets import BUCKET, Quotas, StoryBudgets
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.keys import keys_of
+from moothall.authorization.limits import gateway_limits
 from moothall.concurrency import leaves
 from moothall.config import FleetMode, MetricsSettings, Settings, secret_values
 from moothall.config.models import DEFAULT, Models
+from moothall.deliberation.context import (
+    Answerers,
+    CouncilRules,
+    Dependencies,
+    PythonBlocks,
+    RepositoryAccess,
+)
 from moothall.deliberation.prompts.excerpts import RepoMapper
-from moothall.deliberation.protocols import Dependencies
 from moothall.deliberation.recorded_model import NamedModel
 from moothall.domain.ids import digest
 from moothall.domain.text import scrub
@@ -61,7 +73,7 @@ async def host_main(
     secrets = secret_values(settings)
     configure_logs(settings.log, _log_file(settings.data_dir, name), secrets)
     # On this machine the server has checked the sandbox.
-    if settings.ray.address is not None and settings.workspace.kind == "local":
+    if settings.ray.address is not None and settings.workspace.kind != "kubernetes":
         await check_layers(settings.sandbox)
 
     def settle_and_report() -> None:
@@ -141,49 +153,59 @@ async def _host(
             remote_bus = None if sees(settings.data_dir, home) else bus
         audit = await stack.enter_async_context(audit_log(settings, bus, keys, writer))
         rules = await stack.enter_async_context(open_rules(settings, bus, keys=keys))
-        services = await stack.enter_async_context(open_workspace_services(settings, remote_bus))
-        remote_agents: Mapping[str, ChatModel] = {}
-        if settings.agents.endpoints:
-            # Importing gRPC takes time, and most hosts do not need it.
-            from moothall.api.remote_agents import open_remote_agents
-
-            remote_agents = await stack.enter_async_context(open_remote_agents(settings.agents))
+        services = await stack.enter_async_context(
+            open_workspace_services(settings, remote_bus, is_host=True)
+        )
         parts = Dependencies(
-            model=models[DEFAULT],
-            named_models={
-                name: NamedModel(llm, models[name]) for name, llm in settings.models.items()
-            },
-            remote_agents=remote_agents,
-            gateway=ToolGateway(settings.guard, audit, bus.publish, rules),
+            answerers=Answerers(
+                models[DEFAULT],
+                settings.llm,
+                {name: NamedModel(llm, models[name]) for name, llm in settings.models.items()},
+                await _open_remote_agents(settings, stack),
+                _open_harnesses(settings.choice),
+            ),
+            gateway=ToolGateway(audit, bus.publish, rules, limits=gateway_limits(settings.guard)),
             workspaces=NotifyingWorkspaces(services.workspaces, rules.close_workspace),
-            read_file=services.repositories.read,
-            merge=services.repositories.merge,
+            repositories=RepositoryAccess(
+                services.repositories.read,
+                RepoMapper(services.workspaces),
+                services.repositories.merge,
+            ),
             log=bus,
-            limits=settings.limits,
-            evidence=settings.evidence,
-            llm=settings.llm,
-            run_code=services.run_code,
-            run_harness=_open_harnesses(settings.choice),
-            repo_mapper=RepoMapper(services.workspaces),
-            python=settings.runner,
+            rules=_rules_of(settings, services),
+            python=PythonBlocks(services.run_code),
             clean=functools.partial(scrub, known=secret_values(settings)),
         )
-        accounts = StoryBudgets(bus.bucket(BUCKET), settings.limits)
-        seats, patience = settings.ray.seats_per_host, settings.bus.ack_wait_seconds
-        quotas = Quotas(bus.bucket(BUCKET), settings.quotas)
         host = Host(
             name,
             bus,
             services.repositories,
             parts,
-            seats,
-            accounts,
-            patience,
-            quotas=quotas,
+            settings.ray.seats_per_host,
+            StoryBudgets(bus.bucket(BUCKET), settings.limits),
+            settings.bus.ack_wait_seconds,
+            quotas=Quotas(bus.bucket(BUCKET), settings.quotas),
             node=node,
         )
         ready()
         await host.run()
+
+
+def _rules_of(settings: Settings, services: WorkspaceServices) -> CouncilRules:
+    return CouncilRules(
+        settings.limits,
+        settings.evidence,
+        count_parallel_checks=services.count_parallel_checks,
+    )
+
+
+async def _open_remote_agents(settings: Settings, stack: AsyncExitStack) -> Mapping[str, ChatModel]:
+    if not settings.agents.endpoints:
+        return {}
+    # Importing gRPC takes time, and most hosts do not need it.
+    from moothall.api.remote_agents import open_remote_agents
+
+    return await stack.enter_async_context(open_remote_agents(settings.agents))
 
 
 def _separate_main(settings: Settings, instance: str, **arguments: Any) -> Callable[..., Any]:
@@ -309,7 +331,11 @@ async def _open_ray(settings: Settings, instance: str) -> AsyncIterator[Hosting]
         hosts: AbstractAsyncContextManager[Alive] = ray_fleet.hosting(settings.ray, main)
         return hosts
 
-    async with ray_fleet.cluster(settings.ray):
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(ray_fleet.cluster(settings.ray))
+        if settings.workspace.kind == "ray":
+            file = _log_file(settings.data_dir, "sandboxes")
+            await stack.enter_async_context(sandboxes_on_nodes(settings, file))
         yield host_on_ray
 
 

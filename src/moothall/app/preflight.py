@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from moothall.concurrency import say_if_slow
 from moothall.config import Settings
+from moothall.config.models import AUTO
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import ConfigurationError, InvalidRequest, ModelUnavailable
@@ -194,7 +195,13 @@ def defaults(settings: Settings) -> Defaults:
 
     endpoints = frozenset(settings.agents.endpoints)
     return Defaults(
-        settings.limits, settings.repository, settings.seed, settings.choice, endpoints, tools
+        settings.limits,
+        settings.repository,
+        settings.seed,
+        settings.choice,
+        endpoints,
+        tools,
+        auto=settings.seats == AUTO,
     )
 
 
@@ -249,7 +256,7 @@ async def check_parts(
             # Report obvious errors before anything else.
             await asyncio.wait({model_check}, timeout=_EARLY_CHECK_SECONDS)
         layers: tuple[Layer, ...] = ()
-        if settings.workspace.kind == "local" and roles & {"hosts", "tools"}:
+        if settings.workspace.kind != "kubernetes" and roles & {"hosts", "tools"}:
             with say_if_slow(report_progress, "the sandbox to be tried"):
                 layers = await check_layers(settings.sandbox, report_progress)
         if model_check is not None:

@@ -156,7 +156,7 @@ async def _bundle_server(settings: Settings) -> AsyncIterator[BundleServer]:
     from moothall.repositories.bundle_transfer import BundleServer
 
     async with BundleServer(
-        GitRunner(settings.data_dir / "repos", settings.workspace.git_seconds), settings.workspace
+        GitRunner(settings.data_dir / "repos"), settings.workspace
     ) as bundle_server:
         yield bundle_server
 

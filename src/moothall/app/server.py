@@ -11,7 +11,7 @@ import functools
 import importlib.util
 import json
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
     AsyncExitStack,
@@ -22,7 +22,7 @@ from contextlib import (
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from moothall import telemetry
@@ -75,6 +75,7 @@ if TYPE_CHECKING:  # slow to import
 
 _SECTIONS = {"llm", "models", "bus", "ray", "workspace", "sandbox", "runner", "limits"}
 _IGNORED = {"wait_seconds", "seats_in_turn"}
+T = TypeVar("T")
 _MAX_SHOWN = 8
 _NO_MODEL = "http://127.0.0.1:9"
 """The address of the model for hosts that ask none: nothing answers at the discard port."""
@@ -280,10 +281,8 @@ class _ServerBuilder:
         # Closed in reverse order: the hosts stop first, and the collector folds their last events.
         collector = await self._start_collector(bus, repositories)
         council_registry = await self._start_council_registry(bus)
-        with self._say_if_slow("the model"):
-            model_address = await model or (_NO_MODEL if self._has_hosts else "")
-        with self._say_if_slow("the graph"):
-            graph = await graph_opening
+        model_address = await self._wait("the model", model) or self._missing_model
+        graph = await self._wait("the graph", graph_opening)
         alive = await self._start_hosts(fleet, bus, url, model_address)
         create_briefings = await self._open_briefings(graph, model_address)
         deliberations = DeliberationService(
@@ -319,6 +318,14 @@ class _ServerBuilder:
             lambda: ending.enter_context(self._say_if_slow("what was started to end"))
         )
         return app, collector
+
+    async def _wait(self, what: str, opening: Awaitable[T]) -> T:
+        with self._say_if_slow(what):
+            return await opening
+
+    @property
+    def _missing_model(self) -> str:
+        return _NO_MODEL if self._has_hosts else ""
 
     def _say_if_slow(self, what: str) -> AbstractContextManager[None]:
         return say_if_slow(self._report_progress, what)

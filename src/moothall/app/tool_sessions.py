@@ -19,9 +19,10 @@ from moothall.app.repositories import trusted_repositories
 from moothall.app.workspaces import NotifyingWorkspaces, open_workspace_services
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.keys import keys_of
+from moothall.authorization.limits import gateway_limits
 from moothall.authorization.policy import Rules
 from moothall.concurrency import beside
-from moothall.config import RunnerSettings, Settings, secret_values
+from moothall.config import Settings, secret_values
 from moothall.domain.event import Recorded
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import RepositoryRef
@@ -49,7 +50,9 @@ async def tool_service(
             audit_log(settings, bus, keys_of(settings.guard, settings.data_dir), writer)
         )
         services = await stack.enter_async_context(open_workspace_services(settings))
-        gateway = ToolGateway(settings.guard, audit, bus.publish, rules, source="executor")
+        gateway = ToolGateway(
+            audit, bus.publish, rules, source="executor", limits=gateway_limits(settings.guard)
+        )
         workspaces = NotifyingWorkspaces(services.workspaces, rules.close_workspace)
         sessions = await stack.enter_async_context(
             ToolSessions(
@@ -94,11 +97,9 @@ def agent_service(
     )
 
 
-def execution_service(settings: RunnerSettings, sessions: ToolSessions) -> Executions | None:
+def execution_service(sessions: ToolSessions) -> Executions | None:
     """Return the service that runs callers' code; None without a code runner."""
-    return (
-        Executions(sessions, sessions.run_code, settings) if sessions.run_code is not None else None
-    )
+    return Executions(sessions, sessions.run_code) if sessions.run_code is not None else None
 
 
 @asynccontextmanager

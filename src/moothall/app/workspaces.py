@@ -1,30 +1,35 @@
 """The workspaces of a host, with the repositories that it prepares for them. Workspaces in a
-Kubernetes cluster: how they are created, who owns them, and how they are tested.
+Kubernetes cluster: how they are created, who owns them, and how they are tested. Workspaces on the
+nodes of a Ray cluster.
 """
 
 from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from moothall.app.repositories import create_service, fetch_repositories
 from moothall.concurrency import beside
-from moothall.config import Settings
+from moothall.config import Settings, WorkspaceSections
+from moothall.deliberation.context import PARALLEL_CHECKS
 from moothall.domain.ids import digest
 from moothall.domain.repository import Prepared
 from moothall.domain.status import Finding
-from moothall.errors import ConfigurationError
+from moothall.errors import ConfigurationError, MoothallError
 from moothall.ports import Bus, RunCode, Workspace, Workspaces
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.service import Remote, RepositoryService
+from moothall.telemetry import configure_logs
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
 from moothall.workspace.kubernetes.multiplexer import Transport
+from moothall.workspace.nodes.executor import executors_on
 from moothall.workspace.pool import CreateExecutor
 from moothall.workspace.prepare import Preparer
 from moothall.workspace.runner import LocalRunner, can_run_blocks
@@ -136,26 +141,65 @@ async def examine_jobs(settings: Settings) -> AsyncIterator[Finding]:
         yield finding
 
 
+# Workspaces on the nodes of a Ray cluster.
+
+
+def sandboxes_on_nodes(
+    settings: Settings, log_file: Path | None = None
+) -> AbstractAsyncContextManager[Mapping[str, str]]:
+    """Let the nodes serve sandboxes. They get the settings of sandboxes and no secrets.
+
+    See `ray_nodes.serving_sandboxes`.
+    """
+    from moothall.workers.ray_nodes import serving_sandboxes  # Ray is an extra
+
+    names = WorkspaceSections.model_fields.keys() - {"jobs"}
+    sections = WorkspaceSections(**{name: getattr(settings, name) for name in names})
+    return serving_sandboxes(sections, partial(configure_logs, settings.log, log_file))
+
+
+async def examine_nodes(settings: Settings) -> AsyncIterator[Finding]:
+    """Yield a finding for each node of the Ray cluster: whether it can run sandboxes."""
+    from moothall.workers.ray_fleet import cluster
+
+    try:  # what is written meanwhile would be Ray's
+        async with cluster(settings.ray), sandboxes_on_nodes(settings) as found:
+            refusals = found
+    except MoothallError as error:
+        mend = "run `moothall doctor` on each node"
+        yield Finding("nodes", ok=False, detail=error.message, mend=mend)
+        return
+    for node, refusal in refusals.items():
+        yield Finding(
+            f"node {node[:12]}",
+            ok=not refusal,
+            detail=refusal or "it runs sandboxes",
+            mend="run `moothall doctor` there" if refusal else "",
+        )
+
+
 # The workspaces of a host, with the repositories that it prepares for them.
 
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceServices:
     """The repositories and workspaces of a host, and its code runner: None if `runner.enabled` is
-    off or Monty is not installed.
+    off or Monty is not installed. `count_parallel_checks`: see `CouncilRules`.
     """
 
     repositories: RepositoryService
     workspaces: LocalWorkspaces
     run_code: RunCode | None
+    count_parallel_checks: Callable[[], int]
 
 
 @asynccontextmanager
 async def open_workspace_services(
-    settings: Settings, remote_bus: Bus | None = None
+    settings: Settings, remote_bus: Bus | None = None, *, is_host: bool = False
 ) -> AsyncIterator[WorkspaceServices]:
     """Open repositories that can be prepared, and their workspaces. `remote_bus`: the bus to the
-    server, if its repositories are on another disk.
+    server, if its repositories are on another disk. `is_host`: with workspace.kind ray, hosts use
+    the nodes of their cluster, and other processes this machine.
     """
 
     def clone_of(repository: str) -> TrustedClone:
@@ -166,12 +210,18 @@ async def open_workspace_services(
 
     repositories: RepositoryService
     async with AsyncExitStack() as stack:
-        create_executor = (
-            await stack.enter_async_context(open_jobs(settings))
-            if settings.workspace.kind == "kubernetes"
-            else None
-        )
-        workspaces = LocalWorkspaces(settings, clone_of, remote_of, create_executor)
+        create_executor, own_settings, nodes = None, settings, None
+        if settings.workspace.kind == "kubernetes":
+            create_executor = await stack.enter_async_context(open_jobs(settings))
+        elif settings.workspace.kind == "ray" and is_host:
+            from moothall.workers.ray_nodes import open_nodes  # Ray is an extra
+
+            nodes = await stack.enter_async_context(open_nodes())
+            create_executor = executors_on(nodes, settings)
+            # The place of a workspace depends on its council, so none is started in advance.
+            warm_none = settings.workspace.model_copy(update={"warm": 0})
+            own_settings = settings.model_copy(update={"workspace": warm_none})
+        workspaces = LocalWorkspaces(own_settings, clone_of, remote_of, create_executor)
         preparer = Preparer(settings, clone_of, workspaces)
         if remote_bus is None:
             repositories = create_service(settings, preparer.prepare, RepositoryService)
@@ -189,6 +239,7 @@ async def open_workspace_services(
             repositories,
             workspaces,
             LocalRunner(settings, workspaces.pool).run if can_run_blocks(settings.runner) else None,
+            lambda: PARALLEL_CHECKS * max(1, nodes.count if nodes else 1),
         )
 
 

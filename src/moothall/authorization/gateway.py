@@ -49,7 +49,6 @@ from moothall.authorization.limits import (
 )
 from moothall.authorization.policy import Rules
 from moothall.concurrency import TimeLimit, seconds_until
-from moothall.config import GuardSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, call_event_id
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
@@ -72,7 +71,6 @@ class ToolGateway:
 
     def __init__(
         self,
-        settings: GuardSettings,
         audit: AuditLog,
         publish: Publish,
         rules: Rules | None = None,
@@ -85,7 +83,7 @@ class ToolGateway:
         self._breakers = ToolCircuits(limits.breaker_failures, limits.breaker_seconds)
         self._cache = ResultCache(_CACHE_BYTES)
         self._alerts = Alerts(limits)
-        self._settings, self._limits = settings, limits
+        self._limits = limits
         self._audit = audit
         self._publish_event = publish
         self._source = source
@@ -183,7 +181,7 @@ class ToolGateway:
             with self._breakers.watching(
                 key, checked.spec, has_full_time=has_full_time
             ) as report_status:
-                check_spending(context.ledger, context.meter, self._settings)
+                check_spending(context.ledger, context.meter, self._limits)
                 result = await self._run(context, call, checked)
                 report_status(result.status)
         except Stopped as stopped:

@@ -9,7 +9,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic, time
 from typing import Any
 
@@ -303,13 +303,14 @@ _MAX_NAME_CHARS = 100
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """The limits of one gateway that are not settings.
+    """The limits of one gateway. Only seat_calls is a setting.
 
     calls_in_flight: concurrent calls of all seats; further ones wait. seat_in_flight: those of one
-    seat; further ones are refused. call_seconds: the maximum duration of one call; a tool's own
-    limit may be lower. grace_seconds: how long a workspace may take to end a call
-    itself after its deadline. argument_bytes: arguments of one call, as JSON. result_bytes,
-    event_bytes: the output of a call that the seat gets, and that its event has; more is truncated.
+    seat; further ones are refused. seat_calls: all calls of one seat. call_seconds: the maximum
+    duration of one call; a tool's own limit may be lower. grace_seconds: how long a workspace may
+    take to end a call itself after its deadline. argument_bytes: arguments of one call, as JSON.
+    result_bytes, event_bytes: the output of a call that the seat gets, and that its event has; more
+    is truncated.
     breaker_failures: consecutive failures of a tool that open its circuit breaker. breaker_seconds:
     how long it stays open; doubles while the tool keeps failing. alert_denials,
     alert_escapes: denied calls, and attempts to escape a sandbox, of one principal or task within
@@ -318,6 +319,7 @@ class GatewayLimits:
 
     calls_in_flight: int = 32
     seat_in_flight: int = 4
+    seat_calls: int = 400
     call_seconds: float = 600.0
     grace_seconds: float = 8.0
     argument_bytes: int = 1_000_000
@@ -331,6 +333,12 @@ class GatewayLimits:
 
 
 GATEWAY_LIMITS = GatewayLimits()
+
+
+def gateway_limits(settings: GuardSettings) -> GatewayLimits:
+    """Return the limits with those of the settings."""
+    return replace(GATEWAY_LIMITS, seat_calls=settings.seat_calls)
+
 
 TOKEN_SECONDS = 3600.0
 """The maximum lifetime of the capability token of an external caller."""
@@ -421,7 +429,7 @@ def shorten(text: str, limit: int) -> str:
     return f"{text[:head]}{mark}{text[len(text) - tail :]}"
 
 
-def check_spending(ledger: Ledger | None, meter: Meter, limits: GuardSettings) -> None:
+def check_spending(ledger: Ledger | None, meter: Meter, limits: GatewayLimits) -> None:
     """Something may still be spent; else `Stopped`.
 
     A turn that was paid with the last token still runs its tools; one past the limit does not.
@@ -430,7 +438,7 @@ def check_spending(ledger: Ledger | None, meter: Meter, limits: GuardSettings) -
         raise Stopped(ToolStatus.BUDGET_EXCEEDED, reason)
 
 
-def _overspent(ledger: Ledger | None, meter: Meter, limits: GuardSettings) -> str:
+def _overspent(ledger: Ledger | None, meter: Meter, limits: GatewayLimits) -> str:
     if meter.calls >= limits.seat_calls:
         return (
             f"all {limits.seat_calls} tool calls of this seat are used; finish with what you have"

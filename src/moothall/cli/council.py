@@ -204,7 +204,7 @@ class ProgressPrinter:
         """Show an event."""
         self._board.add_event(recorded)
         if self._live is not None:
-            is_printed = recorded.event.type in {
+            is_printed = bool(recorded.event.data.get("choice")) or recorded.event.type in {
                 EventType.DELIBERATION_STARTED,
                 EventType.EVIDENCE_REPORTED,
             }

@@ -29,7 +29,13 @@ from moothall.cli.runtime import stderr_reporter, with_settings
 from moothall.config import Settings
 from moothall.domain.ids import check_id
 from moothall.domain.outcome import Outcome
-from moothall.domain.task import Constraints, DeliberationRequest, Fork, RepositoryRef
+from moothall.domain.task import (
+    MAX_REQUEST_ROUNDS,
+    Constraints,
+    DeliberationRequest,
+    Fork,
+    RepositoryRef,
+)
 from moothall.errors import InvalidRequest
 
 # `moothall deliberate`: a council on a task in a repository.
@@ -152,7 +158,7 @@ def _decode(path: Path, content: bytes) -> str:
 )
 @click.option(
     "--rounds",
-    type=SettingRange(0, "limits.rounds"),
+    type=click.IntRange(0, MAX_REQUEST_ROUNDS),
     help="Rounds of review and revision; by default those of the protocol.",
 )
 @click.option(
@@ -204,7 +210,8 @@ def _decode(path: Path, content: bytes) -> str:
     "--model",
     default="",
     help="Model from the settings: a name in [models], default, small, medium or large. "
-    "Several, separated by commas, are assigned to the seats in turn.",
+    "Several, separated by commas, are assigned to the seats in turn. auto: the two that "
+    "complement each other best, by the results of earlier tasks.",
 )
 @click.option("--seed", type=SEED, help="Base of the sampling seeds.")
 @click.option(
@@ -273,9 +280,7 @@ async def deliberate(
         description=task,
         role=role,
         task_id=task_id,
-        constraints=Constraints(
-            rubric, requirements, max_iterations=turns or 0, timeout_seconds=seconds or 0
-        ),
+        constraints=_constraints(rubric, requirements, turns, seconds),
         rounds=rounds,
         num_agents=agents or 0,
         protocol=protocol,
@@ -288,11 +293,19 @@ async def deliberate(
     )
     report_outcome = _outcome_reporter(request, summary, as_json=as_json)
     output = _Output(report_outcome, quiet=as_json, verbose=verbose)
-    if server:
-        return await _deliberate_remotely(
-            settings, request, named, output, server, token_file=token_file
-        )
-    return await _deliberate(settings, request, named, output)
+    if not server:
+        return await _deliberate(settings, request, named, output)
+    return await _deliberate_remotely(
+        settings, request, named, output, server, token_file=token_file
+    )
+
+
+def _constraints(
+    rubric: str, requirements: tuple[str, ...], turns: int | None, seconds: int | None
+) -> Constraints:
+    return Constraints(
+        rubric, requirements, max_iterations=turns or 0, timeout_seconds=seconds or 0
+    )
 
 
 async def _read_hidden_tests(

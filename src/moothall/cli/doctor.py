@@ -114,7 +114,13 @@ async def _examine(settings: Settings) -> AsyncIterator[Finding]:
         yield finding
     yield await _bus(settings)
     if settings.ray.address is not None:
-        yield await _ray_cluster(settings.ray, settings.ray.address)
+        access = await _ray_cluster(settings.ray, settings.ray.address)
+        yield access
+        if access.ok and settings.workspace.kind == "ray":
+            from moothall.app.workspaces import examine_nodes
+
+            async for finding in examine_nodes(settings):
+                yield finding
     yield await _fleet(settings)
     for name, llm in settings.choice.items():
         async for finding in _model(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 from rich import box
@@ -19,6 +20,10 @@ from moothall.config import Settings
 from moothall.errors import InvalidRequest
 from moothall.evaluate import DEFAULT_COMMITS, DEFAULT_TASKS
 
+if TYPE_CHECKING:
+    from moothall.evaluate.evaluation import Plan
+    from moothall.evaluate.runner import Options
+
 _FILE_WIDTH = 1000
 _COUNT = click.IntRange(1, 100_000)
 _COUNT_TOKENS = click.IntRange(1, 2**53 - 1)
@@ -29,6 +34,7 @@ _COUNT_TOKENS = click.IntRange(1, 2**53 - 1)
         "moothall evaluate --tasks 10",
         "moothall evaluate ../other --config small=small.toml --config large=large.toml --agents 3",
         "moothall evaluate --config one=,agents=1,protocol=single --config three=,agents=3",
+        "moothall evaluate --agents 2 --config ab=,model=a+b --config auto=,model=auto",
     )
 )
 @click.argument("repo", default="", shell_complete=complete.repositories)
@@ -151,44 +157,58 @@ async def evaluate(
 
     Exit codes: 0 measured, 1 no commit became a task, 2 wrong use or a broken part.
     """
-    from moothall.evaluate.evaluation import Evaluation, Origin, Plan, find_folder, find_origin
-    from moothall.evaluate.runner import Options, read_configurations
-    from moothall.settings import load_settings
+    from moothall.evaluate.evaluation import Origin, Plan
+    from moothall.evaluate.runner import Options
 
-    if only_report and (only_mine or to_harbor or from_harbor):
+    _check_options(only_report=only_report, runs=only_mine or bool(to_harbor or from_harbor))
+    out = sys.stdout
+    options = Options(agents or 0, protocol, limit or 0, budget or 0, seed, model)
+    plan = Plan(Origin(), ref, profile, tasks, commits, paraphrase, parallel, only_mine)
+    plan = replace(plan, to_harbor=to_harbor, from_harbor=from_harbor)
+    results = await _run(settings, (repo, folder), plan, options, configs, only_report=only_report)
+    if results is None:
+        return EXIT_NONE
+    report = _report_tasks if only_mine else _report_results
+    report(out, results, as_json=as_json)
+    return 0
+
+
+def _check_options(*, only_report: bool, runs: bool) -> None:
+    if only_report and runs:
         raise InvalidRequest(
             "--report only reads results: leave --mine, --to-harbor and --from-harbor out"
         )
-    out = sys.stdout
-    is_mined = not (from_harbor or (folder and only_report))
-    origin = await find_origin(settings, repo) if is_mined else Origin()
-    evaluation_folder = await find_folder(settings, folder, origin, from_harbor)
-    options = Options(agents or 0, protocol, limit or 0, budget or 0, seed, model)
-    configurations = read_configurations(
-        configs, settings, options, evaluation_folder, load_settings
-    )
-    if not only_report:
-        plan = Plan(
-            origin,
-            ref,
-            profile,
-            tasks,
-            commits,
-            paraphrase,
-            parallel,
-            only_mine,
-            to_harbor,
-            from_harbor,
-        )
-        evaluation = Evaluation(settings, plan, evaluation_folder, _report_progress)
-        if not await evaluation.run(configurations):
-            _print_dropped(*evaluation.dropped())
-            return EXIT_NONE
-    if only_mine:
-        _report_tasks(out, evaluation_folder, as_json=as_json)
-    else:
-        _report_results(out, evaluation_folder, as_json=as_json)
-    return 0
+
+
+async def _run(
+    settings: Settings,
+    folders: tuple[str, Path | None],
+    plan: Plan,
+    options: Options,
+    configs: tuple[str, ...],
+    *,
+    only_report: bool,
+) -> Path | None:
+    """Run an evaluation, or only find its results. `folders` are the repository and the folder for
+    results, as they were given. Return the folder with the results, or None if no commit became a
+    task.
+    """
+    from moothall.evaluate.evaluation import Evaluation, find_folder, find_origin
+    from moothall.evaluate.runner import read_configurations
+    from moothall.settings import load_settings
+
+    repo, folder = folders
+    if not (plan.from_harbor or (folder and only_report)):
+        plan = replace(plan, origin=await find_origin(settings, repo))
+    results = await find_folder(settings, folder, plan.origin, plan.from_harbor)
+    configurations = read_configurations(configs, settings, options, results, load_settings)
+    if only_report:
+        return results
+    evaluation = Evaluation(settings, plan, results, _report_progress)
+    if await evaluation.run(configurations):
+        return results
+    _print_dropped(*evaluation.dropped())
+    return None
 
 
 def _report_progress(line: str) -> None:

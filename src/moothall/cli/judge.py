@@ -354,40 +354,20 @@ async def judge(
     Exit codes: 0 nothing is broken and the level of evidence is at least --require, 3 otherwise, 1
     no verdict, 2 wrong use or a broken part.
     """
-    if key is not None and statement is None:
-        raise InvalidRequest("--key signs the statement; name its file with --statement")
-    if status and not pull:
-        raise InvalidRequest("--status sets the status of a pull request; name it with --pr")
-    named = NamedRepository(repo, base, profile=profile)
-    if pull or issue:
-        if pull:
-            judged = await read_pull(settings, pull)
-            named = replace(named, repo=repo or judged.repository, ref=judged.base)
-            head, task = judged.head, task or judged.task
-        if issue:
-            task = task or await read_issue(settings, issue)
-    request = DeliberationRequest(
-        description=task,
-        role="dev",
+    _check_options(key, statement, pull, status=status)
+    change = _Change(NamedRepository(repo, base, profile=profile), head, task)
+    change = await _find_change(settings, change, pull, issue)
+    asks_model = model != _NO_MODEL and bool(model or server or _has_model(settings))
+    request = replace(
+        _request(change, rivals, checks, seed, seconds),
         task_id=task_id,
-        protocol="judge",
-        head=head,
-        num_agents=rivals + 1,
-        model="" if model == _NO_MODEL else model,
-        tests_only=model == _NO_MODEL or not (model or server or _has_model(settings)),
-        checks=checks,
-        seed=seed,
-        constraints=Constraints(timeout_seconds=seconds or 0),
-        hidden_tests=await _read_hidden(settings, named, hidden) if hidden else {},
+        model=model if asks_model else "",
+        tests_only=not asks_model,
+        hidden_tests=await _read_hidden(settings, change.named, hidden) if hidden else {},
     )
     out = sys.stdout  # kept, because later prints go to stderr
     watcher = _Watcher(quiet=as_json, verbose=verbose)
-    if server:
-        outcome = await _judge_remotely(
-            settings, request, named, watcher, server, token_file=token_file
-        )
-    else:
-        outcome = await _judge_here(settings, request, named, watcher)
+    outcome = await _judge(settings, request, change.named, watcher, server, token_file=token_file)
     verdict = make_verdict(outcome, watcher.log, required)
     _write(settings, verdict, _Files(sarif, statement, key, summary))
     _print(verdict, out, as_json=as_json)
@@ -396,6 +376,49 @@ async def judge(
     if verdict.finding == "none":
         return exit_code(outcome) or EXIT_NONE
     return 0 if verdict.accepted else EXIT_UNPROVEN
+
+
+def _check_options(key: Path | None, statement: Path | None, pull: str, *, status: bool) -> None:
+    """Raise `InvalidRequest` for an option that needs another one."""
+    if key is not None and statement is None:
+        raise InvalidRequest("--key signs the statement; name its file with --statement")
+    if status and not pull:
+        raise InvalidRequest("--status sets the status of a pull request; name it with --pr")
+
+
+async def _find_change(settings: Settings, change: _Change, pull: str, issue: str) -> _Change:
+    """Return the change with what a pull request and an issue of a forge add."""
+    if pull:
+        judged = await read_pull(settings, pull)
+        named = replace(change.named, repo=change.named.repo or judged.repository, ref=judged.base)
+        change = _Change(named, judged.head, change.task or judged.task)
+    if issue and not change.task:
+        change = replace(change, task=await read_issue(settings, issue))
+    return change
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """The change to judge: its repository with the base, its head, and its task."""
+
+    named: NamedRepository
+    head: str
+    task: str
+
+
+def _request(
+    change: _Change, rivals: int, checks: tuple[str, ...], seed: int | None, seconds: int | None
+) -> DeliberationRequest:
+    return DeliberationRequest(
+        description=change.task,
+        role="dev",
+        protocol="judge",
+        head=change.head,
+        num_agents=rivals + 1,
+        checks=checks,
+        seed=seed,
+        constraints=Constraints(timeout_seconds=seconds or 0),
+    )
 
 
 def _has_model(settings: Settings) -> bool:
@@ -434,6 +457,20 @@ class _Watcher:
             printer.show_event(recorded)
 
         return printer, on_event
+
+
+async def _judge(
+    settings: Settings,
+    request: DeliberationRequest,
+    named: NamedRepository,
+    watcher: _Watcher,
+    server: str,
+    *,
+    token_file: Path | None,
+) -> Outcome:
+    if not server:
+        return await _judge_here(settings, request, named, watcher)
+    return await _judge_remotely(settings, request, named, watcher, server, token_file=token_file)
 
 
 async def _judge_here(

@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 from mcp.server.mcpserver import Context, MCPServer
@@ -21,15 +21,17 @@ from moothall.app.graph import open_answers
 from moothall.app.server import open_app
 from moothall.cli.council import run_deliberation
 from moothall.cli.documents import outcome_document
+from moothall.cli.mcp_tasks import TasksExtension, started_tasks
 from moothall.cli.runtime import say
 from moothall.cli.serve import tokens_are
+from moothall.collector.overview import Overview
 from moothall.collector.progress import Progress, apply_event
 from moothall.config import Settings, secret_values
 from moothall.deliberation.prompts.briefing import Briefings
 from moothall.domain.council import BriefingRequest
 from moothall.domain.event import Recorded
 from moothall.domain.identity import LOCAL
-from moothall.domain.ids import check_task_id
+from moothall.domain.ids import check_task_id, new_task_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.domain.text import scrub
@@ -89,7 +91,7 @@ def _server(settings: Settings) -> MCPServer[McpBackend]:
     async def lifespan(_: Any) -> AsyncIterator[McpBackend]:
         # Opened inside the transport, which owns stdout: everything else is printed to stderr.
         async with open_app(settings, say) as app:
-            yield McpBackend(settings, app.deliberations)
+            yield McpBackend(settings, app.deliberations, Overview(app.bus, tuple))
 
     server: MCPServer[McpBackend] = MCPServer(
         "moothall",
@@ -97,6 +99,7 @@ def _server(settings: Settings) -> MCPServer[McpBackend]:
         instructions=_INSTRUCTIONS,
         log_level="WARNING",
         lifespan=lifespan,
+        extensions=[TasksExtension(_document)],
     )
     for tool in (deliberate, ask, result, why, context):
         server.tool()(_report_errors(tool))
@@ -199,6 +202,7 @@ class McpBackend:
 
     settings: Settings
     deliberations: DeliberationService
+    overview: Overview
 
     async def repository(self, location: str, ref: str) -> RepositoryRef | None:
         """Register the repository that a client named; None if it named none. Raises the errors of
@@ -208,8 +212,13 @@ class McpBackend:
 
     async def deliberate(self, request: DeliberationRequest, call: Call) -> dict[str, Any]:
         """Submit a task, report its progress, and return its outcome. The task is cancelled if the
-        client disconnects.
+        client disconnects. A client with the tasks extension gets the pending outcome at once, and
+        the task is not cancelled.
         """
+        if (started := started_tasks.get()) is not None:
+            request = replace(request, task_id=request.task_id or new_task_id())
+            started.append((await self.deliberations.submit(request, LOCAL)).own_id)
+            return _document(await self.deliberations.result(started[-1], LOCAL))
         progress = Progress()
 
         async def report_event(recorded: Recorded) -> None:

@@ -14,7 +14,7 @@ from rich.tree import Tree
 
 from moothall.cli.runtime import plain
 
-_TEXT_CHARS, _VALUE_CHARS = 100, 240
+_TEXT_CHARS, _VALUE_CHARS, _CHOICE_CHARS = 100, 240, 800
 Node = Mapping[str, Any]
 
 
@@ -70,6 +70,8 @@ def _add_deliberation(root: Tree, deliberation: Node) -> None:
         f"decided at {_time(deliberation['decided_at'])}: {_clean(deliberation['final_state'])}, "
         f"{level}"
     )
+    if choice := deliberation.get("choice"):
+        branch.add(_line("models", plain(" ".join(str(choice).split()), _CHOICE_CHARS)))
     for guide in deliberation.get("guides") or ():
         branch.add(_line("guide", _clean(guide)))
 

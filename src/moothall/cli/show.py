@@ -26,6 +26,7 @@ from moothall.stories.comments import read_diff
 
 BASE = "base:"
 """The prefix of progress steps about the checks of the unchanged base."""
+_LINE_CHARS = 800
 _GOOD_STYLE, _BAD_STYLE, _DIM_STYLE = "green", "red", "dim"
 
 
@@ -44,7 +45,11 @@ def describe_event(recorded: Recorded) -> tuple[str, str] | None:
     """Return the text of an event in one line, and its style; None if there is nothing to show."""
     describe = _DESCRIBERS.get(recorded.event.type)
     description = describe(recorded.event.data) if describe else None
-    return (" ".join(plain(description[0]).split()), description[1]) if description else None
+    return (
+        (" ".join(plain(description[0], _LINE_CHARS).split()), description[1])
+        if description
+        else None
+    )
 
 
 def thought_of(recorded: Recorded) -> Text | None:
@@ -62,11 +67,11 @@ def thought_of(recorded: Recorded) -> Text | None:
 
 def _describe_request(data: Mapping[str, Any]) -> tuple[str, str]:
     base = f", on commit {data['base_sha'][:10]}" if data.get("base_sha") else ", about text"
-    count = len(data["seats"])
+    count, choice = len(data["seats"]), data.get("choice")
     return (
         (
             f"{count} {'seat' if count == 1 else 'seats'} ({data['role']}), protocol "
-            f"{data['protocol']}{base}"
+            f"{data['protocol']}{base}" + (f"; {choice}" if choice else "")
         ),
         "",
     )

@@ -96,20 +96,8 @@ def decide(
             DeliberationStatus.CANCELLED,
             f"Cancelled: {reason}" if reason else "Cancelled.",
         )
-    needed_seats = [
-        seat
-        for seat in seats
-        if seat.status not in _NOT_NEEDED and seat.error_code != OUT_OF_PATIENCE
-    ]
-    has_late_seat = any(seat.status is SeatStatus.LATE for seat in needed_seats)
-    evaluated = _evaluated_seats(state, candidates)
-    needed_count = max(1, len(needed_seats))
-    if has_late_seat and len(evaluated) / needed_count < quorum:
-        message = (
-            f"The time was up with {len(evaluated)} of {needed_count} seats proposed and checked; "
-            f"{quorum:.0%} were needed."
-        )
-        return _with_error(outcome, DeliberationStatus.TIMEOUT, message)
+    if missing := _missing_quorum(seats, len(_evaluated_seats(state, candidates)), quorum):
+        return _with_error(outcome, DeliberationStatus.TIMEOUT, missing)
     if not candidates:
         message = f"No seat proposed anything: {_count_error_codes(seats)}."
         if len({(seat.error_code, seat.error_message) for seat in seats}) == 1:
@@ -129,6 +117,26 @@ def decide(
         evidence_level=ranked[0].level,
         undecided=ranked[0].undecided,
         final_state=_final_state(deliberation, outcome.results[0].diff, candidates, ranked[0]),
+    )
+
+
+def _missing_quorum(seats: Sequence[SeatOutcome], evaluated: int, quorum: float) -> str:
+    """Return the message that too few of the needed seats were `evaluated` in time; '' if no needed
+    seat is late or enough were.
+    """
+    needed_seats = [
+        seat
+        for seat in seats
+        if seat.status not in _NOT_NEEDED and seat.error_code != OUT_OF_PATIENCE
+    ]
+    needed_count = max(1, len(needed_seats))
+    if evaluated / needed_count >= quorum or not any(
+        seat.status is SeatStatus.LATE for seat in needed_seats
+    ):
+        return ""
+    return (
+        f"The time was up with {evaluated} of {needed_count} seats proposed and checked; "
+        f"{quorum:.0%} were needed."
     )
 
 

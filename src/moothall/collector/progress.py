@@ -408,6 +408,7 @@ def _format_decision(_: str, data: Data) -> str:
 _SENTENCES: Mapping[EventType, Callable[[str, Data], str]] = {
     EventType.DELIBERATION_REQUESTED: lambda _, data: (
         f"Asked for: {len(_strings(data.get('seats')))} seats, protocol {data.get('protocol', '')}."
+        + (f" {data['choice']}." if data.get("choice") else "")
     ),
     EventType.AGENT_PROGRESS: _format_progress,
     EventType.DELIBERATION_STARTED: lambda *_: "The council has begun.",

@@ -32,7 +32,6 @@ from moothall.config.services import (
 )
 from moothall.config.settings import Settings, read_settings, secret_values
 from moothall.config.workspace import (
-    CodeSettings,
     JobSettings,
     RunnerSettings,
     SandboxSettings,
@@ -43,7 +42,6 @@ from moothall.config.workspace import (
 __all__ = [
     "AgentSettings",
     "BusSettings",
-    "CodeSettings",
     "EvidenceSettings",
     "FleetMode",
     "ForgeSettings",

@@ -17,7 +17,6 @@ class LimitSettings(Section):
     """Limits of requests, deliberations and seats."""
 
     agents: int = Field(16, ge=1, description="maximum number of seats of a council")
-    rounds: int = Field(8, ge=0, description="maximum rounds of review and revision of a request")
     turns: int = Field(
         100, ge=1, description="turns of a seat; max_iterations of a request lowers it"
     )
@@ -44,11 +43,6 @@ class LimitSettings(Section):
     story_cost_usd: float = Field(
         0.0, ge=0, description="cost of all deliberations of a story in US dollars; 0: no limit"
     )
-    attempts: int = Field(
-        3,
-        ge=1,
-        description="attempts of a seat that makes no progress, including the first",
-    )
     patience: float = Field(
         1.0,
         ge=0,
@@ -63,13 +57,10 @@ class LimitSettings(Section):
     context_tokens: int = Field(
         2000, ge=100, description="size of the context from the graph for a seat or a caller"
     )
-    architects: int = Field(
-        default=3,
-        ge=0,
-        le=100,
-        description="seats that divide a story into tasks if `llm.base_url` is set; 0, or "
-        "without it: by the roles of its rigor level",
-    )
+
+
+EvidenceAgent = Literal["test-writer", "tie-breaker", "reviewers"]
+"""An agent that gathers evidence with a shell."""
 
 
 class EvidenceSettings(Section):
@@ -78,19 +69,12 @@ class EvidenceSettings(Section):
     The agents need a model with native tool calls and a window of at least 16,000 tokens.
     """
 
-    test_writer: bool = Field(
-        default=True,
-        description="if no answer is proven, an agent that sees no answer writes tests from the "
-        "task; they run on all answers",
-    )
-    tie_breaker: bool = Field(
-        default=True,
-        description="if tests rank different answers equally, an agent compares them and writes "
-        "a test that distinguishes them",
-    )
-    review_tools: bool = Field(
-        default=True,
-        description="reviewers get a workspace with the answer and a shell; off: they see only "
+    agents: tuple[EvidenceAgent, ...] = Field(
+        ("test-writer", "tie-breaker", "reviewers"),
+        description="test-writer: if no answer is proven, an agent that sees no answer writes "
+        "tests from the task, which run on all answers; tie-breaker: if tests rank different "
+        "answers equally, an agent compares them and writes a test that distinguishes them; "
+        "reviewers: reviewers get a workspace with the answer and a shell, and otherwise see only "
         "its diff",
     )
     held_out: float = Field(
@@ -111,7 +95,9 @@ class ToolSettings(Section):
 class GuardSettings(Section):
     """Limits, policy and audit of the tool gateway, and tool sessions of external callers."""
 
-    seat_calls: int = Field(400, ge=1, description="tool calls of one seat")
+    seat_calls: int = Field(
+        400, ge=1, description="tool calls of one seat, or of one tool session of a caller"
+    )
     key: SecretStr | None = Field(
         None,
         description="signs capability tokens; the same on every machine; empty: a key in the "
@@ -132,11 +118,6 @@ class GuardSettings(Section):
         description="root of an OPA server that replaces the *.rego of guard.policies",
     )
     policy_token: SecretStr | None = Field(None, description="bearer token for the OPA server")
-    policy_seconds: float = Field(
-        1.0,
-        gt=0,
-        description="how long the OPA server may take for one decision; a timeout is a deny",
-    )
     visits: int = Field(
         32, ge=1, description="workspaces that external callers may have open at a time"
     )

@@ -100,11 +100,6 @@ class LlmSettings(Section):
         "the others replace it if it fails",
     )
     model: str = Field("", description="model name; empty: the first model that the server lists")
-    provider: str = Field(
-        "",
-        description="provider name in the usage of the agent service; empty: openai-compatible, "
-        "or llama.cpp",
-    )
     tier: Literal["", "small", "medium", "large"] = Field(
         "", description="requests for this tier get the first model that has it"
     )
@@ -171,9 +166,6 @@ class LlmSettings(Section):
         description="fill the seats of a council one after the other until an answer is proven; "
         "auto: for the local model, which is not faster with several at once",
     )
-    cache_salt: Literal["auto", "on", "off"] = Field(
-        "auto", description="separate the prompt caches of tenants; auto: on vLLM"
-    )
     price_in: float = Field(
         0.0,
         ge=0,
@@ -186,11 +178,6 @@ class LlmSettings(Section):
         ge=0,
         description="US dollars per million prompt tokens from the server's cache; empty: price_in",
     )
-    price_reasoning: float | None = Field(
-        None,
-        ge=0,
-        description="US dollars per million completion tokens of reasoning; empty: price_out",
-    )
     temperature: float = Field(
         0.8,
         ge=0,
@@ -202,12 +189,6 @@ class LlmSettings(Section):
         ge=0,
         description="completion tokens of a call; 0: a quarter of the window, at most 32,768; "
         "for the local model 1,024",
-    )
-    function_turns: int = Field(
-        1,
-        ge=1,
-        description="replies of an attempt at one function; further attempts rewrite the "
-        "function instead of repairing it",
     )
     context_tokens: int = Field(
         0,
@@ -226,13 +207,8 @@ class LlmSettings(Section):
     call_seconds: float = Field(
         1800.0,
         gt=0,
-        description="maximum duration of one call without retries; reasoning models take minutes",
-    )
-    idle_seconds: float = Field(
-        300.0,
-        gt=0,
-        description="maximum silence on an open stream; some servers send nothing while the "
-        "model reasons",
+        description="maximum duration of one call without retries, because reasoning models take "
+        "minutes; an open stream may be silent for a sixth of it",
     )
     retries: int = Field(
         8,
@@ -265,6 +241,13 @@ class LlmSettings(Section):
         )
 
     @property
+    def idle_seconds(self) -> float:
+        """The maximum silence on an open stream. Some servers send nothing while the model
+        reasons.
+        """
+        return self.call_seconds / 6
+
+    @property
     def assumed_window(self) -> int:
         """The window to use before the server has been asked for it."""
         return self.context_tokens or UNKNOWN_WINDOW
@@ -288,6 +271,8 @@ class LlmSettings(Section):
 
 
 DEFAULT = "default"
+AUTO = "auto"
+"""The name that requests use for models that are chosen by their results."""
 _NAME = re.compile(r"[a-z][a-z0-9._-]{0,63}")
 _NEVER_INHERITED = frozenset({"tier", "fallback", "roles", "harness", "harness_env"})
 SERVER_FIELDS = frozenset(
@@ -299,7 +284,6 @@ SERVER_FIELDS = frozenset(
         "price_in",
         "price_out",
         "price_cached",
-        "price_reasoning",
     }
 )
 """The fields of `LlmSettings` that belong to one server: another one does not inherit them."""
@@ -369,16 +353,19 @@ class Models:
         names = ", ".join(
             name + (f" ({model.tier})" if model.tier else "") for name, model in self.items()
         )
+        hint = "; auto stands alone" if requested.strip().lower() == AUTO else ""
         return InvalidRequest(
-            f"unknown model_profile {requested[:80]!r}; the settings have: {names}"
+            f"unknown model_profile {requested[:80]!r}; the settings have: {names}{hint}"
         )
 
     def _check(self) -> None:
-        invalid = [name for name in self.named if name == DEFAULT or not _NAME.fullmatch(name)]
+        invalid = [
+            name for name in self.named if name in {DEFAULT, AUTO} or not _NAME.fullmatch(name)
+        ]
         if invalid:
             raise ValueError(
                 f"models: {invalid[0]!r} is not a valid name: use small letters, digits, dots and "
-                f"dashes, and not {DEFAULT}"
+                f"dashes, and neither {DEFAULT} nor {AUTO}"
             )
         model_by_role: dict[str, str] = {}
         for name, model in self.items():

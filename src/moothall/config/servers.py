@@ -79,7 +79,6 @@ class WebSettings(Section):
         ge=1,
         description="concurrent requests, without event streams; further requests are refused",
     )
-    session_seconds: float = Field(43_200.0, gt=0, description="duration of a browser's sign-in")
 
 
 class OidcSettings(Section):
@@ -118,9 +117,8 @@ class OidcSettings(Section):
         "cannot choose",
     )
     tenant_claim: str = Field(
-        "", description="claim with the user's tenant, an id; empty: the tenant below"
+        "", description="claim with the user's tenant, an id; empty: all are of the tenant local"
     )
-    tenant: str = Field("local", description="tenant of users without tenant_claim")
     roles_claim: str = Field(
         "groups",
         min_length=1,

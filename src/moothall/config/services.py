@@ -172,7 +172,6 @@ class TraceSettings(Section):
     headers: SecretStr | None = Field(
         None, description="sent with every export: name=value,name=value"
     )
-    service: str = Field("moothall", description="service.name of the spans")
     sample_ratio: float = Field(
         1.0,
         ge=0,

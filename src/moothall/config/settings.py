@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 from urllib.parse import unquote
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
@@ -96,6 +96,11 @@ class Settings(WorkspaceSections, BaseSettings):
 
     repository: str = Field("", description="default repository of deliberations that name none")
     seed: int = Field(0, ge=0, description="base of all sampling seeds")
+    seats: Literal["configured", "auto"] = Field(
+        "configured",
+        description="models of the seats of requests that name none; configured: that of the role; "
+        "auto: the two that complement each other best, by their results so far: docs/models.md",
+    )
     llm: LlmSettings = LlmSettings()
     models: Mapping[str, LlmSettings] = Field(
         {},
@@ -136,8 +141,13 @@ class Settings(WorkspaceSections, BaseSettings):
         return Models(self.llm, self.models)
 
     @model_validator(mode="after")
-    def _check_jobs(self) -> Self:
-        """Jobs need images, and a bus that their pods can reach."""
+    def _check_workspaces(self) -> Self:
+        """Jobs need images, and a bus that their pods can reach; workspaces on Ray a cluster."""
+        if self.workspace.kind == "ray" and self.ray.address is None:
+            raise ValueError(
+                "workspace.kind is ray, so ray.address must be set: workspaces are spread over the "
+                "nodes of a cluster; for one machine use workspace.kind local"
+            )
         if self.workspace.kind == "kubernetes":
             required = {
                 "jobs.image": self.jobs.image,

@@ -82,11 +82,6 @@ class JobSettings(Section):
     seconds: int = Field(
         7200, ge=60, description="activeDeadlineSeconds: maximum lifetime of a workspace"
     )
-    ttl_seconds: int = Field(
-        60,
-        ge=0,
-        description="ttlSecondsAfterFinished: how long a finished workspace can be inspected",
-    )
 
     def image_of(self, repository: str, origin: str) -> str:
         """Return the image that `images` sets for a repository, or ''."""
@@ -104,8 +99,11 @@ class JobSettings(Section):
 class WorkspaceSettings(Section):
     """Workspaces of tools, and the set-up and checks of repositories."""
 
-    kind: Literal["local", "kubernetes"] = Field(
-        "local", description="kubernetes: each workspace is a Job with the settings of `jobs`"
+    kind: Literal["local", "ray", "kubernetes"] = Field(
+        "local",
+        description="where the workspaces of councils are; local: with their host; ray: on all "
+        "nodes of the Ray cluster at ray.address; kubernetes: each is a Job with the settings of "
+        "`jobs`",
     )
     setup_network: Literal["on", "allowlist", "off"] = Field(
         "allowlist",
@@ -122,22 +120,16 @@ class WorkspaceSettings(Section):
     check_seconds: float = Field(
         600.0,
         gt=0,
-        description="maximum duration of one run of a check, also on the untouched base",
-    )
-    base_seconds: float = Field(
-        240.0,
-        gt=0,
-        description="the same on the untouched base for a command that reports no test cases, "
-        "such as make, because a hanging case cannot be identified",
+        description="maximum duration of one run of a check, also on the untouched base, and "
+        "maximum timeout_seconds of a command of code.shell, whose default is 120",
     )
     check_floor_seconds: float = Field(
-        60.0, gt=0, description="minimum time limit of a check, however fast it was on the base"
-    )
-    case_seconds: float = Field(
-        10.0,
+        60.0,
         gt=0,
-        description="minimum time limit of a test case; three times as much on the base. For a "
-        "Go package: six times as much",
+        description="minimum time limit of a check, however fast it was on the base; that of a "
+        "test case is a sixth (three times as much on the base; for a Go package: six times). "
+        "On the base, a command that reports no test cases, such as make, gets four times as "
+        "much, because a hanging case cannot be identified",
     )
     warm: int = Field(
         1, ge=0, description="executors that are kept ready for each prepared repository"
@@ -167,9 +159,6 @@ class WorkspaceSettings(Section):
         description="maximum size of `environments`; the least recently used ones are removed "
         "first",
     )
-    max_submodules: int = Field(
-        20, ge=0, description="maximum number of submodules of one repository to fetch; 0: none"
-    )
     max_file_bytes: int = Field(
         5_000_000,
         ge=1024,
@@ -179,17 +168,6 @@ class WorkspaceSettings(Section):
         4_000_000_000,
         ge=1_000_000,
         description="maximum size of a clone or bundle on disk; larger ones are refused",
-    )
-    history_commits: int = Field(
-        10_000,
-        ge=0,
-        description="newest commits that git shows in the shell of a workspace (log, blame, "
-        "diff); 0: there is no git",
-    )
-    git_seconds: float = Field(
-        120.0,
-        gt=0,
-        description="maximum duration of one git command; a fetch or checkout has setup_seconds",
     )
 
 
@@ -226,7 +204,9 @@ class SandboxSettings(Section):
         120.0, gt=0, description="CPU time of one command; for code.shell: per core"
     )
     wall_seconds: float = Field(
-        120.0, gt=0, description="duration of one command; for code.shell: see code.shell_seconds"
+        120.0,
+        gt=0,
+        description="duration of one command; for code.shell: see workspace.check_seconds",
     )
     memory_bytes: int = Field(
         2_000_000_000, ge=64_000_000, description="maximum memory of one command"
@@ -249,16 +229,6 @@ class SandboxSettings(Section):
     )
 
 
-class CodeSettings(Section):
-    """Code and commands that a model wrote, run by `code.shell`. See docs/tools.md."""
-
-    shell_seconds: float = Field(
-        600.0,
-        gt=0,
-        description="maximum timeout_seconds of a command of code.shell; the default is 120",
-    )
-
-
 class RunnerSettings(Section):
     """Blocks of Python that a model wrote, with tools as functions. See docs/tools.md."""
 
@@ -267,20 +237,6 @@ class RunnerSettings(Section):
     )
     workers: int = Field(
         2, ge=1, le=64, description="concurrent blocks of one process; further ones wait"
-    )
-    seconds: float = Field(
-        10.0,
-        gt=0,
-        le=600,
-        description="computing time of a block itself; its tools have limits of their own",
-    )
-    memory_bytes: int = Field(
-        128_000_000,
-        ge=16_000_000,
-        description="memory of a block; in CPython, sandbox.memory_bytes applies",
-    )
-    tool_calls: int = Field(
-        100, ge=1, description="tool calls of one block, including those of its sub-agents"
     )
     full: bool = Field(
         default=True,
@@ -313,6 +269,5 @@ class WorkspaceSections(BaseModel):
     workspace: WorkspaceSettings = WorkspaceSettings()
     jobs: JobSettings = JobSettings()
     sandbox: SandboxSettings = SandboxSettings()
-    code: CodeSettings = CodeSettings()
     runner: RunnerSettings = RunnerSettings()
     wasm: WasmSettings = WasmSettings()

@@ -13,7 +13,6 @@ from dataclasses import replace
 from datetime import datetime
 
 from moothall import telemetry
-from moothall.config import LimitSettings
 from moothall.deliberation.attempt_state import (
     MALFORMED_REPLIES,
     NOTHING_CHANGED,
@@ -84,9 +83,10 @@ class AgentLoop:
     def __init__(
         self,
         conversation: Conversation,
-        limits: LimitSettings,
         block_runner: BlockRunner | None = None,
         *,
+        attempts: int = 1,
+        function_turns: int = 1,
         events: EventWriter | None = None,
         role: str = "",
         may_answer: bool = False,
@@ -99,7 +99,7 @@ class AgentLoop:
         self.tool_usage = ToolUsage()
         self.last_malformed = ""
         """The last malformed reply, without secrets."""
-        self._limits = limits
+        self._max_attempts, self._function_turns = attempts, function_turns
         self._block_runner = block_runner
         self._events = events
         self._role = role
@@ -438,7 +438,7 @@ class AgentLoop:
         if (
             not reason
             and self.conversation.function is not None
-            and len(steps) >= self.conversation.llm.function_turns
+            and len(steps) >= self._function_turns
         ):
             reason = (
                 FUNCTION_BREAKS_EXAMPLES
@@ -467,7 +467,7 @@ class AgentLoop:
             tools=dump(self.tool_usage),
             checks={name: str(run.verdict) for name, run in (runs or {}).items()},
             attempt=self._attempt,
-            attempts=self._limits.attempts,
+            attempts=self._max_attempts,
             stuck=reason,
             **({"refused_calls": refusals} if refusals else {}),
         )

@@ -10,10 +10,16 @@ from moothall import telemetry
 from moothall.authorization.call_context import CallContext
 from moothall.authorization.checks import BlockBudget, BlockCalls
 from moothall.authorization.gateway import ToolGateway
-from moothall.config import RunnerSettings
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
-from moothall.domain.tool import AGENTS_RUN, BlockRun, CodeBlock, ToolResult, ToolStatus
+from moothall.domain.tool import (
+    AGENTS_RUN,
+    BlockLimits,
+    BlockRun,
+    CodeBlock,
+    ToolResult,
+    ToolStatus,
+)
 from moothall.ports import RunCode
 from moothall.tools.catalogue import ToolSpec, is_granted
 
@@ -109,7 +115,7 @@ class BlockRunner:
     """Runs the blocks of one seat and its sub-agents. `run_agents` implements `agents.run`."""
 
     run_code: RunCode
-    settings: RunnerSettings
+    limits: BlockLimits
     run_agents: Callable[[BlockRunner, Block, Mapping[str, Any]], Awaitable[ToolResult]]
     agent_limits: SubAgentLimits = SUB_AGENT_LIMITS
 
@@ -119,7 +125,7 @@ class BlockRunner:
         """
         context = turn_context.call_context
         budget = turn_context.budget or BlockBudget(
-            self.settings.tool_calls, self.agent_limits.fan_out
+            self.limits.tool_calls, self.agent_limits.fan_out
         )
         calls, block = turn_context.create_calls(budget), Block(turn_context, budget)
 

@@ -11,7 +11,7 @@ from typing import Any
 from moothall.authorization.budgets import Reservation
 from moothall.authorization.call_context import CallContext
 from moothall.authorization.gateway import ToolGateway
-from moothall.config import EvidenceSettings, LimitSettings, LlmSettings, RunnerSettings
+from moothall.config import EvidenceSettings, LimitSettings, LlmSettings
 from moothall.config.models import DEFAULT, NATIVE_WINDOW
 from moothall.deliberation.agent import AgentLoop
 from moothall.deliberation.attempt_state import Draft
@@ -47,6 +47,7 @@ from moothall.domain.proposal import Candidate, Review, SeatStatus
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
 from moothall.domain.text import scrub
+from moothall.domain.tool import BLOCK_LIMITS, BlockLimits
 from moothall.errors import BusUnavailable, ConfigurationError, ModelUnavailable, MoothallError
 from moothall.ports import (
     ChatModel,
@@ -62,54 +63,112 @@ from moothall.ports import (
 _EVALUATION_SHARE = 0.25  # of the time left: for re-checks, cross-tests and reviews
 _MAX_EVALUATION_SECONDS = 120.0
 _CLOSING_SECONDS = 2.0
-_MAX_PARALLEL_CHECKS = 2  # re-checks of one deliberation
+PARALLEL_CHECKS = 2
+"""Re-checks of one deliberation that run at a time on one machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeatLimits:
+    """Limits of a seat that are not settings.
+
+    attempts: of a seat that makes no progress, including the first. function_attempts: of those, at
+    one function; more rarely help. function_turns: replies of an attempt at one function; further
+    attempts rewrite the function instead of repairing it. patience_seconds: the least time that
+    other seats get after a proven answer.
+    """
+
+    attempts: int = 3
+    function_attempts: int = 2
+    function_turns: int = 1
+    patience_seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answerers:
+    """What answers on seats.
+
+    model, llm: the default model and its settings. named: the other models of the settings.
+    remote: remote agents, by endpoint. run_harness: runs harnesses on seats whose models have one;
+    None if it is not installed.
+    """
+
+    model: ChatModel
+    llm: LlmSettings = field(default_factory=LlmSettings)
+    named: Mapping[str, NamedModel] = field(default_factory=dict)
+    remote: Mapping[str, ChatModel] = field(default_factory=dict)
+    run_harness: RunHarness | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryAccess:
+    """Access to repositories.
+
+    mapper: finds the parts of a repository that matter for a task; without it, prompts show whole
+    files only. merge: merges commits.
+    """
+
+    read_file: ReadFile
+    mapper: RepoMapper | None = None
+    merge: MergeCommits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PythonBlocks:
+    """What runs blocks of Python; `run_code` is None if nothing does."""
+
+    run_code: RunCode | None = None
+    limits: BlockLimits = BLOCK_LIMITS
+    sub_agents: SubAgentLimits = SUB_AGENT_LIMITS
+
+
+@dataclass(frozen=True, slots=True)
+class CouncilRules:
+    """The limits of deliberations and seats, and the evidence to gather.
+
+    count_parallel_checks: returns how many re-checks of one deliberation may run at a time.
+    """
+
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    evidence: EvidenceSettings = field(default_factory=EvidenceSettings)
+    seats: SeatLimits = SeatLimits()
+    count_parallel_checks: Callable[[], int] = lambda: PARALLEL_CHECKS
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What the host controls of one deliberation.
+
+    owns_work: true as long as this process owns it; called before each model call. reservation: its
+    shares of the budget of its story and of its tenant's quotas. steering: steering messages to it,
+    by event id; the host adds new ones. publish_partial: publishes the partial replies of seats.
+    pause_gate: holds turns while it is paused.
+    """
+
+    owns_work: Callable[[], bool] = lambda: True
+    reservation: Reservation | None = None
+    steering: Mapping[str, str] = field(default_factory=dict)
+    publish_partial: PublishPartial | None = None
+    pause_gate: PauseGate | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """What deliberations depend on; one per process.
+    """What deliberations depend on; one per process, except for `control`.
 
-    model, llm: the default model and its settings. named_models: the other models of the settings.
-    clean: removes the operator's secrets from prompts. run_code: runs blocks of Python with the
-    settings `python`. repo_mapper: finds the parts of a repository that matter for a task; without
-    it, prompts show whole files only. merge: merges commits.
+    clean: removes the operator's secrets from prompts.
     """
 
-    model: ChatModel
+    answerers: Answerers
     gateway: ToolGateway
     workspaces: Workspaces
-    read_file: ReadFile
+    repositories: RepositoryAccess
     log: Log
-    limits: LimitSettings = field(default_factory=LimitSettings)
-    evidence: EvidenceSettings = field(default_factory=EvidenceSettings)
-    llm: LlmSettings = field(default_factory=LlmSettings)
-    named_models: Mapping[str, NamedModel] = field(default_factory=dict)
-    remote_agents: Mapping[str, ChatModel] = field(default_factory=dict)
-    """Remote agents, by endpoint."""
-    run_harness: RunHarness | None = None
-    """Runs harnesses on seats whose models have one; None if it is not installed."""
+    rules: CouncilRules = field(default_factory=CouncilRules)
+    python: PythonBlocks = field(default_factory=PythonBlocks)
     source: str = "host"
     clean: Callable[[str], str] = scrub
-    run_code: RunCode | None = None
-    python: RunnerSettings = field(default_factory=RunnerSettings)
-    sub_agents: SubAgentLimits = SUB_AGENT_LIMITS
-    function_attempts: int = 2
-    """Attempts of a seat at one function, within `limits.attempts`; more rarely help."""
-    patience_seconds: float = 10.0
-    """The least time that other seats get after a proven answer."""
-    repo_mapper: RepoMapper | None = None
-    merge: MergeCommits | None = None
-    reservation: Reservation | None = None
-    """The deliberation's shares of the budget of its story and of its tenant's quotas."""
-    steering: Mapping[str, str] = field(default_factory=dict)
-    """Steering messages to the deliberation, by event id; the host adds new ones."""
-    publish_partial: PublishPartial | None = None
-    """Publishes the partial replies of seats."""
-    pause_gate: PauseGate | None = None
-    """Holds turns while the deliberation is paused."""
     base_failures: BaseFailures = field(default_factory=BaseFailures)
-    owns_work: Callable[[], bool] = lambda: True
-    """True as long as this process owns the deliberation; called before each model call."""
+    control: Control = field(default_factory=Control)
 
 
 @dataclass(slots=True)
@@ -141,6 +200,41 @@ class SeatState:
 
 
 @dataclass(slots=True)
+class ProposingState:
+    """How the seats of a council work.
+
+    wave: the round of the second wave; 0 before it. notes: what the first wave tried and learned,
+    for the seats of the second.
+    """
+
+    approaches: tuple[str, ...] = ()
+    approach_source: str = "none"
+    stopped_early: bool = False
+    wave: int = 0
+    notes: str = ""
+
+
+@dataclass(slots=True)
+class JudgingState:
+    """What judging found beside the results of checks.
+
+    missing_reviews: by candidate and reviewer, the message that this review is missing.
+    answers_equivalent: the tie-breaker found that the best answers behave the same. superseded:
+    existing tests that the task supersedes, each with the reason. changes_read: candidates whose
+    changes of existing tests were compared with the task. contradictions: by candidate with tests,
+    why they contradict the task; '' if they do not.
+    """
+
+    reviews: list[Review] = field(default_factory=list)
+    missing_reviews: dict[tuple[str, str], str] = field(default_factory=dict)
+    answers_equivalent: bool = False
+    superseded: dict[str, str] = field(default_factory=dict)
+    changes_read: set[str] = field(default_factory=set)
+    contradictions: dict[str, str] = field(default_factory=dict)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass(slots=True)
 class DeliberationContext:
     """One running deliberation.
 
@@ -161,24 +255,8 @@ class DeliberationContext:
     seat_models: Mapping[str, NamedModel]
     setups: Mapping[str, SeatSetup]
     evaluator: Evaluator | None = None
-    approaches: tuple[str, ...] = ()
-    approach_source: str = "none"
-    reviews: list[Review] = field(default_factory=list)
-    missing_reviews: dict[tuple[str, str], str] = field(default_factory=dict)
-    """By candidate and reviewer: the message that this review is missing."""
-    answers_equivalent: bool = False
-    """True if the tie-breaker found that the best answers behave the same."""
-    superseded: dict[str, str] = field(default_factory=dict)
-    """Existing tests that the task supersedes, each with the reason."""
-    changes_read: set[str] = field(default_factory=set)
-    """The candidates whose changes of existing tests were compared with the task."""
-    judging_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    contradictions: dict[str, str] = field(default_factory=dict)
-    """By candidate with tests: why they contradict the task; '' if they do not."""
-    stopped_early: bool = False
-    wave: int = 0
-    notes: str = ""
-    """What the first wave tried and learned, for the seats of the second wave."""
+    proposing: ProposingState = field(default_factory=ProposingState)
+    judging: JudgingState = field(default_factory=JudgingState)
 
     @property
     def about_text(self) -> bool:
@@ -247,12 +325,10 @@ class DeliberationContext:
 
     def attempts_of(self, seat: str) -> int:
         """Return how many attempts a seat has."""
-        max_attempts, setup = self.dependencies.limits.attempts, self.setup_of(seat)
-        return (
-            max_attempts
-            if setup.function is None
-            else min(max_attempts, self.dependencies.function_attempts)
-        )
+        limits, setup = self.dependencies.rules.seats, self.setup_of(seat)
+        if setup.function is None:
+            return limits.attempts
+        return min(limits.attempts, limits.function_attempts)
 
     def call_context_for(self, seat: str, workspace: Workspace, deadline: datetime) -> CallContext:
         """Return the call context of a seat, or of another agent, in a workspace."""
@@ -279,9 +355,9 @@ class DeliberationContext:
             return self.deliberation.fork.approach
         # Seats with native tools differ by how they begin.
         has_native_tools = self.setup_of(seat_state.seat).tools is not None
-        if has_native_tools or not self.approaches:
+        if has_native_tools or not self.proposing.approaches:
             return ""
-        return self.approaches[seat_state.number]
+        return self.proposing.approaches[seat_state.number]
 
     def temperature_of(self, seat: str) -> float:
         """Return a seat's temperature: from a quarter of the setting for the first up to 1.25 times
@@ -343,13 +419,15 @@ class DeliberationContext:
     @property
     def reviewed(self) -> tuple[Candidate, ...]:
         """All candidates with their reviews, as the collector ranks them."""
-        reviewed = {(review.candidate, review.reviewer) for review in self.reviews}
-        missing = sorted(self.missing_reviews.items(), key=lambda item: item[0][1])
+        reviewed = {(review.candidate, review.reviewer) for review in self.judging.reviews}
+        missing = sorted(self.judging.missing_reviews.items(), key=lambda item: item[0][1])
         return tuple(
             replace(
                 item,
                 reviews=tuple(
-                    review for review in self.reviews if review.candidate == item.proposal.candidate
+                    review
+                    for review in self.judging.reviews
+                    if review.candidate == item.proposal.candidate
                 ),
                 missing=tuple(
                     message
@@ -371,8 +449,8 @@ def _open_models(
 ) -> Mapping[str, NamedModel]:
     """Return the council's models by name, the default first. Raises `ConfigurationError`."""
     known_models = {
-        **dependencies.named_models,
-        "": NamedModel(dependencies.llm, dependencies.model),
+        **dependencies.answerers.named,
+        "": NamedModel(dependencies.answerers.llm, dependencies.answerers.model),
     }
     names = tuple(
         dict.fromkeys((deliberation.model, *map(deliberation.model_of, deliberation.seats)))
@@ -392,9 +470,11 @@ def _remote_models(
     `<seat>/elsewhere`.
     """
     return {
-        f"{seat}/{REMOTE}": NamedModel(seat_models[seat].llm, dependencies.remote_agents[endpoint])
+        f"{seat}/{REMOTE}": NamedModel(
+            seat_models[seat].llm, dependencies.answerers.remote[endpoint]
+        )
         for seat, endpoint in deliberation.elsewhere.items()
-        if seat in seat_models and endpoint in dependencies.remote_agents
+        if seat in seat_models and endpoint in dependencies.answerers.remote
     }
 
 
@@ -480,9 +560,9 @@ async def create_context(
     )
     ledger = Ledger(deliberation.budget)
     models, modes = await _open_fitted_models(deliberation, dependencies)
-    dependencies = replace(
-        dependencies, model=models[deliberation.model].model, llm=models[deliberation.model].llm
-    )
+    default = models[deliberation.model]
+    answerers = replace(dependencies.answerers, model=default.model, llm=default.llm)
+    dependencies = replace(dependencies, answerers=answerers)
     setups = {
         name: await create_seat_setup(deliberation, prepared, dependencies, named, modes[name])
         for name, named in models.items()
@@ -496,18 +576,18 @@ async def create_context(
         dependencies=dependencies,
         events=events,
         model=RecordedModel(
-            dependencies.model,
+            dependencies.answerers.model,
             ledger=ledger,
             events=events,
             recording=recording,
-            settings=models[deliberation.model].llm,
+            settings=default.llm,
             seat_models={**seat_models, **_remote_models(deliberation, dependencies, seat_models)},
             clean=dependencies.clean,
-            owns_work=dependencies.owns_work,
-            reservation=dependencies.reservation,
-            steering=dependencies.steering,
-            publish_partial=dependencies.publish_partial,
-            pause_gate=dependencies.pause_gate,
+            owns_work=dependencies.control.owns_work,
+            reservation=dependencies.control.reservation,
+            steering=dependencies.control.steering,
+            publish_partial=dependencies.control.publish_partial,
+            pause_gate=dependencies.control.pause_gate,
         ),
         ledger=ledger,
         work_deadline=work_deadline,
@@ -526,10 +606,14 @@ async def create_context(
 def _create_evaluator(
     deliberation: Deliberation, prepared: Prepared, dependencies: Dependencies, events: EventWriter
 ) -> Evaluator:
-    slots = asyncio.Semaphore(_MAX_PARALLEL_CHECKS)
+    slots = asyncio.Semaphore(dependencies.rules.count_parallel_checks())
     return Evaluator(
         CleanCheckoutRunner(
-            deliberation, prepared, dependencies.workspaces, dependencies.read_file, slots
+            deliberation,
+            prepared,
+            dependencies.workspaces,
+            dependencies.repositories.read_file,
+            slots,
         ),
         events,
         dependencies.clean,

@@ -20,7 +20,7 @@ from moothall.deliberation.prompts.reply import (
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, tokens
 from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.deliberation.recorded_model import RecordedModel
-from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode
+from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode, ReplySchema
 from moothall.domain.ids import TaskKey, seed_of
 from moothall.domain.task import DocumentKind
 from moothall.errors import ContextOverflow, DeadlineExceeded
@@ -214,22 +214,13 @@ class Conversation:
         head = prompt.head if prompt else self._head
         call_id = f"{self._task_key}/{self.seat}/{step}"
         steering = "\n\n".join(self.model.steering_for(call_id))
-        schema, is_document = None, bool(self._document) and sampling.mode == "json"
-        if is_document:
-            schema = document_schema(self._document, self._max_string)
-        elif sampling.mode == "json" and not function:
-            schema = turn_schema(
-                () if ending == "must" else specs,
-                may_finish=ending != "not",
-                python=self._python,
-                max_string=self._max_string,
-            )
+        is_document = bool(self._document) and sampling.mode == "json"
         request = ChatRequest(
             call_id=call_id,
             messages=(),
             max_tokens=max_tokens,
             deadline=deadline,
-            schema=schema,
+            schema=self._schema(specs, ending) if sampling.mode == "json" else None,
             temperature=sampling.temperature,
             seed=seed_of(sampling.seed, f"{self.seat}/{step}"),
         )
@@ -249,6 +240,19 @@ class Conversation:
         if turn.python is not None and not can_run_python:
             return "Python is not available here: use actions, or finish.", reply.text
         return turn, reply.text
+
+    def _schema(self, specs: Sequence[ToolSpec], ending: Ending) -> ReplySchema | None:
+        """Return the schema of a reply in JSON; None for one with a function."""
+        if self._document:
+            return document_schema(self._document, self._max_string)
+        if self.function:
+            return None
+        return turn_schema(
+            () if ending == "must" else specs,
+            may_finish=ending != "not",
+            python=self._python,
+            max_string=self._max_string,
+        )
 
     async def _ask_within(
         self, request: ChatRequest, head: tuple[Message, ...], steering: str

@@ -69,7 +69,7 @@ async def work(
     Raises `ConfigurationError`, `NoChanges`, `PatchRefused`, `WorkspaceFailed`, and errors of the
     model and the budget.
     """
-    run, prepared = council.dependencies.run_harness, council.prepared
+    run, prepared = council.dependencies.answerers.run_harness, council.prepared
     if run is None or prepared is None:
         raise ConfigurationError("a harness needs the extra acp: pip install 'moothall[acp]'")
     calls = _ModelCalls(council, seat_state.seat, round_name, deadline)
@@ -218,7 +218,7 @@ async def ask_remote(council: DeliberationContext, seat_state: SeatState, endpoi
     Raises `ConfigurationError`, `NoChanges`, `PatchRefused`, `MalformedReplies`, and errors of the
     model, the budget and the workspace.
     """
-    if endpoint not in council.dependencies.remote_agents:
+    if endpoint not in council.dependencies.answerers.remote:
         raise ConfigurationError(
             f"the settings here do not allow the agent at {endpoint} any more (agents.endpoints)"
         )

@@ -96,8 +96,6 @@ from moothall.domain.task import CHANGE, Deliberation
 from moothall.errors import BusUnavailable, MoothallError
 from moothall.ranking import find_ties, have_same_change, is_done, passes_acceptance_checks
 
-__all__ = ["HOST_STOPS", "Dependencies", "deliberate"]
-
 HOST_STOPS = "host stops"
 """Cancel a deliberation's task with this message if another process continues the work: no seat is
 reported as finished then.
@@ -199,7 +197,7 @@ async def _finish(council: DeliberationContext) -> None:
     # The collector decides once all seats have finished, so `seat.finished` must never be recorded
     # before earlier events (`Log.post`).
     for seat_state in council.seat_states:
-        if seat_state.status is SeatStatus.CANCELLED and council.stopped_early:
+        if seat_state.status is SeatStatus.CANCELLED and council.proposing.stopped_early:
             seat_state.end(
                 SeatStatus.CANCELLED,
                 "CANCELLED",
@@ -250,7 +248,7 @@ async def _confirm_first(council: DeliberationContext) -> None:
     evaluator = council.evaluator
     if evaluator is None:
         return
-    async with council.judging_lock:
+    async with council.judging.lock:
         for item in council.judged if council.deliberation.judges else ():
             if item.proposal.seat == CHANGE:
                 _update_judged(council, await evaluator.confirm(item.proposal.diff, council.judged))
@@ -294,7 +292,7 @@ async def _run_second_wave(
     """Let all seats propose once more, with notes on the first proposals, if none of these is
     reproduced or proven.
     """
-    setting = council.dependencies.limits.second_wave
+    setting = council.dependencies.rules.limits.second_wave
     enabled = setting == "on" or (setting == "auto" and protocol.second_wave)
     if not enabled or council.about_text or not _time_left(council) or council.ledger.used_up:
         return
@@ -305,8 +303,8 @@ async def _run_second_wave(
     if any(passes_acceptance_checks(item) and item.level.independent for item in council.judged):
         return
     wave = council.deliberation.rounds + 1
-    council.notes = await distil_notes(council, wave, tests.failing_everywhere)
-    council.wave = wave
+    council.proposing.notes = await distil_notes(council, wave, tests.failing_everywhere)
+    council.proposing.wave = wave
     await publish_report(
         council,
         SECOND_WAVE,
@@ -331,7 +329,7 @@ async def _review_ties(council: DeliberationContext) -> None:
             council, group_answers(candidate.proposal for candidate in tied)
         )
         if _protocol(council).compares or len(tied_answers) > GROUP_SIZE:
-            if not council.answers_equivalent:
+            if not council.judging.answers_equivalent:
                 await compare_answers(council, tied_answers)
             return
         # One review of each is enough: at temperature 0 all seats get the same one.
@@ -347,10 +345,10 @@ async def _review_ties(council: DeliberationContext) -> None:
             pairs,
             "verify",
             council.deliberation.rounds + 1,
-            tools=not council.answers_equivalent,
+            tools=not council.judging.answers_equivalent,
         )
         wide_window = council.setup_of("-").llm.context_tokens >= WIDE_WINDOW_TOKENS
-        if wide_window and not council.answers_equivalent:
+        if wide_window and not council.judging.answers_equivalent:
             await compare_answers(council, _tied_after_reviews(tied_answers, reviews))
 
 
@@ -392,7 +390,7 @@ async def _fill_seats(council: DeliberationContext) -> None:
 
 def _fills_one_by_one(council: DeliberationContext) -> bool:
     """Return True if seats are filled one after the other; never if every answer is needed."""
-    llm = council.dependencies.llm
+    llm = council.dependencies.answerers.llm
     enabled = llm.seats_in_turn == "on" or (llm.seats_in_turn == "auto" and llm.base_url is None)
     return (
         enabled
@@ -402,7 +400,7 @@ def _fills_one_by_one(council: DeliberationContext) -> bool:
 
 
 async def _propose_all(council: DeliberationContext, seat_states: Sequence[SeatState]) -> None:
-    if not council.approaches:
+    if not council.proposing.approaches:
         await find_approaches(
             council, 1 if _protocol(council).one_seat else len(council.seat_states)
         )
@@ -413,7 +411,7 @@ async def _propose_all(council: DeliberationContext, seat_states: Sequence[SeatS
     async def propose_and_decide(seat_state: SeatState) -> None:
         await propose(council, seat_state)
         if await _is_decided(council):
-            council.stopped_early = True
+            council.proposing.stopped_early = True
             _cancel_open_seats(tasks)
             for task in waiting:
                 task.cancel()
@@ -451,8 +449,8 @@ async def _cancel_late_seats(
     proof_duration: timedelta,
 ) -> None:
     dependencies = council.dependencies
-    patience = proof_duration.total_seconds() * dependencies.limits.patience
-    await asyncio.sleep(max(patience, dependencies.patience_seconds))
+    patience = proof_duration.total_seconds() * dependencies.rules.limits.patience
+    await asyncio.sleep(max(patience, dependencies.rules.seats.patience_seconds))
     await _confirm_first(council)
     if not any(item.level is EvidenceLevel.PROVEN for item in council.judged):
         return
@@ -501,7 +499,7 @@ async def _is_decided(council: DeliberationContext) -> bool:
     ) == len(council.seat_states):
         return False
     await _run_cross_tests(council)
-    async with council.judging_lock:
+    async with council.judging.lock:
         for diff in {item.proposal.diff for item in council.judged if _awaits_confirmation(item)}:
             _update_judged(council, await council.evaluator.confirm(diff, council.judged))
     votes = Counter(
@@ -521,7 +519,7 @@ def _awaits_confirmation(item: Candidate) -> bool:
 def _starts_patience(council: DeliberationContext) -> bool:
     """Return True if a proven candidate limits the time of the other seats."""
     if (
-        not council.dependencies.limits.patience
+        not council.dependencies.rules.limits.patience
         or council.deliberation.peer_review
         or not _protocol(council).stops_early
     ):
@@ -578,7 +576,7 @@ def _time_left(council: DeliberationContext) -> bool:
 async def _run_cross_tests(council: DeliberationContext) -> None:
     if council.evaluator is None:
         return
-    async with council.judging_lock:  # several seats may end at the same time
+    async with council.judging.lock:  # several seats may end at the same time
         _update_judged(council, await excuse_superseded(council))
         contradicting = await find_contradicting_seats(council)
         _update_judged(

@@ -347,7 +347,9 @@ async def create_seat_setup(
             llm, native, mode, turns, system, shared, specs, tools, guides=overview.guides
         )
     python = (
-        dependencies.run_code is not None and bool(specs) and llm.context_tokens >= PYTHON_WINDOW
+        dependencies.python.run_code is not None
+        and bool(specs)
+        and llm.context_tokens >= PYTHON_WINDOW
     )
     setup = SeatSetup(llm, native, mode, turns, "", "", specs, python=python)
     return await _add_prompts(deliberation, prepared, dependencies, setup)
@@ -407,12 +409,12 @@ def _create_readers(prepared: Prepared, dependencies: Dependencies) -> tuple[Rea
     """Return functions that read a file of the base and survey it."""
 
     async def read_file(path: str) -> str:
-        return await dependencies.read_file(prepared.base, path, _MAX_FILE_CHARS)
+        return await dependencies.repositories.read_file(prepared.base, path, _MAX_FILE_CHARS)
 
     async def survey(request: RepoMapRequest) -> RepoMap:
         return (
-            await dependencies.repo_mapper.survey(prepared, request)
-            if dependencies.repo_mapper
+            await dependencies.repositories.mapper.survey(prepared, request)
+            if dependencies.repositories.mapper
             else RepoMap()
         )
 

@@ -96,7 +96,7 @@ async def find_approaches(council: DeliberationContext, count: int) -> None:
     of 36 runs with one, in 26 of 30 without): with `auto`, its seats differ only by temperature and
     seed. Seats with native tools differ by how they begin.
     """
-    llm, shared_setup = council.dependencies.llm, council.setup_of("-")
+    llm, shared_setup = council.dependencies.answerers.llm, council.setup_of("-")
     text_setups = [
         setup
         for setup in (council.setup_of(seat_state.seat) for seat_state in council.seat_states)
@@ -106,10 +106,10 @@ async def find_approaches(council: DeliberationContext, count: int) -> None:
     enabled = llm.approaches == "on" or (llm.approaches == "auto" and auto_enabled)
     if min(count, len(text_setups)) < 2 or not enabled:  # noqa: PLR2004  # one seat needs no distinction
         return
-    council.approaches = tuple(
+    council.proposing.approaches = tuple(
         BUILT_IN_APPROACHES[number % len(BUILT_IN_APPROACHES)] for number in range(count)
     )
-    council.approach_source = "built-in"
+    council.proposing.approach_source = "built-in"
     reply = await council.ask(
         "-/plan/0.1",
         prompts.approaches_prompt(shared_setup.system, shared_setup.shared, count),
@@ -120,7 +120,10 @@ async def find_approaches(council: DeliberationContext, count: int) -> None:
     )
     with suppress(MalformedReplyError):
         if reply is not None:
-            council.approaches, council.approach_source = read_approaches(reply, count), "model"
+            council.proposing.approaches, council.proposing.approach_source = (
+                read_approaches(reply, count),
+                "model",
+            )
 
 
 async def propose(council: DeliberationContext, seat_state: SeatState) -> None:
@@ -178,10 +181,9 @@ def _create_agent(
     )
     return AgentLoop(
         conversation,
-        council.dependencies.limits.model_copy(
-            update={"attempts": council.attempts_of(seat_state.seat)}
-        ),
         _create_block_runner(council, seat_state.seat, sampling),
+        attempts=council.attempts_of(seat_state.seat),
+        function_turns=council.dependencies.rules.seats.function_turns,
         events=council.events,
         role=deliberation.role,
         may_answer=deliberation.is_answer(""),
@@ -220,7 +222,6 @@ def _create_tool_loop(
     return ToolLoop(
         chat,
         tools,
-        council.dependencies.limits,
         events=council.events,
         role=deliberation.role,
         may_answer=may_answer,
@@ -229,10 +230,13 @@ def _create_tool_loop(
 
 def _with_notes(council: DeliberationContext, head: tuple[Message, ...]) -> tuple[Message, ...]:
     """Return the first messages of a seat, with the council's notes if there are any."""
-    if not council.notes:
+    if not council.proposing.notes:
         return head
     last = head[-1]
-    return (*head[:-1], replace(last, content=f"{last.content}\n\n{notes_text(council.notes)}"))
+    return (
+        *head[:-1],
+        replace(last, content=f"{last.content}\n\n{notes_text(council.proposing.notes)}"),
+    )
 
 
 async def _publish_started(
@@ -246,7 +250,7 @@ async def _publish_started(
         role=council.deliberation.role,
         agent_id=seat_state.seat,
         approach=approach,
-        approach_source=council.approach_source,
+        approach_source=council.proposing.approach_source,
         temperature=temperature,
     )
 
@@ -285,11 +289,13 @@ async def propose_again(council: DeliberationContext, seat_state: SeatState) -> 
 
 
 async def _propose_again(council: DeliberationContext, seat_state: SeatState) -> None:
-    draft = await _create_draft(council, seat_state, council.wave)
+    draft = await _create_draft(council, seat_state, council.proposing.wave)
     if council.dependencies.clean(draft.patch.diff if draft.patch else "") not in {
         item.proposal.diff for item in seat_state.judged
     }:
-        await _submit_proposal(council, seat_state, draft, council.wave if seat_state.drafts else 0)
+        await _submit_proposal(
+            council, seat_state, draft, council.proposing.wave if seat_state.drafts else 0
+        )
 
 
 async def _run_seat(
@@ -351,11 +357,11 @@ async def _propose(council: DeliberationContext, seat_state: SeatState) -> None:
 
 async def _merge_commits(council: DeliberationContext) -> Draft:
     """Return the merged commits as a draft."""
-    if council.prepared is None or council.dependencies.merge is None:
+    if council.prepared is None or council.dependencies.repositories.merge is None:
         raise AssertionError("commits are merged where there is a repository")
     base = council.prepared.base
     # A base without its hidden tests shares no history with delivered commits.
-    patch = await council.dependencies.merge(
+    patch = await council.dependencies.repositories.merge(
         replace(base, sha=council.deliberation.base_sha or base.sha), council.deliberation.merge
     )
     if not patch.diff:
@@ -395,9 +401,9 @@ async def _revise(
 
 def _round_name_and_deadline(council: DeliberationContext, round_: int) -> tuple[str, datetime]:
     """Return the name of a round, with its phase, and its deadline. Round 0 is the first proposals,
-    `council.wave` a second wave.
+    `council.proposing.wave` a second wave.
     """
-    if round_ and round_ == council.wave:
+    if round_ and round_ == council.proposing.wave:
         return f"propose/{round_}", council.work_deadline
     if round_:
         return f"revise/{round_}", council.deadline
@@ -595,11 +601,14 @@ def _create_block_runner(
 ) -> BlockRunner | None:
     """Return what runs a seat's Python blocks; None without a runner or a repository."""
     dependencies = council.dependencies
-    if dependencies.run_code is None or council.about_text:
+    if dependencies.python.run_code is None or council.about_text:
         return None
-    agents = SubAgents(council.model, council.seat_models[seat].llm, dependencies.limits, sampling)
+    agents = SubAgents(council.model, council.seat_models[seat].llm, sampling)
     return BlockRunner(
-        dependencies.run_code, dependencies.python, agents.run_agents, dependencies.sub_agents
+        dependencies.python.run_code,
+        dependencies.python.limits,
+        agents.run_agents,
+        dependencies.python.sub_agents,
     )
 
 

@@ -13,7 +13,7 @@ from moothall.authorization.call_context import CallContext
 from moothall.authorization.grants import intersection
 from moothall.authorization.tokens import narrow
 from moothall.concurrency import seconds_until
-from moothall.config import LimitSettings, LlmSettings
+from moothall.config import LlmSettings
 from moothall.deliberation.agent import AgentLoop
 from moothall.deliberation.attempt_state import AttemptState, MalformedReplies
 from moothall.deliberation.code_blocks import Block, BlockRunner, SubAgentLimits, TurnContext
@@ -35,7 +35,6 @@ class SubAgents:
 
     model: RecordedModel
     llm: LlmSettings
-    limits: LimitSettings
     sampling: SamplingSettings
 
     async def run_agents(
@@ -108,7 +107,7 @@ class SubAgents:
             python=depth < block_runner.agent_limits.depth,
         )
         return SubAgent(
-            AgentLoop(conversation, self.limits, block_runner, may_answer=True),
+            AgentLoop(conversation, block_runner, may_answer=True),
             turn_context,
             block_runner.agent_limits,
         )

@@ -18,7 +18,6 @@ from moothall import telemetry
 from moothall.authorization.checks import BlockBudget, BlockCalls
 from moothall.authorization.gateway import ToolGateway
 from moothall.concurrency import seconds_until
-from moothall.config import LimitSettings
 from moothall.deliberation.attempt_state import (
     MALFORMED_REPLIES,
     NOTHING_CHANGED,
@@ -152,7 +151,6 @@ class ToolLoop:
         self,
         chat: ToolChat,
         tools: SeatTools,
-        limits: LimitSettings,
         *,
         events: EventWriter,
         role: str,
@@ -165,7 +163,6 @@ class ToolLoop:
         self.tool_usage = ToolUsage()
         self.last_malformed = ""
         self._tools = tools
-        self._limits = limits
         self._events = events
         self._role = role
         self._may_answer = may_answer

@@ -168,7 +168,7 @@ FUNCTION_FAILS, FUNCTION_BREAKS_EXAMPLES = (
     "the function is not green",
     "the function is green, and what its docstring shows does not hold",
 )
-"""The reasons for a seat that writes one function, after `llm.function_turns`."""
+"""The reasons for a seat that writes one function, after its turns."""
 _MAX_REPEATS = 3
 """A seat is stuck after this many equal steps on the same files without a change."""
 _MAX_TURNS_WITH_SAME_FAILURES = 3

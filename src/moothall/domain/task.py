@@ -98,6 +98,7 @@ class Pauses:
 
 
 DEFAULT_SEATS = 3
+MAX_REQUEST_ROUNDS = 8
 CHANGE = "change"
 """The seat that proposes the change to judge, under a protocol that judges."""
 DocumentKind = Literal["", "plan", "coach"]
@@ -254,7 +255,8 @@ class Deliberation:
     agent file of which it is a run. `elsewhere`: the endpoints of seats with remote agents.
     `document`: the kind of the answer. `records_calls`: turns record the arguments and results of
     their tool calls. `hidden`: the key of the caller's stored hidden tests. `tests_only`: a change
-    is judged without a model.
+    is judged without a model. `choice`: why its models were chosen, if a request left that to
+    their results.
     """
 
     task_id: TaskKey
@@ -292,6 +294,7 @@ class Deliberation:
     records_calls: bool = False
     hidden: str = ""
     tests_only: bool = False
+    choice: str = ""
 
     @property
     def judges(self) -> bool:

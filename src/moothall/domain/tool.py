@@ -114,7 +114,7 @@ PYTHON_WINDOW = 16_000
 @dataclass(frozen=True, slots=True)
 class CodeBlock:
     """A block to run until `deadline`. `tools` maps the tools that the code may call to the names
-    of their arguments, in order. `inputs` are bound as variables. Limits of 0 are the configured
+    of their arguments, in order. `inputs` are bound as variables. Limits of 0 are the usual
     ones; no limit exceeds those.
     """
 
@@ -130,6 +130,21 @@ class CodeBlock:
     memory_bytes: int = 0
     depth: int = 0
     """The nesting depth of agents; 0 for a block of a seat or caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLimits:
+    """Limits of a block. seconds: its own computing time; its tools have limits of their own.
+    memory_bytes: its memory; in CPython, that of the sandbox. tool_calls: its tool calls, including
+    those of its sub-agents.
+    """
+
+    seconds: float = 10.0
+    memory_bytes: int = 128_000_000
+    tool_calls: int = 100
+
+
+BLOCK_LIMITS = BlockLimits()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,17 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
 from moothall import __version__
+from moothall.domain.budget import Usage
 from moothall.domain.codec import dump, load
 from moothall.domain.evidence import EvidenceLevel
 from moothall.evaluate.tasks import Task, count_cases
+from moothall.orchestrator.seat_choice import Attempt, PastTask, TaskKind
 
 _Z = 1.959963984540054  # of 95 %
 _DRAWS = 2000
@@ -152,6 +154,18 @@ class Answer:
     solved: bool
     failing: tuple[str, ...] = ()
     why: str = ""
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A seat that worked until it ended by itself, the name of its model in the settings, and what
+    it used.
+    """
+
+    seat: str
+    model: str
+    usage: Usage = Usage()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +174,8 @@ class Result:
 
     solved: all hidden tests pass on the winner. failing: some that do not. state: how the
     deliberation
-    ended. level: the winner's level of evidence. digest: of settings and options.
+    ended. level: the winner's level of evidence. digest: of settings and options. choice: why its
+    models were chosen, if the configuration leaves that to results.
     """
 
     task: str
@@ -182,6 +197,36 @@ class Result:
     digest: str = ""
     moothall: str = ""
     at: str = ""
+    kind: TaskKind = field(default_factory=TaskKind)
+    seats: tuple[Seat, ...] = ()
+    choice: str = ""
+
+    def attempts(self) -> tuple[Attempt, ...]:
+        """Return what its seats achieved, as judged by the hidden tests."""
+        return tuple(
+            Attempt(
+                seat.model,
+                any(one.solved for one in answers),
+                any(one.solved and not one.revision for one in answers),
+                seat.usage,
+            )
+            for seat in self.seats
+            for answers in [[one for one in self.candidates if one.seat == seat.seat]]
+        )
+
+
+def past_tasks(rows: Sequence[Mapping[str, Any]], without: str) -> list[PastTask]:
+    """Return the results of all tasks but one, each with the attempts of all configurations.
+
+    Raises `InvalidRequest` for a row that is no result.
+    """
+    by_task: dict[str, PastTask] = {}
+    for row in rows:
+        if row.get("task") != without and not row.get("broken"):
+            result = load(Result, row)
+            earlier = by_task.get(result.task, PastTask(result.kind, ()))
+            by_task[result.task] = PastTask(result.kind, (*earlier.attempts, *result.attempts()))
+    return list(by_task.values())
 
 
 @dataclass(frozen=True, slots=True)

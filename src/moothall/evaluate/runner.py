@@ -17,20 +17,33 @@ from moothall.app.server import App, open_app
 from moothall.app.workspaces import open_workspace_services
 from moothall.collector.delivery import find_unmasked_diff
 from moothall.config import Settings
+from moothall.config.models import AUTO, DEFAULT
 from moothall.domain.budget import Budget
 from moothall.domain.codec import dump, load
+from moothall.domain.council import PROTOCOLS
 from moothall.domain.event import Event, EventType
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskId, digest
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.outcome import Result as RankedResult
 from moothall.domain.repository import Prepared
-from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
+from moothall.domain.task import Constraints, Deliberation, DeliberationRequest, RepositoryRef
 from moothall.errors import ConfigurationError, InvalidRequest, ModelUnavailable, PatchRefused
 from moothall.evaluate.harbor import Harbor, trajectories
 from moothall.evaluate.miner import ReportProgress, pin, seal
-from moothall.evaluate.report import Answer, Result
+from moothall.evaluate.report import Answer, Result, Seat, past_tasks
 from moothall.evaluate.tasks import Judge, Judgement, Lines, Task
+from moothall.orchestrator.council_registry import check_protocol
+from moothall.orchestrator.requests import is_auto
+from moothall.orchestrator.seat_choice import (
+    PAIR,
+    PastTask,
+    TaskKind,
+    choose_models,
+    kind_of,
+    main_language,
+)
+from moothall.orchestrator.track_record import has_worked
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.profile import Commands
 from moothall.repositories.project_config import commands_of
@@ -81,6 +94,28 @@ class Configuration:
         return digest(
             json.dumps(settings, sort_keys=True), json.dumps(dump(self.options), sort_keys=True)
         )[:16]
+
+    @property
+    def leaves_choice(self) -> bool:
+        """Whether its models are chosen by the results of other tasks."""
+        return is_auto(self.options.model or (AUTO if self.settings.seats == AUTO else ""))
+
+    def choose(self, kind: TaskKind, past: Sequence[PastTask]) -> tuple[Configuration, str]:
+        """Return the configuration with the models chosen for a kind of task, and why. Without
+        results it has the configured model.
+        """
+        options, models = self.options, self.settings.choice
+        protocol = PROTOCOLS[check_protocol(options.protocol)]
+        seats = 1 if protocol.one_seat else options.agents or PAIR
+        budget = Budget(tokens=options.budget, cost_usd=self.settings.limits.cost_usd)
+        choice = choose_models(kind, past, ["", *models.named], seats, budget)
+        if not choice.models:
+            named = replace(options, model=models.of_role("dev") or DEFAULT)
+        else:
+            named = replace(
+                options, model=",".join(name or DEFAULT for name in choice.models), agents=seats
+            )
+        return replace(self, options=named), choice.reason
 
     def request(
         self, task: Task, task_id: TaskId, repository: RepositoryRef
@@ -174,15 +209,21 @@ class Runner:
         # Before the deliberation, whose time it would take; later configurations find the base
         # prepared.
         prepared = await self.repositories.prepare(await self.repositories.resolve(repository))
-        self.report_progress(f"{configuration.name} {task.id}: the council begins")
+        kind = kind_of(task.text, task.repository, main_language(prepared.files))
+        parts = [task.id, task.commit, task.text, configuration.name, configuration.digest]
+        choice = ""
+        if configuration.leaves_choice:
+            past = past_tasks(self.results.rows, without=task.id)
+            configuration, choice = configuration.choose(kind, past)
+            parts.append(configuration.options.model)
+        self.report_progress(f"{configuration.name} {task.id}: the council begins. {choice}")
         while True:
-            parts = (task.id, task.commit, task.text, configuration.name, configuration.digest)
             task_id = TaskId(f"eval-{digest(*parts, str(number))[:16]}")
             began = datetime.now(UTC)
             request = configuration.request(task, task_id, repository)
-            deadline = (await app.deliberations.submit(request, LOCAL)).deadline
+            submitted = await app.deliberations.submit(request, LOCAL)
             outcome, events = await _follow(app, task_id)
-            if outcome.status is DeliberationStatus.TIMEOUT and deadline <= began:
+            if outcome.status is DeliberationStatus.TIMEOUT and submitted.deadline <= began:
                 # It was interrupted, and its time passed while nobody worked on it.
                 number += 1
                 self.results.add(
@@ -200,7 +241,12 @@ class Runner:
                 f"no seat of configuration {configuration.name} could work: {why}. Fix that and "
                 "run the same command again; results so far are kept"
             )
-        row = await self._judge(task, prepared, outcome)
+        row = replace(
+            await self._judge(task, prepared, outcome),
+            kind=kind,
+            seats=_seats(submitted, outcome),
+            choice=choice,
+        )
         self._write_trajectories(configuration, task, events)
         self.results.add({**dump(row), **key})
         self.report_progress(f"{configuration.name} {task.id}: {describe(row)}")
@@ -256,6 +302,7 @@ class Runner:
                     judgement.solved,
                     failing=judgement.failing,
                     why=judgement.why,
+                    revision=result.revision,
                 )
             )
         winner = known.get(outcome.diff, _NO_WINNER) if outcome.winner_id else _NO_WINNER
@@ -297,6 +344,14 @@ async def _follow(app: App, task_id: TaskId) -> tuple[Outcome, list[Event]]:
         if recorded.event.type is EventType.DELIBERATION_DECIDED:
             return load(Outcome, recorded.event.data), events
     return await app.deliberations.result(task_id, LOCAL), events
+
+
+def _seats(deliberation: Deliberation, outcome: Outcome) -> tuple[Seat, ...]:
+    return tuple(
+        Seat(seat.seat, deliberation.model_of(seat.seat), seat.usage)
+        for seat in outcome.seats
+        if has_worked(seat)
+    )
 
 
 def _broken(outcome: Outcome) -> str:
@@ -391,14 +446,16 @@ def read_configurations(
 
 
 def _with_options(options: Options, name: str, pairs: Sequence[str]) -> Options:
-    """Return options overridden by KEY=VALUE pairs. Raises `InvalidRequest`."""
+    """Return options overridden by KEY=VALUE pairs. Several models are separated by `+`. Raises
+    `InvalidRequest`.
+    """
     own: dict[str, int | str] = {}
     for pair in pairs:
         key, _, value = pair.partition("=")
         if key in _NUMBERS and value.isdecimal() and int(value):
             own[key] = int(value)
         elif key in _WORDS and value:
-            own[key] = value
+            own[key] = value.replace("+", ",") if key == "model" else value
         else:
             raise InvalidRequest(
                 f"--config {name}: {pair[:80]!r} is no option; there are "

@@ -176,6 +176,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             protocol=", ".join(PROTOCOLS),
             seats="the seats, in order",
             rounds="review-and-revise rounds",
+            choice="why its models were chosen, if the request left that to their results",
             budget="tokens, seconds, calls, money",
             deadline="UTC instant",
         ),

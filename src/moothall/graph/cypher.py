@@ -31,7 +31,7 @@ _DELIBERATION = _map_of(
     "description role protocol rounds seats requirements rubric base_sha principal asked_at "
     "started_at deadline status final_state winner proven evidence_level branch commit_sha "
     "error_message decided_at duration_ms prompt_tokens cached_tokens completion_tokens calls "
-    "cost_usd cancelled_at cancel_reason guides",
+    "cost_usd cancelled_at cancel_reason guides choice",
     task_id="d.key",
 )
 _TASK = _map_of("t", "role", task_id="t.key", description="coalesce(t.description, d.description)")

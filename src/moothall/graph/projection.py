@@ -222,6 +222,7 @@ def _project_request(fields: EventFields) -> None:
                 "principal",
                 "rounds",
                 "seats",
+                "choice",
             )
         },
         repository=repository,

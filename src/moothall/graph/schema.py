@@ -170,7 +170,7 @@ _LABELS = (
                     **_properties(
                         "text",
                         "description role protocol repository base_sha story principal rubric "
-                        "asked_at deadline",
+                        "asked_at deadline choice",
                     ),
                     **_properties("texts", "seats requirements"),
                     "rounds": "integer",

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from moothall.config import GraphSettings as Settings
 from moothall.domain.event import Recorded
 from moothall.errors import GraphUnavailable
 from moothall.graph import questions
@@ -224,28 +223,32 @@ log = get_logger(__name__)
 
 BATCH_EVENTS = 2000
 """Events that are written in one transaction."""
+_PACE_SECONDS = 0.5
+"""The pause between two batches, which leaves the CPU to the councils."""
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
 
 
 class Projector:
     """The only writer of a graph. It calls `is_writer` before each batch, which returns whether
     this process may still write.
+
+    pace_seconds: the pause between two batches. pause_seconds: the first pause after a failure.
     """
 
     def __init__(
         self,
         log_: Log,
         graph: CypherGraph,
-        settings: Settings,
         *,
         batch_size: int = BATCH_EVENTS,
+        pace_seconds: float = _PACE_SECONDS,
         pause_seconds: float = _FIRST_PAUSE_SECONDS,
         is_writer: Callable[[], bool] = lambda: True,
     ) -> None:
         self._log = log_
         self._graph = graph
-        self._settings = settings
         self._batch_size = batch_size
+        self._pace_seconds = pace_seconds
         self._pause_seconds = pause_seconds
         self._is_writer = is_writer
         self._written = 0
@@ -311,7 +314,7 @@ class Projector:
     async def _write(self, waiting: asyncio.Queue[Recorded]) -> None:
         while True:
             batch = [await waiting.get()]
-            await asyncio.sleep(self._settings.pace_seconds)
+            await asyncio.sleep(self._pace_seconds)
             while len(batch) < self._batch_size and not waiting.empty():
                 batch.append(waiting.get_nowait())
             await self._project_until_written(batch)

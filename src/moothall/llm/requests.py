@@ -138,7 +138,7 @@ def _drop_nulls(value: Any) -> Any:
 
 # Extensions of the common protocol, and vLLM's metrics. No I/O.
 #
-# vLLM lists its models as `owned_by: vllm`. Under `auto`, only vLLM is sent these fields:
+# vLLM lists its models as `owned_by: vllm`. Only vLLM is sent these fields:
 #
 # - `cache_salt`, one for each tenant: a tenant cannot learn by timing how the prompts of another
 #   tenant begin.
@@ -170,9 +170,7 @@ class Dialect:
 
     def __init__(self, settings: LlmSettings, owners: Iterable[str] = ()) -> None:
         self.is_vllm = _VLLM_OWNER in owners
-        self._sent = {"priority", "logprobs"} if self.is_vllm else set[str]()
-        if settings.cache_salt == "on" or (settings.cache_salt == "auto" and self.is_vllm):
-            self._sent.add("cache_salt")
+        self._sent = {"cache_salt", "priority", "logprobs"} if self.is_vllm else set[str]()
         self._secret = settings.api_key.get_secret_value() if settings.api_key else ""
         self._logged: set[str] = set()
 
@@ -427,8 +425,7 @@ def count_usage(
     cost = (
         (prompt - cached) * settings.price_in
         + cached * _price(settings.price_cached, settings.price_in)
-        + (completion - reasoning) * settings.price_out
-        + reasoning * _price(settings.price_reasoning, settings.price_out)
+        + completion * settings.price_out
     )
     return Usage(prompt, cached, completion, 1, cost / 1_000_000, reasoning)
 

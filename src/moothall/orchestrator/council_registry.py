@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from moothall.config import LimitSettings, Models
+from moothall.config.models import AUTO
 from moothall.domain.codec import dump, load
 from moothall.domain.council import (
     DEFAULT_PROTOCOL,
@@ -23,7 +24,7 @@ from moothall.domain.council import (
 from moothall.domain.event import Channel, Event, EventType, Recorded
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, read_role, seat_id
-from moothall.domain.task import DEFAULT_SEATS, DeliberationRequest
+from moothall.domain.task import DEFAULT_SEATS, MAX_REQUEST_ROUNDS, DeliberationRequest
 from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NoCouncil, NotFound
 from moothall.ports import Log
 from moothall.telemetry import get_logger
@@ -303,12 +304,12 @@ class CouncilRegistry:
         self._tenants[tenant] = _apply_event(self._tenants.get(tenant, {}), recorded)
 
     def _check(self, config: CouncilConfig) -> CouncilConfig:
-        if not 0 <= config.rounds <= self._limits.rounds:
+        if not 0 <= config.rounds <= MAX_REQUEST_ROUNDS:
             raise InvalidRequest(
-                f"deliberation_rounds is {config.rounds}; allowed are 0 to {self._limits.rounds} "
-                "here"
+                f"deliberation_rounds is {config.rounds}; allowed are 0 to {MAX_REQUEST_ROUNDS}"
             )
-        self._models.choose(config.model_profile)
+        if config.model_profile.strip().lower() != AUTO:
+            self._models.choose(config.model_profile)
         if config.agent_type.lower() not in AGENT_TYPES:
             types = ", ".join(repr(agent_type) for agent_type in AGENT_TYPES)
             raise InvalidRequest(

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from moothall.config import LimitSettings, Models
+from moothall.config.models import AUTO
 from moothall.deliberation.prompts.text import tokens
 from moothall.domain.budget import Budget, check_budget
 from moothall.domain.codec import dump
@@ -36,6 +37,7 @@ from moothall.domain.task import (
     CHANGE,
     DEFAULT_SEATS,
     FORGE,
+    MAX_REQUEST_ROUNDS,
     TASK_CHARS,
     VALIDATION,
     Deliberation,
@@ -185,6 +187,8 @@ class Defaults:
     endpoints: frozenset[str] = frozenset()
     tools: Callable[[], Mapping[str, ToolSpec]] = _load_catalogue
     """Returns all tools that seats may have used."""
+    auto: bool = False
+    """Whether requests without a model get models by their results."""
 
 
 def plan_deliberation(
@@ -211,21 +215,16 @@ def plan_deliberation(
     _check_head(request, judges=judges)
     models, own_models = choose_models(request, role, defaults.models, council)
     names = _choose_seats(request, role, council, limits.agents, PROTOCOLS[protocol])
-    model_by_seat = {
-        **{seat: models[number % len(models)] for number, seat in enumerate(names)},
-        **own_models,
-    }
-    seconds = _choose_seconds(request, limits)
+    model_by_seat = {seat: models[number % len(models)] for number, seat in enumerate(names)}
+    model_by_seat |= own_models
     return Deliberation(
-        task_id=key_of(
-            check_task_id(request.task_id) if request.task_id else new_task_id(), who.tenant
-        ),
+        task_id=_task_key(request.task_id or new_task_id(), "task_id", who),
         description=request.description.strip(),
         role=role,
         protocol=protocol,
         seats=names,
-        rounds=_choose_rounds(request, council, protocol, limits),
-        deadline=now + timedelta(seconds=seconds),
+        rounds=_choose_rounds(request, council, protocol),
+        deadline=now + timedelta(seconds=_choose_seconds(request, limits)),
         max_turns=_choose_turns(request, limits),
         constraints=request.constraints,
         budget=_limit_budget(request.budget, limits),
@@ -247,13 +246,15 @@ def plan_deliberation(
         elsewhere={} if request.merge and not judges else remote_seats(council, defaults.endpoints),
         tests_only=request.tests_only,
         document=request.document,
-        follows=key_of(check_task_id(request.follows, "follows"), who.tenant)
-        if request.follows
-        else TaskKey(""),
+        follows=_task_key(request.follows, "follows", who) if request.follows else TaskKey(""),
         tenant=who.tenant,
         principal=who.name,
         seed=defaults.seed if request.seed is None else request.seed,
     )
+
+
+def _task_key(task_id: str, field_name: str, who: Principal) -> TaskKey:
+    return key_of(check_task_id(task_id, field_name), who.tenant)
 
 
 def _check_texts(request: DeliberationRequest, limits: LimitSettings) -> None:
@@ -329,11 +330,10 @@ def _choose_rounds(
     request: DeliberationRequest,
     council: Council | None,
     protocol: ProtocolName,
-    limits: LimitSettings,
 ) -> int:
     default_rounds = (council.config.rounds if council else 0) or PROTOCOLS[protocol].rounds
     rounds = default_rounds if request.rounds is None else request.rounds
-    return _check_range("rounds", rounds, 0, limits.rounds, "limits.rounds")
+    return _check_range("rounds", rounds, 0, MAX_REQUEST_ROUNDS)
 
 
 def _choose_seconds(request: DeliberationRequest, limits: LimitSettings) -> float:
@@ -388,9 +388,10 @@ def digest_request(request: DeliberationRequest, who: Principal) -> str:
     return digest(str(sorted(fields.items())), who.tenant, who.name)
 
 
-def _check_range(name: str, value: int, low: int, high: int, setting: str) -> int:
+def _check_range(name: str, value: int, low: int, high: int, setting: str = "") -> int:
     if not low <= value <= high:
-        raise InvalidRequest(f"{name} is {value}; allowed are {low} to {high} here ({setting})")
+        where = f" here ({setting})" if setting else ""
+        raise InvalidRequest(f"{name} is {value}; allowed are {low} to {high}{where}")
     return value
 
 
@@ -429,7 +430,7 @@ def choose_models(
     requested = request.model or (council.config.model_profile if council else "")
     names = (
         [models.choose(name) for name in requested.split(",")]
-        if requested
+        if requested and not is_auto(requested)
         else [models.of_role(role)]
     )
     agents = council.agents if council and not request.model else ()
@@ -438,6 +439,33 @@ def choose_models(
         for agent in agents
         if (name := agent.capabilities.model_profile)
     }
+
+
+def is_auto(profile: str) -> bool:
+    """Return whether a requested model is the choice by results."""
+    return profile.strip().lower() == AUTO
+
+
+def leaves_choice(
+    request: DeliberationRequest,
+    planned: Deliberation,
+    defaults: Defaults,
+    council: Council | None,
+) -> bool:
+    """Return whether the models of a planned deliberation are to be chosen by their results: it
+    changes a repository, and request or council ask for it, or both name no model and the settings
+    ask for it.
+    """
+    if (
+        planned.base_sha is None
+        or planned.merge
+        or planned.judges
+        or PROTOCOLS[planned.protocol].answers
+    ):
+        return False
+    requested = request.model or (council.config.model_profile if council else "")
+    has_own = council and any(agent.capabilities.model_profile for agent in council.agents)
+    return is_auto(requested) if requested else defaults.auto and not has_own
 
 
 def remote_seats(council: Council | None, endpoints: AbstractSet[str]) -> Mapping[str, str]:

@@ -15,6 +15,7 @@ from cachetools import LRUCache
 
 from moothall import telemetry
 from moothall.authorization.budgets import Quotas
+from moothall.config.models import DEFAULT
 from moothall.deliberation.prompts.text import tokens
 from moothall.domain.chat import Writing
 from moothall.domain.codec import dump, load
@@ -74,10 +75,13 @@ from moothall.orchestrator.requests import (
     check_hidden,
     digest_request,
     fail_seats,
+    leaves_choice,
     plan_deliberation,
     refused_deliberation,
     store_hidden,
 )
+from moothall.orchestrator.seat_choice import PAIR, choose_models, kind_of, usual_language
+from moothall.orchestrator.track_record import TrackRecord
 from moothall.ports import Bus, Repositories
 from moothall.telemetry.spans import write, write_of
 
@@ -127,6 +131,7 @@ class DeliberationService:
         self._defaults = defaults
         self._clock = clock
         self._request_seqs: LRUCache[TaskKey, int] = LRUCache(_MAX_KNOWN_TASKS)
+        self._track_record = TrackRecord(bus)
 
     async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
         """Check a request, fill in defaults, pin the base commit, record it and enqueue it. The
@@ -168,7 +173,7 @@ class DeliberationService:
             if task_key and (recorded := await find_request(self._bus, task_key)):
                 return await self._return_recorded(recorded, request_digest)
             raise
-        deliberation = await self._pin_base(deliberation)
+        deliberation = await self._choose_models(request, await self._pin_base(deliberation), who)
         context = await self._build_context(request, deliberation, who)
         if earlier_tasks:
             max_tokens = (
@@ -226,6 +231,43 @@ class DeliberationService:
             self._councils.find(read_role(request.role), who.tenant) if self._councils else None
         )
         return plan_deliberation(request, who, self._defaults, self._clock(), council)
+
+    async def _choose_models(
+        self, request: DeliberationRequest, planned: Deliberation, who: Principal
+    ) -> Deliberation:
+        """Return a planned deliberation with models chosen by their results, if the request leaves
+        that to them.
+        """
+        role = planned.role
+        council = self._councils.find(role, who.tenant) if self._councils else None
+        if planned.repository is None or not leaves_choice(
+            request, planned, self._defaults, council
+        ):
+            return planned
+        past = await self._track_record.read(who.tenant)
+        place = planned.repository.id or planned.repository.url
+        language = usual_language(past, place)
+        seats = len(planned.seats)
+        if seats > PAIR and not request.num_agents and council is None:
+            seats = PAIR
+        choice = choose_models(
+            kind_of(planned.description, place, language),
+            past,
+            ["", *self._defaults.models.named],
+            seats,
+            planned.budget,
+        )
+        if not choice.models:
+            return replace(planned, choice=choice.reason)
+        named = ",".join(model or DEFAULT for model in choice.models)
+        chosen = self._plan(replace(request, model=named, num_agents=seats), who)
+        return replace(
+            planned,
+            seats=chosen.seats,
+            model=chosen.model,
+            seat_models=chosen.seat_models,
+            choice=choice.reason,
+        )
 
     async def _resolve_change(
         self, request: DeliberationRequest, who: Principal

@@ -98,40 +98,42 @@ def assess(
     ]
     decisive = [comparison for comparison in comparisons if comparison.name not in profile.advisory]
     fixed = _fixed_cases(decisive, own_tests, altered, unrelated)
-    required_comparisons = [comparison for comparison in comparisons if comparison.name in required]
-    nothing_passed = not any(comparison.shows_green for comparison in required_comparisons)
+    needed = [comparison for comparison in comparisons if comparison.name in required]
+    nothing_passed = not any(comparison.shows_green for comparison in needed)
     proven = any(fixed.values())
-    evidence = tuple(
-        comparison.evidence(
-            proven=bool(fixed.get(comparison.name)),
-            undone=not proven
-            and comparison.name in required
-            and (nothing_passed or bool(comparison.concerned_cases(changed, task))),
-            flaky=frozenset(flaky),
-        )
-        for comparison in comparisons
-    )
-    regressions = {case for comparison in required_comparisons for case in comparison.lost}
-    unsolved = [
-        case
-        for comparison in required_comparisons
-        if not proven
-        for case in comparison.concerned_cases(changed, task)
-    ]
+    concerned = {item.name: item.concerned_cases(changed, task) for item in needed if not proven}
+    undone = {name for name, cases in concerned.items() if nothing_passed or cases}
+    unsolved = [case for cases in concerned.values() for case in cases]
+    regressions = {case for comparison in needed for case in comparison.lost}
+    red_before = {case for comparison in needed for case in comparison.red_before}
     return Assessment(
         applies=applies,
         required=required,
         regressions=tuple(sorted(regressions)) if applies else (),
         proven=proven,
         behaviour=_behaviour_digest(prepared_runs, runs, required, own_tests, ignored_cases),
-        evidence=evidence,
+        evidence=_evidence(comparisons, fixed, undone, flaky),
         fixed=tuple(sorted(case for cases in fixed.values() for case in cases))[:_MAX_FIXED_CASES],
-        still_red=tuple(
-            sorted(case for comparison in required_comparisons for case in comparison.red_before)
-        ),
+        still_red=tuple(sorted(red_before)),
         unrelated=tuple(sorted(unrelated)),
         unsolved=tuple(unsolved),
         missed=any(asks_for(case, task) for case in unsolved),
+    )
+
+
+def _evidence(
+    comparisons: Sequence[_CheckComparison],
+    fixed: Mapping[str, Collection[str]],
+    undone: Collection[str],
+    flaky: Sequence[str],
+) -> tuple[Evidence, ...]:
+    return tuple(
+        comparison.evidence(
+            proven=bool(fixed.get(comparison.name)),
+            undone=comparison.name in undone,
+            flaky=frozenset(flaky),
+        )
+        for comparison in comparisons
     )
 
 

@@ -29,7 +29,7 @@ _TIME_LIMIT = re.compile(
 _MAX_READ_CHARS = 20_000
 _BUSY = (
     "a time limit was hit while the machine was busy, which proves nothing about the code; free "
-    "some cores, or raise workspace.case_seconds and workspace.check_floor_seconds"
+    "some cores, or raise workspace.check_floor_seconds"
 )
 
 

@@ -124,6 +124,7 @@ def _version(tree: Path) -> str:
 
 
 _MAX_DEPTH = 3
+_MAX_SUBMODULES = 20  # of one repository
 _REASON_CHARS = 200
 
 
@@ -188,12 +189,11 @@ class Submodules:
         }
         for number, (path, commit) in enumerate(commits.items()):
             full_path = f"{prefix}{path}"
-            if number >= self._settings.max_submodules or not depth:
+            if number >= _MAX_SUBMODULES or not depth:
                 yield Submodule(
                     full_path,
                     commit,
-                    "there are too many (workspace.max_submodules), or they lie too deep in each "
-                    "other",
+                    f"there are more than {_MAX_SUBMODULES}, or they lie too deep in each other",
                 )
                 continue
             name, url = config.get(path, ("", ""))

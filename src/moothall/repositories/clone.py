@@ -77,7 +77,7 @@ class TrustedClone:
     def __init__(self, path: Path, settings: Settings, runner: GitRunner | None = None) -> None:
         self.path = path
         self._settings = settings
-        self._git = runner or GitRunner(path.parent, settings.git_seconds)
+        self._git = runner or GitRunner(path.parent)
         self._read_lists: dict[tuple[str, str], Mapping[str, bytes]] = {}
         self._trees: dict[str, tuple[tuple[TreeEntry, ...], Mapping[str, str]]] = {}
         self._limits = patch_rules.ChangeLimits(
@@ -142,23 +142,7 @@ class TrustedClone:
             caps=OutputCaps(file_bytes=self._settings.max_repository_bytes),
         )
         if result.status:
-            message = f"cannot fetch {ref!r} from {source!r}: {result.reason}"
-            if exceeds_file_limit(result.err):
-                raise FetchTooLarge(
-                    f"{message} (a repository may have at most "
-                    f"{self._settings.max_repository_bytes} bytes)"
-                )
-            if _PARTIAL.search(result.err):
-                advice = (
-                    f". Fetch them: git -C {shlex.quote(source)} fetch --refetch --no-filter"
-                    if source.startswith("/")
-                    else ""
-                )
-                raise RepositoryError(
-                    f"cannot fetch {ref!r} from {source!r}: it is a partial clone, and lacks "
-                    f"objects of that commit or of its history{advice}"
-                )
-            raise RepositoryError(message)
+            raise self._fetch_error(source, ref, result)
         try:
             output = await self._run(
                 "rev-parse", "--verify", "--end-of-options", f"{temporary_ref}^{{commit}}"
@@ -168,6 +152,25 @@ class TrustedClone:
         finally:
             await self._run("update-ref", "-d", temporary_ref)
         return sha
+
+    def _fetch_error(self, source: str, ref: str, result: GitResult) -> RepositoryError:
+        message = f"cannot fetch {ref!r} from {source!r}: "
+        if exceeds_file_limit(result.err):
+            return FetchTooLarge(
+                f"{message}{result.reason} (a repository may have at most "
+                f"{self._settings.max_repository_bytes} bytes)"
+            )
+        if not _PARTIAL.search(result.err):
+            return RepositoryError(f"{message}{result.reason}")
+        advice = (
+            f". Fetch them: git -C {shlex.quote(source)} fetch --refetch --no-filter"
+            if source.startswith("/")
+            else ""
+        )
+        return RepositoryError(
+            f"{message}it is a partial clone, and lacks objects of that commit or of its history"
+            f"{advice}"
+        )
 
     async def has(self, sha: str) -> bool:
         """Return whether the clone has the commit as a base or as a patch."""
@@ -468,18 +471,7 @@ class TrustedClone:
         )
         patch_rules.check_changes([raw_change(change, old) for change in kept], self._limits)
         written = [change for change in kept if change.content is not None]
-        with scratch() as folder:
-            paths = [folder / str(number) for number in range(len(written))]
-            await asyncio.to_thread(
-                _write_all, paths, [change.content or b"" for change in written]
-            )
-            listing = "".join(f"{path}\n" for path in paths).encode()
-            out = (
-                await self._run("hash-object", "-w", "--no-filters", "--stdin-paths", stdin=listing)
-                if written
-                else b""
-            )
-        oids = out.decode().split()
+        oids = await self._store_blobs([change.content or b"" for change in written])
         lines = [
             f"0 {'0' * 40}\t{change.path}"
             for change in kept
@@ -503,6 +495,19 @@ class TrustedClone:
             return replace(
                 await self._commit(base_sha, parent or base_sha, message, env), ignored=ignored
             )
+
+    async def _store_blobs(self, contents: Sequence[bytes]) -> Sequence[str]:
+        """Store the contents of files, and return their ids."""
+        if not contents:
+            return []
+        with scratch() as folder:
+            paths = [folder / str(number) for number in range(len(contents))]
+            await asyncio.to_thread(_write_all, paths, contents)
+            listing = "".join(f"{path}\n" for path in paths).encode()
+            output = await self._run(
+                "hash-object", "-w", "--no-filters", "--stdin-paths", stdin=listing
+            )
+        return output.decode().split()
 
     async def commit_without(self, sha: str, paths: Sequence[str]) -> str:
         """Commit the tree of a commit without some of its files, with no parent, and return the new

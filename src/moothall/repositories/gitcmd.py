@@ -136,6 +136,10 @@ class OutputCaps:
     memory_bytes: int = 0
 
 
+GIT_SECONDS = 120.0
+"""The maximum duration of one git command; a fetch or checkout has workspace.setup_seconds."""
+
+
 class GitRunner:
     """A runner of git commands.
 
@@ -143,7 +147,7 @@ class GitRunner:
     seconds: the default time limit of a command.
     """
 
-    def __init__(self, home: Path, seconds: float = 120.0) -> None:
+    def __init__(self, home: Path, seconds: float = GIT_SECONDS) -> None:
         self._config = home / "gitconfig"
         self._seconds = seconds
 

@@ -20,7 +20,7 @@ from moothall.repositories import delivery, patch_rules, sources
 from moothall.repositories import delivery as merging
 from moothall.repositories.checkout import Submodules
 from moothall.repositories.clone import TrustedClone
-from moothall.repositories.gitcmd import GitRunner
+from moothall.repositories.gitcmd import GIT_SECONDS, GitRunner
 from moothall.repositories.gitremote import Cloned, clone_public, fetch_commit
 from moothall.repositories.history import LineOrigin, find_change, find_line_origin
 from moothall.repositories.profile import CONFIG_FILE, TEXT_BYTES, Commands, read_profile, read_text
@@ -64,6 +64,7 @@ class RepositoryService:
         roots: Sequence[Path] = (),
         secrets: Mapping[str, str] | None = None,
         pin: Pin = refuse_any,
+        git_seconds: float = GIT_SECONDS,
     ) -> None:
         self.registry = Registry(data_dir / "repositories")
         self._clones = data_dir / "repos"
@@ -72,7 +73,7 @@ class RepositoryService:
         self._roots = tuple(root.resolve() for root in (*settings.allowed_roots, *roots))
         self._secrets = secrets or {}
         self._pin = pin
-        self._git = GitRunner(self._clones, settings.git_seconds)
+        self._git = GitRunner(self._clones, git_seconds)
         self.fetch_missing: Callable[[str, str, str], Awaitable[None]] | None = None
         """Fetches a patch (repository, base, commit) from a host with another disk; None if there
         is no such host.

@@ -44,6 +44,7 @@ from moothall.telemetry.spans import Kind, Span, Value, here
 log = get_logger(__name__)
 
 _KINDS = {kind.name.lower(): kind for kind in trace.SpanKind}
+_SERVICE = "moothall"
 _WARNING_INTERVAL_SECONDS = 60.0
 _ATTRIBUTE_CHARS = 2000
 _QUEUE_SPANS, _BATCH_SPANS = 8192, 512
@@ -221,7 +222,7 @@ async def recording(
     provider = TracerProvider(
         resource=Resource.create(
             {
-                "service.name": settings.service,
+                "service.name": _SERVICE,
                 "service.version": __version__,
                 "service.instance.id": process,
             }
@@ -348,7 +349,7 @@ class AuditSender:
         self._scope = InstrumentationScope("moothall.audit", __version__)
         self._resource = Resource.create(
             {
-                "service.name": settings.service,
+                "service.name": _SERVICE,
                 "service.version": __version__,
                 "service.instance.id": process,
             }

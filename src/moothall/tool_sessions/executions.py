@@ -11,10 +11,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from moothall.authorization.checks import BlockBudget, BlockCalls
-from moothall.config import RunnerSettings
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
-from moothall.domain.tool import Ask, BlockRun, CodeBlock, ToolCall, ToolResult, ToolStatus
+from moothall.domain.tool import (
+    BLOCK_LIMITS,
+    Ask,
+    BlockLimits,
+    BlockRun,
+    CodeBlock,
+    ToolCall,
+    ToolResult,
+    ToolStatus,
+)
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Refused
 from moothall.ports import RunCode
 from moothall.tool_sessions.answers import GONE, Answers
@@ -58,10 +66,12 @@ class Execution:
 class Executions:
     """Executor of code in the workspaces of tool sessions. Belongs to one event loop."""
 
-    def __init__(self, sessions: ToolSessions, run_code: RunCode, settings: RunnerSettings) -> None:
+    def __init__(
+        self, sessions: ToolSessions, run_code: RunCode, limits: BlockLimits = BLOCK_LIMITS
+    ) -> None:
         self._sessions = sessions
         self._run_code = run_code
-        self._settings = settings
+        self._limits = limits
         self._answers: Answers[tuple[str, str], Execution] = Answers(
             _STORED_RESPONSE_BYTES,
             _MAX_ANSWERS,
@@ -97,21 +107,12 @@ class Executions:
         tools = {name: offered[name].argument_names for name in order.tools if name in offered}
         signature = _digest(order, tools)
         key = (capability.workspace, order.execution_id)
-        try:
-            known = await self._answers.find(key, signature)
-        except AlreadyExists as error:
-            reason = (
-                f"the execution id {order.execution_id[:80]!r} was used for another execution, or "
-                "token"
-            )
-            raise AlreadyExists(reason) from error
-        if known is not None:
+        if (known := await self._find_known(key, signature)) is not None:
             return known
-        limits = self._settings
-        now = datetime.now(UTC)
         deadline = datetime.fromtimestamp(capability.expires, UTC)
         if order.timeout_ms:
-            deadline = min(deadline, now + timedelta(milliseconds=order.timeout_ms))
+            end = datetime.now(UTC) + timedelta(milliseconds=order.timeout_ms)
+            deadline = min(deadline, end)
         block = CodeBlock(
             code=order.code,
             tools=tools,
@@ -132,10 +133,20 @@ class Executions:
                     call.request_id, call.tool, ToolStatus.BLOCKED, error=error.message
                 )
 
-        budget = BlockBudget(min(order.tool_calls or limits.tool_calls, limits.tool_calls))
+        max_calls = self._limits.tool_calls
+        budget = BlockBudget(min(order.tool_calls or max_calls, max_calls))
         return await self._run_once(
             key, signature, block, BlockCalls(call_tool, order.execution_id, deadline, budget)
         )
+
+    async def _find_known(self, key: tuple[str, str], signature: str) -> Execution | None:
+        """Return the result of an order that was run. Raises `AlreadyExists` for another order."""
+        try:
+            return await self._answers.find(key, signature)
+        except AlreadyExists as error:
+            raise AlreadyExists(
+                f"the execution id {key[1][:80]!r} was used for another execution, or token"
+            ) from error
 
     async def _run_once(
         self, key: tuple[str, str], signature: str, block: CodeBlock, calls: BlockCalls

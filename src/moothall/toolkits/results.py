@@ -16,7 +16,7 @@ from moothall.concurrency import seconds_until
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import InvalidRequest, MoothallError, Refused
 from moothall.ports import Workspace
-from moothall.toolkits.db.family import DbSettings
+from moothall.toolkits.db.family import DbLimits
 
 # Shared parts of toolkits: a call ends in time, and a failure is a status with a reason.
 
@@ -130,10 +130,10 @@ def size(value: Any) -> int:
 
 @dataclass(slots=True)
 class Table:
-    """Rows of an answer, up to the operator's limits."""
+    """Rows of an answer, up to the limits."""
 
     columns: Sequence[str]
-    limits: DbSettings
+    limits: DbLimits
     rows: list[list[Any]] = field(default_factory=list)
     cut: bool = False
     _chars_left: int = 0

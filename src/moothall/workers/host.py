@@ -23,7 +23,8 @@ from cachetools import LRUCache
 from moothall import telemetry
 from moothall.authorization.budgets import Quotas, Reservation, Reservations, StoryBudgets
 from moothall.concurrency import Capacity, beside
-from moothall.deliberation.protocols import HOST_STOPS, Dependencies, deliberate
+from moothall.deliberation.context import Control, Dependencies
+from moothall.deliberation.protocols import HOST_STOPS, deliberate
 from moothall.deliberation.recorded_model import PauseGate, Recording, steering_text
 from moothall.domain.budget import Budget
 from moothall.domain.chat import Writing
@@ -430,7 +431,7 @@ class Host:
         try:
             with telemetry.span("prepare"):
                 prepared = await prepare(
-                    self.bus, self.repositories, deliberation, self.parts.evidence.held_out
+                    self.bus, self.repositories, deliberation, self.parts.rules.evidence.held_out
                 )
         except* (MoothallError, OSError) as group:
             refusal = first_of(group)
@@ -446,14 +447,8 @@ class Host:
                 data = {"task_id": deliberation.task_id, **asdict(writing)}
                 await self.bus.signal(Channel.GROWING.of(deliberation.task_id), data)
 
-            parts = replace(
-                self.parts,
-                owns_work=owns_work,
-                reservation=reservation,
-                steering=steering,
-                publish_partial=publish_partial,
-                pause_gate=pause_gate,
-            )
+            control = Control(owns_work, reservation, steering, publish_partial, pause_gate)
+            parts = replace(self.parts, control=control)
             await deliberate(deliberation, prepared, parts, recording)
 
 

@@ -74,7 +74,7 @@ class HostActor:
 
     async def run(self) -> None:
         """Host until `stop`. Ray calls this again in a restarted actor."""
-        _end_with_raylet()
+        end_with_raylet()
         async with asyncio.TaskGroup() as group:
             node = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]  # Ray leaves it untyped
             hosting = group.create_task(self._main(self._name, self._ready.set, node=node))
@@ -91,7 +91,7 @@ class HostActor:
         self._stop.set()
 
 
-def _end_with_raylet() -> None:
+def end_with_raylet() -> None:
     """End this worker with its raylet.
 
     Ray's own check misses a raylet that is a zombie, and Ray restarts the actor on another node.
@@ -174,7 +174,7 @@ async def _one_on_each(
             hosts.update(nodes, group)
             watching = [group.create_task(_while_joined())]
             await _all_ready(hosts.actors, ready_seconds, some=True)
-            watching.append(group.create_task(hosts.follow(_list_nodes, group), name="nodes"))
+            watching.append(group.create_task(hosts.follow(list_nodes, group), name="nodes"))
             yield hosts.count_answering
             for task in (*watching, *hosts.watching):
                 task.cancel()
@@ -255,7 +255,7 @@ class NodeHosts:
             raise why
 
 
-def _list_nodes(address: str) -> Collection[str]:
+def list_nodes(address: str) -> Collection[str]:
     """Return the ids of the nodes that live and offer a processor.
 
     It opens a new connection for the reason in `_while_joined`.

@@ -159,6 +159,9 @@ async def _quietly(*command: str) -> None:
 class ExecutorClient(ABC):
     """A running executor. It handles one request at a time."""
 
+    copies_beside = True
+    """Whether an executor beside this one works on a copy of its files, not on the very same."""
+
     def __init__(self, setup: ExecutorSetup, folder: Path, settings: WorkspaceSections) -> None:
         self.setup = setup
         self.folder = folder

@@ -12,6 +12,10 @@ from moothall.sandbox_runtime.checks import may_report_cases
 _BASE_FACTOR = 5.0
 """The limit of a check or a case, as a multiple of its duration on the untouched base."""
 _BASE_CASE_FACTOR = 3
+_CASES_PER_FLOOR = 6
+"""The minimum limit of a case is this part of `workspace.check_floor_seconds`."""
+_FLOORS_WITHOUT_CASES = 4
+"""The limit on the base of a command that names no cases, in `workspace.check_floor_seconds`."""
 _SETTINGS = {
     "cpu": "sandbox.cpu_seconds",
     "memory": "sandbox.memory_bytes",
@@ -35,15 +39,18 @@ def limit(settings: WorkspaceSettings, prepared: Prepared, name: str) -> CheckLi
     limit for the base.
     """
     max_seconds, base = settings.check_seconds, prepared.runs.get(name)
+    min_case_seconds = settings.check_floor_seconds / _CASES_PER_FLOOR
     if base is None:
         reason, profile = "workspace.check_seconds", prepared.base.profile
         names_no_cases = (
             not may_report_cases(profile.checks.get(name, ())) and name not in profile.reports
         )
-        if names_no_cases and settings.base_seconds < max_seconds:
-            max_seconds, reason = settings.base_seconds, "workspace.base_seconds"
+        whole_seconds = _FLOORS_WITHOUT_CASES * settings.check_floor_seconds
+        if names_no_cases and whole_seconds < max_seconds:
+            max_seconds = whole_seconds
+            reason = f"{_FLOORS_WITHOUT_CASES} times workspace.check_floor_seconds"
         return CheckLimit(
-            max_seconds, min(max_seconds, _BASE_CASE_FACTOR * settings.case_seconds), reason
+            max_seconds, min(max_seconds, _BASE_CASE_FACTOR * min_case_seconds), reason
         )
     stopped_cases = {case for case, detail in base.details.items() if HIT_LIMIT in detail}
     base_seconds = (
@@ -57,7 +64,7 @@ def limit(settings: WorkspaceSettings, prepared: Prepared, name: str) -> CheckLi
         max((ms for case, ms in base.durations.items() if case not in stopped_cases), default=0)
         / 1000
     )
-    case_seconds = max(settings.case_seconds, _BASE_FACTOR * longest)
+    case_seconds = max(min_case_seconds, _BASE_FACTOR * longest)
     allowed = _BASE_FACTOR * max(base_seconds, 0.0)
     if allowed > max_seconds:
         return CheckLimit(max_seconds, min(max_seconds, case_seconds), "workspace.check_seconds")
@@ -97,11 +104,13 @@ def describe_shell_limit(
     max_seconds: the time that a command may have at most.
     """
     if status == "timeout":
-        advice = f"timeout_seconds gives a command up to {max_seconds:g} s (code.shell_seconds)"
+        advice = (
+            f"timeout_seconds gives a command up to {max_seconds:g} s (workspace.check_seconds)"
+        )
         if requested >= max_seconds:
             advice = (
-                f"a command may take at most {max_seconds:g} s (code.shell_seconds); run less at "
-                "once"
+                f"a command may take at most {max_seconds:g} s (workspace.check_seconds); run "
+                "less at once"
             )
         if seconds < min(requested, max_seconds) - 1:
             advice = "no more time was left for it"

@@ -35,7 +35,7 @@ from moothall.workspace.executor_connection import INSIDE, ExecutorConnection
 from moothall.workspace.packages import NetworkAccess
 
 _DISK_ENTRIES = 200_000
-_HISTORY = "/opt/history"
+HISTORY = "/opt/history"
 
 
 def _prefix(setup: ExecutorSetup) -> tuple[Path, ...]:
@@ -141,7 +141,7 @@ class LocalExecutor(ExecutorClient):
                     )
                 ),
                 *(self._common_binds if setup.tree else ()),
-                *(((setup.history, _HISTORY),) if setup.history else ()),
+                *(((setup.history, HISTORY),) if setup.history else ()),
                 *setup.ro,
                 *(setup.network_access.ro if setup.network_access else ()),
             ),
@@ -168,7 +168,7 @@ class LocalExecutor(ExecutorClient):
 
     async def show_history(self) -> str:
         """Return the path of the read-only history, which all workspaces on the commit share."""
-        return f"{_HISTORY}/{HISTORY_NAME}" if self.setup.history else ""
+        return f"{HISTORY}/{HISTORY_NAME}" if self.setup.history else ""
 
     async def changes(
         self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored

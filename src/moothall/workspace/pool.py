@@ -35,9 +35,9 @@ _MAX_SPARE_KEYS = 4
 _END_ATTEMPTS, _END_PAUSE_SECONDS = 50, 0.1
 _log = telemetry.get_logger(__name__)
 
-CreateExecutor = Callable[[ExecutorSetup, Path, ExecutorClient | None], ExecutorClient]
-"""Creates an executor without starting it. Arguments: the setup, a folder of its own, and another
-executor if it works on the files of that one.
+CreateExecutor = Callable[[ExecutorSetup, Path, ExecutorClient | None], ExecutorClient | None]
+"""Creates an executor without starting it; None: it belongs on this machine. Arguments: the setup,
+a folder of its own, and another executor if it works on the files of that one.
 """
 
 
@@ -57,18 +57,13 @@ class ExecutorPool:
     ) -> None:
         self._settings = settings
         self._common_binds = tuple(common_binds)
-        self._create = create_executor or self._create_local
+        self._create_elsewhere = create_executor
         self.layout = Layout(settings.data_dir)
-        self._slots = (
-            None
-            if create_executor
-            else Slots(
-                lambda: slots_folder(settings.data_dir / "slots"),
-                settings.sandbox.cores or cores() + 1,
-            )
+        self.slots = Slots(
+            lambda: slots_folder(settings.data_dir / "slots"), settings.sandbox.cores or cores() + 1
         )
         self._instance = f"{os.getpid()}-{secrets.token_hex(4)}"
-        self._folder = self.layout.run / self._instance
+        self.folder = self.layout.run / self._instance
         self._spares: OrderedDict[str, list[ExecutorClient]] = OrderedDict()
         self._filling: set[str] = set()
         self._waiting: dict[str, asyncio.Future[ExecutorClient | None]] = {}
@@ -79,13 +74,13 @@ class ExecutorPool:
         self._reaper: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
-        self._folder.mkdir(parents=True)
-        self._lock_fd = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.folder.mkdir(parents=True)
+        self._lock_fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try_lock(self._lock_fd)
         await sweep(self.layout)
         await asyncio.to_thread(scratch.sweep)
         await asyncio.to_thread(executor_connection.prune, self._settings.data_dir)
-        await asyncio.to_thread(bundle, self._folder / "code")
+        await asyncio.to_thread(bundle, self.folder / "code")
         # The reaper cleans up after a killed host: a starting sandbox, cgroups and our folder. It
         # acts when its stdin is closed.
         groups = sorted({str(folder) for folder in await asyncio.to_thread(cgroups.parents) or ()})
@@ -95,7 +90,7 @@ class ExecutorPool:
             "-S",
             orphans.__file__,
             f"{self._instance}-",
-            str(self._folder),
+            str(self.folder),
             *groups,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
@@ -134,7 +129,7 @@ class ExecutorPool:
             with contextlib.suppress(ProcessLookupError):
                 self._reaper.kill()
             await self._reaper.wait()
-        await remove_tree(self._folder)
+        await remove_tree(self.folder)
         os.close(self._lock_fd)
 
     @asynccontextmanager
@@ -233,13 +228,15 @@ class ExecutorPool:
             del self._waiting[setup.key]
         return executor if executor and self._fits(executor, setup) else None
 
-    def _create_local(
-        self, setup: ExecutorSetup, folder: Path, _beside: ExecutorClient | None
+    def _create(
+        self, setup: ExecutorSetup, folder: Path, beside: ExecutorClient | None
     ) -> ExecutorClient:
+        if self._create_elsewhere and (other := self._create_elsewhere(setup, folder, beside)):
+            return other
         executor = LocalExecutor(
-            setup, folder, self._settings, self._folder / "code", self._common_binds
+            setup, folder, self._settings, self.folder / "code", self._common_binds
         )
-        executor.slots = self._slots
+        executor.slots = self.slots
         return executor
 
     async def _start_executor(
@@ -251,13 +248,13 @@ class ExecutorPool:
         if self._group is None:
             raise WorkspaceFailed("no workspace can be opened: the pool is closing")
         self._number += 1
-        executor = self._create(setup, self._folder / f"{self._instance}-{self._number}", beside)
+        executor = self._create(setup, self.folder / f"{self._instance}-{self._number}", beside)
         executor.assign_owner(owner)
         try:
             await executor.start()
         except OSError as error:
             raise WorkspaceFailed(
-                f"a workspace cannot be created in {self._folder}: {error.strerror or error}; is "
+                f"a workspace cannot be created in {self.folder}: {error.strerror or error}; is "
                 "the disk full?"
             ) from error
         return executor

@@ -38,6 +38,8 @@ from moothall.workspace.workspace import LocalWorkspaces
 
 _FLAKY_SECONDS = 60.0
 """Faster checks run twice on the base; cases with different results are flaky."""
+_HISTORY_COMMITS = 10_000
+"""The newest commits that git shows in the shell of a workspace."""
 _TIMEOUT_MEMORY_SECONDS = 3600.0
 """How long a timeout of a check on the untouched base is remembered."""
 
@@ -52,11 +54,13 @@ class Preparer:
         workspaces: LocalWorkspaces,
         *,
         timeout_memory_seconds: float = _TIMEOUT_MEMORY_SECONDS,
+        history_commits: int = _HISTORY_COMMITS,
     ) -> None:
         self._settings = settings
         self._clones = clones
         self._workspaces = workspaces
         self._timeout_memory_seconds = timeout_memory_seconds
+        self._history_commits = history_commits
         self._layout = workspaces.pool.layout
         self._environments = Environments(settings, workspaces.pool)
 
@@ -143,17 +147,17 @@ class Preparer:
         without it.
         """
         final, settings = self._layout.history(key), self._settings.workspace
-        if not settings.history_commits or await asyncio.to_thread(final.is_dir):
+        if await asyncio.to_thread(final.is_dir):
             return
         temporary = await temporary_sibling(final)
         try:
             is_truncated = await export_history(
-                GitRunner(self._settings.data_dir / "repos", settings.git_seconds),
+                GitRunner(self._settings.data_dir / "repos"),
                 clone,
                 base.sha,
                 temporary / HISTORY_NAME,
                 self._layout.tree(key),
-                commits=settings.history_commits,
+                commits=self._history_commits,
                 seconds=settings.setup_seconds,
                 max_bytes=settings.max_repository_bytes,
             )
@@ -164,8 +168,7 @@ class Preparer:
         else:
             if is_truncated:
                 report_progress(
-                    f"git shows the newest {settings.history_commits} commits in workspaces "
-                    "(workspace.history_commits)"
+                    f"git shows the newest {self._history_commits} commits in workspaces"
                 )
         finally:
             await remove_tree(temporary)

@@ -20,7 +20,16 @@ from moothall.concurrency import seconds_until
 from moothall.config import RunnerSettings, WorkspaceSections
 from moothall.domain.ids import digest
 from moothall.domain.text import encodable
-from moothall.domain.tool import AGENTS_RUN, Ask, BlockRun, CodeBlock, ToolResult, ToolStatus
+from moothall.domain.tool import (
+    AGENTS_RUN,
+    BLOCK_LIMITS,
+    Ask,
+    BlockLimits,
+    BlockRun,
+    CodeBlock,
+    ToolResult,
+    ToolStatus,
+)
 from moothall.errors import ConfigurationError, MoothallError, SandboxUnavailable, WorkspaceFailed
 from moothall.ports import HandleLines, Workspace
 from moothall.sandbox.bubblewrap import ENVIRONMENT
@@ -281,20 +290,23 @@ class LocalRunner:
     not end by itself.
     """
 
-    def __init__(self, settings: WorkspaceSections, pool: ExecutorPool) -> None:
-        self._settings = settings.runner
+    def __init__(
+        self, settings: WorkspaceSections, pool: ExecutorPool, limits: BlockLimits = BLOCK_LIMITS
+    ) -> None:
+        self._settings, self._limits = settings.runner, limits
         self._pool = pool
-        sandbox = settings.sandbox
-        limits = sandbox.model_copy(
+        sandbox = settings.sandbox.model_copy(
             update={
-                "memory_bytes": settings.runner.memory_bytes + _EXTRA_MEMORY_BYTES,
+                "memory_bytes": limits.memory_bytes + _EXTRA_MEMORY_BYTES,
                 "processes": _MAX_PROCESSES,
                 "open_files": _MAX_OPEN_FILES,
-                "wall_seconds": settings.runner.seconds,
+                "wall_seconds": limits.seconds,
                 "toolchains": (),
             }
         )
-        self._setup = ExecutorSetup("runner", (), ro=monty_binds(), program=_PROGRAM, limits=limits)
+        self._setup = ExecutorSetup(
+            "runner", (), ro=monty_binds(), program=_PROGRAM, limits=sandbox
+        )
         self._idle: dict[str, list[ExecutorClient]] = {}
         self._slots = asyncio.Semaphore(settings.runner.workers)
         # Each depth has its own slots: a block holds its executor while it waits for agents whose
@@ -351,7 +363,7 @@ class LocalRunner:
             return result
 
         answerer, slot = (
-            RequestAnswerer(ask_without_slot, max_questions(self._settings.tool_calls)),
+            RequestAnswerer(ask_without_slot, max_questions(self._limits.tool_calls)),
             _Slot(self._slots),
         )
         async with slot:
@@ -386,7 +398,7 @@ class LocalRunner:
     async def _run_in(
         self, executor: ExecutorClient, block: CodeBlock, answerer: RequestAnswerer
     ) -> Answer:
-        limits = self._settings
+        limits = self._limits
         seconds = min(block.seconds or limits.seconds, limits.seconds)
         return await executor.request(
             "code",

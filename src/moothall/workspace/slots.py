@@ -51,6 +51,11 @@ def queued_since(moment: float) -> Iterator[None]:
         _queued_at.reset(token)
 
 
+def queued_at() -> float:
+    """Return the moment of the enclosing `queued_since`; 0 if there is none."""
+    return _queued_at.get()
+
+
 def slots_folder(fallback: Path) -> Path:
     """Return the slots folder of this machine and user, creating it; `fallback` if it cannot be in
     /tmp.
@@ -105,6 +110,16 @@ class Slots:
         self._beating: asyncio.TimerHandle | None = None
         self._queue_name = f"{_QUEUE_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
         self._published = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """How many commands of this process wait for a slot."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """How many slots this process holds."""
+        return len(self._locked)
 
     @property
     def _queue_file(self) -> Path:

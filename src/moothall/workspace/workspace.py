@@ -19,7 +19,15 @@ from moothall.concurrency import seconds_until
 from moothall.config import SandboxSettings, WorkspaceSections
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, BuildStep, Patch, Prepared
-from moothall.domain.tool import Ask, BlockRun, CodeBlock, ToolCall, ToolResult, ToolStatus
+from moothall.domain.tool import (
+    BLOCK_LIMITS,
+    Ask,
+    BlockRun,
+    CodeBlock,
+    ToolCall,
+    ToolResult,
+    ToolStatus,
+)
 from moothall.errors import (
     AlreadyExists,
     InvalidRequest,
@@ -51,7 +59,6 @@ from moothall.workspace.executor_connection import grammars
 from moothall.workspace.gittools import GitState, git_tool
 from moothall.workspace.initial_changes import InitialChanges
 from moothall.workspace.limits import describe_shell_limit
-from moothall.workspace.local_executor import LocalExecutor
 from moothall.workspace.pool import CreateExecutor, ExecutorPool
 from moothall.workspace.result_parsing import (
     parse_check_run,
@@ -208,7 +215,7 @@ class LocalWorkspace:
         )
         requested_seconds, max_seconds = (
             call.arguments.get("timeout_seconds") or USUAL_SECONDS,
-            self._settings.code.shell_seconds,
+            self._settings.workspace.check_seconds,
         )
         return parse_shell_answer(
             answer,
@@ -332,7 +339,7 @@ class LocalWorkspace:
         if not steps:
             yield self._executor, None
             return
-        if isinstance(self._executor, LocalExecutor):
+        if self._executor.copies_beside:
             setup = self._setup_beside("build", self._limits)
             async with self._pool.start(setup, beside=self._executor) as executor:
                 yield executor, await self._build(executor, steps, seconds, order)
@@ -502,7 +509,7 @@ class LocalWorkspace:
         It runs in a second executor on the same files, so that this workspace's executor can run
         the tools that the block calls.
         """
-        runner, sandbox = self._settings.runner, self._limits
+        sandbox = self._limits
         seconds = min(
             seconds_until(block.deadline),
             sandbox.wall_seconds,
@@ -512,7 +519,7 @@ class LocalWorkspace:
         setup = self._setup_beside(
             "code", sandbox.model_copy(update={"memory_bytes": memory_bytes})
         )
-        answerer = RequestAnswerer(ask, max_questions(runner.tool_calls))
+        answerer = RequestAnswerer(ask, max_questions(BLOCK_LIMITS.tool_calls))
         # The programs for blocks are compiled for our own Python, so another one cannot load them.
         python = (
             f"{ENVIRONMENT}/bin/python"
@@ -570,8 +577,7 @@ class LocalWorkspace:
             return await converse(
                 self._executor, argv, handle_lines, seconds, max_bytes, variables=variables
             )
-        # In a pod, an executor beside another one works on the very same files.
-        is_copy = isinstance(self._executor, LocalExecutor)
+        is_copy = self._executor.copies_beside
         before = [] if is_copy else await self.changes()
         async with self._pool.start(
             self._setup_beside("program", self._settings.sandbox), beside=self._executor

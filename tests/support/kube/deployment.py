@@ -180,7 +180,6 @@ def values(model: str, *, ray: bool = False, **settings: str) -> dict[str, Any]:
         "settings": {
             "MOOTHALL_WORKSPACE__WARM": "0",
             "MOOTHALL_JOBS__CPU": "1",
-            "MOOTHALL_JOBS__TTL_SECONDS": "0",
             "MOOTHALL_SANDBOX__MEMORY_BYTES": "600000000",
             **settings,
         },

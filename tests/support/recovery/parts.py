@@ -24,7 +24,16 @@ async def serve() -> None:
     needs.
     """
     from moothall.api.dependencies import BUCKET as BUNDLES
-    from moothall.api.dependencies import ApiDependencies, Bundles, HealthCheck
+    from moothall.api.dependencies import (
+        ApiDependencies,
+        Bundles,
+        ContextServices,
+        HealthCheck,
+        Records,
+        ServingState,
+        StoryServices,
+        ToolServices,
+    )
     from moothall.api.grpc_server import grpc_server
     from moothall.api.identity import BearerTokens, read_tokens
     from moothall.app.repositories import trusted_repositories
@@ -51,30 +60,30 @@ async def serve() -> None:
             Defaults(settings.limits, settings.repository, settings.seed),
         )
         council_registry = CouncilRegistry(bus, settings.limits, settings.choice)
+        graph = MemoryGraph()
         dependencies = ApiDependencies(
             deliberations=deliberations,
             councils=council_registry,
-            plans=Planner(bus, settings.limits),
-            board=Board(bus),
-            story_budgets=StoryBudgets(bus.bucket(BUCKET), settings.limits),
+            stories=StoryServices(
+                Board(bus),
+                Planner(bus, settings.limits),
+                StoryWriter(deliberations, 1, model=False),
+                StoryBudgets(bus.bucket(BUCKET), settings.limits),
+            ),
+            records=Records(
+                Overview(bus, tuple), Statistics(bus, council_registry, tuple), Decisions(bus)
+            ),
+            context=ContextServices(
+                Briefings(graph.ask, settings.limits),
+                graph.ask,
+                Notes(bus),
+                Bundles(bus.bucket(BUNDLES)),
+            ),
+            tools=ToolServices(),
             quotas=Quotas(bus.bucket(BUCKET), settings.quotas),
-            author=StoryWriter(deliberations, 1, model=False),
-            statistics=Statistics(bus, council_registry, tuple),
-            decisions=Decisions(bus),
-            tasks=Overview(bus, tuple),
-            briefings=Briefings(MemoryGraph().ask, settings.limits),
-            query_graph=MemoryGraph().ask,
-            notes=Notes(bus),
-            bundles=Bundles(bus.bucket(BUNDLES)),
             health_check=HealthCheck({}),
             models=settings.choice,
-            tool_sessions=None,
-            approvals=None,
-            executions=None,
-            workflows=None,
-            agents=None,
-            repositories=None,
-            served=frozenset({"api"}),
+            serving=ServingState(frozenset({"api"})),
         )
         bearers = BearerTokens(read_tokens(settings.grpc, settings.data_dir))
         async with grpc_server(settings.grpc, dependencies, bearers):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from moothall.config import AgentSettings
 from moothall.testing.bus import MemoryBus
 from support.agents import Agent, serving_agents
-from support.callers import Client, Serving, api_dependencies, serving
+from support.callers import Client, Serving, api_dependencies, serving, with_parts
 from support.deliberation_service import MemoryDeliberations
 from support.rest import Web, serving_http
 from support.session_manager import SessionsFixture, open_session_manager
@@ -39,9 +38,9 @@ async def behind(tmp_path: Path) -> AsyncIterator[SessionsFixture]:
 
 @pytest.fixture
 async def web(behind: SessionsFixture) -> AsyncIterator[Web]:
-    dependencies = replace(
+    dependencies = with_parts(
         api_dependencies(MemoryDeliberations()),
-        tool_sessions=behind.session_manager,
+        sessions=behind.session_manager,
         approvals=behind.parking,
     )
     async with serving_http(dependencies, body_bytes=20_000) as found:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -23,7 +22,7 @@ from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.stories.board import Board
 from moothall.testing.bus import MemoryBus
 from support.browsing import Browser
-from support.callers import Client, api_dependencies
+from support.callers import Client, api_dependencies, with_parts
 from support.deliberation_service import MemoryDeliberations
 
 DAY = 86_400.0
@@ -184,7 +183,7 @@ async def test_grpc_refuses_a_revoked_token_without_a_restart_and_says_why(
 
 async def test_http_and_the_page_end_with_the_token(tmp_path: Path) -> None:
     tokens = AccessTokens(tmp_path)
-    dependencies = replace(api_dependencies(MemoryDeliberations()), board=Board(MemoryBus()))
+    dependencies = with_parts(api_dependencies(MemoryDeliberations()), board=Board(MemoryBus()))
     async with (
         http_server(
             config.WebSettings(port=0),

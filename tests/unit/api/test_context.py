@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from moothall.pb.context.v1 import context_pb2_grpc as pb_grpc
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as orchestrator
 from moothall.stories.notes import scopes
 from moothall.testing.bus import MemoryBus
-from support.callers import OTHER, TOKEN, Client, api_dependencies, serving
+from support.callers import OTHER, TOKEN, Client, api_dependencies, serving, with_parts
 from support.deliberation_service import MemoryDeliberations
 from support.event_log import EventLog, recorded
 from support.working import DRAFT
@@ -45,10 +44,10 @@ async def graph(tmp_path: Path) -> AsyncIterator[CypherGraph]:
 
 @pytest_asyncio.fixture
 async def client(graph: CypherGraph) -> AsyncIterator[Any]:
-    dependencies = replace(
+    dependencies = with_parts(
         api_dependencies(MemoryDeliberations()),
         briefings=Briefings(graph.ask, LimitSettings()),
-        query_graph=graph.ask,
+        query=graph.ask,
     )
     async with serving(MemoryDeliberations(), dependencies) as app:
         yield app
@@ -126,10 +125,10 @@ async def test_packs_of_several_roles_come_with_what_is_known(client: Any) -> No
 
 async def test_a_bundle_is_kept_as_it_was_for_its_caller_alone(graph: CypherGraph) -> None:
     bus, now = MemoryBus(), [1_000.0]
-    dependencies = replace(
+    dependencies = with_parts(
         api_dependencies(MemoryDeliberations(), bus),
         briefings=Briefings(graph.ask, LimitSettings()),
-        query_graph=graph.ask,
+        query=graph.ask,
         bundles=Bundles(bus.bucket(BUCKET), lambda: now[0]),
     )
     requested = pb.RehydrateSessionRequest(case_id="story-2", roles=["dev", "qa"])
@@ -163,12 +162,12 @@ async def test_a_bundle_is_kept_as_it_was_for_its_caller_alone(graph: CypherGrap
 
 async def test_what_is_noted_is_told_to_who_may_know_it(graph: CypherGraph) -> None:
     bus = MemoryBus()
-    dependencies = replace(
+    dependencies = with_parts(
         api_dependencies(MemoryDeliberations(), bus),
         briefings=Briefings(graph.ask, LimitSettings()),
-        query_graph=graph.ask,
+        query=graph.ask,
     )
-    story_id = (await dependencies.board.create(DRAFT, LOCAL, key="1")).story.id
+    story_id = (await dependencies.stories.board.create(DRAFT, LOCAL, key="1")).story.id
     text = json.dumps({"text": f"hide ghp_{'a' * 36}\n--- end ---"})
     changes = [
         pb.ContextChange(

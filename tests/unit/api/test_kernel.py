@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from moothall.pb.kernel.v1 import kernel_pb2 as pb
 from moothall.pb.kernel.v1 import kernel_pb2_grpc as pb_grpc
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.tool_sessions.requests import of_tasks
-from support.callers import OTHER, TOKEN, api_dependencies, serving
+from support.callers import OTHER, TOKEN, api_dependencies, serving, with_parts
 from support.deliberation_service import MemoryDeliberations
 from support.session_manager import SHA, SessionsFixture, open_session_manager
 
@@ -59,7 +58,7 @@ async def kernel(
 ) -> AsyncIterator[Kernel]:
     async with serving(
         deliberations,
-        replace(api_dependencies(deliberations), tool_sessions=behind.session_manager),
+        with_parts(api_dependencies(deliberations), sessions=behind.session_manager),
     ) as app:
         yield Kernel(app.channel)
 
@@ -201,7 +200,7 @@ async def test_a_port_of_its_own_serves_the_same(
     async with (
         serving(
             deliberations,
-            replace(api_dependencies(deliberations), tool_sessions=behind.session_manager),
+            with_parts(api_dependencies(deliberations), sessions=behind.session_manager),
             more_ports=(port,),
         ),
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,

@@ -29,7 +29,7 @@ from moothall.stories.lifecycle import Need, StoryPosition, lifecycle
 from moothall.stories.story_state import StoryState
 from moothall.telemetry.spans import write
 from support.browsing import CRITERIA, DRAFT, HOSTILE, SHOWN, Browser, serving_page
-from support.callers import OTHER, TOKEN, TOKENS, api_dependencies
+from support.callers import OTHER, TOKEN, TOKENS, api_dependencies, with_parts
 from support.deliberation_service import MemoryDeliberations
 from support.rest import serving_http
 
@@ -127,7 +127,7 @@ async def test_without_the_secret_of_the_session_no_form_is_taken(browser: Brows
     for given in ({}, {"form": "guessed"}):
         got = await browser.send("/stories/new", title="A", do="save", **given)
         assert got.status == 403
-    assert await browser.dependencies.board.cards(owner(browser)) == []
+    assert await browser.dependencies.stories.board.cards(owner(browser)) == []
 
 
 async def test_score_saves_nothing_and_create_does(browser: Browser) -> None:
@@ -141,9 +141,9 @@ async def test_score_saves_nothing_and_create_does(browser: Browser) -> None:
     }
     got = await browser.send("/stories/new", do="score", **fields)
     assert (got.status, "of 100 points" in got.text) == (200, True)
-    assert await browser.dependencies.board.cards(owner(browser)) == []
+    assert await browser.dependencies.stories.board.cards(owner(browser)) == []
     assert (await browser.send("/stories/new", do="save", **fields)).status == 303
-    (card,) = await browser.dependencies.board.cards(owner(browser))
+    (card,) = await browser.dependencies.stories.board.cards(owner(browser))
     assert card.draft == DRAFT
     assert (await browser.send("/stories/new", do="save", **(fields | {"title": ""}))).status == 400
 
@@ -159,12 +159,12 @@ async def test_a_story_on_a_repository_that_is_not_there_is_not_created(browser:
     url = {"title": "A", "repository": "https://x/y", "form": form}
     assert "unreachable" not in (await browser.send("/stories/new", do="score", **url)).text
     assert "unreachable" in (await browser.send("/stories/new", do="save", **url)).text
-    assert await browser.dependencies.board.cards(owner(browser)) == []
+    assert await browser.dependencies.stories.board.cards(owner(browser)) == []
 
 
 async def test_a_story_is_moved_and_its_history_told(browser: Browser) -> None:
     form = await browser.sign_in()
-    card = await browser.dependencies.board.create(DRAFT, owner(browser), key="one")
+    card = await browser.dependencies.stories.board.create(DRAFT, owner(browser), key="one")
     path = f"/stories/{card.story.id}"
     got = await browser.send(f"{path}/move", event="refine", comment=HOSTILE, form=form)
     assert (got.status, got.headers["Location"]) == (303, path)
@@ -178,7 +178,7 @@ async def test_a_board_is_drawn_once_per_set_of_roles_and_holds_no_secret_of_a_s
     browser: Browser,
 ) -> None:
     forms = [await browser.sign_in()]
-    card = await browser.dependencies.board.create(DRAFT, owner(browser), key="one")
+    card = await browser.dependencies.stories.board.create(DRAFT, owner(browser), key="one")
 
     async def drawn() -> str:
         text = (await browser.get("/")).text
@@ -213,11 +213,11 @@ async def test_a_board_is_drawn_once_per_set_of_roles_and_holds_no_secret_of_a_s
 async def test_no_path_shows_or_changes_what_is_another_tenants(
     browser: Browser, method: str, path: str
 ) -> None:
-    card = await browser.dependencies.board.create(
+    card = await browser.dependencies.stories.board.create(
         replace(DRAFT, title="A secret of theirs"), owner(browser), key="one"
     )
     form = await browser.sign_in(OTHER)
-    before = await browser.dependencies.board.history(card.story.id, owner(browser))
+    before = await browser.dependencies.stories.board.history(card.story.id, owner(browser))
     there = re.sub(r"{[^}]*}", card.story.id, path)
     got = await (
         browser.get(there)
@@ -226,7 +226,7 @@ async def test_no_path_shows_or_changes_what_is_another_tenants(
     )
     assert got.status in {403, 404}
     assert "A secret of theirs" not in got.text
-    assert await browser.dependencies.board.history(card.story.id, owner(browser)) == before
+    assert await browser.dependencies.stories.board.history(card.story.id, owner(browser)) == before
 
 
 async def test_the_longest_story_is_shown_and_one_that_is_longer_is_refused(
@@ -251,12 +251,14 @@ async def test_the_longest_story_is_shown_and_one_that_is_longer_is_refused(
     ):
         refused = await browser.send("/stories/new", **(fields | more))
         assert (refused.status, "allowed are" in refused.text) == (400, True)
-    assert len(await browser.dependencies.board.cards(owner(browser))) == 1
+    assert len(await browser.dependencies.stories.board.cards(owner(browser))) == 1
 
 
 async def test_words_and_the_check_of_the_whole_are_shown(browser: Browser) -> None:
     form = await browser.sign_in()
-    story_id = (await browser.dependencies.board.create(DRAFT, owner(browser), key="1")).story.id
+    story_id = (
+        await browser.dependencies.stories.board.create(DRAFT, owner(browser), key="1")
+    ).story.id
     output_text = await browser.send(
         f"/stories/{story_id}/comment", form=form, key="k", comment=HOSTILE
     )
@@ -276,7 +278,7 @@ async def test_words_and_the_check_of_the_whole_are_shown(browser: Browser) -> N
         "branch": "",
         "commit_sha": "",
     }
-    await browser.dependencies.board._bus.publish(
+    await browser.dependencies.stories.board._bus.publish(
         write(EventType.STORY_CHECKED, story_id, check, tenant=owner(browser).tenant)
     )
     text = (await browser.get(f"/stories/{story_id}")).text
@@ -311,7 +313,7 @@ def test_the_page_comes_again_while_the_server_works(
 
 async def test_what_others_wrote_is_text(browser: Browser) -> None:
     await browser.sign_in()
-    card = await browser.dependencies.board.create(
+    card = await browser.dependencies.stories.board.create(
         StoryDraft(HOSTILE, HOSTILE, (HOSTILE,)), owner(browser), key="one"
     )
     for path in ("/", f"/stories/{card.story.id}"):
@@ -327,7 +329,7 @@ def test_what_cannot_be_seen_is_shown() -> None:
 
 async def test_anothers_story_is_not_found(browser: Browser) -> None:
     form = await browser.sign_in(OTHER)
-    card = await browser.dependencies.board.create(DRAFT, owner(browser), key="one")
+    card = await browser.dependencies.stories.board.create(DRAFT, owner(browser), key="one")
     for got in (
         await browser.get(f"/stories/{card.story.id}"),
         await browser.send(f"/stories/{card.story.id}/move", event="refine", form=form),
@@ -364,7 +366,7 @@ async def test_every_answer_has_the_policy(browser: Browser, path: str) -> None:
 
 @pytest.mark.parametrize("role", ["po", "qa", "architect"])
 async def test_buttons_are_what_the_table_says(browser: Browser, role: str) -> None:
-    card = await browser.dependencies.board.create(DRAFT, owner(browser), key="one")
+    card = await browser.dependencies.stories.board.create(DRAFT, owner(browser), key="one")
     for state in lifecycle().order:
         stand = replace(card, position=replace(card.position, state=state))
         wanted = {
@@ -379,8 +381,10 @@ async def test_buttons_are_what_the_table_says(browser: Browser, role: str) -> N
 
 async def test_what_is_blocked_says_why(browser: Browser) -> None:
     await browser.sign_in()
-    card = await browser.dependencies.board.create(StoryDraft("A"), owner(browser), key="one")
-    await browser.dependencies.board.move(card.story.id, "refine", owner(browser))
+    card = await browser.dependencies.stories.board.create(
+        StoryDraft("A"), owner(browser), key="one"
+    )
+    await browser.dependencies.stories.board.move(card.story.id, "refine", owner(browser))
     shown = (await browser.get(f"/stories/{card.story.id}")).text
     assert "Blocked: the story coach gives it" in shown
 
@@ -396,7 +400,7 @@ async def test_a_token_alone_opens_no_page_and_a_session_no_api(browser: Browser
 
 async def test_a_process_without_the_page_gives_no_link_to_it() -> None:
     for served, given in ((frozenset({"api"}), False), (frozenset({"page"}), True)):
-        dependencies = replace(api_dependencies(MemoryDeliberations()), served=served)
+        dependencies = with_parts(api_dependencies(MemoryDeliberations()), roles=served)
         async with (
             http_server(
                 WebSettings(port=0), dependencies, BearerTokens({TOKEN: LOCAL}), configured=False

@@ -155,12 +155,12 @@ async def test_each_part_says_how_it_is(browser: Browser) -> None:
 async def test_what_each_story_used_is_told(browser: Browser) -> None:
     await browser.sign_in()
     assert "There are no stories yet." in (await browser.get("/system/budgets")).text
-    card = await browser.dependencies.board.create(
+    card = await browser.dependencies.stories.board.create(
         replace(DRAFT, title=HOSTILE), LOCAL, key="1", budget=Budget(tokens=1_000)
     )
     shown = (await browser.get("/system/budgets")).text
     assert SHOWN in shown
-    book = await browser.dependencies.story_budgets.of(
+    book = await browser.dependencies.stories.budgets.of(
         card.story.id, LOCAL.tenant, card.story.budget
     )
     assert book.lines()[0] in shown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
@@ -20,7 +20,7 @@ from moothall.orchestrator.requests import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.testing.bus import MemoryBus
 from support.browsing import HOSTILE, SHOWN, Browser, serving_page
-from support.callers import OTHER, api_dependencies
+from support.callers import OTHER, api_dependencies, with_parts
 from support.deliberation_service import MemoryDeliberations
 from support.story import Remembering
 
@@ -54,7 +54,7 @@ class SignedIn:
 async def app() -> AsyncIterator[SignedIn]:
     bus = MemoryBus()
     deliberations = DeliberationService(bus, Remembering(), Defaults(config.LimitSettings()))
-    dependencies = replace(
+    dependencies = with_parts(
         api_dependencies(MemoryDeliberations(), bus),
         deliberations=deliberations,
         tasks=Overview(bus, tuple[DeliberationState, ...]),

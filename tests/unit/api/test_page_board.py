@@ -23,7 +23,7 @@ from moothall.domain.task import Deliberation
 from moothall.telemetry.spans import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, Browser, serving_page
-from support.callers import TOKEN, TOKENS, api_dependencies
+from support.callers import TOKEN, TOKENS, api_dependencies, with_parts
 from support.deliberation_service import MemoryDeliberations
 
 OWNER = TOKENS[TOKEN]
@@ -45,7 +45,7 @@ def active() -> list[DeliberationState]:
 @pytest.fixture
 async def browser(bus: MemoryBus, active: list[DeliberationState]) -> AsyncIterator[Browser]:
     dependencies = api_dependencies(MemoryDeliberations(), bus)
-    dependencies = replace(dependencies, tasks=Overview(bus, lambda: active))
+    dependencies = with_parts(dependencies, tasks=Overview(bus, lambda: active))
     async with serving_page(dependencies, auto_decompress=False) as browser:
         yield browser
 
@@ -69,7 +69,7 @@ def cards_of(body: bytes) -> list[str]:
 
 async def test_a_page_that_a_browser_has_is_not_sent_again(browser: Browser) -> None:
     await sign_in(browser)
-    await browser.dependencies.board.create(DRAFT, OWNER, key="1")
+    await browser.dependencies.stories.board.create(DRAFT, OWNER, key="1")
     for path in ("/", "/stories/new", "/runs"):
         response, body = await fetch(browser, path)
         assert (response.status, response.headers["Cache-Control"]) == (200, "private, no-cache")
@@ -80,7 +80,7 @@ async def test_a_page_that_a_browser_has_is_not_sent_again(browser: Browser) -> 
         response, body = await fetch(browser, path, **{"If-None-Match": f'W/"other", {etag}'})
         assert (response.status, response.headers["ETag"], body) == (304, etag, b"")
     etag = (await fetch(browser, "/"))[0].headers["ETag"]
-    await browser.dependencies.board.create(DRAFT, OWNER, key="2")
+    await browser.dependencies.stories.board.create(DRAFT, OWNER, key="2")
     response, body = await fetch(browser, "/", **{"If-None-Match": etag})
     assert (response.status, len(cards_of(body))) == (200, 2)
     error, _ = await fetch(browser, "/stories/none")
@@ -106,7 +106,7 @@ async def test_pages_and_assets_are_compressed_and_streams_are_not(browser: Brow
 @pytest.mark.e2e  # a thousand stories
 async def test_a_large_board_is_small_on_the_wire_and_a_change_of_it_tiny(browser: Browser) -> None:
     await sign_in(browser)
-    board = browser.dependencies.board
+    board = browser.dependencies.stories.board
     for number in range(MANY):
         card = await board.create(
             replace(DRAFT, title=f"Export the invoices of month {number}"), OWNER, key=str(number)
@@ -125,7 +125,7 @@ async def test_a_large_board_is_small_on_the_wire_and_a_change_of_it_tiny(browse
 
 async def test_a_column_shows_the_latest_cards_and_a_link_to_those_before(browser: Browser) -> None:
     await sign_in(browser)
-    board = browser.dependencies.board
+    board = browser.dependencies.stories.board
     ids = [(await board.create(DRAFT, OWNER, key=str(number))).story.id for number in range(33)]
     await board.comment(ids[0], "Mind the old files.", OWNER, key="k")
     _, page = await fetch(browser, "/?q=invoices")
@@ -145,7 +145,7 @@ async def test_a_column_shows_the_latest_cards_and_a_link_to_those_before(browse
 
 async def test_a_change_says_what_no_longer_matches(browser: Browser) -> None:
     await sign_in(browser)
-    board = browser.dependencies.board
+    board = browser.dependencies.stories.board
     card = await board.create(DRAFT, OWNER, key="1")
     await board.move(card.story.id, "archive", OWNER)
     _, change = await fetch(browser, f"/cards?after={card.seq}")
@@ -158,7 +158,7 @@ async def test_a_running_card_shows_the_progress_of_its_tasks(
     browser: Browser, bus: MemoryBus, active: list[DeliberationState]
 ) -> None:
     await sign_in(browser)
-    board = browser.dependencies.board
+    board = browser.dependencies.stories.board
     story = (await board.create(DRAFT, OWNER, key="1")).story.id
     await board.move(story, "refine", OWNER)
     await board.move(story, "submit", OWNER)
@@ -215,7 +215,7 @@ async def test_a_page_is_rendered_outside_the_event_loop() -> None:
 
 async def test_a_card_is_that_of_its_reader_and_of_its_last_event(browser: Browser) -> None:
     await sign_in(browser)
-    board = browser.dependencies.board
+    board = browser.dependencies.stories.board
     card = await board.create(DRAFT, OWNER, key="1")
     _, before = await fetch(browser, "/")
     assert b'value="refine"' in before

@@ -39,7 +39,9 @@ class Story:
         return await self.browser.send(f"/stories/{self.id}/plan", form=form, **named)
 
     async def plan(self) -> str:
-        return changeable(await self.browser.dependencies.board.card(self.id, LOCAL)).plan_id
+        return changeable(
+            await self.browser.dependencies.stories.board.card(self.id, LOCAL)
+        ).plan_id
 
 
 @pytest.fixture
@@ -48,9 +50,9 @@ async def story() -> AsyncIterator[Story]:
     dependencies = api_dependencies(MemoryDeliberations(), bus)
     async with serving_page(dependencies) as browser:
         draft = replace(DRAFT, ac=(DRAFT.ac[0], f"{DRAFT.ac[1]} {HOSTILE}"))
-        card = await dependencies.board.create(draft, LOCAL, key="1")
+        card = await dependencies.stories.board.create(draft, LOCAL, key="1")
         for event in ("refine", "submit"):
-            await dependencies.board.move(card.story.id, event, LOCAL)
+            await dependencies.stories.board.move(card.story.id, event, LOCAL)
         task = {
             "task_id": "task-1",
             "role": "dev",
@@ -136,7 +138,7 @@ async def test_another_session_another_tenant_and_a_story_that_is_built_change_n
     form = await story.browser.sign_in()
     fields = {"description_1": "x", "role_1": "dev", "criteria_1": "1, 2"}
     assert (await story.send("other", plan_id="plan-0", **fields)).status == 403
-    await story.browser.dependencies.board.move(story.id, "accept_design", LOCAL)
+    await story.browser.dependencies.stories.board.move(story.id, "accept_design", LOCAL)
     assert (await story.send(form, plan_id="plan-0", **fields)).status == 400
     assert (await story.browser.get(f"/stories/{story.id}/plan")).status == 400
     assert "Edit tasks" not in (await story.browser.get(f"/stories/{story.id}")).text

@@ -26,7 +26,7 @@ from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import LineComment
 from moothall.domain.proposal import SeatOutcome, SeatStatus
-from moothall.domain.task import DeliberationRequest
+from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.orchestrator.requests import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.stories.board import Board
@@ -34,7 +34,7 @@ from moothall.stories.task_history import RoundTask
 from moothall.telemetry.spans import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import CRITERIA, DRAFT, HOSTILE, SHOWN, Browser, form_of, serving_page
-from support.callers import OTHER, TOKENS, api_dependencies
+from support.callers import OTHER, TOKENS, api_dependencies, with_parts
 from support.deliberation_service import MemoryDeliberations
 from support.story import Remembering
 
@@ -65,7 +65,7 @@ class App:
 async def app() -> AsyncIterator[App]:
     bus = MemoryBus()
     deliberations = DeliberationService(bus, Remembering(), Defaults(config.LimitSettings()))
-    dependencies = replace(
+    dependencies = with_parts(
         api_dependencies(MemoryDeliberations(), bus),
         deliberations=deliberations,
         tasks=Overview(bus, tuple),
@@ -239,7 +239,7 @@ DIFF = f"--- a/u.py\n+++ b/u.py\n@@ -1 +1,2 @@\n same\n+{HOSTILE}\n"
 
 async def _story_with_a_diff(app: App) -> str:
     """Put a story on the board of which the task is, and decide that."""
-    story_id = (await app.browser.dependencies.board.create(DRAFT, LOCAL, key="1")).story.id
+    story_id = (await app.browser.dependencies.stories.board.create(DRAFT, LOCAL, key="1")).story.id
     result = Result(1, SEAT, "dev", 0.5, (), passed_gates=True, proven=True, diff=DIFF)
     outcome = Outcome(TASK, DeliberationStatus.COMPLETED, story_id=story_id, results=(result,))
     await app.bus.put(TASK, dump(outcome))
@@ -306,7 +306,7 @@ async def test_something_is_said_of_a_line_which_the_diff_names(app: App) -> Non
         303,
         f"/councils/{TASK}?rank=1&file=1#line-1.5",
     )
-    (card,) = await app.browser.dependencies.board.cards(LOCAL)
+    (card,) = await app.browser.dependencies.stories.board.cards(LOCAL)
     assert card.remarks == (
         LineComment(
             TaskId(TASK), "u.py", 2, f"+{HOSTILE}", f"Say it in French. {HOSTILE}", LOCAL.name
@@ -618,3 +618,26 @@ async def test_a_step_has_its_prompt_reply_and_tool_output(app: App) -> None:
     ]
     for path in (f"{SEAT}/9", f"{SEAT}/x", f"{SEAT}/²", "nobody/0"):
         assert (await app.browser.get(f"/councils/{TASK}/steps/{path}")).status == 404
+
+
+async def test_the_reason_of_a_choice_of_models_is_above_the_timeline(app: App) -> None:
+    deliberations = DeliberationService(app.bus, Remembering(), Defaults(config.LimitSettings()))
+    request = DeliberationRequest(
+        "Say hello",
+        "dev",
+        task_id="chosen",
+        model="auto",
+        repository=RepositoryRef("r", ref="a" * 40),
+    )
+    await deliberations.submit(request, LOCAL)
+    await app.bus.publish(
+        write(
+            EventType.SEAT_FAILED,
+            "chosen",
+            {"task_id": "chosen", "seat": SEAT, "error": {"code": "X"}},
+            time="2026-01-01T00:00:00Z",
+        )
+    )
+    page = (await app.browser.get("/councils/chosen")).text
+    assert "Models of the seats: auto: nothing to learn from yet" in page
+    assert "Models of the seats" not in await app.shown()

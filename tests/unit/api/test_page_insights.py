@@ -91,7 +91,7 @@ async def test_without_runs_it_says_how_one_starts(browser: Browser) -> None:
 async def test_it_shows_tokens_and_cost_by_model_rates_and_budgets(
     browser: Browser, bus: MemoryBus
 ) -> None:
-    board = browser.dependencies.board
+    board = browser.dependencies.stories.board
     story = (await board.create(replace(DRAFT, title=HOSTILE), OWNER, key="1")).story.id
     await end_run(bus, "task-1", outcome("task-1", story, proven=True))
     await end_run(bus, "task-2", outcome("task-2", evidence_level=EvidenceLevel.REPRODUCED), 3)
@@ -99,7 +99,7 @@ async def test_it_shows_tokens_and_cost_by_model_rates_and_budgets(
     cancelled = outcome("task-4", status=DeliberationStatus.CANCELLED, winner_id="")
     await end_run(bus, "task-4", cancelled, 3)
     await end_run(bus, "task-5", outcome("task-5"), 40)
-    budgets: StoryBudgets = browser.dependencies.story_budgets
+    budgets: StoryBudgets = browser.dependencies.stories.budgets
     draw = BudgetDraw(granted=Amount(6000, 5), spent=Amount(5700, 5))
     await budgets.change(f"{OWNER.tenant}.{story}", lambda _: BudgetAccount(draws={"task-1": draw}))
     day = f"{OWNER.tenant}.quota.{NOW:%Y-%m-%d}"

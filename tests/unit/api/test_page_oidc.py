@@ -25,7 +25,7 @@ from moothall.errors import ConfigurationError
 from moothall.stories.board import Board
 from moothall.testing.bus import MemoryBus
 from support.browsing import HOSTILE, SHOWN, Browser, Got, form_of
-from support.callers import TOKENS, api_dependencies
+from support.callers import TOKENS, api_dependencies, with_parts
 from support.deliberation_service import MemoryDeliberations
 from support.provider import (
     CLIENT,
@@ -56,7 +56,7 @@ def settings(issuer: str, **more: Any) -> config.OidcSettings:
 async def at_server(
     requested: config.OidcSettings, sign_in_seconds: float = 600, **web: Any
 ) -> AsyncIterator[Browser]:
-    dependencies = replace(
+    dependencies = with_parts(
         api_dependencies(MemoryDeliberations()), board=Board(MemoryBus()), stopping=asyncio.Event()
     )
     opened = config.WebSettings(**({"port": 0} | web))
@@ -271,7 +271,9 @@ async def test_a_tenant_sees_its_own(there: Provider) -> None:
     from support.browsing import DRAFT
 
     async with at_server(settings(there.issuer, tenant_claim="org")) as browser:
-        await browser.dependencies.board.create(DRAFT, Principal("bob", "team-b"), key="one")
+        await browser.dependencies.stories.board.create(
+            DRAFT, Principal("bob", "team-b"), key="one"
+        )
         for tenant, sees in (("team-a", False), ("team-b", True)):
             there.claims = {"sub": "ann", "groups": ["product"], "org": tenant}
             await sign_in(browser)

@@ -14,7 +14,7 @@ from moothall.authorization.approvals import BUCKET, ApprovalQueue, Parked
 from moothall.domain.codec import dump
 from moothall.testing.bus import MemoryBus
 from support.browsing import HOSTILE, SHOWN, Browser, serving_page
-from support.callers import OTHER, api_dependencies
+from support.callers import OTHER, api_dependencies, with_parts
 from support.deliberation_service import MemoryDeliberations
 from support.session_manager import open_session_manager
 
@@ -56,9 +56,9 @@ async def app(tmp_path: Path) -> AsyncIterator[App]:
     bus = MemoryBus()
     async with open_session_manager(tmp_path, bus) as behind:
         assert behind.parking is not None
-        dependencies = replace(
+        dependencies = with_parts(
             api_dependencies(MemoryDeliberations()),
-            tool_sessions=behind.session_manager,
+            sessions=behind.session_manager,
             approvals=behind.parking,
         )
         async with serving_page(dependencies) as browser:

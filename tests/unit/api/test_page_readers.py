@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -19,7 +18,7 @@ from moothall.domain.event import Recorded, Topic
 from moothall.stories.board import Board
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, Browser
-from support.callers import OTHER, TOKEN, TOKENS, api_dependencies
+from support.callers import OTHER, TOKEN, TOKENS, api_dependencies, with_parts
 from support.deliberation_service import MemoryDeliberations
 
 MANY = 40
@@ -55,7 +54,7 @@ def bus() -> CountingBus:
 
 @pytest.fixture
 async def browser(bus: CountingBus) -> AsyncIterator[Browser]:
-    dependencies = replace(api_dependencies(MemoryDeliberations()), board=Board(bus))
+    dependencies = with_parts(api_dependencies(MemoryDeliberations()), board=Board(bus))
     settings = config.WebSettings(port=0, calls=2)
     connector = aiohttp.TCPConnector(limit=0)
     async with (
@@ -93,7 +92,7 @@ async def test_many_readers_cost_no_calls_and_the_log_is_read_once(
     browser: Browser, bus: CountingBus
 ) -> None:
     await browser.sign_in()
-    await browser.dependencies.board.create(DRAFT, TOKENS[TOKEN], key="before")
+    await browser.dependencies.stories.board.create(DRAFT, TOKENS[TOKEN], key="before")
     async with AsyncExitStack() as stack:
         streams = [await listen(browser, stack)]
         reads = bus.reads
@@ -112,7 +111,7 @@ async def test_many_readers_cost_no_calls_and_the_log_is_read_once(
             True,
             True,
         )
-        await browser.dependencies.board.create(DRAFT, TOKENS[TOKEN], key="after")
+        await browser.dependencies.stories.board.create(DRAFT, TOKENS[TOKEN], key="after")
         assert len({(await received(stream))[0] for stream in streams}) == 1
         streams[0].close()
         async with asyncio.timeout(10):
@@ -134,7 +133,7 @@ async def test_what_happens_at_once_is_told_once(browser: Browser) -> None:
     async with AsyncExitStack() as stack:
         stream = await listen(browser, stack)
         cards = [
-            await browser.dependencies.board.create(DRAFT, TOKENS[TOKEN], key=str(number))
+            await browser.dependencies.stories.board.create(DRAFT, TOKENS[TOKEN], key=str(number))
             for number in range(20)
         ]
         heard = [await received(stream)]
@@ -146,7 +145,7 @@ async def test_what_happens_at_once_is_told_once(browser: Browser) -> None:
 
 async def test_all_who_fetch_a_change_read_the_log_once(browser: Browser, bus: CountingBus) -> None:
     await browser.sign_in()
-    board, who = browser.dependencies.board, TOKENS[TOKEN]
+    board, who = browser.dependencies.stories.board, TOKENS[TOKEN]
     cards = [await board.create(DRAFT, who, key=str(number)) for number in range(2)]
     await browser.get("/")
     before = bus.reads
@@ -162,7 +161,7 @@ async def test_all_who_fetch_a_change_read_the_log_once(browser: Browser, bus: C
 
 async def test_who_connects_again_is_told_what_changed_since(browser: Browser) -> None:
     await browser.sign_in()
-    board, who = browser.dependencies.board, TOKENS[TOKEN]
+    board, who = browser.dependencies.stories.board, TOKENS[TOKEN]
     cards = [await board.create(DRAFT, who, key=str(number)) for number in range(3)]
     missed = (cards[-1].seq, [card.story.id for card in cards[1:]])
     url = f"{browser.url}/changes?after="
@@ -188,15 +187,15 @@ async def test_readers_of_one_tenant_hear_nothing_of_another(browser: Browser) -
     await browser.sign_in(OTHER)
     async with AsyncExitStack() as stack:
         stream = await listen(browser, stack)
-        await browser.dependencies.board.create(DRAFT, TOKENS[TOKEN], key="theirs")
-        own = await browser.dependencies.board.create(DRAFT, TOKENS[OTHER], key="own")
+        await browser.dependencies.stories.board.create(DRAFT, TOKENS[TOKEN], key="theirs")
+        own = await browser.dependencies.stories.board.create(DRAFT, TOKENS[OTHER], key="own")
         assert await received(stream) == (own.seq, [own.story.id])
 
 
 async def test_who_was_away_hears_what_it_missed_and_then_what_comes_each_once(
     browser: Browser,
 ) -> None:
-    board, who = browser.dependencies.board, TOKENS[TOKEN]
+    board, who = browser.dependencies.stories.board, TOKENS[TOKEN]
     cards = [await board.create(DRAFT, who, key=str(number)) for number in range(4)]
     here, late = board.watch(None, who), board.watch(cards[0].seq, who)
     assert await anext(here) == []

@@ -48,7 +48,7 @@ def test_criteria_are_compared_one_by_one() -> None:
 
 async def test_a_rewrite_is_shown_and_taken(browser: Browser) -> None:
     form = await browser.sign_in()
-    board = browser.dependencies.board
+    board = browser.dependencies.stories.board
     card = await board.create(WEAK, OWNER, key="1", repository="repo", rigor="L2")
     story = f"/stories/{card.story.id}"
     assert f'action="{story}/rewrite"' in (await browser.get(story)).text
@@ -89,7 +89,7 @@ async def test_a_good_story_is_left_as_it_is(browser: Browser) -> None:
     draft = StoryDraft(
         "Export", "As a clerk, I want it, so that I sleep.", (BETTER, BETTER[:-3] + "405")
     )
-    card = await browser.dependencies.board.create(draft, OWNER, key="1")
+    card = await browser.dependencies.stories.board.create(draft, OWNER, key="1")
     asked = await browser.send(f"/stories/{card.story.id}/rewrite", form=form)
     shown = await browser.get(asked.headers["Location"])
     assert "has nothing to change" in shown.text
@@ -99,10 +99,10 @@ async def test_only_its_owner_can_have_a_story_rewritten_and_only_before_the_des
     browser: Browser,
 ) -> None:
     form = await browser.sign_in()
-    card = await browser.dependencies.board.create(WEAK, OWNER, key="1")
+    card = await browser.dependencies.stories.board.create(WEAK, OWNER, key="1")
     path = f"/stories/{card.story.id}/rewrite"
     assert (await browser.send(path, form="other")).status == 403
-    await browser.dependencies.board.move(card.story.id, "archive", OWNER)
+    await browser.dependencies.stories.board.move(card.story.id, "archive", OWNER)
     assert (await browser.send(path, form=form)).status == 403
     other = await browser.sign_in(OTHER)
     assert (await browser.send(path, form=other)).status == 404
@@ -118,7 +118,7 @@ async def test_a_first_version_is_suggested_for_a_sentence(browser: Browser) -> 
     assert "so that I can book." in shown
     assert "Given &lt;a state&gt;" in shown
     assert HOSTILE not in shown
-    assert await browser.dependencies.board.cards(OWNER) == [], "nothing is stored"
+    assert await browser.dependencies.stories.board.cards(OWNER) == [], "nothing is stored"
     empty = await browser.send("/stories/suggest", form=form, key="task-2", goal=" ")
     assert (empty.status, "the goal is empty" in empty.text) == (400, True)
     assert (await browser.send("/stories/suggest", form="other", goal=goal)).status == 403

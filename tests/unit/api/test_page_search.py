@@ -43,7 +43,7 @@ async def find(browser: Browser, query: str) -> list[dict[str, Any]]:
 async def test_stories_and_runs_are_found_by_their_words(browser: Browser, bus: MemoryBus) -> None:
     assert (await browser.get("/search?q=a")).headers["Location"].startswith("/sign-in")
     await browser.sign_in()
-    board = browser.dependencies.board
+    board = browser.dependencies.stories.board
     story = (await board.create(replace(DRAFT, title=f"Hats {HOSTILE}"), OWNER, key="1")).story
     await board.create(DRAFT, OWNER, key="2")
     outcome = Outcome("task-hats", DeliberationStatus.COMPLETED, OWNER.tenant, role="dev")
@@ -69,7 +69,7 @@ async def test_the_stream_says_how_many_stories_need_the_user(
     browser: Browser, bus: MemoryBus
 ) -> None:
     await browser.sign_in()
-    board = browser.dependencies.board
+    board = browser.dependencies.stories.board
     story = (await board.create(DRAFT, OWNER, key="1")).story.id
     await board.move(story, "refine", OWNER)
     card = await board.move(story, "submit", OWNER)

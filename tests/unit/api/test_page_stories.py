@@ -39,7 +39,7 @@ async def create(
     browser: Browser, title: str, *, repository: str = "", rigor: str = ""
 ) -> StoryState:
     draft = StoryDraft(title, DRAFT.description, DRAFT.ac)
-    return await browser.dependencies.board.create(
+    return await browser.dependencies.stories.board.create(
         draft, OWNER, key=title, repository=repository, rigor=rigor
     )
 
@@ -56,7 +56,7 @@ async def test_a_story_is_edited_on_the_page(browser: Browser) -> None:
     fields = {"form": form, "seq": str(card.seq), "rigor": "L0", "tokens": "5000", "cost": "1.5"}
     saved = await browser.send(path, do="save", title="Export a month", criteria="A\nB", **fields)
     assert (saved.status, saved.headers["Location"]) == (303, f"/stories/{card.story.id}")
-    story = (await browser.dependencies.board.card(card.story.id, OWNER)).story
+    story = (await browser.dependencies.stories.board.card(card.story.id, OWNER)).story
     assert (story.title, story.ac, story.repository) == ("Export a month", ("A", "B"), None)
     assert (story.budget.tokens, story.budget.cost_usd) == (5000, 1.5)
 
@@ -74,7 +74,7 @@ async def test_each_term_that_has_a_button_is_explained(browser: Browser) -> Non
 async def test_a_late_edit_keeps_what_was_typed(browser: Browser) -> None:
     form = await browser.sign_in()
     card = await create(browser, "Export")
-    board = browser.dependencies.board
+    board = browser.dependencies.stories.board
     await board.update(card.story.id, StoryDraft("Export a year"), OWNER)
     late = await browser.send(
         f"/stories/{card.story.id}/edit", do="save", title="Mine", seq=str(card.seq), form=form
@@ -92,7 +92,7 @@ async def test_an_invalid_budget_is_refused(browser: Browser, field: str, value:
     sent = {"title": "Export", "do": "save", "form": form, field: value}
     answer = await browser.send("/stories/new", **sent)
     assert (answer.status, "a whole number of tokens" in answer.text) == (400, True)
-    assert await browser.dependencies.board.cards(OWNER) == []
+    assert await browser.dependencies.stories.board.cards(OWNER) == []
 
 
 async def test_the_board_is_filtered_by_its_url(browser: Browser) -> None:
@@ -100,7 +100,7 @@ async def test_the_board_is_filtered_by_its_url(browser: Browser) -> None:
     await create(browser, "Export invoices", repository="shop")
     await create(browser, "Import orders", repository="store")
     gone = await create(browser, "Print labels")
-    await browser.dependencies.board.move(gone.story.id, "archive", OWNER)
+    await browser.dependencies.stories.board.move(gone.story.id, "archive", OWNER)
     for query, titles in (
         ("", {"Export invoices", "Import orders"}),
         ("?q=EXPORT+inv", {"Export invoices"}),
@@ -191,7 +191,7 @@ def test_joiners_are_kept_where_words_and_emoji_need_them(text: str, shown: str 
 async def test_runs_are_listed_searched_and_paged(browser: Browser) -> None:
     await browser.sign_in()
     assert "There are no runs yet." in (await browser.get("/runs")).text
-    bus = browser.dependencies.board._bus
+    bus = browser.dependencies.stories.board._bus
     for number in range(52):
         key = key_of(TaskId(f"task-{number}"), OWNER.tenant)
         outcome = Outcome(

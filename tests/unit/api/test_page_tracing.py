@@ -24,7 +24,7 @@ from moothall.errors import GraphUnavailable
 from moothall.repositories.service import RepositoryService
 from moothall.telemetry.spans import write
 from support.browsing import DRAFT, HOSTILE, SHOWN, Browser, serving_page
-from support.callers import OTHER, TOKENS, api_dependencies
+from support.callers import OTHER, TOKENS, api_dependencies, with_parts
 from support.deliberation_service import MemoryDeliberations
 from support.graph import MemoryGraph
 from support.repos import make_repo
@@ -115,7 +115,7 @@ async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_
     async def down(_question: str, **_parameters: Any) -> Any:
         raise GraphUnavailable("it is away")
 
-    dependencies = replace(app.browser.dependencies, query_graph=down)
+    dependencies = with_parts(app.browser.dependencies, query=down)
     async with http_server(
         config.WebSettings(port=0),
         dependencies,
@@ -169,7 +169,7 @@ async def test_another_tenant_sees_neither_repository_nor_node(app: App) -> None
 
 async def test_the_graph_is_walked_from_a_story_to_what_is_around_it(app: App) -> None:
     assert "There are no stories yet." in await app.shown("/graph")
-    card = await app.browser.dependencies.board.create(
+    card = await app.browser.dependencies.stories.board.create(
         replace(DRAFT, title=HOSTILE), LOCAL, key="1"
     )
     begin = await app.shown("/graph")
@@ -230,7 +230,7 @@ async def test_a_council_without_a_text_has_the_title_of_its_task(app: App) -> N
     assert ">Task task-1</a>" in await app.shown("/graph", label="Story", id="s")
     story = full("task-1")
     outcome = Outcome("task-1", DeliberationStatus.COMPLETED)
-    bus = app.browser.dependencies.board._bus
+    bus = app.browser.dependencies.stories.board._bus
     for event in (*story.events, write(EventType.DELIBERATION_DECIDED, "task-1", dump(outcome))):
         await bus.publish(event)
     title = "Add hello_world() function to src/utils.py"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -19,7 +18,7 @@ from moothall.api.identity import BearerTokens
 from moothall.domain.identity import LOCAL, Principal
 from moothall.errors import AlreadyExists, ConfigurationError, InvalidRequest, NotFound
 from support.browsing import DRAFT, Browser, form_of
-from support.callers import TOKEN, TOKENS, api_dependencies
+from support.callers import TOKEN, TOKENS, api_dependencies, with_parts
 from support.deliberation_service import MemoryDeliberations
 
 CHEAP = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
@@ -45,7 +44,7 @@ def serve(people: UserAccounts) -> Serve:
         async with (
             http_server(
                 settings,
-                replace(dependencies, stopping=asyncio.Event()),
+                with_parts(dependencies, stopping=asyncio.Event()),
                 BearerTokens(TOKENS),
                 configured=True,
                 accounts=people,
@@ -232,7 +231,7 @@ async def test_who_is_removed_is_signed_out_and_hears_nothing_more(
         async with browser.http.get(f"{browser.url}/changes") as stream:
             assert (await stream.content.readline()).startswith(b": the board")
             people.remove("alice")
-            await browser.dependencies.board.create(DRAFT, TOKENS[TOKEN], key="one")
+            await browser.dependencies.stories.board.create(DRAFT, TOKENS[TOKEN], key="one")
             assert b"data:" not in await stream.content.read()
         got = await browser.send("/stories/new", title="A", do="create")
         assert got.status == 403
@@ -245,7 +244,7 @@ async def test_a_role_is_what_the_account_has_and_a_tenant_too(
     people.add("eve", GOOD, tenant="elsewhere", roles=["po"])
     people.add("qa-one", GOOD, roles=["qa"])
     async with serve() as browser:
-        card = await browser.dependencies.board.create(DRAFT, TOKENS[TOKEN], key="one")
+        card = await browser.dependencies.stories.board.create(DRAFT, TOKENS[TOKEN], key="one")
         await browser.send("/sign-in", name="eve", password=GOOD)
         assert (await browser.get(f"/stories/{card.story.id}")).status == 404
         await browser.send("/sign-in", name="qa-one", password=GOOD)

@@ -28,7 +28,15 @@ from moothall.errors import (
     Refused,
     Temporary,
 )
-from support.callers import EVERYWHERE, OTHER, TOKEN, api_dependencies, certificate, serving
+from support.callers import (
+    EVERYWHERE,
+    OTHER,
+    TOKEN,
+    api_dependencies,
+    certificate,
+    serving,
+    with_parts,
+)
 from support.deliberation_service import MemoryDeliberations
 from support.session_manager import open_session_manager
 
@@ -51,7 +59,7 @@ async def test_a_task_from_its_prompt_to_its_end(
         open_session_manager(tmp_path) as behind,
         serving(
             deliberations,
-            replace(api_dependencies(deliberations), tool_sessions=behind.session_manager),
+            with_parts(api_dependencies(deliberations), sessions=behind.session_manager),
         ) as app,
         remote_kernel(app.server.target, TOKEN) as kernel,
     ):
@@ -95,7 +103,7 @@ async def test_a_server_that_is_not_on_loopback_is_asked_over_tls(
         open_session_manager(tmp_path) as behind,
         serving(
             deliberations,
-            replace(api_dependencies(deliberations), tool_sessions=behind.session_manager),
+            with_parts(api_dependencies(deliberations), sessions=behind.session_manager),
             host=EVERYWHERE,
             **files,
         ) as app,
@@ -129,7 +137,7 @@ async def test_what_the_server_says_is_said_in_our_errors(
         open_session_manager(tmp_path) as behind,
         serving(
             deliberations,
-            replace(api_dependencies(deliberations), tool_sessions=behind.session_manager),
+            with_parts(api_dependencies(deliberations), sessions=behind.session_manager),
         ) as app,
         remote_kernel(app.server.target, "nobody") as outsider,
         remote_kernel(app.server.target, OTHER) as eve,
@@ -160,7 +168,7 @@ async def test_a_council_is_asked_for_whole_or_not_at_all(
         open_session_manager(tmp_path) as behind,
         serving(
             deliberations,
-            replace(api_dependencies(deliberations), tool_sessions=behind.session_manager),
+            with_parts(api_dependencies(deliberations), sessions=behind.session_manager),
         ) as app,
         remote_kernel(app.server.target, TOKEN) as kernel,
     ):
@@ -183,9 +191,7 @@ async def test_a_lost_server_is_found_again_and_nothing_is_seen_twice(
     deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     async with open_session_manager(tmp_path) as behind, AsyncExitStack() as later:
-        dependencies = replace(
-            api_dependencies(deliberations), tool_sessions=behind.session_manager
-        )
+        dependencies = with_parts(api_dependencies(deliberations), sessions=behind.session_manager)
         async with serving(deliberations, dependencies) as app:
             port = app.server.port
             channel = await later.enter_async_context(

@@ -463,7 +463,8 @@ async def test_its_proposal_is_a_diff_re_checked_like_any_other_and_not_asked_ag
 ) -> None:
     far = Responding(diff=DIFF)
     async with open_council(tmp_path, by_seat(one=append())) as app:
-        app.parts = replace(app.parts, remote_agents={ENDPOINT: far})
+        answerers = replace(app.parts.answerers, remote={ENDPOINT: far})
+        app.parts = replace(app.parts, answerers=answerers)
         d = app.deliberation(seats=2, elsewhere={TWO: ENDPOINT})
         events = await app.run(d)
         assert outcomes(events) == {ONE: "proposed", TWO: "proposed"}
@@ -496,7 +497,8 @@ async def test_what_is_no_patch_of_the_repository_is_refused(
     tmp_path: Path, received: dict[str, str], code: str
 ) -> None:
     async with open_council(tmp_path, by_seat()) as app:
-        app.parts = replace(app.parts, remote_agents={ENDPOINT: Responding(**received)})
+        answerers = replace(app.parts.answerers, remote={ENDPOINT: Responding(**received)})
+        app.parts = replace(app.parts, answerers=answerers)
         events = await app.run(app.deliberation("single", seats=1, elsewhere={ONE: ENDPOINT}))
         assert outcomes(events) == {ONE: f"failed {code}"}
 
@@ -514,7 +516,8 @@ async def test_a_question_is_answered_in_words_or_by_a_change(
     tmp_path: Path, received: dict[str, str], end: str
 ) -> None:
     async with open_council(tmp_path, by_seat()) as app:
-        app.parts = replace(app.parts, remote_agents={ENDPOINT: Responding(**received)})
+        answerers = replace(app.parts.answerers, remote={ENDPOINT: Responding(**received)})
+        app.parts = replace(app.parts, answerers=answerers)
         events = await app.run(app.deliberation("ask", seats=1, elsewhere={ONE: ENDPOINT}))
         assert outcomes(events) == {ONE: end}
         for data in of(events, EventType.SEAT_PROPOSED):
@@ -529,7 +532,8 @@ async def test_where_the_task_narrows_its_tools_to_reading_a_diff_is_refused(
     tmp_path: Path,
 ) -> None:
     async with open_council(tmp_path, by_seat()) as app:
-        app.parts = replace(app.parts, remote_agents={ENDPOINT: Responding(diff=DIFF)})
+        answerers = replace(app.parts.answerers, remote={ENDPOINT: Responding(diff=DIFF)})
+        app.parts = replace(app.parts, answerers=answerers)
         events = await app.run(
             app.deliberation("single", seats=1, elsewhere={ONE: ENDPOINT}, tools=("files.read",))
         )

@@ -5,7 +5,6 @@ answer from a function.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from moothall.domain.status import Condition
 from moothall.domain.tool import ToolStatus
 from moothall.errors import ModelUnavailable
 from moothall.testing.bus import MemoryBus
-from support.callers import OTHER, TOKENS, api_dependencies
+from support.callers import OTHER, TOKENS, api_dependencies, with_parts
 from support.deliberation_service import MemoryDeliberations
 from support.rest import Web, call, opened, problem, serving_http
 from support.session_manager import SessionsFixture, open_session_manager
@@ -153,8 +152,8 @@ async def test_pages_of_others_reach_nothing(web: Web, headers: dict[str, str], 
 
 
 async def test_our_own_names_and_pages_are_answered(behind: SessionsFixture) -> None:
-    dependencies = replace(
-        api_dependencies(MemoryDeliberations()), tool_sessions=behind.session_manager
+    dependencies = with_parts(
+        api_dependencies(MemoryDeliberations()), sessions=behind.session_manager
     )
     async with serving_http(dependencies, hosts=("moothall.internal",)) as web:
         for host in ("127.0.0.1", f"localhost:{web.port}", "[::1]:80", "moothall.internal:8080"):
@@ -214,7 +213,7 @@ async def test_discovery_shows_what_the_tenant_has(tmp_path: Path) -> None:
             tmp_path, off=lambda tenant: ("files.delete",) if tenant == "local" else ()
         ) as behind,
         serving_http(
-            replace(api_dependencies(MemoryDeliberations()), tool_sessions=behind.session_manager)
+            with_parts(api_dependencies(MemoryDeliberations()), sessions=behind.session_manager)
         ) as web,
     ):
         found = (await web("GET", "/v1/tools?category=files&safe=true")).json["tools"]
@@ -244,9 +243,9 @@ async def test_a_parked_request_that_is_allowed_runs_once(tmp_path: Path) -> Non
                 raise Stopped(ToolStatus.BLOCKED, "ask first", may_be_allowed=True)
 
     async with open_session_manager(tmp_path, MemoryBus(), policy=Parks("off", None)) as behind:
-        dependencies = replace(
+        dependencies = with_parts(
             api_dependencies(MemoryDeliberations()),
-            tool_sessions=behind.session_manager,
+            sessions=behind.session_manager,
             approvals=behind.parking,
         )
         async with serving_http(dependencies) as web, asyncio.TaskGroup() as group:
@@ -296,12 +295,12 @@ async def test_health_is_503_where_a_needed_part_is_down(behind: SessionsFixture
         {"model": Probe(probe("model")), "graph": Probe(probe("graph"), needed=False)},
         cache_seconds=0,
     )
-    dependencies = replace(
+    dependencies = with_parts(
         api_dependencies(MemoryDeliberations()),
-        tool_sessions=behind.session_manager,
+        sessions=behind.session_manager,
         health_check=checkup,
     )
-    dependencies.taking.set()
+    dependencies.serving.taking.set()
     async with serving_http(dependencies) as web:
         answer = await web("GET", "/health", token=None)
         assert (answer.status, answer.json["status"]) == (200, "healthy")

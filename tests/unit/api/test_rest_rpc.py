@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import replace
 from inspect import isasyncgenfunction, iscoroutinefunction
 from typing import Any, cast
 
@@ -24,7 +23,7 @@ from moothall.errors import InvalidRequest
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2
 from moothall.tool_sessions.executions import Executions
-from support.callers import OTHER, TOKEN, Client, Serving, api_dependencies
+from support.callers import OTHER, TOKEN, Client, Serving, api_dependencies, with_parts
 from support.deliberation_service import MemoryDeliberations
 from support.rest import Web, call, opened, problem, serving_http
 from support.session_manager import SessionsFixture
@@ -38,9 +37,9 @@ async def over_http(
     deliberations: MemoryDeliberations, behind: SessionsFixture
 ) -> AsyncIterator[Web]:
     async with serving_http(
-        replace(
+        with_parts(
             api_dependencies(deliberations),
-            tool_sessions=behind.session_manager,
+            sessions=behind.session_manager,
             approvals=behind.parking,
         )
     ) as web:
@@ -52,9 +51,9 @@ async def test_every_method_of_the_protos_is_answered_and_served(
 ) -> None:
     executions = cast("Executions", object())
     services = services_of(
-        replace(
+        with_parts(
             api_dependencies(deliberations),
-            tool_sessions=behind.session_manager,
+            sessions=behind.session_manager,
             executions=executions,
         )
     )

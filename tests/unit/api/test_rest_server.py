@@ -33,7 +33,7 @@ from moothall.api.web.sessions import Sessions
 from moothall.domain.status import Condition
 from moothall.errors import ConfigurationError
 from moothall.telemetry import metrics
-from support.callers import EVERYWHERE, TOKEN, TOKENS, api_dependencies, certificate
+from support.callers import EVERYWHERE, TOKEN, TOKENS, api_dependencies, certificate, with_parts
 from support.deliberation_service import MemoryDeliberations
 from support.rest import Web, call, opened, problem, serving_http
 from support.session_manager import SessionsFixture
@@ -101,8 +101,8 @@ async def test_figures_and_spans_know_routes_and_no_paths(web: Web) -> None:
 
 async def test_over_tls_with_a_certificate(behind: SessionsFixture, tmp_path: Path) -> None:
     files = certificate(tmp_path)
-    dependencies = replace(
-        api_dependencies(MemoryDeliberations()), tool_sessions=behind.session_manager
+    dependencies = with_parts(
+        api_dependencies(MemoryDeliberations()), sessions=behind.session_manager
     )
     async with serving_http(dependencies, host=EVERYWHERE, **files) as web:
         trusted = ssl.create_default_context(cafile=str(files["tls_cert"]))
@@ -117,7 +117,7 @@ async def test_over_tls_with_a_certificate(behind: SessionsFixture, tmp_path: Pa
 
 async def test_more_requests_than_allowed_are_refused(behind: SessionsFixture) -> None:
     async with serving_http(
-        replace(api_dependencies(MemoryDeliberations()), tool_sessions=behind.session_manager),
+        with_parts(api_dependencies(MemoryDeliberations()), sessions=behind.session_manager),
         calls=1,
     ) as web:
         workspace = await opened(web)
@@ -181,9 +181,9 @@ async def test_a_chosen_port_that_is_taken_is_an_error_and_tokens_are_needed() -
 async def test_connections_that_ask_for_nothing_are_closed_and_others_are_not(
     behind: SessionsFixture,
 ) -> None:
-    dependencies = replace(
+    dependencies = with_parts(
         api_dependencies(MemoryDeliberations()),
-        tool_sessions=behind.session_manager,
+        sessions=behind.session_manager,
         approvals=behind.parking,
     )
     async with serving_http(dependencies, head_seconds=0.3) as web:
@@ -233,9 +233,9 @@ async def answer_of(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 
 
 def dependencies(behind: SessionsFixture) -> ApiDependencies:
-    return replace(
+    return with_parts(
         api_dependencies(MemoryDeliberations()),
-        tool_sessions=behind.session_manager,
+        sessions=behind.session_manager,
         approvals=behind.parking,
     )
 

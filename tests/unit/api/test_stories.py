@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -20,7 +19,7 @@ from moothall.pb.planning.v1 import planning_pb2_grpc as pb_grpc
 from moothall.stories.board import Board
 from moothall.telemetry.spans import write
 from moothall.testing.bus import MemoryBus
-from support.callers import OTHER, TOKEN, api_dependencies, serving
+from support.callers import OTHER, TOKEN, api_dependencies, serving, with_parts
 from support.deliberation_service import MemoryDeliberations
 
 STORY: Any = {
@@ -55,7 +54,7 @@ def bus() -> MemoryBus:
 @pytest.fixture
 async def calls(deliberations: MemoryDeliberations, bus: MemoryBus) -> AsyncIterator[Calls]:
     async with serving(
-        deliberations, replace(api_dependencies(deliberations), board=Board(bus))
+        deliberations, with_parts(api_dependencies(deliberations), board=Board(bus))
     ) as app:
         yield Calls(app.channel)
 

@@ -42,8 +42,8 @@ async def test_a_gate_from_settings_lets_through_what_is_granted_and_follows_rev
 ) -> None:
     bus = MemoryBus()
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings(tmp_path), bus) as rules:
-        app = App(tmp_path, audit, GuardSettings())
-        app.tool_gateway = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
+        app = App(tmp_path, audit)
+        app.tool_gateway = ToolGateway(audit, Facts().publish, rules)
         seat = app.seat()
         assert (await app.tool_gateway.call(seat, tool_call(path="a"))).status is ToolStatus.SUCCESS
         everything = app.seat(grant=Grant(tools=("*",)))

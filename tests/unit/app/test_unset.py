@@ -5,7 +5,6 @@ from pathlib import Path
 from moothall.app.gateway_rules import open_rules
 from moothall.authorization.audit import AuditLog
 from moothall.authorization.gateway import ToolGateway
-from moothall.config import GuardSettings
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
@@ -24,8 +23,8 @@ async def test_nobody_is_offered_a_tool_that_lacks_a_setting_and_who_calls_it_he
         },
     )
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings, MemoryBus()) as rules:
-        app = App(tmp_path, audit, GuardSettings())
-        app.tool_gateway = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
+        app = App(tmp_path, audit)
+        app.tool_gateway = ToolGateway(audit, Facts().publish, rules)
         grant = Grant(tools=("db.*",))
         assert [spec.name for spec in app.tool_gateway.list_tools("local", grant)] == ["db.redis"]
         assert [spec.name for spec in app.tool_gateway.list_tools("acme", grant)] == ["db.neo4j"]

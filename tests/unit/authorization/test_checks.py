@@ -12,6 +12,7 @@ from moothall.authorization.call_context import Meter, Stopped, covers, refuse_p
 from moothall.authorization.checks import check_grants, check_schema
 from moothall.authorization.grants import grant_for, intersection, read_grants, shipped_grants
 from moothall.authorization.limits import (
+    GatewayLimits,
     book_time,
     check_limits,
     check_spending,
@@ -19,7 +20,6 @@ from moothall.authorization.limits import (
     reserve,
     shorten,
 )
-from moothall.config import GuardSettings
 from moothall.domain.ids import ROLES
 from moothall.domain.text import encodable
 from moothall.domain.tool import Grant, ToolStatus
@@ -297,7 +297,7 @@ def test_what_is_cut_is_no_longer_than_before(text: str, limit: int) -> None:
 
 
 def test_a_seats_seconds_are_held_while_it_runs_and_booked_after() -> None:
-    limits, meter = GuardSettings(), Meter()
+    limits, meter = GatewayLimits(), Meter()
     with reserve(meter, 700) as first, reserve(meter, 700) as second:
         assert (first, second) == (700, 500)
         with pytest.raises(Stopped, match="1200 seconds") as stopped:

@@ -420,7 +420,7 @@ async def test_a_bus_that_is_down_is_the_callers_matter(app: App) -> None:
     async def down(event: Event) -> int:
         raise BusUnavailable(f"no bus for {event.id}")
 
-    tool_gateway = ToolGateway(app.tool_gateway._settings, app.audit, down, app.tool_gateway._rules)
+    tool_gateway = ToolGateway(app.audit, down, app.tool_gateway._rules)
     with pytest.raises(BusUnavailable):
         await tool_gateway.call(app.seat(), tool_call(path="a"))
     assert len(app.records()) == 2

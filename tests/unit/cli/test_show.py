@@ -230,3 +230,13 @@ def test_the_start_names_models_windows_and_limits(source: str, shown: str) -> N
         line_of(Recorded(1, new_event(EventType.DELIBERATION_STARTED, "t", {"seats": ["a"]})))
         is None
     )
+
+
+def test_the_reason_of_a_choice_of_models_is_shown_whole() -> None:
+    choice = f"auto: default + deep, {'x' * 600}; together 9 of 10"
+    data = {"seats": ["a", "b"], "role": "dev", "protocol": "vote", "base_sha": "c0ffee"}
+    line = line_of(
+        Recorded(1, new_event(EventType.DELIBERATION_REQUESTED, "t", data | {"choice": choice}))
+    )
+    assert line is not None
+    assert line.plain.endswith(f"2 seats (dev), protocol vote, on commit c0ffee; {choice}")

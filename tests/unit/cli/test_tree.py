@@ -127,7 +127,7 @@ def _given(parameter: click.Parameter, but: str) -> list[str]:
             ["deliberate", "--agents", "17", "x"],
             "17 is not in the range 1 to 16. The upper bound is the setting limits.agents.",
         ),
-        (["deliberate", "--rounds", "9", "x"], "limits.rounds"),
+        (["deliberate", "--rounds", "9", "x"], "0<=x<=8"),
         (["deliberate", "--turns", "101", "x"], "limits.turns"),
         (["deliberate", "--timeout", "1801", "x"], "limits.deliberation_seconds"),
         (["ask", "--timeout", "0", "x"], "0 is not in the range"),

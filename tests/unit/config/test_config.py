@@ -112,3 +112,10 @@ def test_secret_values_are_read_from_variables(
     assert "value-of-mine" not in settings.model_dump_json()
     with pytest.raises(ConfigurationError, match=r"secrets\.variables"):
         load_settings(data_dir=tmp_path, secrets={"variables": 3})
+
+
+def test_workspaces_on_a_ray_cluster_need_its_address() -> None:
+    with pytest.raises(ConfigurationError, match=r"so ray\.address must be set"):
+        load_settings(workspace={"kind": "ray"})
+    settings = load_settings(workspace={"kind": "ray"}, ray={"address": "10.0.0.1:6379"})
+    assert settings.workspace.kind == "ray"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import LimitSettings
+from moothall.deliberation.context import SeatLimits
 from moothall.deliberation.recorded_model import Recording
 from moothall.domain.budget import Budget
 from moothall.domain.event import EventType
@@ -231,11 +231,12 @@ async def test_malformed_replies_are_bounded(council: Any) -> None:
     assert of(events, EventType.SEAT_PROPOSED) == []
 
 
-@pytest.mark.parametrize("limits", [LimitSettings(), LimitSettings(attempts=2)])
+@pytest.mark.parametrize("limits", [SeatLimits(), SeatLimits(attempts=2)])
 async def test_of_unusable_replies_one_is_shown_and_the_command_for_all(
-    council: Any, limits: LimitSettings
+    council: Any, limits: SeatLimits
 ) -> None:
-    async with council(script("I would\x1b[2J say\n" + "more and " * 100), limits=limits) as app:
+    reply = "I would\x1b[2J say\n" + "more and " * 100
+    async with council(script(reply), seat_limits=limits) as app:
         d = app.deliberation("single", 1, max_turns=9)
         events = await app.run(d)
     message = of(events, EventType.SEAT_FAILED)[0]["error"]["message"]
@@ -409,7 +410,7 @@ async def test_the_same_tests_red_for_three_turns_start_anew(council: Any) -> No
 
 
 async def test_a_hopeless_seat_ends_after_its_attempts_and_is_not_revised(council: Any) -> None:
-    async with council(script(append(WRONG)), limits=LimitSettings(attempts=2)) as app:
+    async with council(script(append(WRONG)), seat_limits=SeatLimits(attempts=2)) as app:
         events = await app.run(app.deliberation("tests_then_verify", 1, max_turns=12))
     assert len(app.server.requests) == 4
     assert of(events, EventType.SEAT_TURN)[-1]["stuck"] == "the same change as in an earlier turn"
@@ -419,7 +420,7 @@ async def test_a_hopeless_seat_ends_after_its_attempts_and_is_not_revised(counci
 async def test_the_best_of_its_attempts_is_what_a_seat_proposes(council: Any) -> None:
     broken = act(("files.write", {"path": "src/utils.py", "content": "nothing = 0\n"}))
     async with council(
-        script(append(WRONG), append(WRONG), broken, broken), limits=LimitSettings(attempts=2)
+        script(append(WRONG), append(WRONG), broken, broken), seat_limits=SeatLimits(attempts=2)
     ) as app:
         events = await app.run(app.deliberation("single", 1, max_turns=9))
     diff = of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]

@@ -46,7 +46,7 @@ TESTS = (
     "discount(7, 0) == 7\n"
 )
 ALL = EvidenceSettings()
-WRITER_ONLY = EvidenceSettings(tie_breaker=False, review_tools=False)
+WRITER_ONLY = EvidenceSettings(agents=("test-writer",))
 SUBMIT = ("submit", {"summary": "done"})
 FINE = json.dumps({"dropped": []})
 NONE_REQUIRED = json.dumps({"required": []})
@@ -353,7 +353,7 @@ async def test_there_is_no_test_writer(native: Any, why: str) -> None:
     }
     settings: dict[str, Any] = {
         "proven": {"files": files, "evidence": ALL},
-        "off": {"files": FILES, "evidence": EvidenceSettings(test_writer=False)},
+        "off": {"files": FILES, "evidence": EvidenceSettings(agents=("tie-breaker", "reviewers"))},
         "small": {"files": FILES, "evidence": ALL, "context_tokens": 12_000},
     }[why]
     async with native(council_of(one=change(RIGHT)), **settings) as app:
@@ -389,7 +389,7 @@ async def test_a_restart_in_the_middle_of_the_test_writer_asks_nothing_twice(nat
     assert reports(again) == reports(events), "the same events, recorded once"
 
 
-BREAKER_ONLY = EvidenceSettings(test_writer=False, review_tools=False)
+BREAKER_ONLY = EvidenceSettings(agents=("tie-breaker",))
 APART = "from price import discount\n\n\ndef test_apart():\n    assert discount(50, 50) == 25\n"
 
 
@@ -473,7 +473,7 @@ async def test_what_the_tie_breaker_does_not_decide_is_reviewed(
     assert any(reason_text in reason for reason in decided(app, events, d).results[0].reasons)
 
 
-REVIEWS = EvidenceSettings(test_writer=False, tie_breaker=False)
+REVIEWS = EvidenceSettings(agents=("reviewers",))
 
 
 def reviewed(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

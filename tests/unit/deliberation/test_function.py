@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moothall.config import LimitSettings
+from moothall.deliberation.context import SeatLimits
 from moothall.deliberation.function_writing import find_function
 from moothall.deliberation.prompts.repository_context import RepositoryContext
 from moothall.deliberation.prompts.text_calls import MalformedReplyError
@@ -27,6 +27,7 @@ SHOWN = RepositoryContext(
     "a.py",
 )
 FILES = ("a.py", "cart.go", "notes.md", "tests/test_a.py")
+TWO_TURNS = SeatLimits(function_turns=2)
 
 
 @pytest.mark.e2e
@@ -127,7 +128,7 @@ async def test_with_more_turns_a_seat_is_told_of_its_tests(council: Any) -> None
     def answer(_body: Any, headers: Any) -> str:
         return WRONG if step_of(headers) == "0.1" else RIGHT
 
-    async with council(answer, functions="on", function_turns=2) as app:
+    async with council(answer, functions="on", seat_limits=TWO_TURNS) as app:
         events = await app.run(app.deliberation("single", 1))
     first, second = app.server.requests
     assert "response_format" not in first.body
@@ -157,9 +158,7 @@ async def test_each_attempt_asks_for_the_function_so_often(
     async with council(
         lambda _body, _headers: next(answers),
         functions="on",
-        function_turns=turns,
-        function_attempts=own,
-        limits=LimitSettings(attempts=limits),
+        seat_limits=SeatLimits(limits, own, turns),
     ) as app:
         events = await app.run(app.deliberation("single", 1))
     turn_events = of(events, EventType.SEAT_TURN)
@@ -231,7 +230,7 @@ async def test_a_function_that_comes_back_as_it_was_is_said_and_then_tried_anew(
     def answer(_body: Any, headers: Any) -> str:
         return RIGHT if step_of(headers) == "0.3" else empty
 
-    async with council(answer, files=files, functions="on", function_turns=2) as app:
+    async with council(answer, files=files, functions="on", seat_limits=TWO_TURNS) as app:
         events = await app.run(app.deliberation("single", 1))
     assert "as it stood before" in app.server.requests[1].prompt
     assert "files.define" not in app.server.requests[1].prompt
@@ -258,7 +257,7 @@ async def test_a_function_that_is_half_right_is_not_done(council: Any) -> None:
         return half if step_of(headers) == "0.1" else right
 
     files = {**SAMPLE, **tests, "src/utils.py": "def twice(x):\n    return None\n"}
-    async with council(answer, files=files, functions="on", function_turns=2) as app:
+    async with council(answer, files=files, functions="on", seat_limits=TWO_TURNS) as app:
         events = await app.run(
             app.deliberation("single", 1, description="Mend twice in src/utils.py")
         )
@@ -416,7 +415,7 @@ async def test_attempts_ask_for_the_whole_for_a_plan_and_for_the_body_by_turns(
         lambda _body, headers: replies[step_of(headers)],
         files=BODILESS,
         functions="on",
-        function_attempts=3,
+        seat_limits=SeatLimits(function_attempts=3),
     ) as app:
         events = await app.run(app.deliberation("single", 1))
     assert [attempt_kind(call.body) for call in app.server.requests] == ["whole", "plan", "body"]
@@ -444,7 +443,7 @@ async def test_each_seat_of_a_council_begins_in_a_way_of_its_own(council: Any) -
         lambda _body, _headers: WRONG,
         files=BODILESS,
         functions="on",
-        limits=LimitSettings(attempts=1),
+        seat_limits=SeatLimits(attempts=1),
     ) as app:
         await app.run(app.deliberation("tests_then_verify", 3))
     first = [attempt_kind(call.body) for call in app.server.requests if "/propose/" in call.call_id]

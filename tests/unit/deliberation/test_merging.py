@@ -36,7 +36,8 @@ def merging(app: CouncilEnvironment, diff: str) -> CouncilEnvironment:
             raise MergeConflict("both sides changed the same lines: a.txt")
         return Patch(base.sha, "c" * 40, diff, ("src/utils.py",))
 
-    app.parts = replace(app.parts, merge=merge)
+    repositories = replace(app.parts.repositories, merge=merge)
+    app.parts = replace(app.parts, repositories=repositories)
     return app
 
 
@@ -75,7 +76,8 @@ async def test_commits_are_merged_into_the_original_base_and_not_into_one_withou
         return Patch(base.sha, "c" * 40, solving(), ("src/utils.py",))
 
     async with open_council(tmp_path, never) as app:
-        app.parts = replace(app.parts, merge=merge)
+        repositories = replace(app.parts.repositories, merge=merge)
+        app.parts = replace(app.parts, repositories=repositories)
         events = await app.run(app.deliberation("single", 1, merge=COMMITS, base_sha="d" * 40))
     assert bases == ["d" * 40]
     assert verdicts(events)["agent-dev-001", "tests"] == "passed"

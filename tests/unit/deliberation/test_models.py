@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from moothall.config import LimitSettings, LlmSettings, Models
+from moothall.deliberation.context import Answerers
 from moothall.deliberation.recorded_model import NamedModel, Recording
 from moothall.domain.council import Agent, Capabilities, Council, CouncilConfig
 from moothall.domain.event import EventType
@@ -101,13 +102,14 @@ async def two_models(
         open_council(folder, first) as app,
         scripted_model(second, models=("deep",), **(server or {})) as deep,
     ):
-        default = app.parts.llm.model_copy(update={"model": "scripted"})
+        default = app.parts.answerers.llm.model_copy(update={"model": "scripted"})
         models = Models.of(
             default, {"large": LlmSettings(base_url=deep.base_url, model="deep", **other)}
         )
         async with open_models(models, app.server.base_url) as opened:
             named = {name: NamedModel(llm, opened[name]) for name, llm in models.named.items()}
-            app.parts = replace(app.parts, model=opened["default"], llm=default, named_models=named)
+            answerers = Answerers(opened["default"], default, named)
+            app.parts = replace(app.parts, answerers=answerers)
             yield app, deep
 
 

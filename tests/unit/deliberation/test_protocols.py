@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from moothall.config import LimitSettings
+from moothall.deliberation.context import SeatLimits
 from moothall.deliberation.protocols import HOST_STOPS
 from moothall.deliberation.recorded_model import Recording
 from moothall.domain.event import Event, EventType
@@ -172,7 +173,7 @@ async def test_a_seat_in_circles_does_not_hold_up_a_proven_answer(council: Any) 
     async with council(
         by_seat(one=append(), two=forever, three=forever),
         limits=LimitSettings(patience=0.1),
-        patience_seconds=0.2,
+        seat_limits=SeatLimits(patience_seconds=0.2),
     ) as app:
         events = await app.run(app.deliberation("vote"))
     assert outcomes(events) == {
@@ -192,7 +193,7 @@ async def test_an_answer_that_is_not_proven_is_no_reason_for_impatience(council:
     async with council(
         by_seat(one=append(WRONG), two=slowly, three=finish()),
         limits=LimitSettings(patience=0.1),
-        patience_seconds=0.0,
+        seat_limits=SeatLimits(patience_seconds=0.0),
     ) as app:
         events = await app.run(app.deliberation("vote"))
     assert outcomes(events)[TWO] == "proposed"

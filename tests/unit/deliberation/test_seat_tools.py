@@ -121,7 +121,7 @@ def test_what_is_no_line_number_says_so(number: str) -> None:
             ("it is inside .git; use git status, git diff or git log"),
         ),
         ("view", "'src/git.log' does not exist", "'src/git.log' does not exist"),
-        ("bash", "up to 600 s (code.shell_seconds)", "up to 600 s (code.shell_seconds)"),
+        ("bash", "up to 600 s (workspace.check_seconds)", "up to 600 s (workspace.check_seconds)"),
     ],
 )
 def test_errors_name_what_the_seat_is_offered(name: str, error: str, message: str) -> None:

@@ -117,7 +117,7 @@ async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
             ledger=Ledger(d.budget),
             events=EventWriter(app.bus, d),
             recording=Recording(),
-            settings=app.parts.llm,
+            settings=app.parts.answerers.llm,
             publish_partial=publisher.publish_partial,
         )
         deadline = datetime.now(UTC) + timedelta(seconds=20)
@@ -155,7 +155,11 @@ async def test_a_call_that_is_asked_for_twice_at_once_is_made_and_paid_once(tmp_
         d = app.deliberation()
         ledger, facts = Ledger(d.budget), EventWriter(app.bus, d)
         model = RecordedModel(
-            Counting(), ledger=ledger, events=facts, recording=Recording(), settings=app.parts.llm
+            Counting(),
+            ledger=ledger,
+            events=facts,
+            recording=Recording(),
+            settings=app.parts.answerers.llm,
         )
         deadline = datetime.now(UTC) + timedelta(seconds=20)
         request = ChatRequest(

@@ -48,7 +48,7 @@ SUPERSEDED = json.dumps(
     {"superseded": [{"test": 1, "why": "the task asks for an error instead of 0"}]}
 )
 NONE = json.dumps({"superseded": []})
-OFF = EvidenceSettings(test_writer=False, tie_breaker=False, review_tools=False)
+OFF = EvidenceSettings(agents=())
 _REPLY = json.dumps(
     {"comment": "", "met": [], "unmet": [1], "score": 5, "why": "", "contradicts": False}
 )

@@ -318,7 +318,7 @@ async def test_a_refused_change_says_why_in_sentences_and_is_told_to_who_looks_o
 
 async def test_what_people_say_meanwhile_is_heard_once(native: Any) -> None:
     async with native(script(calls(("view", {"path": UTILS})), calls(RIGHT, SUBMIT))) as app:
-        app.parts.steering["event-1"] = "Please mind the spelling."
+        app.parts.control.steering["event-1"] = "Please mind the spelling."
         await app.run(app.deliberation("single", 1))
     assert [call.prompt.count("Please mind the spelling.") for call in app.server.requests] == [
         1,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from moothall.config import Settings
+from moothall.domain.budget import Usage
 from moothall.errors import ConfigurationError, InvalidRequest
 from moothall.evaluate.runner import (
     Configuration,
@@ -15,6 +16,7 @@ from moothall.evaluate.runner import (
     read_configurations,
 )
 from moothall.evaluate.tasks import Lines
+from moothall.orchestrator.seat_choice import Attempt, PastTask, TaskKind
 from moothall.settings import load_settings
 
 
@@ -106,3 +108,38 @@ def test_a_configuration_that_could_not_work_may_be_corrected_under_its_name(
         }
     )
     check_configurations(_read(tmp_path, "one=,agents=2"), results)
+
+
+def test_models_of_the_seats_are_separated_by_a_plus(tmp_path: Path) -> None:
+    (pair,) = _read(tmp_path, "pair=,model=small+large")
+    assert pair.options.model == "small,large"
+    assert not pair.leaves_choice
+
+
+def _past(*solved: bool) -> list[PastTask]:
+    usage = Usage(1000, 0, 100, 1, 0.01)
+    return [
+        PastTask(
+            TaskKind("shop"),
+            (Attempt("", not value, not value, usage), Attempt("deep", value, value, usage)),
+        )
+        for value in solved
+    ]
+
+
+def test_models_are_chosen_by_the_results_of_other_tasks(tmp_path: Path) -> None:
+    path = _file(tmp_path, "auto.toml", 'seats = "auto"\n[models.deep]\nmodel = "deep"\n')
+    (by_setting,) = _read(tmp_path, f"a={path}")
+    (by_option,) = _read(tmp_path, f"a={path},model=auto,agents=2")
+    assert by_setting.leaves_choice
+    assert by_option.leaves_choice
+    chosen, reason = by_option.choose(TaskKind("shop"), _past(*[True] * 6, *[False] * 4))
+    assert (chosen.options.model, chosen.options.agents) == ("default,deep", 2)
+    assert "together 10 of 10" in reason
+    single, _ = _read(tmp_path, f"a={path},model=auto,protocol=single")[0].choose(
+        TaskKind("shop"), _past(*[True] * 6)
+    )
+    assert (single.options.model, single.options.agents) == ("deep", 1)
+    cold, reason = by_setting.choose(TaskKind("shop"), [])
+    assert (cold.options.model, cold.options.agents) == ("default", 3)
+    assert "nothing to learn from yet" in reason

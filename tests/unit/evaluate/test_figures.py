@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.evaluate.report import mean_of, summaries, wilson
+from moothall.domain.budget import Usage
+from moothall.domain.codec import dump
+from moothall.evaluate.report import Answer, Result, Seat, mean_of, past_tasks, summaries, wilson
+from moothall.orchestrator.seat_choice import Attempt, TaskKind
 
 _COUNTS = st.integers(1, 400).flatmap(
     lambda total: st.tuples(st.integers(0, total), st.just(total))
@@ -88,3 +92,38 @@ def test_a_configuration_is_summed_up() -> None:
     )
     assert (first.wrong["reproduced"], second.wrong["unproven"]) == (1, 1)
     assert (second.config, second.tokens_per_solved) == ("b", None)
+
+
+def _result(task: str, config: str, *candidates: Answer, seats: tuple[Seat, ...]) -> dict[str, Any]:
+    kind = TaskKind("shop", "python")
+    result = Result(task, config, True, "committed", "s1", "", 1, 1, 0.0, 1.0)
+    return dump(replace(result, kind=kind, seats=seats, candidates=candidates))
+
+
+def test_results_of_other_tasks_are_learned_from_and_of_all_configurations_together() -> None:
+    """The second seat solves the task with a revision only, and the third with nothing."""
+    usage = Usage(10, 0, 1, 1)
+    rows = [
+        _result("t", "a", seats=(Seat("s1", "", usage),)),
+        _result(
+            "u",
+            "a",
+            Answer("s1", 2, "unproven", solved=False),
+            Answer("s1", 1, "unproven", solved=True, revision=1),
+            seats=(Seat("s1", "", usage),),
+        ),
+        _result(
+            "u",
+            "b",
+            Answer("s1", 1, "unproven", solved=True),
+            seats=(Seat("s1", "deep", usage), Seat("s2", "deep", usage)),
+        ),
+        {"task": "u", "config": "c", "broken": True},
+    ]
+    (task,) = past_tasks(rows, without="t")
+    assert task.kind == TaskKind("shop", "python")
+    assert task.attempts == (
+        Attempt("", True, False, usage),
+        Attempt("deep", True, True, usage),
+        Attempt("deep", False, False, usage),
+    )

@@ -97,6 +97,7 @@ async def test_provenance_contains_everything_behind_a_commit(graph: CypherGraph
     assert row["task"] == {"task_id": "task-a", "description": "add it", "role": "dev"}
     assert row["deliberation"]["branch"] == "moothall/task-a"
     assert row["deliberation"]["base_sha"] == BASE
+    assert row["deliberation"]["choice"] == "auto: a + b"
     assert row["deliberation"]["guides"] == [f"AGENTS.md sha256:{'a' * 64}"]
     assert row["seat"]["seat"] == SEATS[0]
     assert row["proposal"]["candidate"] == SEATS[0]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from moothall.config import GraphSettings as Settings
 from moothall.domain.event import Recorded
 from moothall.errors import GraphUnavailable
 from moothall.graph.embedded import embedded_store
@@ -17,7 +16,6 @@ from moothall.graph.store import CypherGraph, Projector
 from moothall.testing.bus import MemoryBus
 from support.event_log import EventLog
 
-SETTINGS = Settings(pace_seconds=0)
 BATCH = 7
 
 
@@ -73,21 +71,21 @@ async def test_the_projector_follows_the_log_from_the_position_of_the_graph(
     graph: CypherGraph,
 ) -> None:
     bus = MemoryBus()
-    projector = Projector(bus, graph, SETTINGS, batch_size=BATCH)
+    projector = Projector(bus, graph, batch_size=BATCH, pace_seconds=0)
     async with asyncio.timeout(60), running(projector, 0):
         await projector.wait_written(await published(bus, EventLog("task-a").whole()))
     position = await graph.position()
     assert position == projector.written > 20
     last = await published(bus, EventLog("task-b", "story-2", days=1).whole())
     flaky = Flaky(graph, 0)
-    second_projector = Projector(bus, flaky, SETTINGS, batch_size=BATCH)
+    second_projector = Projector(bus, flaky, batch_size=BATCH, pace_seconds=0)
     async with asyncio.timeout(60), running(second_projector, last):
         await second_projector.wait_written(last)
     assert sum(flaky.batches) == last - position, "written events are not read again"
     assert max(flaky.batches) <= BATCH
     one_by_one = await dumped(graph)
     await graph.clear()
-    assert await Projector(bus, graph, SETTINGS, batch_size=BATCH).catch_up(last) == last
+    assert await Projector(bus, graph, batch_size=BATCH, pace_seconds=0).catch_up(last) == last
     assert await dumped(graph) == one_by_one
 
 
@@ -95,7 +93,7 @@ async def test_an_unavailable_graph_falls_behind_and_loses_nothing(graph: Cypher
     bus = MemoryBus()
     last = await published(bus, EventLog().whole())
     flaky = Flaky(graph, 2)
-    projector = Projector(bus, flaky, SETTINGS, batch_size=BATCH, pause_seconds=0.01)
+    projector = Projector(bus, flaky, batch_size=BATCH, pace_seconds=0, pause_seconds=0.01)
     async with asyncio.timeout(60), running(projector, last):
         await projector.wait_written(last)
     assert flaky.failures == 0
@@ -107,14 +105,14 @@ async def test_the_graph_of_another_log_is_projected_again(graph: CypherGraph) -
     bus = MemoryBus()
     await graph.project([Recorded(1000, EventLog("old").deliberated().events[0])])
     last = await published(bus, EventLog().whole())
-    assert await Projector(bus, graph, SETTINGS, batch_size=BATCH).catch_up(last) == last
+    assert await Projector(bus, graph, batch_size=BATCH, pace_seconds=0).catch_up(last) == last
     assert await graph.ask("deliberation", tenant="local", task_id="task-a")
 
 
 async def test_a_process_without_the_lease_writes_nothing(graph: CypherGraph) -> None:
     bus, may = MemoryBus(), True
     last = await published(bus, EventLog("task-a").whole())
-    projector = Projector(bus, graph, SETTINGS, batch_size=BATCH, is_writer=lambda: may)
+    projector = Projector(bus, graph, batch_size=BATCH, pace_seconds=0, is_writer=lambda: may)
     may = False
     with pytest.raises(GraphUnavailable, match="another process writes the graph now"):
         await projector.catch_up(last)
@@ -138,7 +136,7 @@ async def test_a_batch_that_is_too_large_is_written_in_parts(
 ) -> None:
     bus, small = MemoryBus(), Small(graph, 0)
     last = await published(bus, EventLog("task-a").whole())
-    projector = Projector(bus, small, SETTINGS, batch_size=BATCH, pause_seconds=0)
+    projector = Projector(bus, small, batch_size=BATCH, pace_seconds=0, pause_seconds=0)
     async with asyncio.timeout(60), running(projector, last):
         await projector.wait_written(last)
     assert max(small.batches) <= 3

@@ -65,18 +65,16 @@ async def test_a_reply_is_complete_with_usage_and_cost() -> None:
     )
 
 
-def test_cached_and_reasoning_tokens_have_their_own_prices() -> None:
+def test_cached_tokens_have_their_own_price() -> None:
     reported = {
         "prompt_tokens": 1000,
         "completion_tokens": 100,
         "prompt_tokens_details": {"cached_tokens": 400},
         "completion_tokens_details": {"reasoning_tokens": 60},
     }
-    prices = LlmSettings(price_in=10.0, price_out=100.0, price_cached=1.0, price_reasoning=50.0)
+    prices = LlmSettings(price_in=10.0, price_out=100.0, price_cached=1.0)
     usage = count_usage(reported, 0, 0, prices)
-    assert usage == Usage(
-        1000, 400, 100, 1, (600 * 10 + 400 * 1 + 40 * 100 + 60 * 50) / 1_000_000, 60
-    )
+    assert usage == Usage(1000, 400, 100, 1, (600 * 10 + 400 * 1 + 100 * 100) / 1_000_000, 60)
     assert (
         count_usage(reported, 0, 0, LlmSettings(price_in=10.0, price_out=100.0)).cost_usd
         == (1000 * 10 + 100 * 100) / 1_000_000

@@ -50,18 +50,10 @@ async def test_logprobs_are_requested_only_for_reviews_until_refused() -> None:
     assert [call.body.get("top_logprobs") for call in server.requests] == [None, 11, 11, None, None]
 
 
-@pytest.mark.parametrize("wish", ["auto", "off"])
-async def test_other_servers_get_only_common_fields(wish: str) -> None:
-    async with talking(hello, {"owner": "openai"}, cache_salt=wish) as (model, server):
+async def test_other_servers_get_only_common_fields() -> None:
+    async with talking(hello, {"owner": "openai"}) as (model, server):
         await model.chat(ask())
     assert not ADDITIONS & server.requests[0].body.keys()
-
-
-@pytest.mark.parametrize(("wish", "owner"), [("on", "openai"), ("off", "vllm")])
-async def test_the_setting_overrides_what_the_server_is(wish: str, owner: str) -> None:
-    async with talking(hello, {"owner": owner}, cache_salt=wish) as (model, server):
-        await model.chat(ask())
-    assert ("cache_salt" in server.requests[0].body) == (wish == "on")
 
 
 async def test_refused_fields_are_not_sent_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,7 +148,7 @@ async def test_a_silent_server_times_out() -> None:
     async with server:
         with pytest.raises(ModelUnavailable, match="does not answer in time"):
             await reach(
-                LlmSettings(idle_seconds=0.05),
+                LlmSettings(call_seconds=0.3),
                 f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1",
                 pytest.fail,
             )

@@ -156,9 +156,7 @@ async def test_a_server_that_cannot_be_asked_stops_the_start(api: Api, tmp_path:
         ("http://127.0.0.1:1", "cannot be asked"),
         ("http://[", "cannot be asked"),
     ):
-        settings = Settings(
-            data_dir=tmp_path, guard=GuardSettings(policy_url=url, policy_seconds=5)
-        )
+        settings = Settings(data_dir=tmp_path, guard=GuardSettings(policy_url=url))
         with pytest.raises(ConfigurationError, match=message):
             async with open_policy(settings.guard):
                 pass

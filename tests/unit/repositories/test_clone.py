@@ -72,9 +72,7 @@ async def test_a_clone_that_two_make_at_once_is_never_seen_half_made(
 
     place = tmp_path / "repos" / "sample.git"
     first = asyncio.create_task(
-        TrustedClone(place, SETTINGS, Slow(place.parent, SETTINGS.git_seconds)).fetch(
-            str(sample.path), "HEAD"
-        )
+        TrustedClone(place, SETTINGS, Slow(place.parent)).fetch(str(sample.path), "HEAD")
     )
     await started.wait()
     assert not place.exists()

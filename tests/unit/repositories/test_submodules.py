@@ -103,11 +103,13 @@ async def test_one_that_cannot_be_had_is_said_and_left_out(tmp_path: Path) -> No
 
 
 async def test_their_number_is_bounded(tmp_path: Path) -> None:
-    superproject = with_submodule(tmp_path)
-    base = await repositories(tmp_path, max_submodules=0).resolve(
-        RepositoryRef(url=str(superproject.path))
-    )
-    assert "workspace.max_submodules" in base.profile.notes[0]
+    superproject = make_repo(tmp_path / "whole", {"a.py": ""})
+    for number in range(21):
+        link = f"160000,{superproject.head},library{number}"
+        superproject.git("update-index", "--add", "--cacheinfo", link)
+    superproject.git("commit", "--quiet", "--message", "libraries")
+    base = await repositories(tmp_path).resolve(RepositoryRef(url=str(superproject.path)))
+    assert sum("there are more than 20" in note for note in base.profile.notes) == 1
 
 
 @pytest.mark.parametrize(

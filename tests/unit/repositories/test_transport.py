@@ -13,7 +13,7 @@ from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, MoothallError, Refused, RepositoryError
 from moothall.network.destinations import Destinations
-from moothall.repositories.gitcmd import GitRunner
+from moothall.repositories.gitcmd import GIT_SECONDS, GitRunner
 from moothall.repositories.registry import anonymous_transport, repository_id
 from moothall.repositories.service import RepositoryService
 
@@ -27,13 +27,16 @@ class Nobody:
         raise NotImplementedError
 
 
-def repositories(tmp_path: Path, *allowed: str, **settings: object) -> RepositoryService:
+def repositories(
+    tmp_path: Path, *allowed: str, git_seconds: float = GIT_SECONDS, **settings: object
+) -> RepositoryService:
     workspace = WorkspaceSettings.model_validate({"allowed_schemes": SCHEMES, **settings})
     return RepositoryService(
         tmp_path / "data",
         workspace,
         Nobody().prepare,
         pin=Destinations.read(allowed, only=False).pin,
+        git_seconds=git_seconds,
     )
 
 

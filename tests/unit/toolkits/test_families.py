@@ -9,7 +9,7 @@ import pytest
 from moothall.app.gateway_rules import open_rules
 from moothall.authorization.audit import AuditLog
 from moothall.authorization.gateway import ToolGateway
-from moothall.config import GuardSettings, read_settings
+from moothall.config import read_settings
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings, settings_with
@@ -32,8 +32,8 @@ async def test_a_family_is_added_by_a_folder_and_a_line(
         AuditLog(tmp_path, "host-1") as audit,
         open_rules(settings, MemoryBus(), WITH_CLOCK) as rules,
     ):
-        app = App(tmp_path, audit, GuardSettings())
-        app.tool_gateway = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
+        app = App(tmp_path, audit)
+        app.tool_gateway = ToolGateway(audit, Facts().publish, rules)
         assert [spec.name for spec in app.tool_gateway.list_tools("local", Grant(("*",)))][
             -1
         ] == "clock.now"
@@ -63,7 +63,7 @@ def test_no_two_families_share_settings_or_tools() -> None:
 
 
 def test_settings_travel_to_hosts_with_the_sections_of_families() -> None:
-    settings = load_settings(http={"allow": ["example.org"]}, docker={"cpus": 2.0})
+    settings = load_settings(http={"allow": ["example.org"]}, docker={"memory_bytes": 9_000_000})
     there = pickle.loads(pickle.dumps(settings))  # noqa: S301 - our own
     assert json.loads(there.model_dump_json())["http"]["allow"] == ["example.org"]
     assert there == settings

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from moothall.app.gateway_rules import catalogue_of
 from moothall.authorization.grants import grant_for
-from moothall.config import CodeSettings
+from moothall.config import WorkspaceSettings
 from moothall.domain.ids import ROLES
 from moothall.domain.tool import Grant
 from moothall.settings import AllSettings, load_settings
@@ -222,7 +222,7 @@ def test_how_long_a_command_of_the_shell_may_take_is_a_setting() -> None:
         600,
         600,
     ]
-    short = catalogue_of(load_settings(code=CodeSettings(shell_seconds=60)))["code.shell"]
+    short = catalogue_of(load_settings(workspace=WorkspaceSettings(check_seconds=60)))["code.shell"]
     assert [short.call_seconds({"timeout_seconds": requested}) for requested in (0, 30, 600)] == [
         60,
         30,

@@ -16,7 +16,7 @@ import pytest
 
 from moothall.authorization.budgets import BUCKET, Quotas, StoryBudgets
 from moothall.config.limits import Quota, QuotaSettings
-from moothall.deliberation.protocols import Dependencies
+from moothall.deliberation.context import Dependencies
 from moothall.domain.budget import Amount, Budget
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Channel, Event, EventType, Recorded, new_event
@@ -333,7 +333,7 @@ async def _with_story(
 ) -> tuple[Host, Deliberation, StoryBudgets]:
     """Open a host, a deliberation of a story with a budget, and the budget."""
     card = await Board(app.bus).create(StoryDraft("Write a haiku"), LOCAL, key="one", budget=budget)
-    accounts = StoryBudgets(app.bus.bucket(BUCKET), app.parts.limits)
+    accounts = StoryBudgets(app.bus.bucket(BUCKET), app.parts.rules.limits)
     host = Host("host", app.bus, Unsteady(app, 0), app.parts, 4, accounts)
     return (
         host,

@@ -113,7 +113,7 @@ async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_pa
     model, budget = Thinking(), Budget(calls=100)
     async with open_council(tmp_path, scripted(model)) as app:
         card = await Board(app.bus).create(StoryDraft("Say hello"), LOCAL, key="one", budget=budget)
-        accounts = StoryBudgets(app.bus.bucket(BUCKET), app.parts.limits)
+        accounts = StoryBudgets(app.bus.bucket(BUCKET), app.parts.rules.limits)
         deliberations = DeliberationService(app.bus, Remembering(), Defaults(LimitSettings()))
         d = await deliberations.submit(replace(REQUESTED, story_id=card.story.id), LOCAL)
         async with working(app, (await app.events())[-1]) as (host, work):

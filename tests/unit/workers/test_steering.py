@@ -53,11 +53,11 @@ async def test_a_seat_hears_it_at_its_next_turn_and_the_same_after_a_restart(
         (steering_id,) = [event.id for event in log if event.type is EventType.DELIBERATION_STEERED]
         assert [event.data.get("told") for event in called] == [None, [steering_id]]
         again = RecordedModel(
-            app.parts.model,
+            app.parts.answerers.model,
             ledger=Ledger(d.budget),
             events=EventWriter(app.bus, d),
             recording=Recording.of(log),
-            settings=app.parts.llm,
+            settings=app.parts.answerers.llm,
             steering={"later": "and later"},
         )
         message_counts = [len(again.steering_for(str(event.data["call_id"]))) for event in called]

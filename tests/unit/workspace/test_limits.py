@@ -9,9 +9,7 @@ from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.workspace.limits import CheckLimit, describe_limit, describe_shell_limit, limit
 
-SETTINGS = WorkspaceSettings(
-    check_seconds=100, base_seconds=50, check_floor_seconds=20, case_seconds=2
-)
+SETTINGS = WorkspaceSettings(check_seconds=100, check_floor_seconds=12)
 
 
 def prepared(**run: object) -> Prepared:
@@ -27,8 +25,8 @@ def prepared(**run: object) -> Prepared:
         ("python -m pytest", 100, "workspace.check_seconds"),
         ("go test ./...", 100, "workspace.check_seconds"),
         ("npm test", 100, "workspace.check_seconds"),
-        ("make test", 50, "workspace.base_seconds"),
-        ("./run-tests", 50, "workspace.base_seconds"),
+        ("make test", 48, "4 times workspace.check_floor_seconds"),
+        ("./run-tests", 48, "4 times workspace.check_floor_seconds"),
     ],
 )
 def test_the_base_gets_the_most_and_three_times_a_case(
@@ -42,30 +40,33 @@ def test_the_base_gets_the_most_and_three_times_a_case(
         limit(SETTINGS, replace(bare, base=replace(bare.base, profile=received)), "tests").seconds
         == 100
     )
-    assert limit(SETTINGS.model_copy(update={"base_seconds": 200.0}), bare, "tests").seconds == 100
+    assert (
+        limit(SETTINGS.model_copy(update={"check_floor_seconds": 50.0}), bare, "tests").seconds
+        == 100
+    )
 
 
 @pytest.mark.parametrize(
     ("run", "expected"),
     [
-        ({}, (20, 2, "workspace.check_floor_seconds")),
+        ({}, (12, 2, "workspace.check_floor_seconds")),
         (
             {"duration_ms": 10_000},
             (50, 2, "5 times the 10.0 s of the untouched base"),
         ),
         ({"duration_ms": 90_000}, (100, 2, "workspace.check_seconds")),
-        ({"durations": {"a": 3000}}, (20, 15, "workspace.check_floor_seconds")),
+        ({"durations": {"a": 3000}}, (12, 12, "workspace.check_floor_seconds")),
         (
             {
                 "duration_ms": 9000,
                 "durations": {"a": 8000, "b": 100},
                 "details": {"a": "hit the limit of 8 s"},
             },
-            (20, 2, "workspace.check_floor_seconds"),
+            (12, 2, "workspace.check_floor_seconds"),
         ),
         (
             {"duration_ms": 99_000, "status": "timeout", "durations": {"a": 100}},
-            (20, 2, "workspace.check_floor_seconds"),
+            (12, 2, "workspace.check_floor_seconds"),
         ),
     ],
 )
@@ -94,13 +95,16 @@ def test_a_limit_that_was_hit_is_named_with_its_setting() -> None:
             "timeout",
             119.9,
             120,
-            "stopped after 120 s; timeout_seconds gives a command up to 600 s (code.shell_seconds)",
+            (
+                "stopped after 120 s; timeout_seconds gives a command up to 600 s "
+                "(workspace.check_seconds)"
+            ),
         ),
         (
             "timeout",
             599.9,
             9000,
-            "stopped after 600 s; a command may take at most 600 s (code.shell_seconds)",
+            "stopped after 600 s; a command may take at most 600 s (workspace.check_seconds)",
         ),
         ("timeout", 37.2, 120, "stopped after 37 s; no more time was left for it"),
         ("memory", 120, 120, "the limit of memory and was stopped (sandbox.memory_bytes = 2e+09)"),

@@ -24,7 +24,7 @@ from moothall.repositories.patch_rules import FILE
 from moothall.repositories.service import RepositoryService
 from moothall.sandbox import orphans
 from moothall.workspace.workspace import LocalWorkspace, LocalWorkspaces
-from support.local import PYTEST, Local, in_pods, local, python
+from support.local import PYTEST, Local, in_pods, local, on_nodes, python
 from support.processes import command_line, descendants
 from support.repos import SAMPLE, SOLUTION, Repo
 
@@ -245,7 +245,7 @@ async def test_what_no_patch_can_hold_is_refused(
             await workspace.patch("bad")
 
 
-@pytest.mark.parametrize("kind", [local, in_pods])
+@pytest.mark.parametrize("kind", [local, in_pods, on_nodes])
 async def test_odd_entries_of_the_base_are_there_and_only_their_changes_are_refused(
     tmp_path: Path, kind: Callable[..., AbstractAsyncContextManager[Local]]
 ) -> None:
@@ -501,7 +501,7 @@ async def test_nothing_is_left_of_a_workspace(
             "bubblewrap's init and the executor"
         )
     assert left_behind(app, others) == []
-    assert sorted(path.name for path in app.workspaces.pool._folder.iterdir()) == [
+    assert sorted(path.name for path in app.workspaces.pool.folder.iterdir()) == [
         "code",
         "lock",
     ]  # the pool's own

@@ -11,8 +11,9 @@ import pytest
 
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.workspace.prepare import Preparer
 from moothall.workspace.workspace import LocalWorkspace
-from support.local import PYTEST, Local, in_pods, local, python
+from support.local import PYTEST, Local, in_pods, local, on_nodes, python
 from support.repos import SAMPLE, SOLUTION, Repo
 
 pytestmark = pytest.mark.e2e  # real sandboxes over and over: run with the end-to-end tests
@@ -110,7 +111,7 @@ async def test_a_time_limit_says_why_and_shows_what_was_printed(
     assert stopped.output["output"] == "begun\n"
     assert stopped.error == (
         "the command was stopped after 2 s; timeout_seconds gives a command up to 600 s "
-        "(code.shell_seconds). What it printed until then is in the output"
+        "(workspace.check_seconds). What it printed until then is in the output"
     )
 
 
@@ -239,7 +240,7 @@ async def with_history(app: Local, tmp_path: Path) -> Prepared:
     return await app.prepared({"tests": PYTEST})
 
 
-@pytest.mark.parametrize("kind", [local, in_pods])
+@pytest.mark.parametrize("kind", [local, in_pods, on_nodes])
 async def test_git_shows_the_history(
     tmp_path: Path, kind: Callable[..., AbstractAsyncContextManager[Local]]
 ) -> None:
@@ -390,14 +391,12 @@ async def test_a_command_may_take_longer_than_other_tools(tmp_path: Path) -> Non
 
 async def test_older_history_than_the_setting_allows_is_left_out(tmp_path: Path) -> None:
     async with local(tmp_path, SAMPLE) as app:
-        cut = app.settings.workspace.model_copy(update={"history_commits": 2})
-        settings = app.settings.model_copy(update={"workspace": cut})
         notes: list[str] = []
         repo = history(tmp_path)
         app.sha = await app.clone.fetch(str(repo.path), "refs/heads/main", tags=True)
-        preparer = type(app.preparer)(settings, lambda _: app.clone, app.workspaces)
+        preparer = Preparer(app.settings, lambda _: app.clone, app.workspaces, history_commits=2)
         prepared = await preparer.prepare(app.base(), notes.append)
-        assert "git shows the newest 2 commits in workspaces (workspace.history_commits)" in notes
+        assert "git shows the newest 2 commits in workspaces" in notes
         async with app.workspaces.open(prepared, "one") as workspace:
             assert (
                 await output_of(app, workspace, "git log --format=%s; git fsck 2>&1")
@@ -416,11 +415,9 @@ async def test_a_history_that_is_gone_is_exported_again(app: Local) -> None:
 
 async def test_without_history_the_shell_works_without_git(tmp_path: Path) -> None:
     async with local(tmp_path, SAMPLE) as app:
-        none = app.settings.workspace.model_copy(update={"history_commits": 0})
-        settings = app.settings.model_copy(update={"workspace": none})
-        prepared = await type(app.preparer)(settings, lambda _: app.clone, app.workspaces).prepare(
-            app.base()
-        )
+        prepared = await app.prepared()
+        folder = app.workspaces.pool.layout.history(prepared.key)
+        folder.rename(folder.with_name("gone"))
         async with app.workspaces.open(prepared, "one") as workspace:
             assert "not a git repository" in await output_of(
                 app, workspace, "ls -a; git status 2>&1"

@@ -29,7 +29,8 @@ from moothall.errors import InvalidRequest
 from moothall.tool_sessions.manager import ToolSessions
 from moothall.tools.spec import Filters, discover, entry
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
+A2A_PATH, AGENT_CARD_PATH = "/a2a", "/.well-known/agent-card.json"
+OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json", AGENT_CARD_PATH})
 _MAX_TASKS, _DEFAULT_TASKS = 500, 50
 _MAX_DIGITS = 4
 """Of the index of the first task: 1,000 are kept."""
@@ -95,7 +96,7 @@ def state_routes(dependencies: ApiDependencies) -> Sequence[Route]:
         balancers check this instead of /health: with an unreachable model server, /health would
         take every server out of rotation.
         """
-        taking = dependencies.taking.is_set()
+        taking = dependencies.serving.taking.is_set()
         return document({"ready": taking}, 200 if taking else 503)
 
     async def tasks(request: Request) -> Response:
@@ -113,7 +114,7 @@ def state_routes(dependencies: ApiDependencies) -> Sequence[Route]:
         query, first = request.query_params.get("q", ""), request.query_params.get("first", "0")
         if not (first.isascii() and first.isdecimal() and len(first) <= _MAX_DIGITS):
             raise InvalidRequest(f"first is {first[:40]!r}; it must be a number from 0")
-        views = await dependencies.tasks.list_tasks(
+        views = await dependencies.records.tasks.list_tasks(
             caller(), state, int(limit), query=query, first=int(first)
         )
         return document({"tasks": [dump(view) for view in views]})
@@ -121,7 +122,7 @@ def state_routes(dependencies: ApiDependencies) -> Sequence[Route]:
     async def task(request: Request) -> Response:
         return document(
             dump(
-                await dependencies.tasks.get_task(
+                await dependencies.records.tasks.get_task(
                     check_task_id(request.path_params["id"]), caller()
                 )
             )
@@ -137,10 +138,10 @@ def state_routes(dependencies: ApiDependencies) -> Sequence[Route]:
 
 def tool_routes(dependencies: ApiDependencies) -> Sequence[Route]:
     """Return the routes for tools; none if this process does not serve them."""
-    if dependencies.tool_sessions is None:
+    if dependencies.tools.sessions is None:
         return []
-    tool_sessions = dependencies.tool_sessions
-    service = Tools(tool_sessions, dependencies.approvals, dependencies.workflows)
+    tool_sessions = dependencies.tools.sessions
+    service = Tools(tool_sessions, dependencies.tools.approvals, dependencies.tools.workflows)
     return [
         *_workspace_routes(service),
         *_call_routes(service, tool_sessions),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -26,7 +28,13 @@ from moothall.api.dependencies import ApiDependencies
 from moothall.api.http import middleware
 from moothall.api.http.documents import JSON, document, lines, message, to_json
 from moothall.api.http.openapi import HttpOperation, openapi
-from moothall.api.http.routes import OPEN_PATHS, state_routes, tool_routes
+from moothall.api.http.routes import (
+    A2A_PATH,
+    AGENT_CARD_PATH,
+    OPEN_PATHS,
+    state_routes,
+    tool_routes,
+)
 from moothall.api.http.stories import story_operations
 from moothall.api.http.trackers import tracker_routes
 from moothall.api.identity import BearerTokens, Caller, is_loopback
@@ -37,13 +45,17 @@ from moothall.api.web.sign_in import Provider
 from moothall.domain.identity import LOCAL
 from moothall.errors import ConfigurationError, Temporary
 
+if TYPE_CHECKING:
+    from moothall.api.http.a2a import AgentEndpoints
+
 log = telemetry.get_logger(__name__)
 
 DEFAULT_PORT = 8080
 LINK_SECONDS = 600.0
 """How long the link that `serve` prints can sign in a browser, once."""
 _MAX_SESSIONS = 256
-_LIMITS = ServerLimits()
+_SESSION_SECONDS = 12 * 3600.0  # of a browser's sign-in
+_LIMITS, _NO_TRACKERS = ServerLimits(), config.TrackerSettings()
 """Signed-in browsers, and as many again by password; the oldest session ends if there are more."""
 
 
@@ -67,7 +79,7 @@ async def http_server(
     accounts: UserAccounts | None = None,
     provider: Provider | None = None,
     limits: ServerLimits = _LIMITS,
-    trackers: config.TrackerSettings | None = None,
+    trackers: config.TrackerSettings = _NO_TRACKERS,
 ) -> AsyncIterator[Served]:
     """Serve until the context ends. Yields the address, with port 0, after a log message, if the
     default port is taken. `accounts` sign in with passwords, others at a `provider`.
@@ -82,7 +94,7 @@ async def http_server(
     address = ListenAddress("HTTP", "web", settings.host, settings.port, DEFAULT_PORT)
     sessions = Sessions(
         _MAX_SESSIONS,
-        settings.session_seconds,
+        _SESSION_SECONDS,
         LINK_SECONDS,
         accounts=accounts,
         provider_name=provider.name if provider else "",
@@ -102,7 +114,7 @@ async def http_server(
         context,
     ) as port:
         is_local = context is None and is_loopback(settings.host) and bearers.accept(LOCAL)
-        has_link = port and is_local and "page" in dependencies.served
+        has_link = port and is_local and "page" in dependencies.serving.roles
         link = (
             f"http://{settings.host}:{port}/sign-in?link={sessions.link(Caller(LOCAL))}"
             if has_link
@@ -111,7 +123,7 @@ async def http_server(
         try:
             yield Served(port, link)
         finally:
-            dependencies.stopping.set()
+            dependencies.serving.stopping.set()
 
 
 @asynccontextmanager
@@ -160,25 +172,24 @@ def application(
     provider: Provider | None = None,
     *,
     limits: ServerLimits = _LIMITS,
-    trackers: config.TrackerSettings | None = None,
+    trackers: config.TrackerSettings = _NO_TRACKERS,
 ) -> Starlette:
     """Return the ASGI application: the routes behind their middleware, outermost first."""
     pages = (
         page_routes(dependencies, bearers, sessions, provider)
-        if "page" in dependencies.served
+        if "page" in dependencies.serving.roles
         else []
     )
     links = [_links(sessions, bearers)] if pages else []
-    operations = story_operations(dependencies) if "api" in dependencies.served else []
+    operations = story_operations(dependencies) if "api" in dependencies.serving.roles else []
     stories = [*(operation.route for operation in operations), _openapi_route(operations)]
-    hooks = (
-        tracker_routes(dependencies, trackers) if trackers and "api" in dependencies.served else []
-    )
+    hooks = tracker_routes(dependencies, trackers)
     routes = [
         *hooks,
         *state_routes(dependencies),
         *tool_routes(dependencies),
         *stories,
+        *_agent_routes(dependencies),
         *links,
         *rpc_routes(services_of(dependencies)),
         *pages,
@@ -221,6 +232,28 @@ def _links(sessions: Sessions, bearers: BearerTokens) -> Route:
         return document({"path": f"/sign-in?link={sessions.link(who)}"}, 201)
 
     return Route("/api/v1/sign-in-links", link, methods=["POST"])
+
+
+def _agent_routes(dependencies: ApiDependencies) -> Sequence[Route]:
+    """Return the routes for agents that speak A2A; none without the extra `a2a`, whose library is
+    imported by the first request, because that takes half a second.
+    """
+    if "api" not in dependencies.serving.roles or find_spec("a2a") is None:
+        return []
+
+    @cache
+    def endpoints() -> AgentEndpoints:
+        from moothall.api.http.a2a import AgentEndpoints
+
+        return AgentEndpoints(dependencies.deliberations, dependencies.records.tasks)
+
+    async def card(request: Request) -> Response:
+        return await (await asyncio.to_thread(endpoints)).card(request)
+
+    async def call(request: Request) -> Response:
+        return await (await asyncio.to_thread(endpoints)).call(request)
+
+    return [Route(AGENT_CARD_PATH, card), Route(A2A_PATH, call, methods=["POST"])]
 
 
 def _openapi_route(operations: Sequence[HttpOperation]) -> Route:

@@ -66,7 +66,8 @@ def story_operations(dependencies: ApiDependencies) -> Sequence[HttpOperation]:
     planning = Planning(dependencies)
     return (
         *_board_operations(planning),
-        *_story_operations(dependencies.board, planning),
+        *_story_operations(dependencies.stories.board, planning),
+        *_move_operations(planning),
         *_coach_operations(dependencies),
         *_event_operations(planning),
         *_plan_operations(planning),
@@ -128,33 +129,12 @@ def _story_operations(board: Board, planning: Planning) -> Sequence[HttpOperatio
         response = await planning.update(update_request, seen_seq)
         return _respond(response, headers={"ETag": f'"{response.seq}"'})
 
-    async def retry(request: Request) -> Response:
-        """Start the tasks of a build again that ended without a winner."""
-        retry_request = pb.RetryTasksRequest(story_id=request.path_params["id"])
-        return _respond(await planning.RetryTasks(retry_request, None))
-
-    async def merge(request: Request) -> Response:
-        """Merge the commit of an accepted story that was left on a branch. With `If-Match`, only if
-        nothing happened since.
-        """
-        merge_request = pb.MergeStoryRequest(story_id=request.path_params["id"])
-        response = await planning.merge(merge_request, _read_if_match(request))
-        return _respond(response, headers={"ETag": f'"{response.seq}"'})
-
     async def comment(request: Request) -> Response:
         """Comment on a story, or on a line of its result."""
         comment_request = await message(request, pb.CommentRequest)
         comment_request.story_id = _check_path_id("story_id", comment_request.story_id, request)
         await planning.comment(comment_request, _request_key(request, comment_request.request_id))
         return Response(status_code=204)
-
-    async def move(request: Request) -> Response:
-        """Move a story. With `If-Match`, only if nothing happened since; a move for which evidence
-        is missing is `blocked` and has no effect.
-        """
-        transition = await message(request, pb.TransitionRequest)
-        transition.story_id = _check_path_id("story_id", transition.story_id, request)
-        return _respond(await planning.move(transition, _read_if_match(request)))
 
     return (
         HttpOperation(
@@ -173,19 +153,45 @@ def _story_operations(board: Board, planning: Planning) -> Sequence[HttpOperatio
             headers=("Idempotency-Key",),
         ),
         HttpOperation(
-            "POST",
-            "/api/v1/stories/{id}/transitions",
-            move,
-            pb.TransitionRequest,
-            pb.TransitionResponse,
-            headers=("If-Match",),
-        ),
-        HttpOperation(
             "PUT",
             "/api/v1/stories/{id}",
             update,
             pb.UpdateStoryRequest,
             pb.UpdateStoryResponse,
+            headers=("If-Match",),
+        ),
+    )
+
+
+def _move_operations(planning: Planning) -> Sequence[HttpOperation]:
+    async def move(request: Request) -> Response:
+        """Move a story. With `If-Match`, only if nothing happened since; a move for which evidence
+        is missing is `blocked` and has no effect.
+        """
+        transition = await message(request, pb.TransitionRequest)
+        transition.story_id = _check_path_id("story_id", transition.story_id, request)
+        return _respond(await planning.move(transition, _read_if_match(request)))
+
+    async def retry(request: Request) -> Response:
+        """Start the tasks of a build again that ended without a winner."""
+        retry_request = pb.RetryTasksRequest(story_id=request.path_params["id"])
+        return _respond(await planning.RetryTasks(retry_request, None))
+
+    async def merge(request: Request) -> Response:
+        """Merge the commit of an accepted story that was left on a branch. With `If-Match`, only if
+        nothing happened since.
+        """
+        merge_request = pb.MergeStoryRequest(story_id=request.path_params["id"])
+        response = await planning.merge(merge_request, _read_if_match(request))
+        return _respond(response, headers={"ETag": f'"{response.seq}"'})
+
+    return (
+        HttpOperation(
+            "POST",
+            "/api/v1/stories/{id}/transitions",
+            move,
+            pb.TransitionRequest,
+            pb.TransitionResponse,
             headers=("If-Match",),
         ),
         HttpOperation(
@@ -202,7 +208,7 @@ def _story_operations(board: Board, planning: Planning) -> Sequence[HttpOperatio
 
 
 def _coach_operations(dependencies: ApiDependencies) -> Sequence[HttpOperation]:
-    scorer = StoryCoach(dependencies.author)
+    scorer = StoryCoach(dependencies.stories.author)
 
     async def score(request: Request) -> Response:
         """The story coach's score of a draft."""

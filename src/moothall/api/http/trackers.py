@@ -95,7 +95,7 @@ class TrackedIssue:
 
 
 def tracker_routes(dependencies: ApiDependencies, settings: TrackerSettings) -> Sequence[Route]:
-    """Return a route for each tracker whose secret is set."""
+    """Return a route for each tracker whose secret is set; none without the role `api`."""
     trackers: tuple[tuple[str, SecretStr | None, str, Callable[[bytes], TrackedIssue | None]], ...]
     trackers = (
         (LINEAR_PATH, settings.linear_secret, "Linear-Signature", _read_linear),
@@ -104,7 +104,7 @@ def tracker_routes(dependencies: ApiDependencies, settings: TrackerSettings) -> 
     return [
         Route(path, _handler(dependencies, settings, secret, header, read), methods=["POST"])
         for path, secret, header, read in trackers
-        if secret is not None
+        if secret is not None and "api" in dependencies.serving.roles
     ]
 
 
@@ -175,9 +175,9 @@ async def _put_on_board(
     """Put an issue on the board, once. What is changed in the tracker later is not taken over."""
     who = Principal(tracker, LOCAL.tenant)
     repository = settings.repositories.get(issue.project, "")
-    await dependencies.plans.check_repository(repository, who)
+    await dependencies.stories.plans.check_repository(repository, who)
     try:
-        card = await dependencies.board.create(
+        card = await dependencies.stories.board.create(
             draft_of(issue), who, key=f"{tracker}:{issue.id}", repository=repository
         )
         log.info("an issue is on the board", tracker=tracker, issue=issue.key, story=card.story.id)

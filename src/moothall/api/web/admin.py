@@ -55,7 +55,7 @@ def server_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         only = request.query_params.get("only", "")
         if only not in {"", "refused"}:
             raise InvalidRequest(f"only is {only[:40]!r}; allowed is refused, or omit it for all")
-        decisions = await dependencies.decisions.last(session.who)
+        decisions = await dependencies.records.decisions.last(session.who)
         return page(
             "decisions.html",
             session=session,
@@ -66,8 +66,8 @@ def server_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
     async def tools(request: Request, session: Session) -> Response:
         query = read_query(request, "query")
         specs = (
-            dependencies.tool_sessions.list_tools(session.who)
-            if dependencies.tool_sessions
+            dependencies.tools.sessions.list_tools(session.who)
+            if dependencies.tools.sessions
             else CATALOGUE.values()
         )
         return page(
@@ -84,8 +84,8 @@ def server_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
 def parked_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     """Return the routes to list and to decide parked requests."""
     service = (
-        Tools(dependencies.tool_sessions, dependencies.approvals)
-        if dependencies.tool_sessions
+        Tools(dependencies.tools.sessions, dependencies.tools.approvals)
+        if dependencies.tools.sessions
         else None
     )
 
@@ -161,8 +161,8 @@ def insights_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequen
         today = datetime.now(UTC).date()
         days = [today - timedelta(days=back) for back in reversed(range(count))]
         since = datetime.combine(days[0], time(), UTC)
-        runs = await dependencies.statistics.list_runs(who, since)
-        cards = await dependencies.board.cards(who)
+        runs = await dependencies.records.statistics.list_runs(who, since)
+        cards = await dependencies.stories.board.cards(who)
         done = await asyncio.to_thread(_done_stories, cards, since)
         models = await _usage_by_model(dependencies, runs)
         counted = [run for run in runs if not run.cancelled]
@@ -216,7 +216,7 @@ async def _usage_by_model(
     usage: dict[str, dict[date, Usage]] = defaultdict(lambda: defaultdict(Usage))
     default = dependencies.models.default.model or "default"
     for run in runs:
-        for name, used in (await dependencies.statistics.usage_by_model(run)).items():
+        for name, used in (await dependencies.records.statistics.usage_by_model(run)).items():
             by_day = usage[name or default]
             by_day[_day(run)] += used
     totals = {name: sum(used.tokens for used in by_day.values()) for name, by_day in usage.items()}
@@ -291,7 +291,7 @@ async def _budget_uses(
     stories, who = [], session.who
     for card in sorted(used_by, key=lambda card: -tokens[card.story.id])[:_MAX_STORIES]:
         story, link = card.story, f"/stories/{card.story.id}"
-        account = await dependencies.story_budgets.of(story.id, who.tenant, story.budget)
+        account = await dependencies.stories.budgets.of(story.id, who.tenant, story.budget)
         used = account.spent + account.reserved
         stories.append(
             BudgetUse(

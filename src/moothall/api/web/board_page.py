@@ -250,7 +250,7 @@ class _Boards:
         the page fetches the progress again, 0 for never.
         """
         # A later event that is not read yet will be announced to the page.
-        cards = await self._dependencies.board.cards(who, cut.after)
+        cards = await self._dependencies.stories.board.cards(who, cut.after)
         summary = self._summaries.get(who.tenant)
         if summary is None or summary.cards is not cards:
             summary = self._summaries[who.tenant] = await asyncio.to_thread(_summarize, cards)
@@ -328,7 +328,7 @@ class _Boards:
         }
         if not any(tasks.values()):
             return dict.fromkeys(tasks)
-        views = await self._dependencies.tasks.find_tasks(chain(*tasks.values()), who)
+        views = await self._dependencies.records.tasks.find_tasks(chain(*tasks.values()), who)
         return {story_id: _progress_of(names, views) for story_id, names in tasks.items()}
 
 

@@ -64,11 +64,13 @@ def budget_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         texts: Mapping[str, str],
         error: str = "",
     ) -> Response:
-        cards = await dependencies.board.cards(session.who)
+        cards = await dependencies.stories.board.cards(session.who)
         latest = sorted(cards, key=lambda card: -card.seq)[:_MAX_STORIES]
         accounts = await asyncio.gather(
             *(
-                dependencies.story_budgets.of(card.story.id, session.who.tenant, card.story.budget)
+                dependencies.stories.budgets.of(
+                    card.story.id, session.who.tenant, card.story.budget
+                )
                 for card in latest
             )
         )

@@ -82,7 +82,7 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
                 "the diffs of this task have no such line; go back and click the number of a line"
             )
         await comments.remark_on(
-            dependencies.board,
+            dependencies.stories.board,
             outcome,
             found.line,
             form.get("comment", ""),
@@ -104,7 +104,9 @@ async def find_story(
     dependencies: ApiDependencies, outcome: Outcome, who: Principal
 ) -> StoryState | None:
     """Return the story that an outcome belongs to, or None if the board has no such story."""
-    return await dependencies.board.find(outcome.story_id, who) if outcome.story_id else None
+    return (
+        await dependencies.stories.board.find(outcome.story_id, who) if outcome.story_id else None
+    )
 
 
 async def line_comments(
@@ -114,7 +116,7 @@ async def line_comments(
     must exist.
     """
     remarks: dict[tuple[str, int, str], list[LineComment]] = {}
-    for comment in map(remark_of, await dependencies.board.history(outcome.story_id, who)):
+    for comment in map(remark_of, await dependencies.stories.board.history(outcome.story_id, who)):
         if comment is not None and comment.task_id == outcome.task_id:
             remarks.setdefault((comment.path, comment.line, comment.quoted), []).append(comment)
     return remarks
@@ -219,7 +221,7 @@ def ask_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Ro
     """Return the route of the page, which also lists recent questions."""
 
     async def form(session: Session, fields: Mapping[str, str], error: str = "") -> Response:
-        latest = await dependencies.tasks.list_tasks(session.who, limit=_MAX_LISTED)
+        latest = await dependencies.records.tasks.list_tasks(session.who, limit=_MAX_LISTED)
         return page(
             "ask.html",
             400 if error else 200,

@@ -43,6 +43,7 @@ from moothall.domain.status import TaskView
 from moothall.domain.task import Deliberation
 from moothall.errors import InvalidRequest, NotFound
 from moothall.stories.comments import may_act, read_files
+from moothall.stories.story_state import StoryState
 
 # The page of a council: the seats' progress while it runs, and its results.
 
@@ -67,44 +68,12 @@ def council_routes(
                 "is accepted"
             ) from error
         (progress, timeline), story = await asyncio.gather(
-            dependencies.tasks.get_details(task_id, session.who),
+            dependencies.records.tasks.get_details(task_id, session.who),
             find_story(dependencies, outcome, session.who),
         )
-        deliberation = (
-            progress.state.requested.value if progress.state and progress.state.requested else None
-        )
-        context: dict[str, Any] = {
-            "outcome": outcome,
-            "progress": progress,
-            "lanes": [_seat_view(progress, outcome, lane) for lane in progress.seats.values()],
-            "deliberation": deliberation,
-            "title": council_title(deliberation) or f"Task {task_id}",
-            "is_conversation": deliberation is not None and deliberation.protocol == "ask",
-            "earlier_tasks": await earlier_tasks(dependencies.tasks, deliberation, session.who),
-            "forked": own_id(deliberation.fork.task_id, session.who.tenant)
-            if deliberation and deliberation.fork
-            else "",
-            "usage": outcome.usage if outcome.status.ended else _usage(progress),
-            "elapsed": _elapsed_seconds(progress, outcome),
-            "chart": draw_timeline(timeline),
-            "steps": "closed" if outcome.status.ended else "",
-            "messages": _steering_messages(progress),
-            "refused": _refused_calls(progress),
-            "undecided": undecided_answers(outcome),
-            "story": story,
-            "remarks": await line_comments(dependencies, outcome, session.who) if story else {},
-            "on": request.query_params.get("on", ""),
-            "may_act": may_act(session.who),
-            "decision": story_decision(story, session.who) if story else None,
-            "key": new_task_id(),
-            "metrics": {name: progress.metrics.get(name, 0) for name in _METRICS}
-            if progress.metrics
-            else {},
-            "agent": _agent_name(progress),
-            "paused": bool(progress.state and progress.state.pauses.is_paused),
-            "refresh": 0 if outcome.status.ended else REFRESH_SECONDS,
-            "seq": progress.seq,
-        }
+        context = await _council_context(dependencies, session, outcome, progress, story)
+        context |= {"chart": draw_timeline(timeline), "on": request.query_params.get("on", "")}
+        context["title"] = context["title"] or f"Task {task_id}"
         context["changes"] = f"/councils/{task_id}/changes"
         context["growing"] = "" if outcome.status.ended else f"/councils/{task_id}/text"
 
@@ -121,6 +90,49 @@ def council_routes(
         _changes(dependencies, sessions, board_changes),
         _text(dependencies, sessions),
     ]
+
+
+async def _council_context(
+    dependencies: ApiDependencies,
+    session: Session,
+    outcome: Outcome,
+    progress: Progress,
+    story: StoryState | None,
+) -> dict[str, Any]:
+    """Return what the template of the page shows of a council, except its timeline and diffs."""
+    deliberation = (
+        progress.state.requested.value if progress.state and progress.state.requested else None
+    )
+    return {
+        "outcome": outcome,
+        "progress": progress,
+        "lanes": [_seat_view(progress, outcome, lane) for lane in progress.seats.values()],
+        "deliberation": deliberation,
+        "title": council_title(deliberation),
+        "is_conversation": deliberation is not None and deliberation.protocol == "ask",
+        "earlier_tasks": await earlier_tasks(dependencies.records.tasks, deliberation, session.who),
+        "forked": own_id(deliberation.fork.task_id, session.who.tenant)
+        if deliberation and deliberation.fork
+        else "",
+        "usage": outcome.usage if outcome.status.ended else _usage(progress),
+        "elapsed": _elapsed_seconds(progress, outcome),
+        "steps": "closed" if outcome.status.ended else "",
+        "messages": _steering_messages(progress),
+        "refused": _refused_calls(progress),
+        "undecided": undecided_answers(outcome),
+        "story": story,
+        "remarks": await line_comments(dependencies, outcome, session.who) if story else {},
+        "may_act": may_act(session.who),
+        "decision": story_decision(story, session.who) if story else None,
+        "key": new_task_id(),
+        "metrics": {name: progress.metrics.get(name, 0) for name in _METRICS}
+        if progress.metrics
+        else {},
+        "agent": _agent_name(progress),
+        "paused": bool(progress.state and progress.state.pauses.is_paused),
+        "refresh": 0 if outcome.status.ended else REFRESH_SECONDS,
+        "seq": progress.seq,
+    }
 
 
 def _open_file(request: Request, outcome: Outcome) -> OpenFile:
@@ -175,7 +187,7 @@ def _changes(
             session.who,
             last_seen(request),
         )
-        last_seq = (await dependencies.tasks.get_progress(task_id, who)).seq
+        last_seq = (await dependencies.records.tasks.get_progress(task_id, who)).seq
 
         async def follow_events() -> AsyncGenerator[int, None]:
             async with aclosing(
@@ -333,7 +345,7 @@ def step_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
 
     async def step(request: Request, session: Session) -> Response:
         task_id = check_task_id(request.path_params["id"])
-        progress, timeline = await dependencies.tasks.get_details(task_id, session.who)
+        progress, timeline = await dependencies.records.tasks.get_details(task_id, session.who)
         lane, place = request.path_params["lane"], request.path_params["place"]
         blocks = _find_lane(timeline, lane)
         is_number = place.isascii() and place.isdecimal() and len(place) <= _MAX_DIGITS
@@ -341,7 +353,11 @@ def step_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
         if index >= len(blocks):
             raise NotFound("this council has no such step")
         block = blocks[index]
-        calls = await dependencies.tasks.get_model_calls(task_id, session.who) if block.call else {}
+        calls = (
+            await dependencies.records.tasks.get_model_calls(task_id, session.who)
+            if block.call
+            else {}
+        )
         context: dict[str, Any] = {"block": block, "call": calls.get(block.call), "full": True}
         if "part" in request.query_params:
             return fragment(await asyncio.to_thread(part, "step.html", **context))
@@ -400,7 +416,7 @@ def runs_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
         found = (
             await _list_sorted(dependencies, session, state, query, sort)
             if sort
-            else await dependencies.tasks.list_tasks(
+            else await dependencies.records.tasks.list_tasks(
                 session.who, state, first + _PAGE_SIZE + 1, query=query
             )
         )[first : first + _PAGE_SIZE + 1]
@@ -425,7 +441,7 @@ def runs_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
 async def _list_sorted(
     dependencies: ApiDependencies, session: Session, state: str, query: str, sort: str
 ) -> Sequence[TaskView]:
-    views = await dependencies.tasks.list_tasks(
+    views = await dependencies.records.tasks.list_tasks(
         session.who, state, _MAX_PAGE * _PAGE_SIZE, query=query
     )
     return sorted(views, key=_SORT_KEYS[sort])

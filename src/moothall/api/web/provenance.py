@@ -95,9 +95,9 @@ def _graph_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
                 "graph.html",
                 session=session,
                 node=None,
-                cards=await dependencies.board.cards(session.who),
+                cards=await dependencies.stories.board.cards(session.who),
             )
-        rows = await dependencies.query_graph(
+        rows = await dependencies.context.query(
             "neighbours",
             tenant=session.who.tenant,
             label=label,
@@ -183,7 +183,7 @@ async def _origin(
     )
     origin = await repositories.origin(*position, tenant=who.tenant)
     try:
-        rows = await dependencies.query_graph(
+        rows = await dependencies.context.query(
             "provenance", tenant=who.tenant, commit_sha=origin.commit, path=origin.path
         )
     except GraphUnavailable as error:
@@ -224,7 +224,7 @@ async def _with_titles(
         if item.label in _COUNCIL_LABELS and not item.text:
             with suppress(NotFound):
                 task_id = TaskId(own_id(item.id, who.tenant))
-                task = await dependencies.tasks.get_task(task_id, who)
+                task = await dependencies.records.tasks.get_task(task_id, who)
                 titles[item.id] = _first_line(task.description)
     return [replace(item, text=item.text or titles.get(item.id, "")) for item in neighbours]
 

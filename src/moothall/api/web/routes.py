@@ -81,7 +81,7 @@ def search_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
 
 async def _find_stories(dependencies: ApiDependencies, query: str, who: Principal) -> list[Result]:
     """Return the stories that match, the most recently changed first."""
-    cards = sorted(await dependencies.board.cards(who), key=lambda card: -card.seq)
+    cards = sorted(await dependencies.stories.board.cards(who), key=lambda card: -card.seq)
     found = (card for card in cards if story_status.matches(card, query))
     return [
         _result(card.story.title, f"Story, {card.position.state}", f"/stories/{card.story.id}")
@@ -91,7 +91,7 @@ async def _find_stories(dependencies: ApiDependencies, query: str, who: Principa
 
 async def _find_runs(dependencies: ApiDependencies, query: str, who: Principal) -> list[Result]:
     """Return the runs that match, the latest first."""
-    views = await dependencies.tasks.list_tasks(who, "", _MAX_RESULTS, query=query)
+    views = await dependencies.records.tasks.list_tasks(who, "", _MAX_RESULTS, query=query)
     return [
         _result(
             councils.title_of(view),
@@ -129,13 +129,13 @@ async def prepare_page(dependencies: ApiDependencies) -> None:
     lexers, schemas, and the stories and runs from the log. Do nothing if this process does not
     serve the page.
     """
-    if "page" not in dependencies.served:
+    if "page" not in dependencies.serving.roles:
         return
     await asyncio.to_thread(compile_templates)
     await asyncio.to_thread(prepare_loading, *_LOADED)
     try:
-        await dependencies.board.cards(LOCAL)
-        await dependencies.tasks.list_tasks(LOCAL, limit=1)
+        await dependencies.stories.board.cards(LOCAL)
+        await dependencies.records.tasks.list_tasks(LOCAL, limit=1)
     except MoothallError as error:
         log.warning("the log is read at the first request", reason=error.message)
     await asyncio.to_thread(prepare_lexers)
@@ -146,7 +146,7 @@ def plan_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
 
     async def plan(request: Request, session: Session) -> Response:
         story_id = request.path_params["id"]
-        card = await dependencies.board.card(story_id, session.who)
+        card = await dependencies.stories.board.card(story_id, session.who)
         if request.method == "GET":
             editable_plan = changeable(card)
             return _plan_page(
@@ -158,7 +158,9 @@ def plan_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
         fields = await read_session_form(request, session, _MAX_FORM_FIELDS)
         sections, plan_id = _read_sections(fields), fields.get("plan_id", "")
         try:
-            await dependencies.plans.change(story_id, plan_id, _outlines(sections), session.who)
+            await dependencies.stories.plans.change(
+                story_id, plan_id, _outlines(sections), session.who
+            )
         except (InvalidRequest, ConcurrentUpdate) as error:
             return _plan_page(session, card, plan_id, sections, error)
         return redirect(
@@ -260,7 +262,7 @@ def page_routes(
     provider: Provider | None = None,
 ) -> Sequence[Route]:
     """Return all routes of the web page. All but sign-in and the static files need a session."""
-    board_changes = BoardChanges(dependencies.board)
+    board_changes = BoardChanges(dependencies.stories.board)
     routes = [
         *sign_in_routes(bearers, sessions, provider),
         *board_routes(dependencies, sessions, board_changes),
@@ -292,20 +294,20 @@ def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
 
     async def comment(request: Request, session: Session) -> Response:
         fields, story_id = await read_session_form(request, session), request.path_params["id"]
-        await dependencies.board.comment(
+        await dependencies.stories.board.comment(
             story_id, fields.get("comment", ""), session.who, key=fields.get("key", "")
         )
         return redirect(f"/stories/{story_id}")
 
     async def retry(request: Request, session: Session) -> Response:
         await read_session_form(request, session)
-        card = await dependencies.plans.retry(request.path_params["id"], session.who)
+        card = await dependencies.stories.plans.retry(request.path_params["id"], session.who)
         return redirect(f"/stories/{card.story.id}")
 
     async def merge(request: Request, session: Session) -> Response:
         fields = await read_session_form(request, session)
         seq = fields.get("seq", "")
-        card = await dependencies.board.request_merge(
+        card = await dependencies.stories.board.request_merge(
             request.path_params["id"],
             session.who,
             seen_seq=int(seq) if seq.isascii() and seq.isdecimal() else 0,
@@ -315,7 +317,7 @@ def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
     async def move(request: Request, session: Session) -> Response:
         fields = await read_session_form(request, session)
         story_id = request.path_params["id"]
-        await dependencies.board.move(
+        await dependencies.stories.board.move(
             story_id,
             fields.get("event", ""),
             session.who,

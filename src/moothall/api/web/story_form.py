@@ -74,7 +74,7 @@ class _StoryForms:
             draft = check(_draft(fields))
             if fields.get("do") == "save":
                 repository = await self._repository(fields, session)
-                card = await self._dependencies.board.create(
+                card = await self._dependencies.stories.board.create(
                     draft,
                     session.who,
                     key=new_task_id(),
@@ -89,16 +89,16 @@ class _StoryForms:
 
     async def edit(self, request: Request, session: Session) -> Response:
         """Edit a story."""
-        card = await self._dependencies.board.card(request.path_params["id"], session.who)
+        card = await self._dependencies.stories.board.card(request.path_params["id"], session.who)
         if request.method == "GET":
-            written = await find_rewrite(self._dependencies.author, card, request, session)
+            written = await find_rewrite(self._dependencies.stories.author, card, request, session)
             return self._page(session, fields_of(card, written.draft if written else None), card)
         fields = await read_session_form(request, session)
         try:
             draft = check(_draft(fields))
             if fields.get("do") == "save":
                 repository = await self._repository(fields, session)
-                await self._dependencies.board.update(
+                await self._dependencies.stories.board.update(
                     card.story.id,
                     draft,
                     session.who,
@@ -120,14 +120,14 @@ class _StoryForms:
         goal, task_id = (request.query_params.get(name, "") for name in ("goal", "task"))
         if not goal or not is_id(task_id):
             return {"rigor": DEFAULT_RIGOR}
-        author = self._dependencies.author
+        author = self._dependencies.stories.author
         written = await author.recall_suggestion(goal, TaskId(task_id), session.who)
         return {"rigor": DEFAULT_RIGOR, "goal": goal, **_draft_fields(written.draft)}
 
     async def _repository(self, fields: Fields, session: Session) -> str:
         """Return the repository of a form. Raises if a council could not work on it."""
         repository = fields.get("repository", "").strip()
-        await self._dependencies.plans.check_repository(repository, session.who)
+        await self._dependencies.stories.plans.check_repository(repository, session.who)
         return repository
 
     async def _repository_problem(self, fields: Fields, session: Session) -> str:
@@ -270,20 +270,20 @@ def rewrite_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
 
     async def ask(request: Request, session: Session) -> Response:
         form = await read_session_form(request, session)
-        card = await dependencies.board.card(request.path_params["id"], session.who)
+        card = await dependencies.stories.board.card(request.path_params["id"], session.who)
         if not may_edit(card, session):
             raise Refused(
                 "only product owners can rewrite a story, and only in backlog or draft; nothing "
                 "was changed"
             )
         task_id = _task_id(form)
-        await dependencies.author.refine(card.draft, session.who, task_id)
+        await dependencies.stories.author.refine(card.draft, session.who, task_id)
         place = urlencode({"task": task_id, "seq": card.seq})
         return redirect(f"/stories/{card.story.id}/rewrite?{place}")
 
     async def show(request: Request, session: Session) -> Response:
-        card = await dependencies.board.card(request.path_params["id"], session.who)
-        written = await find_rewrite(dependencies.author, card, request, session)
+        card = await dependencies.stories.board.card(request.path_params["id"], session.who)
+        written = await find_rewrite(dependencies.stories.author, card, request, session)
         if written is None:
             return redirect(f"/stories/{card.story.id}")
         parts = await asyncio.to_thread(compare_drafts, card.draft, written.draft)
@@ -301,7 +301,7 @@ def rewrite_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
     async def suggest(request: Request, session: Session) -> Response:
         form = await read_session_form(request, session)
         task_id, goal = _task_id(form), form.get("goal", "")
-        await dependencies.author.suggest(goal, session.who, task_id)
+        await dependencies.stories.author.suggest(goal, session.who, task_id)
         return redirect(f"/stories/new?{urlencode({'task': task_id, 'goal': goal})}")
 
     return [

@@ -135,7 +135,7 @@ async def read_councils(
     async def read(task_id: str) -> tuple[Outcome, Progress] | None:
         try:
             outcome = await dependencies.deliberations.result(TaskId(task_id), who)
-            return outcome, await dependencies.tasks.get_progress(TaskId(task_id), who)
+            return outcome, await dependencies.records.tasks.get_progress(TaskId(task_id), who)
         except NotFound:
             return None
 
@@ -241,14 +241,14 @@ Moves = Sequence[tuple[str, str, str]]
 async def story_page(dependencies: ApiDependencies, story_id: str, session: Session) -> Response:
     """Return the page of a story."""
     who = session.who
-    card = await dependencies.board.card(story_id, who)
+    card = await dependencies.stories.board.card(story_id, who)
     made_moves, events, account, cards = await asyncio.gather(
-        dependencies.board.moves(card.story.id, who),
-        dependencies.board.history(card.story.id, who),
-        dependencies.story_budgets.of(card.story.id, who.tenant, card.story.budget),
-        dependencies.board.cards(who),
+        dependencies.stories.board.moves(card.story.id, who),
+        dependencies.stories.board.history(card.story.id, who),
+        dependencies.stories.budgets.of(card.story.id, who.tenant, card.story.budget),
+        dependencies.stories.board.cards(who),
     )
-    views = await dependencies.tasks.find_tasks(task_ids(events), who)
+    views = await dependencies.records.tasks.find_tasks(task_ids(events), who)
     story_rounds = rounds(events, views, card.position.state)
     councils = await read_councils(dependencies, card, story_rounds, who)
     possible_moves = moves(card, who)

@@ -133,7 +133,6 @@ async def run_agent(council: DeliberationContext, task: AgentTask) -> str:
     loop = ToolLoop(
         chat,
         task.tools,
-        council.dependencies.limits,
         events=council.events,
         role=d.role,
         may_answer=task.may_answer,
@@ -219,7 +218,7 @@ def reviews_with_tools(council: DeliberationContext, reviewer: str) -> bool:
     """True if a reviewer gets a workspace and a shell."""
     setup = council.setup_of(reviewer)
     return (
-        council.dependencies.evidence.review_tools
+        "reviewers" in council.dependencies.rules.evidence.agents
         and council.prepared is not None
         and setup.tools is not None
         and setup.tools.has_shell

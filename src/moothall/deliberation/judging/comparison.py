@@ -252,7 +252,7 @@ async def _publish_ranking(council: DeliberationContext, ranking: _Ranking) -> l
                 fingerprint=proposal.fingerprint,
                 review=dump(review),
             )
-    council.reviews += reviews
+    council.judging.reviews += reviews
     return reviews
 
 
@@ -288,7 +288,7 @@ def find_tie(council: DeliberationContext) -> tuple[Candidate, ...]:
     """
     d, tools = council.deliberation, select_tools(council.setup_of(TIE_BREAKER))
     if (
-        not council.dependencies.evidence.tie_breaker
+        "tie-breaker" not in council.dependencies.rules.evidence.agents
         or council.evaluator is None
         or tools is None
         or not tools.has_shell
@@ -317,7 +317,7 @@ async def break_tie(
     await comparison.run()
     author = comparison.author
     if author is None:
-        council.answers_equivalent = bool(comparison.same)
+        council.judging.answers_equivalent = bool(comparison.same)
         message = (
             f"{len(diffs)} answers behave the same: {comparison.same}"
             if comparison.same

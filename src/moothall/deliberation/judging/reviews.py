@@ -224,7 +224,7 @@ async def _request_review(
         candidate = proposal.candidate
         reason = sanitize_line(why, _WHY_CHARS)
         message = f"review of {candidate} by {request.reviewer} is missing: {reason}"
-        council.missing_reviews[candidate, request.reviewer] = message
+        council.judging.missing_reviews[candidate, request.reviewer] = message
         await publish_report(
             council,
             request.reviewer,
@@ -255,7 +255,7 @@ async def _publish_reviews(
             fingerprint=proposal.fingerprint,
             review=dump(review),
         )
-    council.reviews += reviews
+    council.judging.reviews += reviews
     return reviews
 
 
@@ -399,13 +399,15 @@ async def find_contradicting_seats(council: DeliberationContext) -> frozenset[st
                 CONTRADICTION, Verdict.FAILED, why=f"they contradict the task: {why}"
             )
             await council.events.publish_evidence(author, evidence)
-        council.contradictions[author.candidate] = why
+        council.judging.contradictions[author.candidate] = why
 
     async with asyncio.TaskGroup() as group:
         for author in authors:
-            if author.candidate not in council.contradictions:
+            if author.candidate not in council.judging.contradictions:
                 group.create_task(read_tests(author))
-    return frozenset(author.seat for author in authors if council.contradictions[author.candidate])
+    return frozenset(
+        author.seat for author in authors if council.judging.contradictions[author.candidate]
+    )
 
 
 def extract_test_changes(author: Proposal) -> str:
@@ -451,10 +453,10 @@ async def excuse_superseded(council: DeliberationContext) -> list[Candidate]:
         regressions = [
             case for case in evaluated.assessment.regressions if not case.startswith(HIDDEN_CASE)
         ]
-        unread = [case for case in regressions if case not in council.superseded]
+        unread = [case for case in regressions if case not in council.judging.superseded]
         if (
             not unread
-            or evaluated.proposal.candidate in council.changes_read
+            or evaluated.proposal.candidate in council.judging.changes_read
             or council.ledger.used_up
         ):
             continue
@@ -462,8 +464,10 @@ async def excuse_superseded(council: DeliberationContext) -> list[Candidate]:
             evaluated.proposal, unread
         )
         if passing_as_changed and extract_test_changes(evaluated.proposal):
-            council.changes_read.add(evaluated.proposal.candidate)
-            council.superseded |= await _read_superseded(council, evaluated, passing_as_changed)
+            council.judging.changes_read.add(evaluated.proposal.candidate)
+            council.judging.superseded |= await _read_superseded(
+                council, evaluated, passing_as_changed
+            )
     excused = [await _excuse(council, evaluated) for evaluated in rejected]
     return [evaluated for evaluated in excused if evaluated is not None]
 
@@ -493,10 +497,12 @@ async def _read_superseded(
 
 async def _excuse(council: DeliberationContext, evaluated: Candidate) -> Candidate | None:
     known_checks = {evidence.check for evidence in evaluated.assessment.evidence}
-    cases = tuple(case for case in evaluated.assessment.regressions if case in council.superseded)
+    cases = tuple(
+        case for case in evaluated.assessment.regressions if case in council.judging.superseded
+    )
     if not cases or SUPERSEDED in known_checks:
         return None
-    why = council.superseded[cases[0]][:_WHY_CHARS]
+    why = council.judging.superseded[cases[0]][:_WHY_CHARS]
     evidence = Evidence(SUPERSEDED, Verdict.PASSED, passed=len(cases), shown=cases, why=why)
     await council.events.publish_evidence(evaluated.proposal, evidence)
     return replace(

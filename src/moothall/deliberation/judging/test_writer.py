@@ -61,7 +61,7 @@ def may_write_tests(council: DeliberationContext) -> bool:
     """True if the test writer is enabled and useful, and can work."""
     d, prepared = council.deliberation, council.prepared
     if (
-        not council.dependencies.evidence.test_writer
+        "test-writer" not in council.dependencies.rules.evidence.agents
         or council.evaluator is None
         or prepared is None
         or council.ledger.used_up

@@ -113,6 +113,11 @@ def create_account_files(folder: Path, renew: Path | None = None) -> dict[str, P
         },
         "links.json": json.dumps({"account": account, "seed": hosts.seed.decode()}),
     }
+    return _write_new_files(folder, texts)
+
+
+def _write_new_files(folder: Path, texts: Mapping[str, str]) -> dict[str, Path]:
+    """Write files that do not exist yet, and return their paths. Raises `ConfigurationError`."""
     files = {name: folder / name for name in texts}
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -134,6 +134,7 @@ _PACKAGED = Path("/usr/lib/chromium/chromium")
 _START_SECONDS = 30.0
 _MESSAGE_BYTES = 32_000_000
 _PROCESSES = 400
+_MEMORY_BYTES = 1_500_000_000  # of one browser and its profile
 """Processes and threads of one browser."""
 _SANDBOX_FOLDER = "/opt/moothall-browser"
 _FLAGS = (
@@ -207,7 +208,7 @@ async def chromium(
         stack.callback(our_socket.close)
         with their_socket:
             sandboxed = await stack.enter_async_context(
-                run_sandbox(_spec(program, settings, sandbox, their_socket.fileno()))
+                run_sandbox(_spec(program, sandbox, their_socket.fileno()))
             )
         try:
             async with asyncio.timeout(_START_SECONDS):
@@ -227,9 +228,7 @@ async def chromium(
         yield RunningBrowser(tools, proxy)
 
 
-def _spec(
-    program: Path, settings: BrowserSettings, sandbox: SandboxSettings, pipe: int
-) -> SandboxSpec:
+def _spec(program: Path, sandbox: SandboxSettings, pipe: int) -> SandboxSpec:
     start_script = Path(chromium_start.__file__).resolve()
     start = f"{_SANDBOX_FOLDER}/start.py"
     binds = [
@@ -252,9 +251,7 @@ def _spec(
     return SandboxSpec(
         name=f"browser-{secrets.token_hex(4)}",
         argv=(str(interpreter()), "-I", "-S", start, str(pipe), str(program), *_FLAGS),
-        limits=sandbox.model_copy(
-            update={"memory_bytes": settings.memory_bytes, "processes": _PROCESSES}
-        ),
+        limits=sandbox.model_copy(update={"memory_bytes": _MEMORY_BYTES, "processes": _PROCESSES}),
         ro=tuple(binds),
         env={"HOME": "/tmp", "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},  # noqa: S108 - inside
         fds=(pipe,),

@@ -31,11 +31,6 @@ class BrowserSettings(Section):
         None,
         description="a Chromium; unset: the one on PATH; without one, browser.run is not offered",
     )
-    seconds: float = Field(60.0, gt=0, description="one call with all its actions")
-    at_once: int = Field(2, ge=1, description="browsers of one process; more calls wait")
-    memory_bytes: int = Field(
-        1_500_000_000, ge=500_000_000, description="memory of one browser and its profile"
-    )
 
 
 class BrowserFamily(Family[BrowserSettings]):

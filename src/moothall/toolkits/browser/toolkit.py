@@ -33,6 +33,8 @@ _MAX_REFUSED = 20
 _MAX_ACTIONS = 20
 _TEXT_CHARS = 20_000
 _SCREENSHOT_BYTES = 5_000_000
+_BROWSERS = 2  # of one process; more calls wait
+_CALL_SECONDS = 60.0
 _ACTION_SECONDS = 15.0
 _TRANSFER_BYTES = 30_000_000
 _WIDTH, _HEIGHT = 1280, 800
@@ -63,8 +65,8 @@ _TEXT: Final = """selector => {
 class BrowserTools:
     """The toolkit of the category `browser`. `call` is a `ports.Toolkit`.
 
-    action_seconds: the limit of one action, and of the page that it loads. transfer_bytes: what one
-    call may load and send.
+    call_seconds: the limit of one call with all its actions. action_seconds: that of one action,
+    and of the page that it loads. transfer_bytes: what one call may load and send.
     """
 
     def __init__(
@@ -73,20 +75,22 @@ class BrowserTools:
         http: HttpSettings,
         sandbox: SandboxSettings,
         *,
+        call_seconds: float = _CALL_SECONDS,
         action_seconds: float = _ACTION_SECONDS,
         transfer_bytes: int = _TRANSFER_BYTES,
     ) -> None:
+        self._call_seconds = call_seconds
         self._action_seconds, self._transfer_bytes = action_seconds, transfer_bytes
         self._settings, self._sandbox = settings, sandbox
         self._destinations = Destinations.read(http.allow, only=http.only_allowed)
-        self._slots = asyncio.Semaphore(settings.at_once)
+        self._slots = asyncio.Semaphore(_BROWSERS)
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
-        """Run a tool until the call's deadline or for `browser.seconds`. A failure is a status, not
-        an exception.
+        """Run a tool until the call's deadline or for 60 seconds. A failure is a status, not an
+        exception.
         """
         del tenant  # there is no state between calls
-        return await run_within(call, self._settings.seconds, self._output(call, workspace))
+        return await run_within(call, self._call_seconds, self._output(call, workspace))
 
     async def _output(self, call: ToolCall, workspace: Workspace) -> Output:
         actions: Sequence[Mapping[str, str]] = call.arguments["actions"]

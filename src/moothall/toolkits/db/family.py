@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pydantic import Field, SecretStr
@@ -50,12 +50,21 @@ class DbSettings(Databases):
     write: bool = Field(
         default=False, description="tools may change data; otherwise every query is read-only"
     )
-    seconds: float = Field(15.0, gt=0, description="one query, connecting included")
-    rows: int = Field(500, ge=1, le=100_000, description="rows of one answer; more are dropped")
 
     def for_tenant(self, tenant: str) -> Databases:
         """Return the servers of a tenant."""
         return self.tenants.get(tenant, self)
+
+
+@dataclass(frozen=True, slots=True)
+class DbLimits:
+    """Limits of one query: whether it may `write`, its seconds, connecting included, and the rows
+    of its answer; more are dropped.
+    """
+
+    write: bool = False
+    seconds: float = 15.0
+    rows: int = 500
 
 
 class DbFamily(Family[DbSettings]):

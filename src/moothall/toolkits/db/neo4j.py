@@ -19,7 +19,7 @@ from neo4j.spatial import Point
 from neo4j.time import Duration
 
 from moothall.errors import CallFailed, InvalidRequest, Refused
-from moothall.toolkits.db.family import DbSettings
+from moothall.toolkits.db.family import DbLimits
 from moothall.toolkits.results import Output, Table
 
 _ALLOWED_PROCEDURES = frozenset(
@@ -47,7 +47,7 @@ _ESCAPED = re.compile(r"\\u+([0-9A-Fa-f]{4})")
 _CUSTOM_FUNCTIONS = "SHOW FUNCTIONS YIELD name, isBuiltIn WHERE NOT isBuiltIn RETURN name"
 
 
-async def query(url: str, text: str, params: Mapping[str, str], limits: DbSettings) -> Output:
+async def query(url: str, text: str, params: Mapping[str, str], limits: DbLimits) -> Output:
     """Return the rows of a query. Raises `InvalidRequest`, `Refused`, `CallFailed`."""
     parts = urlsplit(url)
     server = parts._replace(netloc=parts.netloc.rpartition("@")[2], path="").geturl()
@@ -82,7 +82,7 @@ async def _run(
     database: str | None,
     text: str,
     params: Mapping[str, str],
-    limits: DbSettings,
+    limits: DbLimits,
 ) -> Output:
     access = WRITE_ACCESS if limits.write else READ_ACCESS
     async with driver.session(database=database, default_access_mode=READ_ACCESS) as session:
@@ -126,7 +126,7 @@ async def _check_functions(transaction: AsyncTransaction, text: str) -> None:
             )
 
 
-def _check_plan(plan: Mapping[str, Any], kind: str, limits: DbSettings) -> None:
+def _check_plan(plan: Mapping[str, Any], kind: str, limits: DbLimits) -> None:
     if kind not in ({"r", "w", "rw"} if limits.write else {"r"}):
         raise Refused(
             "it administers the server"

@@ -26,7 +26,7 @@ from psycopg.types.string import TextLoader
 
 from moothall.errors import CallFailed, InvalidRequest, Refused
 from moothall.network.proxy import CHUNK, Streams, copy_stream
-from moothall.toolkits.db.family import DbSettings
+from moothall.toolkits.db.family import DbLimits
 from moothall.toolkits.results import RECEIVE_BYTES, Output, Table
 
 _CONNECTIONS = 4  # of a client: its own, and those for cancelling
@@ -152,7 +152,7 @@ async def open_relay(
         await relay.close()
 
 
-async def query(url: str, text: str, params: list[str], limits: DbSettings) -> Output:
+async def query(url: str, text: str, params: list[str], limits: DbLimits) -> Output:
     """Return the rows of a statement. Raises `InvalidRequest`, `Refused`, `CallFailed`."""
     try:
         conninfo = conninfo_to_dict(url)
@@ -208,7 +208,7 @@ def _server_address(conninfo: Mapping[str, Any]) -> tuple[str, int]:
 
 @asynccontextmanager
 async def _connection(
-    conninfo: Mapping[str, Any], relay: LoopbackRelay, limits: DbSettings
+    conninfo: Mapping[str, Any], relay: LoopbackRelay, limits: DbLimits
 ) -> AsyncIterator[_Connection]:
     options: dict[str, Any] = {**conninfo, "hostaddr": "127.0.0.1", "port": relay.port}
     if str(conninfo["host"]).startswith("/"):
@@ -241,7 +241,7 @@ async def _connection(
         await connection.close()
 
 
-async def _set_limits(connection: _Connection, limits: DbSettings) -> None:
+async def _set_limits(connection: _Connection, limits: DbLimits) -> None:
     for info in psycopg.adapters.types:
         if info.name not in _NATIVE_TYPES and type(info) is TypeInfo:
             connection.adapters.register_loader(info.oid, TextLoader)
@@ -258,7 +258,7 @@ async def _set_limits(connection: _Connection, limits: DbSettings) -> None:
 
 
 async def _read(
-    connection: _Connection, text: sql.SQL, params: list[str], limits: DbSettings
+    connection: _Connection, text: sql.SQL, params: list[str], limits: DbLimits
 ) -> Output:
     async with psycopg.AsyncRawServerCursor(connection, "moothall") as cursor:
         await cursor.execute(text, params)
@@ -270,7 +270,7 @@ async def _read(
 
 
 async def _write(
-    connection: _Connection, text: sql.SQL, params: list[str], limits: DbSettings
+    connection: _Connection, text: sql.SQL, params: list[str], limits: DbLimits
 ) -> Output:
     """Run a statement that may change data, and commit."""
     async with psycopg.AsyncRawCursor(connection) as cursor:

@@ -12,7 +12,7 @@ from redis.asyncio.connection import AbstractConnection, Connection, parse_url
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from moothall.errors import CallFailed, InvalidRequest, Refused
-from moothall.toolkits.db.family import DbSettings
+from moothall.toolkits.db.family import DbLimits
 from moothall.toolkits.results import ANSWER_BYTES, RECEIVE_BYTES, Output, jsonable, size
 
 _FORBIDDEN_FLAGS = frozenset(
@@ -70,7 +70,7 @@ class _LimitedStream:
         return self._stream.at_eof()
 
 
-async def command(url: str, name: str, args: list[str], limits: DbSettings) -> Output:
+async def command(url: str, name: str, args: list[str], limits: DbLimits) -> Output:
     """Return the reply to a command. Raises `InvalidRequest`, `Refused`, `CallFailed`."""
     connection = _connection(url, limits)
     try:
@@ -94,7 +94,7 @@ async def command(url: str, name: str, args: list[str], limits: DbSettings) -> O
         await connection.disconnect(nowait=True)
 
 
-def _connection(url: str, limits: DbSettings) -> AbstractConnection:
+def _connection(url: str, limits: DbLimits) -> AbstractConnection:
     options: dict[str, Any] = dict(parse_url(url))
     kind = options.pop("connection_class", Connection)
     overrides = {"decode_responses": False, "protocol": 2, "socket_connect_timeout": limits.seconds}
@@ -116,7 +116,7 @@ async def _connect(connection: AbstractConnection) -> None:
 
 
 async def _run(
-    connection: AbstractConnection, name: list[str], args: list[str], limits: DbSettings
+    connection: AbstractConnection, name: list[str], args: list[str], limits: DbLimits
 ) -> Output:
     await connection.send_command("COMMAND", "INFO", *_candidates(name, args))
     entries = await connection.read_response()
@@ -135,7 +135,7 @@ def _candidates(name: list[str], args: list[str]) -> list[str]:
 
 
 def _check_command(
-    name: str, args: list[str], commands: dict[str, list[Any]], limits: DbSettings
+    name: str, args: list[str], commands: dict[str, list[Any]], limits: DbLimits
 ) -> None:
     base = commands.get(name.split(" ", maxsplit=1)[0])
     if base is None:
@@ -176,7 +176,7 @@ def _text(flag: bytes | str) -> str:
     return flag.decode() if isinstance(flag, bytes) else flag
 
 
-def _truncate(reply: Any, limits: DbSettings) -> Output:
+def _truncate(reply: Any, limits: DbLimits) -> Output:
     if isinstance(reply, list):
         items, remaining = [], ANSWER_BYTES
         for item in reply[: limits.rows]:

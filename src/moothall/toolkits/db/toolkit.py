@@ -5,6 +5,7 @@ ones if it has none.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -15,7 +16,7 @@ from moothall.domain.text import scrub_all
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import CallFailed, ConfigurationError
 from moothall.ports import Workspace
-from moothall.toolkits.db.family import Databases, DbSettings
+from moothall.toolkits.db.family import Databases, DbLimits, DbSettings
 from moothall.toolkits.results import Output, run_within
 
 SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -54,22 +55,25 @@ TEST_QUERIES: Final[Mapping[str, Mapping[str, Any]]] = {
 class DatabaseTools:
     """The toolkit of the category `db`. `call` is a `ports.Toolkit`."""
 
-    def __init__(self, settings: DbSettings) -> None:
-        """Create the toolkit. Raises `ConfigurationError` for an invalid URL."""
+    def __init__(self, settings: DbSettings, limits: DbLimits | None = None) -> None:
+        """Create the toolkit. Raises `ConfigurationError` for an invalid URL. `settings` decide
+        whether queries may write.
+        """
         self._settings = settings
+        self._limits = replace(limits or DbLimits(), write=settings.write)
         self._secrets = secret_values(settings)
         for databases in (settings, *settings.tenants.values()):
             for server in SCHEMES:
                 server_url(databases, server)
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
-        """Query a database until the call's deadline or for `db.seconds`. If a query that may have
+        """Query a database until the call's deadline or for 15 seconds. If a query that may have
         changed data times out, its outcome is unknown.
         """
         del workspace  # not needed
         timeout_status = ToolStatus.OUTCOME_UNKNOWN if self._settings.write else ToolStatus.TIMEOUT
         return await run_within(
-            call, self._settings.seconds, self._output(call, tenant), timeout_status=timeout_status
+            call, self._limits.seconds, self._output(call, tenant), timeout_status=timeout_status
         )
 
     async def _output(self, call: ToolCall, tenant: str) -> Output:
@@ -89,7 +93,7 @@ class DatabaseTools:
         return output
 
     async def _query(self, server: str, url: str, args: Mapping[str, Any]) -> Output:
-        limits = self._settings
+        limits = self._limits
         try:
             match server:
                 case "postgres":

@@ -45,18 +45,11 @@ class DockerSettings(Section):
         pattern="^[a-zA-Z0-9][a-zA-Z0-9_.-]*$",
         description="network of containers; never host; builds have none",
     )
-    user: str = Field(
-        "65534:65534",
-        pattern=r"^[1-9]\d*:[1-9]\d*$",
-        description="uid:gid of containers, whatever their image sets",
-    )
-    seconds: float = Field(120.0, gt=0, description="one call")
     memory_bytes: int = Field(
         512_000_000,
         ge=8_000_000,
         description="memory of one container, without swap; also of a build's steps",
     )
-    cpus: float = Field(1.0, gt=0, description="CPUs of one container")
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,9 @@ _SHORT, _LINE_BYTES = 12, 1_000_000
 _MAX_IMAGES = 4
 """Images that one workspace may build."""
 _OUTPUT_BYTES = 30_000
+_CALL_SECONDS = 120.0
+_CPUS = 1.0  # of one container
+_USER = "65534:65534"  # of containers, whatever their image sets
 _FORBIDDEN_NETWORKS = frozenset({"host", "container"})
 
 
@@ -66,10 +69,10 @@ class DockerTools:
         self._owners: dict[str, set[str]] = {}
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
-        """Run a tool until the call's deadline or for `docker.seconds`. A failure is a status, not
-        an exception.
+        """Run a tool until the call's deadline or for 120 seconds. A failure is a status, not an
+        exception.
         """
-        return await run_within(call, self._settings.seconds, self._output(call, workspace, tenant))
+        return await run_within(call, _CALL_SECONDS, self._output(call, workspace, tenant))
 
     async def run(self) -> None:
         """Remove expired containers and images of all processes until cancelled."""
@@ -216,7 +219,7 @@ class _WorkspaceContainers:
             "memory": str(settings.memory_bytes),
             "memswap": str(settings.memory_bytes),
             "cpuperiod": "100000",
-            "cpuquota": str(round(settings.cpus * 100_000)),
+            "cpuquota": str(round(_CPUS * 100_000)),
             "labels": self._labels() | {_TAG: tag},
         }
         output, failure = "", ""
@@ -267,7 +270,7 @@ class _WorkspaceContainers:
             "Cmd": command,
             "AttachStdout": True,
             "AttachStderr": True,
-            "User": self._settings.user,
+            "User": _USER,
             "Privileged": False,
         }
         exec_id = (await self._engine.call("POST", f"/containers/{full_id}/exec", body=options))[
@@ -401,7 +404,7 @@ class _WorkspaceContainers:
             "Image": image["Id"],
             **({"Cmd": list(args["command"])} if args["command"] else {}),
             "Env": list(args["env"]),
-            "User": settings.user,
+            "User": _USER,
             "Labels": self._labels() | {_TAG: str(image["tag"])},
             "Tty": False,
             "OpenStdin": False,
@@ -410,7 +413,7 @@ class _WorkspaceContainers:
                 "NetworkMode": settings.network,
                 "Memory": settings.memory_bytes,
                 "MemorySwap": settings.memory_bytes,
-                "NanoCpus": round(settings.cpus * 1e9),
+                "NanoCpus": round(_CPUS * 1e9),
                 "PidsLimit": self._limits.processes,
                 "CapDrop": ["ALL"],
                 "CapAdd": [],

@@ -28,7 +28,6 @@ class HttpSettings(Section):
         "addresses are not public",
     )
     only_allowed: bool = Field(default=False, description="tools may call only those in `allow`")
-    seconds: float = Field(30.0, gt=0, description="one call, redirects included")
     search_url: str | None = Field(None, description="root of a SearXNG server, for web.search")
 
 

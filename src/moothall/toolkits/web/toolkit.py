@@ -17,6 +17,8 @@ from moothall.toolkits.web.family import HttpSettings
 
 _RESPONSE_BYTES = 1_000_000
 """The size of a response after decompression; a longer one is truncated."""
+_CALL_SECONDS = 30.0
+"""The maximum duration of one call, redirects included."""
 _FILE_BYTES = 5_000_000
 """The size of a file from or for a workspace; more is refused."""
 _METHODS = {
@@ -36,8 +38,8 @@ _MAX_RESULTS, _RESULT_CHARS = 20, 500
 class WebTools:
     """The toolkit of the categories `http` and `web`. `call` is a `ports.Toolkit`."""
 
-    def __init__(self, settings: HttpSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: HttpSettings, seconds: float = _CALL_SECONDS) -> None:
+        self._settings, self._seconds = settings, seconds
         self._exchange = HttpCaller(settings)
         # The operator's own server may be called at any address.
         self._search = HttpCaller(
@@ -47,11 +49,11 @@ class WebTools:
         )
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
-        """Run a tool until its deadline or for `http.seconds`. A failure is a status, not an
+        """Run a tool until its deadline or for 30 seconds. A failure is a status, not an
         exception.
         """
         del tenant  # there is no state between calls
-        return await run_within(call, self._settings.seconds, self._output(call, workspace))
+        return await run_within(call, self._seconds, self._output(call, workspace))
 
     async def _output(self, call: ToolCall, workspace: Workspace) -> Output:
         args = call.arguments

@@ -71,6 +71,8 @@ class Pods:
 class JobExecutor(ExecutorClient):
     """A running executor in the pod of a Job."""
 
+    copies_beside = False
+
     def __init__(
         self, setup: ExecutorSetup, folder: Path, settings: WorkspaceSections, pods: Pods
     ) -> None:

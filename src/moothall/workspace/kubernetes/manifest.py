@@ -23,6 +23,7 @@ OWNER_LABELS = {"task_id": "moothall/task", "seat": "moothall/seat", "tenant": "
 _UNSAFE_CHARACTERS, _LABEL_CHARS = re.compile(r"[^A-Za-z0-9._-]+"), 63
 _EXTRA_MEMORY_BYTES = 64_000_000  # for the executor itself, and its volumes in memory
 _LINK_MEMORY_BYTES = 512_000_000
+_TTL_SECONDS = 60  # how long a finished workspace can be inspected
 _RESTRICTED = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -82,7 +83,7 @@ def job(
         "spec": {
             "backoffLimit": 0,
             "activeDeadlineSeconds": jobs.seconds,
-            "ttlSecondsAfterFinished": jobs.ttl_seconds,
+            "ttlSecondsAfterFinished": _TTL_SECONDS,
             "template": {
                 "metadata": {"labels": dict(labels)},
                 "spec": _pod(name, setup, settings, bus),

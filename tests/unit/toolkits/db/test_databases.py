@@ -13,7 +13,7 @@ from moothall.config import secret_values
 from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
-from moothall.toolkits.db.family import Databases, DbFamily, DbSettings
+from moothall.toolkits.db.family import Databases, DbFamily, DbLimits, DbSettings
 from moothall.toolkits.db.toolkit import DatabaseTools, server_url
 from moothall.toolkits.results import ANSWER_BYTES, Table, jsonable, size
 from support.tool_gateway import FakeWorkspace, in_seconds
@@ -51,7 +51,7 @@ def test_what_is_nested_too_deep_ends() -> None:
     st.lists(st.lists(st.text(max_size=300).map(lambda text: 60 * text), max_size=3), max_size=30)
 )
 def test_a_table_lets_out_only_so_much(rows: list[list[str]]) -> None:
-    table = Table(["a"], DbSettings(rows=10))
+    table = Table(["a"], DbLimits(rows=10))
     taken = [row for row in rows if not table.cut and table.add(row)]
     assert table.output()["rows"] == taken == rows[: len(taken)]
     assert len(taken) <= 10

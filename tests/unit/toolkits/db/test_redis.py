@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from moothall.toolkits.db.family import DbSettings
+from moothall.toolkits.db.family import DbLimits
 from moothall.toolkits.db.redis import _connect, _connection
 
 
@@ -20,7 +20,7 @@ async def test_replies_are_read_from_the_stream_that_we_bound() -> None:
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         connection = _connection(
-            f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", DbSettings()
+            f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", DbLimits()
         )
         await _connect(connection)
         parser: Any = connection._parser

@@ -115,12 +115,13 @@ async def act(
     settings: HttpSettings,
     folder: Path | None = None,
     seconds: float = 20,
+    own_seconds: float = 30,
     **arguments: Any,
 ) -> ToolResult:
     """Run a tool as the gate would: arguments checked, defaults filled in."""
     checked = _ARGUMENTS[tool].model_validate(arguments).model_dump()
     call = ToolCall("request-1", tool, checked, in_seconds(seconds))
-    return await WebTools(settings).call(call, Folder(folder or Path("/")), "local")
+    return await WebTools(settings, own_seconds).call(call, Folder(folder or Path("/")), "local")
 
 
 def allowing(site: Site, **more: Any) -> HttpSettings:
@@ -293,7 +294,7 @@ async def test_time_is_bounded(site: Site) -> None:
     """By the call's deadline and by the setting."""
     result = await act("http.get", allowing(site), seconds=0.3, url=f"{site.url}/slow")
     assert result.status is ToolStatus.TIMEOUT
-    result = await act("http.get", allowing(site, seconds=0.3), url=f"{site.url}/slow")
+    result = await act("http.get", allowing(site), own_seconds=0.3, url=f"{site.url}/slow")
     assert result.status is ToolStatus.TIMEOUT
 
 

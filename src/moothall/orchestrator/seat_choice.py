@@ -1,0 +1,317 @@
+"""Which models should take the seats of a task, from the results of earlier tasks. Pure.
+
+A task has a kind: its repository, language, area and size. The models are compared on earlier tasks
+of the same kind or, if there are too few, of a wider one. Two models complement each other if at
+least one of them solves most of these tasks.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+
+from moothall.domain.budget import Budget, Usage
+from moothall.sandbox_runtime.syntax import ENDINGS
+
+PAIR = 2
+"""The number of seats of a chosen council, if the request names none."""
+MIN_TASKS = 5
+"""The number of earlier tasks without which nothing is chosen. A kind with fewer is widened."""
+PRICE_OF_DEAREST = 0.1
+"""The share of solved tasks that is worth the cost of the dearest models: models that cost half as
+much may solve 5 of 100 tasks fewer. The share among ten tasks differs by more by chance.
+"""
+_PRIOR_TASKS = 1.0
+"""The weight of what is expected without results, in tasks."""
+_LONG_WORDS, _AREA_CHARS = 40, 40
+_LEVELS = (
+    ("repository", "language", "area", "size"),
+    ("repository", "language", "area"),
+    ("repository", "language"),
+    ("repository",),
+    ("language",),
+    (),
+)
+"""The fields of kinds that are compared, the narrowest kind first."""
+_PATH = re.compile(r"(?<![\w:/.-])(?:[\w.-]+/)*[\w.-]+(?P<ending>\.[a-z]{1,4})\b")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskKind:
+    """A kind of task. `area` is the first folder of the first path that its text names, `size`
+    short or long, by the length of its text.
+    """
+
+    repository: str = ""
+    language: str = ""
+    area: str = ""
+    size: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What a seat with a model achieved. `solved`: an independent test supports one of its answers;
+    `first`: its first answer.
+    """
+
+    model: str
+    solved: bool
+    first: bool
+    usage: Usage = Usage()
+
+
+@dataclass(frozen=True, slots=True)
+class PastTask:
+    """An earlier task and the seats that worked on it."""
+
+    kind: TaskKind
+    attempts: tuple[Attempt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The chosen models, '' for the default one; none if there is too little to learn from.
+    `reason` says why, in one line. `share` is the expected share of solved tasks, `cost` that of
+    the seats: US dollars, or tokens if no model has a price.
+    """
+
+    models: tuple[str, ...]
+    reason: str
+    share: float = 0.0
+    cost: float = 0.0
+
+
+def kind_of(text: str, repository: str, language: str) -> TaskKind:
+    """Return the kind of a task. `language` counts if the text names no file in a known one."""
+    area = ""
+    for match in _PATH.finditer(text):
+        if named := ENDINGS.get(match["ending"]):
+            language = named
+            folders = match[0].lstrip("./").rpartition("/")[0]
+            area = folders.partition("/")[0][:_AREA_CHARS]
+            break
+    size = "long" if len(text.split()) > _LONG_WORDS else "short"
+    return TaskKind(repository, language, area, size)
+
+
+def main_language(paths: Iterable[str]) -> str:
+    """Return the language of most paths, '' if none is known."""
+    counts: dict[str, int] = {}
+    for path in paths:
+        if language := ENDINGS.get(path[path.rfind(".") :]):
+            counts[language] = counts.get(language, 0) + 1
+    return max(sorted(counts), key=counts.__getitem__, default="")
+
+
+def usual_language(past: Sequence[PastTask], repository: str) -> str:
+    """Return the most common language of a repository's tasks, '' if it has none."""
+    languages = [task.kind.language for task in past if task.kind.repository == repository]
+    return max(sorted({*languages}), key=languages.count, default="")
+
+
+def solve_share(model: str, tasks: Sequence[PastTask], expected: float = 0.5) -> float:
+    """Return the expected share of solved tasks of one seat with a model: the mean of a Beta
+    distribution whose prior has the mean `expected` and the weight of one task.
+    """
+    attempts = [attempt for task in tasks for attempt in _of_model(task, model)]
+    solved = sum(attempt.solved for attempt in attempts)
+    return (solved + _PRIOR_TASKS * expected) / (len(attempts) + _PRIOR_TASKS)
+
+
+def pair_share(
+    pair: tuple[str, str], tasks: Sequence[PastTask], others: Sequence[PastTask]
+) -> float:
+    """Return the expected share of tasks that at least one of two seats solves: the share of the
+    better one, and that of the other among the tasks that the better one fails.
+
+    The latter is counted on tasks on which both worked. Its prior is the share of the second model,
+    and 0 for another seat of the same model. `others`: tasks of other kinds, for the priors.
+    """
+    shares = {model: solve_share(model, tasks, solve_share(model, others)) for model in pair}
+    best = max(shares.values())
+    together = []
+    for first, second in {pair, pair[::-1]}:
+        if shares[first] == best:
+            failed, rescued = count_rescued(first, second, tasks)
+            prior = 0.0 if first == second else shares[second]
+            together.append((rescued + _PRIOR_TASKS * prior) / (failed + _PRIOR_TASKS))
+    return best + (1 - best) * max(together)
+
+
+def count_rescued(first: str, second: str, tasks: Sequence[PastTask]) -> tuple[int, int]:
+    """Return the number of tasks that a seat with the first model failed while one with the second
+    worked on them, and the number of those that the second solved.
+    """
+    outcomes = [pair for pair in _pairs(first, second, tasks) if not pair[0].solved]
+    return len(outcomes), sum(other.solved for _, other in outcomes)
+
+
+def count_together(pair: tuple[str, str], tasks: Sequence[PastTask]) -> tuple[int, int]:
+    """Return the number of tasks on which seats with both models worked, and the number of those
+    that at least one of these two seats solved.
+    """
+    outcomes = _pairs(*pair, tasks)
+    return len(outcomes), sum(one.solved or other.solved for one, other in outcomes)
+
+
+def _pairs(first: str, second: str, tasks: Sequence[PastTask]) -> list[tuple[Attempt, Attempt]]:
+    """Return a seat with each model of the tasks on which both worked."""
+    pairs = []
+    for task in tasks:
+        ones, others = _of_model(task, first), _of_model(task, second)
+        if first == second:
+            others = others[1:]
+        if ones and others:
+            pairs.append((ones[0], others[0]))
+    return pairs
+
+
+def choose_models(
+    kind: TaskKind, past: Sequence[PastTask], known: Sequence[str], seats: int, budget: Budget
+) -> Choice:
+    """Return the models, at most two, that solve most tasks of a kind for their cost. `seats` use
+    them in turn. `known` are the models of the settings.
+
+    Models without a result are not chosen, and neither are models whose expected cost exceeds the
+    budget, unless all do.
+    """
+    past = tuple(
+        PastTask(task.kind, attempts)
+        for task in past
+        if (attempts := tuple(one for one in task.attempts if one.model in known))
+    )
+    if len(past) < MIN_TASKS or not any(one.solved for task in past for one in task.attempts):
+        return Choice((), _too_little(past))
+    fields, tasks, others = _narrow(kind, past)
+    names = [name for name in known if any(_of_model(task, name) for task in past)]
+    priced = any(one.usage.cost_usd for task in past for one in task.attempts)
+    costs = {name: _mean_cost(name, tasks, others, priced=priced) for name in names}
+    limit = budget.cost_usd if priced else budget.tokens
+    options = [
+        Choice(
+            models,
+            "",
+            _share(models, tasks, others),
+            sum(costs[models[number % len(models)]] for number in range(seats)),
+        )
+        for models in _candidates(names, seats)
+    ]
+    affordable = [one for one in options if not limit or one.cost <= limit]
+    if not affordable:
+        affordable = [min(options, key=lambda one: one.cost)]
+    dearest = max(one.cost for one in options) or 1.0
+    chosen = max(
+        affordable,
+        key=lambda one: (one.share - PRICE_OF_DEAREST * one.cost / dearest, -one.cost),
+    )
+    reason = _explain(chosen, affordable, tasks, _describe(kind, fields), priced=priced)
+    return Choice(chosen.models, reason, chosen.share, chosen.cost)
+
+
+def _candidates(names: Sequence[str], seats: int) -> list[tuple[str, ...]]:
+    if seats == 1:
+        return [(name,) for name in names]
+    return list(combinations_with_replacement(names, PAIR))
+
+
+def _share(models: tuple[str, ...], tasks: Sequence[PastTask], others: Sequence[PastTask]) -> float:
+    if len(models) == 1:
+        return solve_share(models[0], tasks, solve_share(models[0], others))
+    return pair_share((models[0], models[1]), tasks, others)
+
+
+def _narrow(
+    kind: TaskKind, past: Sequence[PastTask]
+) -> tuple[tuple[str, ...], Sequence[PastTask], Sequence[PastTask]]:
+    """Return the compared fields of the narrowest kind with enough tasks, its tasks, and the
+    others.
+    """
+    fields: tuple[str, ...] = ()
+    for fields in _LEVELS:
+        wanted = [getattr(kind, name) for name in fields]
+        is_same = [[getattr(task.kind, name) for name in fields] == wanted for task in past]
+        if sum(is_same) >= MIN_TASKS:
+            break
+    return (
+        fields,
+        [task for task, same in zip(past, is_same, strict=True) if same],
+        [task for task, same in zip(past, is_same, strict=True) if not same],
+    )
+
+
+def _of_model(task: PastTask, model: str) -> list[Attempt]:
+    return [attempt for attempt in task.attempts if attempt.model == model]
+
+
+def _mean_cost(
+    model: str, tasks: Sequence[PastTask], others: Sequence[PastTask], *, priced: bool
+) -> float:
+    """Return the mean cost of a seat with a model, of all tasks if it worked on none of `tasks`."""
+    for some in (tasks, others):
+        usages = [one.usage for task in some for one in _of_model(task, model)]
+        if usages:
+            amounts = [usage.cost_usd if priced else usage.tokens for usage in usages]
+            return math.fsum(amounts) / len(amounts)
+    return 0.0
+
+
+def _too_little(past: Sequence[PastTask]) -> str:
+    return (
+        f"auto: nothing to learn from yet ({_count(len(past), 'earlier task')} with a result, at "
+        f"least {MIN_TASKS} are needed, one of them solved); the configured models take the seats"
+    )
+
+
+def _explain(
+    chosen: Choice,
+    options: Sequence[Choice],
+    tasks: Sequence[PastTask],
+    kind: str,
+    *,
+    priced: bool,
+) -> str:
+    """Return why models were chosen, with the counts and the next best choice."""
+    figures = []
+    for model in dict.fromkeys(chosen.models):
+        attempts = [one for task in tasks for one in _of_model(task, model)]
+        solved, first = sum(one.solved for one in attempts), sum(one.first for one in attempts)
+        figures.append(
+            f"{_name(model)} solved {solved} of {len(attempts)}, {first} with its first answer"
+        )
+    if len(chosen.models) == PAIR:
+        together, solved = count_together((chosen.models[0], chosen.models[1]), tasks)
+        if together:
+            figures.append(f"together {solved} of {together}")
+    text = (
+        f"auto: {_label(chosen, priced=priced)}, from {_count(len(tasks), 'earlier task')} "
+        f"{kind}: {'; '.join(figures)}"
+    )
+    others = [one for one in options if one.models != chosen.models]
+    if others:
+        next_best = max(others, key=lambda one: (one.share, -one.cost))
+        text += f". Next best: {_label(next_best, priced=priced)}"
+    return text
+
+
+def _label(choice: Choice, *, priced: bool) -> str:
+    cost = f"${choice.cost:.4f}" if priced else f"{choice.cost:,.0f} tokens"
+    names = " + ".join(map(_name, choice.models))
+    return f"{names} ({100 * choice.share:.0f} % expected, {cost})"
+
+
+def _name(model: str) -> str:
+    return model or "default"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _describe(kind: TaskKind, fields: Sequence[str]) -> str:
+    """Return a kind in words: `of this repository (python, src, short)`."""
+    where = "of this repository" if "repository" in fields else "of all repositories"
+    values = [value for name in fields if name != "repository" and (value := getattr(kind, name))]
+    return f"{where} ({', '.join(values)})" if values else where

@@ -1,0 +1,393 @@
+"""The sandboxes of a node, which hosts on any node open and use by calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import sys
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from moothall.concurrency import clock_watched
+from moothall.config import WorkspaceSections
+from moothall.errors import MoothallError, PatchRefused, SandboxUnavailable, WorkspaceFailed
+from moothall.repositories.changes import ChangeCaps
+from moothall.sandbox.bubblewrap import interpreter
+from moothall.sandbox.probe import check_layers
+from moothall.telemetry import get_logger
+from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
+from moothall.workspace.executor_connection import grammars
+from moothall.workspace.nodes.folders import Fetch, FolderCache
+from moothall.workspace.nodes.placement import USUAL, Heartbeats, Pace
+from moothall.workspace.pool import ExecutorPool
+from moothall.workspace.slots import queued_since
+from moothall.workspace.wasm import ModuleFolder
+
+_LOG_BYTES = 64_000
+_WAIT_SECONDS = 0.02  # a shorter wait for a core is not reported
+_RAISED = (PatchRefused, SandboxUnavailable, WorkspaceFailed)
+log = get_logger(__name__)
+
+
+def installation() -> tuple[str, ...]:
+    """Return what must be the same on a host and a node, because environments refer to it."""
+    return (
+        f"moothall {version('moothall')}",
+        f"Python {sys.version.split()[0]}",
+        f"{interpreter()}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """The answer to a heartbeat.
+
+    generation: another one after a restart, which ends all sandboxes.
+    refusal: why the node can run no sandboxes, or ''.
+    cores: how many commands it runs at a time; `waiting` wait for a core, `running` have one.
+    open: its open sandboxes by host.
+    folders: the names of the folders that it has.
+    """
+
+    generation: str
+    installation: tuple[str, ...] = field(default_factory=installation)
+    refusal: str = ""
+    cores: int = 1
+    waiting: int = 0
+    running: int = 0
+    open: Mapping[str, int] = field(default_factory=dict)
+    folders: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A sandbox that a host wants.
+
+    setup: its paths are those on the host.
+    folders: the names of those folders that the node unpacks, by their paths.
+    upper: the host's path of the changes of the sandbox `beside`, on whose files it works.
+    """
+
+    host: str
+    sandbox: str
+    setup: ExecutorSetup
+    owner: Mapping[str, str]
+    folders: Mapping[Path, str]
+    beside: str = ""
+    upper: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request for an executor, or for the changes in its workspace if `caps` is set.
+
+    queued_at: since when it counts as waiting for a core (Unix time); 0: since the sandbox is open.
+    seconds_left: until its deadline; None: it has none. Clocks of machines differ.
+    options: the arguments of `ExecutorClient.request`.
+    asks: whether the host answers questions.
+    """
+
+    sandbox: str
+    number: int
+    op: str = ""
+    queued_at: float = 0.0
+    seconds_left: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    base_files: Sequence[str] = ()
+    caps: ChangeCaps | None = None
+    asks: bool = True
+
+
+class Kind(StrEnum):
+    """The kinds of steps of a request."""
+
+    ANSWER = "answer"
+    QUESTION = "question"
+    WAITS = "waits"  # for a core; until it runs, its time limits pause
+    RUNS = "runs"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The next thing that a host hears of its request, or the result of another call."""
+
+    kind: Kind
+    value: Any = None
+
+    def result(self) -> Any:
+        """Return the value. Raises what the call raised on the node."""
+        if self.kind is Kind.FAILED:
+            raise self.value
+        return self.value
+
+
+class _Conversation:
+    """A running request with its questions."""
+
+    def __init__(self, work: Callable[[_Conversation], Coroutine[Any, Any, Any]]) -> None:
+        self._steps: asyncio.Queue[Step] = asyncio.Queue()
+        self._wait: asyncio.TimerHandle | None = None
+        self._reply: asyncio.Future[Any] | None = None
+        self._task = asyncio.create_task(self._run(work))
+
+    async def _run(self, work: Callable[[_Conversation], Coroutine[Any, Any, Any]]) -> None:
+        try:
+            with clock_watched(self):
+                step = Step(Kind.ANSWER, await work(self))
+        except _RAISED as error:
+            step = Step(Kind.FAILED, type(error)(error.message))
+        except Exception as error:
+            log.exception("a request failed on the node")
+            step = Step(Kind.FAILED, WorkspaceFailed(f"the node failed: {error!r}"[:1000]))
+        self._steps.put_nowait(step)
+
+    def stop(self) -> None:
+        """Tell the host soon that the request waits for a core."""
+        self._wait = asyncio.get_running_loop().call_later(_WAIT_SECONDS, self._report_wait)
+
+    def _report_wait(self) -> None:
+        self._wait = None
+        self._steps.put_nowait(Step(Kind.WAITS))
+
+    def go_on(self) -> None:
+        """Tell the host that the request runs, if it was told of the wait."""
+        if self._wait is None:
+            self._steps.put_nowait(Step(Kind.RUNS))
+        else:
+            self._wait.cancel()
+
+    async def ask(self, question: Any) -> Any:
+        """Ask the host and return its reply."""
+        self._reply = asyncio.get_running_loop().create_future()
+        self._steps.put_nowait(Step(Kind.QUESTION, question))
+        return await self._reply
+
+    async def next_step(self, reply: Any = None) -> Step:
+        """Return the next step. `reply` answers the last question."""
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_result(reply)
+        return await self._steps.get()
+
+    def cancel(self) -> None:
+        """Stop the request, and tell its host if that still waits."""
+        self._task.cancel()
+        self._steps.put_nowait(Step(Kind.FAILED, WorkspaceFailed("the workspace was closed")))
+
+
+@dataclass(slots=True)
+class _Sandbox:
+    """An open sandbox of a host, and the folders that it uses."""
+
+    host: str
+    executor: ExecutorClient
+    folders: tuple[str, ...]
+    conversations: dict[int, _Conversation] = field(default_factory=dict)
+
+
+class NodeSandboxes:
+    """The sandboxes of one node. `fetch` returns a part of an archive that a host sent.
+
+    `serve` must run meanwhile. Each call of a host names the generation that it knows, because
+    after a restart its sandboxes are gone.
+    """
+
+    def __init__(self, settings: WorkspaceSections, fetch: Fetch, pace: Pace = USUAL) -> None:
+        self._settings, self._fetch, self._pace = settings, fetch, pace
+        self.generation = secrets.token_hex(8)
+        self._refusal = ""
+        self._pool: ExecutorPool
+        self._folders: FolderCache
+        self._sandboxes: dict[str, _Sandbox] = {}
+        self._opening: set[str] = set()
+        self._hosts = Heartbeats(pace.host_silent)
+        self._ready = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Open sandboxes until cancelled; then end all of them."""
+        try:
+            self._settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            await check_layers(self._settings.sandbox)
+            modules = ModuleFolder(self._settings)
+            await modules.compile_all()
+        except (MoothallError, OSError) as error:
+            self._refusal = str(error)
+            self._ready.set()
+            await asyncio.Event().wait()
+        async with ExecutorPool(self._settings, (*modules.binds, *grammars())) as self._pool:
+            self._folders = FolderCache(self._pool.folder / "folders", self._fetch)
+            self._ready.set()
+            while True:
+                await asyncio.sleep(self._pace.beat)
+                await self._end_sandboxes_of_silent_hosts()
+
+    @property
+    def open_count(self) -> int:
+        """How many sandboxes are open."""
+        return len(self._sandboxes)
+
+    async def beat(self, host: str) -> NodeState:
+        """Record that a host lives, and return the state. Waits until the node has started."""
+        await self._ready.wait()
+        if host:
+            self._hosts.record(host)
+        if self._refusal:
+            return NodeState(self.generation, refusal=self._refusal)
+        slots = self._pool.slots
+        return NodeState(
+            self.generation,
+            cores=slots.count,
+            waiting=slots.waiting,
+            running=slots.running,
+            open=Counter(sandbox.host for sandbox in self._sandboxes.values()),
+            folders=self._folders.names,
+        )
+
+    async def open(self, generation: str, order: Order, parts: Mapping[str, Sequence[Any]]) -> Step:
+        """Open a sandbox. `parts`: references to the archives of folders, by name.
+
+        The answer is the set of folders whose archives are missing, empty if it is open.
+        """
+        try:
+            self._check(generation)
+            return Step(Kind.ANSWER, await self._open(order, parts))
+        except _RAISED as error:
+            return Step(Kind.FAILED, type(error)(error.message))
+
+    async def _open(self, order: Order, parts: Mapping[str, Sequence[Any]]) -> frozenset[str]:
+        missing = self._folders.missing(order.folders.values()) - parts.keys()
+        if missing:
+            return missing
+        held: list[str] = []
+        self._opening.add(order.sandbox)
+        try:
+            places = {}
+            for path, name in order.folders.items():
+                places[path] = await self._folders.hold(name, parts.get(name, ()))
+                held.append(name)
+            if order.beside and order.upper:
+                places[order.upper] = self._sandbox(order.beside).executor.upper
+            setup = _on_this_node(order.setup, places)
+            executor = await self._pool.acquire(setup, owner=order.owner)
+        except BaseException:
+            self._opening.discard(order.sandbox)
+            await asyncio.shield(self._folders.release(held))
+            raise
+        sandbox = _Sandbox(order.host, executor, tuple(held))
+        if order.sandbox not in self._opening:
+            await self._end(sandbox)
+            raise WorkspaceFailed("the workspace was closed while it was opened")
+        self._opening.discard(order.sandbox)
+        self._sandboxes[order.sandbox] = sandbox
+        return frozenset()
+
+    async def request(self, generation: str, request: Request) -> Step:
+        """Start a request and return its first step."""
+        try:
+            self._check(generation)
+            sandbox = self._sandbox(request.sandbox)
+        except WorkspaceFailed as error:
+            return Step(Kind.FAILED, error)
+        conversation = _Conversation(lambda talk: _answer(sandbox.executor, request, talk))
+        sandbox.conversations[request.number] = conversation
+        return await self._step(sandbox, request.number, None)
+
+    async def go_on(self, generation: str, name: str, number: int, reply: Any) -> Step:
+        """Return the next step of a request. `reply` answers its question, if it was one."""
+        try:
+            self._check(generation)
+            return await self._step(self._sandbox(name), number, reply)
+        except WorkspaceFailed as error:
+            return Step(Kind.FAILED, error)
+
+    async def _step(self, sandbox: _Sandbox, number: int, reply: Any) -> Step:
+        if (conversation := sandbox.conversations.get(number)) is None:
+            raise WorkspaceFailed("the request is not running any more")
+        step = await conversation.next_step(reply)
+        if step.kind in {Kind.ANSWER, Kind.FAILED}:
+            sandbox.conversations.pop(number, None)
+        return step
+
+    async def cancel(self, generation: str, name: str, number: int) -> None:
+        """Stop a request whose host does not wait any more."""
+        sandbox = self._sandboxes.get(name) if generation == self.generation else None
+        if sandbox and (conversation := sandbox.conversations.pop(number, None)):
+            conversation.cancel()
+
+    async def close(self, generation: str, name: str) -> str:
+        """End a sandbox and return its log; '' if there is none of this name."""
+        self._opening.discard(name)  # its host may not wait for it any more
+        sandbox = self._sandboxes.pop(name, None) if generation == self.generation else None
+        if sandbox is None:
+            return ""
+        text = await asyncio.to_thread(_read_log, sandbox.executor.folder / "sandbox.log")
+        await self._end(sandbox)
+        return text
+
+    async def _end(self, sandbox: _Sandbox) -> None:
+        for conversation in sandbox.conversations.values():
+            conversation.cancel()
+        self._pool.release(sandbox.executor)
+        await self._folders.release(sandbox.folders)
+
+    async def _end_sandboxes_of_silent_hosts(self) -> None:
+        for host in self._hosts.forget_silent():
+            names = [name for name, held in self._sandboxes.items() if held.host == host]
+            log.warning("a host is silent; its sandboxes are ended", host=host, count=len(names))
+            for name in names:
+                await self._end(self._sandboxes.pop(name))
+
+    def _check(self, generation: str) -> None:
+        if generation != self.generation:
+            raise WorkspaceFailed("the node's sandboxes were started again, and this one is gone")
+        if self._refusal:
+            raise SandboxUnavailable(self._refusal)
+
+    def _sandbox(self, name: str) -> _Sandbox:
+        if (sandbox := self._sandboxes.get(name)) is None:
+            raise WorkspaceFailed("the node has no such workspace: it was ended")
+        return sandbox
+
+
+async def _answer(executor: ExecutorClient, request: Request, talk: _Conversation) -> Any:
+    if request.caps is not None:
+        return await executor.changes(request.base_files, request.caps, talk.ask)
+    seconds = request.seconds_left
+    with queued_since(request.queued_at):
+        return await executor.request(
+            request.op,
+            answer_question=talk.ask if request.asks else None,
+            deadline=None if seconds is None else datetime.now(UTC) + timedelta(seconds=seconds),
+            **request.options,
+        )
+
+
+def _on_this_node(setup: ExecutorSetup, places: Mapping[Path, Path]) -> ExecutorSetup:
+    """Return a setup with this node's paths. Raises `SandboxUnavailable` for a path that the host
+    and the node do not share.
+    """
+    shared = (*(path for path, _ in setup.ro), *setup.toolchains, setup.python)
+    for path in shared:
+        if path is not None and not path.exists():
+            raise SandboxUnavailable(
+                f"{path} is missing on the node; install the same programs on every node"
+            )
+    return replace(
+        setup,
+        tree=tuple(places[path] for path in setup.tree),
+        env=None if setup.env is None else places[setup.env],
+        history=None if setup.history is None else places[setup.history],
+    )
+
+
+def _read_log(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_bytes()[-_LOG_BYTES:].decode(errors="replace")
+    return ""
