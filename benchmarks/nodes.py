@@ -98,7 +98,6 @@ async def _cluster(folder: Path, stub: Stub, count: int) -> AsyncIterator[Act]:
             "MOOTHALL_SANDBOX__CORES": "32",
             # So slow a node needs longer than a limit allows.
             "MOOTHALL_WORKSPACE__CHECK_FLOOR_SECONDS": "600",
-            "MOOTHALL_WORKSPACE__CASE_SECONDS": "600",
             "MOOTHALL_SANDBOX__WALL_SECONDS": "600",
             "MOOTHALL_LIMITS__DELIBERATION_SECONDS": "1800",
         }

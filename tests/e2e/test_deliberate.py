@@ -170,7 +170,7 @@ async def test_the_other_protocols(command: Command, repo: Path, protocol: str) 
     [
         (("--role", "wizard", TASK), "unknown role 'wizard'; the roles are dev, qa"),
         (("--agents", "10000", TASK), "'--agents': 10000 is not in the range 1 to 16"),
-        (("--rounds", "99", TASK), "'--rounds': 99 is not in the range 0 to 8"),
+        (("--rounds", "99", TASK), "'--rounds': 99 is not in the range 0<=x<=8"),
         (("--protocol", "votes", TASK), "did you mean vote?"),
         (("  ",), "the task is empty"),
         (("x" * 20_001,), "20001 characters; at most 20000"),

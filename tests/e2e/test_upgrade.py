@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -90,8 +91,13 @@ async def test_a_deliberation_of_an_older_version_is_finished(
     python = install_older(tmp_path / "before")
     sample = make_sample(tmp_path / "sample").path
     now = Command(tmp_path / "data", model.base_url, {**QUICK, "MOOTHALL_RAY__MODE": "process"})
+    # The older version finds the server of the bus on PATH: its own environment has none.
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     before = Command(
-        tmp_path / "data", model.base_url, QUICK | {"PYTHONPATH": ""}, python=str(python)
+        tmp_path / "data",
+        model.base_url,
+        QUICK | {"PYTHONPATH": "", "PATH": path},
+        python=str(python),
     )
     where = subprocess.run(
         (python, "-c", "import moothall; print(moothall.__file__)"),

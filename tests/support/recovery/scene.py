@@ -99,8 +99,8 @@ def _tests(name: str) -> tuple[str, dict[str, Any]]:
     return "files.write", {"path": f"tests/test_{name}.py", "content": content}
 
 
-def _append(docstring: str, text: str) -> tuple[str, dict[str, Any]]:
-    return "files.append", {"path": "src/utils.py", "content": _function(docstring, text)}
+def _append(content: str) -> tuple[str, dict[str, Any]]:
+    return "files.append", {"path": "src/utils.py", "content": content}
 
 
 def _mend(wrong: str) -> tuple[str, dict[str, Any]]:
@@ -109,11 +109,14 @@ def _mend(wrong: str) -> tuple[str, dict[str, Any]]:
 
 _OUTPUT_TEXT: Mapping[tuple[str, str, str], str] = {
     ("001", "propose", "0.1"): _turn(("files.read", {"path": "src/utils.py"})),
-    ("001", "propose", "0.2"): _turn(_append("Return the greeting.", "Goodbye"), _tests("first")),
+    ("001", "propose", "0.2"): _turn(
+        _append(_function("Return the greeting.", "Goodbye")), _tests("first")
+    ),
     ("001", "revise", "1.1"): _turn(_mend("Goodbye")),
     ("002", "propose", "0.1"): _turn(("files.list", {}), ("files.search", {"pattern": "hello"})),
     ("002", "propose", "0.2"): _turn(
-        _append("Return the classic greeting, as everybody knows it.", "Good morning"),
+        # Another change of the code: equal ones are not reviewed.
+        _append('\n\ndef hello_world():\n    text = "Good morning"\n    return text\n'),
         _tests("second"),
     ),
     ("002", "revise", "1.1"): _turn(_mend("Good morning")),

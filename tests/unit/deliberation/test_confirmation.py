@@ -14,6 +14,7 @@ from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.tool import Bounds
 from moothall.testing.model import phase_of, seat_of
 from support.council import ONE, TWO, append, by_seat, outcome_from, review, scripted
+from support.judged_base import PYTEST, judged_base
 
 OTHER = '\n\ndef hello_world() -> str:\n    return "Hello, " + "World!"\n'
 THIRD = '\n\ndef hello_world() -> str:\n    return "Hello, {}!".format("World")\n'
@@ -71,6 +72,28 @@ async def test_answers_that_differ_in_comments_or_quotes_share_the_further_runs(
     proposed = [result for result in outcome.results if result.diff]
     assert len({result.diff for result in proposed}) >= 2
     assert {result.level for result in proposed} == {EvidenceLevel.PROVEN}
+
+
+@pytest.mark.e2e
+async def test_a_later_answer_shares_the_further_runs_unless_it_brings_tests(
+    tmp_path: Path,
+) -> None:
+    files = {
+        "src/utils.py": "def add(a: int, b: int) -> int:\n    return a + b\n",
+        "tests/test_utils.py": "from src.utils import hello_world\n\n\ndef test_hello_world():\n"
+        '    assert hello_world() == "Hello, World!"\n',
+    }
+    async with judged_base(tmp_path, files, PYTEST, task="Add hello_world()") as base:
+        evaluator = base.evaluator()
+        first = await base.confirmed({"src/utils.py": files["src/utils.py"] + QUOTED}, evaluator)
+        assert first.level is EvidenceLevel.PROVEN
+        changed = {"src/utils.py": files["src/utils.py"] + COMMENTED}
+        later = await evaluator.evaluate(base.proposal(changed, 2))
+        assert later.assessment.confirmed
+        assert later.level is EvidenceLevel.PROVEN
+        own_test = {"tests/test_more.py": "def test_nothing():\n    pass\n"}
+        with_test = await evaluator.evaluate(base.proposal(changed | own_test, 3))
+        assert not with_test.assessment.confirmed
 
 
 async def _deliberate(council: Any, two: str) -> Outcome:

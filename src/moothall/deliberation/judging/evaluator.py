@@ -112,6 +112,8 @@ class Evaluator:
         self._assessments: dict[str, Assessment] = {}
         self._further = FurtherRuns(runner, prepared, base_failures or BaseFailures())
         self._waiting: dict[str, _Judgement] = {}
+        self._confirmed: dict[str, tuple[_Judgement, tuple[str, ...]]] = {}
+        """By diff, its judgement, and the cases that had passed once before it was confirmed."""
         self._first_evidence: dict[str, tuple[Evidence, ...]] = {}
         self._details: dict[str, Mapping[str, str]] = {}
         self._altered_examples: dict[str, Sequence[str]] = {}
@@ -126,6 +128,8 @@ class Evaluator:
         async with self._locks.setdefault(key, asyncio.Lock()):
             if key not in self._assessments:
                 self._assessments[key] = await self._assess(proposal, key)
+                for confirmed_key in [*self._confirmed]:
+                    await self._share_confirmation(confirmed_key, key)
         evaluated = Candidate(proposal, self._assessments[key], details=self._details.get(key, {}))
         if evaluated.assessment.confirmed:
             await self._publish(evaluated)
@@ -140,13 +144,14 @@ class Evaluator:
         async with self._locks.setdefault(key, asyncio.Lock()):
             judgement = self._waiting.get(key)
             if judgement is not None:
-                same_change = self._find_same_change(key)
+                passed_once = judgement.assessment.fixed
                 await self._confirm(judgement)
+                self._confirmed[key] = (judgement, passed_once)
                 self._assessments[key] = await self._complete(judgement, key)
                 self._waiting.pop(key, None)
-                for other in same_change:
-                    await self._share_confirmation(judgement, other)
-                keys |= same_change
+                for other in [*self._waiting]:
+                    if await self._share_confirmation(key, other):
+                        keys.add(other)
         confirmed = []
         for candidate in judged:
             key = digest(candidate.proposal.diff)
@@ -163,29 +168,25 @@ class Evaluator:
             )
         return tuple(confirmed)
 
-    def _find_same_change(self, key: str) -> set[str]:
-        """Return the other waiting diffs with the same effect on the code and the same fixed cases.
+    async def _share_confirmation(self, confirmed_key: str, key: str) -> bool:
+        """Apply the further runs of a confirmed diff to a waiting one with the same effect on the
+        code and the same fixed cases. Return whether they apply.
 
-        A diff with tests of its own is left out, since these could change what a run reports.
+        They do not apply to a diff with tests of its own, since these could change what a run
+        reports.
         """
-        assessment = self._assessments[key]
-        paths = changed_files(self._waiting[key].proposal.diff)
-        return {
-            other
-            for other, judgement in self._waiting.items()
-            if other != key
-            and other in self._assessments
-            and not judgement.proposal.own_tests
-            and changed_files(judgement.proposal.diff) == paths
-            and self._assessments[other].change == assessment.change
-            and judgement.assessment.fixed == self._waiting[key].assessment.fixed
-        }
-
-    async def _share_confirmation(self, confirmed: _Judgement, key: str) -> None:
-        """Apply the further runs of a confirmed diff to another one that makes the same change."""
-        judgement = self._waiting.pop(key, None)
-        if judgement is None:
-            return
+        confirmed, passed_once = self._confirmed[confirmed_key]
+        judgement = self._waiting.get(key)
+        if (
+            judgement is None
+            or key not in self._assessments
+            or judgement.proposal.own_tests
+            or changed_files(judgement.proposal.diff) != changed_files(confirmed.proposal.diff)
+            or self._assessments[key].change != self._assessments[confirmed_key].change
+            or judgement.assessment.fixed != passed_once
+        ):
+            return False
+        del self._waiting[key]
         judgement.runs = {
             **judgement.runs,
             **{check: run for check, run in confirmed.runs.items() if run.status == UNBELIEVED},
@@ -194,6 +195,7 @@ class Evaluator:
         judgement.canaries, judgement.confirmed = confirmed.canaries, True
         self._compare(judgement)
         self._assessments[key] = await self._complete(judgement, key)
+        return True
 
     async def confirm_first(self, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
         """Confirm the candidate that ranks first. If another one ranks first then, confirm that.

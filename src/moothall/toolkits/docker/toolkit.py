@@ -251,7 +251,8 @@ class _WorkspaceContainers:
                 is_kept = True
                 return {"container": container[:_SHORT], "exit_code": None, "output": ""}
             exit_status = await self._engine.call("POST", f"/containers/{container}/wait")
-            output, truncated = await self._read_logs(container, 10_000)
+            # A line has a byte at least, so more lines are truncated by their bytes.
+            output, truncated = await self._read_logs(container, _OUTPUT_BYTES)
             extra = {"killed": "memory"} if (await self._state(container)).get("OOMKilled") else {}
             return {
                 "container": container[:_SHORT],
