@@ -189,7 +189,7 @@ class StoryServices:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What is read from the log: tasks, statistics, and decisions of the tool gateway."""
+    """Services that read the log: tasks, statistics, and decisions of the tool gateway."""
 
     tasks: Overview
     statistics: Statistics

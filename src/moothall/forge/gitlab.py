@@ -325,7 +325,7 @@ def _comments(notes: Sequence[_Note]) -> list[ForgeComment]:
 
 
 def _last_remarks(notes: Iterable[_Note]) -> list[_Note]:
-    """Return the last notes of which each was written soon after the one before."""
+    """Return the last group of notes that were written within a minute of each other."""
     remarks: list[_Note] = []
     for note in notes:
         if remarks and note.created_at - remarks[-1].created_at > _REVIEW_GAP:

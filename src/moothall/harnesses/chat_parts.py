@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moothall.domain.chat import ChatReply, FunctionTool, Message, ModelQuestion
@@ -23,7 +23,7 @@ class ModelRequest:
 
     question: ModelQuestion
     streamed: bool = False
-    free_tools: frozenset[str] = field(default_factory=frozenset)
+    free_tools: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,9 @@ def create_question(
 
 
 def _join_messages(messages: Sequence[Message]) -> Sequence[Message]:
-    """Join neighbours, and make a system message after the first one the user's: the chat templates
-    of many models accept only one system message, at the beginning, and turns that alternate.
+    """Join neighbouring messages of the same role, and turn later system messages into messages of
+    the user. The chat templates of many models accept only one system message, at the beginning,
+    and turns that alternate.
     """
     joined: list[Message] = []
     for message in messages:
@@ -78,15 +79,15 @@ def _join_messages(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def read_list(value: Any, most: int, least: int = 0) -> Sequence[Item]:
-    """Return a list of objects of the request. Raises `ValueError` if it is none, or too long."""
+    """Return `value` if it is a list of `least` to `most` items. Raises `ValueError` otherwise."""
     if not isinstance(value, list) or not least <= len(value) <= most:
         raise ValueError(f"a list of {least} to {most} objects is expected")
     return value
 
 
 def read_text(content: Any, types: frozenset[str] = frozenset({"text"})) -> str:
-    """Return the text of a content: a text, or a list of parts of which those of `types` have text.
-    Other parts, such as pictures, are named.
+    """Return the text of a message's content, which is a string or a list of parts. Parts with a
+    type in `types` have text; of the others, such as pictures, only the type is shown.
     """
     if content is None:
         return ""

@@ -1,7 +1,7 @@
 """Webhooks of issue trackers: an issue of Linear or Jira with a label becomes a story on the board.
 
-The webhooks need no token of ours; their signature is checked. Their content is written by whoever
-may write in the tracker, like a story of any author: people with roles decide what happens to it.
+The webhooks carry a signature instead of a token. Anyone who can write in the tracker controls
+their content, so people with roles decide what happens to the story.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _handler(
     read: Callable[[bytes], TrackedIssue | None],
 ) -> Callable[[Request], Any]:
     async def handle(request: Request) -> Response:
-        """204 if the issue is on the board now, or is none for it; trackers repeat others."""
+        """Answer 204 also for ignored events, because trackers retry after other answers."""
         content = await body(request)
         if not _is_signed(request.headers, header, content, secret):
             raise HttpRefusal(401, "UNAUTHENTICATED", f"{header} is not the signature of the body")
@@ -172,7 +172,7 @@ def _read_jira(content: bytes) -> TrackedIssue | None:
 async def _put_on_board(
     dependencies: ApiDependencies, settings: TrackerSettings, issue: TrackedIssue, tracker: str
 ) -> None:
-    """Put an issue on the board, once. What is changed in the tracker later is not taken over."""
+    """Put an issue on the board, once. Later changes in the tracker do not change the story."""
     who = Principal(tracker, LOCAL.tenant)
     repository = settings.repositories.get(issue.project, "")
     await dependencies.stories.plans.check_repository(repository, who)
@@ -192,10 +192,10 @@ def draft_of(issue: TrackedIssue) -> coach.StoryDraft:
     title = " ".join(f"{issue.key} {issue.title}".split())[: coach.TITLE_CHARS]
     criteria = tuple(_CRITERION.findall(issue.text))[: coach.CRITERIA]
     text = _CRITERION.sub("", issue.text).strip()
-    room = coach.CHARS - len(title)
-    if sum(map(len, criteria)) > room // 2:
+    remaining = coach.CHARS - len(title)
+    if sum(map(len, criteria)) > remaining // 2:
         criteria, text = (), issue.text.strip()
-    room -= sum(map(len, criteria))
-    if len(text) > room:
-        text = text[: room - len(_CUT)] + _CUT
+    remaining -= sum(map(len, criteria))
+    if len(text) > remaining:
+        text = text[: remaining - len(_CUT)] + _CUT
     return coach.StoryDraft(title, text, criteria)

@@ -158,7 +158,7 @@ class _Conversation:
         self._steps.put_nowait(Step(Kind.WAITS))
 
     def go_on(self) -> None:
-        """Tell the host that the request runs, if it was told of the wait."""
+        """Notify the host that the request is running, if it knows that the request waited."""
         if self._wait is None:
             self._steps.put_nowait(Step(Kind.RUNS))
         else:
