@@ -340,7 +340,7 @@ async def _prepare(
 ) -> Prepared:
     from moothall.app.workspaces import open_workspace_services  # slow to import
 
-    if settings.workspace.kind != "kubernetes":
+    if settings.workspace.uses_local_sandbox:
         await check_layers(settings.sandbox)
     # Only one executor is needed, so none is started in advance.
     workspace = settings.workspace.model_copy(update={"warm": 0})

@@ -73,7 +73,7 @@ async def host_main(
     secrets = secret_values(settings)
     configure_logs(settings.log, _log_file(settings.data_dir, name), secrets)
     # On this machine the server has checked the sandbox.
-    if settings.ray.address is not None and settings.workspace.kind != "kubernetes":
+    if settings.ray.address is not None and settings.workspace.uses_local_sandbox:
         await check_layers(settings.sandbox)
 
     def settle_and_report() -> None:

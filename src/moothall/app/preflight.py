@@ -256,7 +256,7 @@ async def check_parts(
             # Report obvious errors before anything else.
             await asyncio.wait({model_check}, timeout=_EARLY_CHECK_SECONDS)
         layers: tuple[Layer, ...] = ()
-        if settings.workspace.kind != "kubernetes" and roles & {"hosts", "tools"}:
+        if settings.workspace.uses_local_sandbox and roles & {"hosts", "tools"}:
             with say_if_slow(report_progress, "the sandbox to be tried"):
                 layers = await check_layers(settings.sandbox, report_progress)
         if model_check is not None:

@@ -109,7 +109,7 @@ async def _examine(settings: Settings) -> AsyncIterator[Finding]:
         yield _package(package, extra, is_needed=is_needed)
     yield _event_loop()
     async for finding in (
-        _jobs(settings) if settings.workspace.kind == "kubernetes" else _this_machine(settings)
+        _this_machine(settings) if settings.workspace.uses_local_sandbox else _jobs(settings)
     ):
         yield finding
     yield await _bus(settings)

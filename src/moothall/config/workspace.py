@@ -170,6 +170,13 @@ class WorkspaceSettings(Section):
         description="maximum size of a clone or bundle on disk; larger ones are refused",
     )
 
+    @property
+    def uses_local_sandbox(self) -> bool:
+        """Whether sandboxes of this machine, or of the nodes of the same Ray cluster, run the
+        workspaces.
+        """
+        return self.kind != "kubernetes"
+
 
 SandboxLayer = Literal[
     "processes-hidden",

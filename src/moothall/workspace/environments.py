@@ -219,7 +219,7 @@ class Environments:
         """Run the steps of the set-up, and remove their downloads."""
         end = time.monotonic() + self._settings.workspace.setup_seconds
         steps = base.profile.steps or tuple(SetupStep(argv) for argv in base.profile.setup)
-        local = self._settings.workspace.kind != "kubernetes"
+        local = self._settings.workspace.uses_local_sandbox
         variables = _DOWNLOAD_VARIABLES | (_node_headers(toolchains.homes) if local else {})
         mkdir_command = ("mkdir", "-p", _DOWNLOAD_VARIABLES["TMPDIR"])
         await executor.request(
