@@ -24,7 +24,7 @@ from moothall.domain.repository import BuildStep, Prepared
 from moothall.domain.tool import CodeBlock, ToolResult, ToolStatus
 from moothall.errors import PatchRefused, RepositoryError, SandboxUnavailable, WorkspaceFailed
 from moothall.repositories.git_objects import Change
-from moothall.workspace.workspace import LocalWorkspace
+from moothall.workspace.workspace import OverlayWorkspace
 from support.local import PYTEST, Local, in_pods, local, on_nodes, python
 from support.repos import SAMPLE, SOLUTION
 
@@ -81,7 +81,7 @@ pathlib.Path("src/__pycache__/new.pyc").write_text("much")
 """
 
 
-async def run(workspace: LocalWorkspace, code: str) -> None:
+async def run(workspace: OverlayWorkspace, code: str) -> None:
     """Run Python as a command of a seat, which may change files."""
     answer = await workspace._executor.request(
         "run", wall_seconds=30, argv=python(code), env={"PATH": "/usr/bin:/bin"}

@@ -16,7 +16,7 @@ from moothall.errors import RepositoryError, WorkspaceFailed
 from moothall.workspace.executor_client import ExecutorClient
 from moothall.workspace.layout import environment_key, prepared_key
 from moothall.workspace.prepare import Preparer
-from moothall.workspace.workspace import LocalWorkspaces
+from moothall.workspace.workspace import OverlayWorkspaces
 from support.local import Local, local
 
 pytestmark = pytest.mark.e2e
@@ -279,7 +279,7 @@ async def _spare(app: Local, key: str) -> ExecutorClient:
 
 async def test_a_closed_server_opens_nothing(app: Local, tmp_path: Path) -> None:
     prepared = await app.prepared()
-    async with LocalWorkspaces(app.settings, lambda _: app.clone) as other:
+    async with OverlayWorkspaces(app.settings, lambda _: app.clone) as other:
         pass
     opening = other.open(prepared, "late")
     with pytest.raises(WorkspaceFailed, match="the pool is closing"):

@@ -26,7 +26,7 @@ from moothall.workspace.nodes.executor import executors_on
 from moothall.workspace.nodes.placement import USUAL, Pace
 from moothall.workspace.pool import CreateExecutor
 from moothall.workspace.prepare import Preparer
-from moothall.workspace.workspace import LocalWorkspace, LocalWorkspaces
+from moothall.workspace.workspace import OverlayWorkspace, OverlayWorkspaces
 from support.nodes import NearbyNodes, nearby_nodes
 from support.pods import NearbyPods, nearby
 from support.repos import SAMPLE, make_repo
@@ -54,7 +54,7 @@ class Local:
     """Open workspaces on one small repository."""
 
     settings: Settings
-    workspaces: LocalWorkspaces
+    workspaces: OverlayWorkspaces
     preparer: Preparer
     clone: TrustedClone
     sha: str
@@ -77,7 +77,7 @@ class Local:
         return Prepared(with_checks, ready.key, ready.files)
 
     async def call(
-        self, workspace: LocalWorkspace, tool: str, seconds: float = 30, **arguments: Any
+        self, workspace: OverlayWorkspace, tool: str, seconds: float = 30, **arguments: Any
     ) -> ToolResult:
         """Call a tool."""
         deadline = datetime.now(UTC) + timedelta(seconds=seconds)
@@ -159,7 +159,7 @@ async def _local(
             cluster = await stack.enter_async_context(nearby_nodes(folder, settings, 2, pace))
             make = executors_on(cluster.nodes, settings)
         workspaces = await stack.enter_async_context(
-            LocalWorkspaces(settings, lambda _: clone, create_executor=make)
+            OverlayWorkspaces(settings, lambda _: clone, create_executor=make)
         )
         preparer = Preparer(settings, lambda _: clone, workspaces)
         yield Local(settings, workspaces, preparer, clone, sha, pods, cluster)

@@ -24,7 +24,7 @@ from moothall.settings import load_settings
 from moothall.toolkits.mcp.family import McpFamily
 from moothall.toolkits.mcp.spec import read_offers, write_accepted_tools
 from moothall.tools.spec import Rate
-from moothall.workspace.workspace import LocalWorkspace
+from moothall.workspace.workspace import OverlayWorkspace
 from support.local import local
 from support.tool_gateway import Facts, in_seconds
 
@@ -60,7 +60,7 @@ class McpWorkspace:
     """A gateway in front of a workspace, with the tools accepted from the servers."""
 
     tool_gateway: ToolGateway
-    workspace: LocalWorkspace
+    workspace: OverlayWorkspace
     facts: Facts
     audit: Path
     left: Any

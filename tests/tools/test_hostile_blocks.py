@@ -19,7 +19,7 @@ from moothall.config import RunnerSettings
 from moothall.domain.tool import BlockLimits, BlockRun, CodeBlock, ToolResult, ToolStatus
 from moothall.errors import WorkspaceFailed
 from moothall.workspace.runner import LocalRunner
-from moothall.workspace.workspace import LocalWorkspace
+from moothall.workspace.workspace import OverlayWorkspace
 from support.local import Local, local
 from support.tool_gateway import in_seconds
 
@@ -39,7 +39,7 @@ class BlockWorkspace:
     """A workspace with the runner of its blocks."""
 
     app: Local
-    workspace: LocalWorkspace
+    workspace: OverlayWorkspace
     runner: LocalRunner
     calls: list[tuple[str, Mapping[str, Any]]]
 

@@ -25,7 +25,7 @@ from moothall.domain.tool import (
     ToolStatus,
 )
 from moothall.workspace.runner import LocalRunner
-from moothall.workspace.workspace import LocalWorkspace
+from moothall.workspace.workspace import OverlayWorkspace
 from support.local import local
 
 pytestmark = pytest.mark.e2e
@@ -48,7 +48,7 @@ class CPythonWorkspace:
     """A workspace, and a runner whose tool calls are recorded."""
 
     runner: LocalRunner
-    workspace: LocalWorkspace
+    workspace: OverlayWorkspace
     calls: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
 
     async def ask(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:

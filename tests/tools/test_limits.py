@@ -13,7 +13,7 @@ import pytest
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.sandbox import cgroups
 from moothall.workspace.executor_connection import log_folder
-from moothall.workspace.workspace import LocalWorkspace
+from moothall.workspace.workspace import OverlayWorkspace
 from support.local import Local, local
 from support.ordinary import interpreter_for_all, run_as_ordinary_user
 
@@ -78,7 +78,7 @@ HOGS = {
 
 
 async def neighbour_works(
-    app: Local, workspace: LocalWorkspace, until: asyncio.Task[ToolResult]
+    app: Local, workspace: OverlayWorkspace, until: asyncio.Task[ToolResult]
 ) -> int:
     """Write and read until the hog has ended."""
     calls = 0

@@ -30,7 +30,7 @@ from moothall.domain.task import DeliberationRequest
 from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NotFound
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as pb_grpc
-from moothall.stories import comments
+from moothall.stories import council_actions
 
 # The calls of OrchestratorService about councils and agents.
 
@@ -386,7 +386,7 @@ class OrchestratorService(
 
     async def steer(self, request: pb.SteerDeliberationRequest, key: str) -> None:
         """Send a message to the seats; `key` identifies the request among the caller's."""
-        await comments.steer(
+        await council_actions.steer(
             self._deliberations, request.task_id, request.message, caller(), key=key
         )
 
@@ -395,7 +395,7 @@ class OrchestratorService(
     ) -> pb.PauseDeliberationResponse:
         """Pause a deliberation."""
         return pb.PauseDeliberationResponse(
-            changed=await comments.pause(
+            changed=await council_actions.pause(
                 self._deliberations, request.task_id, caller(), paused=True
             )
         )
@@ -405,7 +405,7 @@ class OrchestratorService(
     ) -> pb.ResumeDeliberationResponse:
         """Resume a paused deliberation."""
         return pb.ResumeDeliberationResponse(
-            changed=await comments.pause(
+            changed=await council_actions.pause(
                 self._deliberations, request.task_id, caller(), paused=False
             )
         )

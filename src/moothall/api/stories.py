@@ -30,7 +30,7 @@ from moothall.pb.storycoach.v1 import storycoach_pb2 as storycoach_pb
 from moothall.pb.storycoach.v1 import storycoach_pb2_grpc as storycoach_pb_grpc
 from moothall.stories import coach
 from moothall.stories.coach import StoryDraft
-from moothall.stories.comments import Spot, remark
+from moothall.stories.council_actions import Spot, remark
 from moothall.stories.lifecycle import Blocked
 from moothall.stories.planner import plan_of
 from moothall.stories.plans import read_outline, to_outlines

@@ -33,7 +33,7 @@ from moothall.workspace.nodes.executor import executors_on
 from moothall.workspace.pool import CreateExecutor
 from moothall.workspace.prepare import Preparer
 from moothall.workspace.runner import LocalRunner, can_run_blocks
-from moothall.workspace.workspace import LocalWorkspaces
+from moothall.workspace.workspace import OverlayWorkspaces
 
 # Workspaces in a Kubernetes cluster: how they are created, who owns them, and how they are tested.
 
@@ -188,7 +188,7 @@ class WorkspaceServices:
     """
 
     repositories: RepositoryService
-    workspaces: LocalWorkspaces
+    workspaces: OverlayWorkspaces
     run_code: RunCode | None
     count_parallel_checks: Callable[[], int]
 
@@ -221,7 +221,7 @@ async def open_workspace_services(
             # The place of a workspace depends on its council, so none is started in advance.
             warm_none = settings.workspace.model_copy(update={"warm": 0})
             own_settings = settings.model_copy(update={"workspace": warm_none})
-        workspaces = LocalWorkspaces(own_settings, clone_of, remote_of, create_executor)
+        workspaces = OverlayWorkspaces(own_settings, clone_of, remote_of, create_executor)
         preparer = Preparer(settings, clone_of, workspaces)
         if remote_bus is None:
             repositories = create_service(settings, preparer.prepare, RepositoryService)

@@ -163,12 +163,14 @@ async def _set_paused(
 ) -> None:
     from moothall.app.tasks import open_tasks
     from moothall.domain.identity import LOCAL
-    from moothall.stories import comments
+    from moothall.stories import council_actions
 
     task_ids = await _running_tasks(settings, name)
     async with open_tasks(settings, say) as tasks:
         for task_id in task_ids:
-            changed = await comments.pause(tasks.deliberations, task_id, LOCAL, paused=paused)
+            changed = await council_actions.pause(
+                tasks.deliberations, task_id, LOCAL, paused=paused
+            )
             click.echo(f"{task_id}: {changed_text if changed else unchanged_text}")
 
 

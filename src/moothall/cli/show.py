@@ -22,7 +22,7 @@ from moothall.cli.runtime import plain
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.evidence import Verdict
 from moothall.domain.outcome import Outcome, Result
-from moothall.stories.comments import read_diff
+from moothall.stories.diff_lines import read_diff
 
 BASE = "base:"
 """The prefix of progress steps about the checks of the unchanged base."""

@@ -445,7 +445,7 @@ async def comment(
 ) -> None:
     """Add the comment TEXT to STORY, or to a line of what was built for it."""
     from moothall.app.tasks import open_stories
-    from moothall.stories.comments import Spot, remark
+    from moothall.stories.council_actions import Spot, remark
 
     path, _, number = line.rpartition(":")
     if line and not (

@@ -285,11 +285,11 @@ async def steer(settings: Settings, *, task: str, message: str) -> None:
     from moothall.app.tasks import open_tasks
     from moothall.domain.identity import LOCAL
     from moothall.domain.ids import new_task_id
-    from moothall.stories import comments
+    from moothall.stories import council_actions
 
     async with open_tasks(settings, say) as tasks:
         task_id = await tasks.find(task)
-        await comments.steer(tasks.deliberations, task_id, message, LOCAL, key=new_task_id())
+        await council_actions.steer(tasks.deliberations, task_id, message, LOCAL, key=new_task_id())
         if not tasks.served:
             say(
                 "nothing is at work on it now; its seats hear it when `moothall serve` goes on "

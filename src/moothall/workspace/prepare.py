@@ -34,7 +34,7 @@ from moothall.workspace.executor_client import remove_tree
 from moothall.workspace.layout import prepared_key
 from moothall.workspace.limits import limit
 from moothall.workspace.toolchains import choose
-from moothall.workspace.workspace import LocalWorkspaces
+from moothall.workspace.workspace import OverlayWorkspaces
 
 _FLAKY_SECONDS = 60.0
 """Faster checks run twice on the base; cases with different results are flaky."""
@@ -51,7 +51,7 @@ class Preparer:
         self,
         settings: WorkspaceSections,
         clones: Callable[[str], TrustedClone],
-        workspaces: LocalWorkspaces,
+        workspaces: OverlayWorkspaces,
         *,
         timeout_memory_seconds: float = _TIMEOUT_MEMORY_SECONDS,
         history_commits: int = _HISTORY_COMMITS,

@@ -106,7 +106,7 @@ class _CheckOrder:
     alone: bool = False
 
 
-class LocalWorkspace:
+class OverlayWorkspace:
     """An open workspace. `clone` and `base` belong to the trusted side; git tools use them."""
 
     def __init__(
@@ -630,7 +630,7 @@ def _has_python(env: Path | None) -> bool:
     return env is not None and (os.path.lexists(env / "bin" / "python") or not env.exists())
 
 
-class LocalWorkspaces:
+class OverlayWorkspaces:
     """The workspaces of this process. As an async context manager, it ends all that it started.
 
     clones: returns the trusted clone of a repository.
@@ -673,7 +673,7 @@ class LocalWorkspaces:
         judged: bool = False,
         files: Mapping[str, str] = NOTHING,
         append: Mapping[str, str] = NOTHING,
-    ) -> AsyncIterator[LocalWorkspace]:
+    ) -> AsyncIterator[OverlayWorkspace]:
         """Open a new workspace. See `ports.Workspaces`."""
         clone = self._clones(prepared.base.repository)
         changes = await self._initial_changes.compute(
@@ -684,7 +684,7 @@ class LocalWorkspaces:
         remote = remotes(prepared.base.repository) if remotes else None
         async with self.pool.executor(prepared) as executor:
             executor.log_name = f"{name}.{executor.name}"
-            workspace = LocalWorkspace(
+            workspace = OverlayWorkspace(
                 name,
                 executor,
                 prepared,

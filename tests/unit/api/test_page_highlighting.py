@@ -7,7 +7,7 @@ import time
 import pytest
 
 from moothall.api.web.rendering import _LEXERS, highlight
-from moothall.stories.comments import DiffFile, read_files
+from moothall.stories.diff_lines import DiffFile, read_files
 from support.browsing import HOSTILE
 
 

@@ -23,7 +23,7 @@ from moothall.repositories.git_objects import Change
 from moothall.repositories.patch_rules import FILE
 from moothall.repositories.service import RepositoryService
 from moothall.sandbox import orphans
-from moothall.workspace.workspace import LocalWorkspace, LocalWorkspaces
+from moothall.workspace.workspace import OverlayWorkspace, OverlayWorkspaces
 from support.local import PYTEST, Local, in_pods, local, on_nodes, python
 from support.processes import command_line, descendants
 from support.repos import SAMPLE, SOLUTION, Repo
@@ -361,7 +361,7 @@ async def test_no_workspace_reaches_the_origin_of_hidden_tests(
         return Prepared(base, "key", ())
 
     repositories = RepositoryService(tmp_path / "trusted", WorkspaceSettings(), prepare)
-    async with LocalWorkspaces(
+    async with OverlayWorkspaces(
         app.settings, lambda _: app.clone, repositories.remote
     ) as workspaces:
         for hidden in ((), ("tests/hidden/**",)):
@@ -540,7 +540,7 @@ async def test_a_deadline_that_has_passed(app: Local, prepared: Prepared) -> Non
         assert (
             await app.call(workspace, "files.read", seconds=-1, path=UTILS)
         ).status is ToolStatus.TIMEOUT
-        assert isinstance(workspace, LocalWorkspace)
+        assert isinstance(workspace, OverlayWorkspace)
 
 
 async def test_a_patch_that_does_not_apply_opens_nothing(

@@ -12,7 +12,7 @@ import pytest
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.workspace.prepare import Preparer
-from moothall.workspace.workspace import LocalWorkspace
+from moothall.workspace.workspace import OverlayWorkspace
 from support.local import PYTEST, Local, in_pods, local, on_nodes, python
 from support.repos import SAMPLE, SOLUTION, Repo
 
@@ -33,24 +33,24 @@ async def prepared(app: Local) -> Prepared:
 
 
 @pytest.fixture
-async def workspace(app: Local, prepared: Prepared) -> AsyncIterator[LocalWorkspace]:
+async def workspace(app: Local, prepared: Prepared) -> AsyncIterator[OverlayWorkspace]:
     async with app.workspaces.open(prepared, "one") as workspace:
         yield workspace
 
 
 async def shell(
-    app: Local, workspace: LocalWorkspace, command: str, seconds: float = 60, **more: object
+    app: Local, workspace: OverlayWorkspace, command: str, seconds: float = 60, **more: object
 ) -> ToolResult:
     return await app.call(workspace, "code.shell", seconds=seconds, command=command, **more)
 
 
-async def output_of(app: Local, workspace: LocalWorkspace, command: str) -> str:
+async def output_of(app: Local, workspace: OverlayWorkspace, command: str) -> str:
     done = await shell(app, workspace, command)
     assert done.status is ToolStatus.SUCCESS, (done.status, done.error)
     return str(done.output["output"])
 
 
-async def test_the_folder_stays(app: Local, workspace: LocalWorkspace) -> None:
+async def test_the_folder_stays(app: Local, workspace: OverlayWorkspace) -> None:
     first = await shell(app, workspace, "A=1; cd src && cd ../tests")
     assert first.output == {"exit_code": 0, "output": "", "working_directory": "/workspace/tests"}
     assert (
@@ -63,7 +63,7 @@ async def test_the_folder_stays(app: Local, workspace: LocalWorkspace) -> None:
     assert back.output == {"exit_code": 0, "output": "/tmp\n"}
 
 
-async def test_a_folder_that_is_gone_is_said(app: Local, workspace: LocalWorkspace) -> None:
+async def test_a_folder_that_is_gone_is_said(app: Local, workspace: OverlayWorkspace) -> None:
     await shell(app, workspace, "mkdir -p a/b && cd a/b && rm -r /workspace/a")
     again = await shell(app, workspace, "pwd")
     assert again.output["output"] == "/workspace\n"
@@ -78,7 +78,7 @@ async def test_a_folder_that_is_gone_is_said(app: Local, workspace: LocalWorkspa
 
 
 async def test_what_stands_where_the_folder_is_stored_harms_nobody(
-    app: Local, workspace: LocalWorkspace
+    app: Local, workspace: OverlayWorkspace
 ) -> None:
     for left in (
         "mkfifo /tmp/moothall/folder",
@@ -92,7 +92,7 @@ async def test_what_stands_where_the_folder_is_stored_harms_nobody(
 
 
 async def test_an_error_names_the_line_of_the_command(
-    app: Local, workspace: LocalWorkspace
+    app: Local, workspace: OverlayWorkspace
 ) -> None:
     assert (
         await output_of(app, workspace, "true\nmissing-program\n")
@@ -102,7 +102,7 @@ async def test_an_error_names_the_line_of_the_command(
 
 
 async def test_a_time_limit_says_why_and_shows_what_was_printed(
-    app: Local, workspace: LocalWorkspace
+    app: Local, workspace: OverlayWorkspace
 ) -> None:
     stopped = await shell(
         app, workspace, "cd src; echo begun; sleep 60; echo never", seconds=2, timeout_seconds=2
@@ -116,7 +116,7 @@ async def test_a_time_limit_says_why_and_shows_what_was_printed(
 
 
 async def test_a_program_that_hangs_is_interrupted_and_says_where(
-    app: Local, workspace: LocalWorkspace
+    app: Local, workspace: OverlayWorkspace
 ) -> None:
     hangs = (
         "import time\ndef wait_for_nothing():\n    time.sleep(60)\nprint('begun')\n"
@@ -133,7 +133,7 @@ async def test_a_program_that_hangs_is_interrupted_and_says_where(
 
 
 async def test_a_program_gets_the_interrupts_that_it_sends_itself(
-    app: Local, workspace: LocalWorkspace
+    app: Local, workspace: OverlayWorkspace
 ) -> None:
     code = (
         "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT); print('nothing')\n"
@@ -144,7 +144,7 @@ async def test_a_program_gets_the_interrupts_that_it_sends_itself(
 
 
 async def test_long_output_lies_in_a_file_that_can_be_read(
-    app: Local, workspace: LocalWorkspace
+    app: Local, workspace: OverlayWorkspace
 ) -> None:
     shown = await output_of(app, workspace, "seq 100000")
     assert (
@@ -161,14 +161,14 @@ async def test_long_output_lies_in_a_file_that_can_be_read(
     assert (await workspace.patch("none")).diff == ""
 
 
-async def test_old_outputs_go(app: Local, workspace: LocalWorkspace) -> None:
+async def test_old_outputs_go(app: Local, workspace: OverlayWorkspace) -> None:
     for _ in range(12):
         await output_of(app, workspace, "seq 10000")
     assert (await output_of(app, workspace, "ls /tmp/moothall/output-* | wc -l")).strip() == "10"
 
 
 async def test_what_prints_without_end_is_stopped_and_says_why(
-    app: Local, workspace: LocalWorkspace
+    app: Local, workspace: OverlayWorkspace
 ) -> None:
     stopped = await shell(app, workspace, "yes")
     assert (stopped.status, stopped.output["output"][:4]) == (ToolStatus.OUTPUT, "y\ny\n")
@@ -188,7 +188,7 @@ async def test_what_prints_without_end_is_stopped_and_says_why(
     ],
 )
 async def test_what_a_command_left_running_ends_with_it(
-    app: Local, workspace: LocalWorkspace, command: str
+    app: Local, workspace: OverlayWorkspace, command: str
 ) -> None:
     pid = workspace.pid
     done = await shell(app, workspace, command)
@@ -200,7 +200,7 @@ async def test_what_a_command_left_running_ends_with_it(
 
 
 async def test_parts_of_a_command_that_go_on_are_named_once(
-    app: Local, workspace: LocalWorkspace
+    app: Local, workspace: OverlayWorkspace
 ) -> None:
     done = await shell(
         app, workspace, "(while :; do sleep 0.01; done) & (while :; do sleep 0.01; done) &"
@@ -209,7 +209,7 @@ async def test_parts_of_a_command_that_go_on_are_named_once(
     assert len(done.output["ended_processes"]) <= 2
 
 
-async def test_what_ends_a_moment_later_says_all(app: Local, workspace: LocalWorkspace) -> None:
+async def test_what_ends_a_moment_later_says_all(app: Local, workspace: OverlayWorkspace) -> None:
     done = await shell(app, workspace, "seq 3 > >(tee copy.txt)")
     assert done.output == {"exit_code": 0, "output": "1\n2\n3\n"}
 
@@ -342,7 +342,7 @@ async def test_nothing_of_git_reaches_a_patch_or_a_check(app: Local, tmp_path: P
 
 
 async def test_programs_that_make_repositories_of_their_own_are_left_alone(
-    app: Local, workspace: LocalWorkspace
+    app: Local, workspace: OverlayWorkspace
 ) -> None:
     own = (
         "cd $(mktemp -d) && git init -q . && git config user.name a && git config user.email a@b "
@@ -361,7 +361,7 @@ async def test_programs_that_make_repositories_of_their_own_are_left_alone(
 
 
 async def test_what_a_command_does_to_git_stays_for_the_next(
-    app: Local, workspace: LocalWorkspace
+    app: Local, workspace: OverlayWorkspace
 ) -> None:
     await output_of(app, workspace, "echo more >> README.md; git add README.md; git stash -q")
     assert "stash@{0}" in await output_of(app, workspace, "git stash list")
@@ -374,7 +374,7 @@ async def test_what_a_command_does_to_git_stays_for_the_next(
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives the folder to another: run as root")
 async def test_git_works_where_the_workspace_belongs_to_somebody_else(
-    app: Local, workspace: LocalWorkspace
+    app: Local, workspace: OverlayWorkspace
 ) -> None:
     os.chown(workspace._executor.upper, 0, 0)
     workspace._executor.upper.chmod(0o777)

@@ -16,7 +16,7 @@ from moothall.domain.evidence import Verdict
 from moothall.domain.outcome import Outcome, Result
 from moothall.domain.proposal import Candidate
 from moothall.ranking.order import ABOVE, NO_CHECKS, level_prefix
-from moothall.stories.comments import read_files
+from moothall.stories.diff_lines import read_files
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from moothall.domain.plan import LineComment
 from moothall.domain.status import TaskView
 from moothall.domain.task import Deliberation, DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound, RepositoryError
-from moothall.stories import comments
-from moothall.stories.comments import DiffLine, read_files
+from moothall.stories import council_actions
+from moothall.stories.diff_lines import DiffLine, read_files
 from moothall.stories.lifecycle import lifecycle
 from moothall.stories.story_state import StoryState
 from moothall.stories.story_state import remark as remark_of
@@ -43,7 +43,7 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
 
     async def cancel(request: Request, session: Session) -> Response:
         form, task_id = await read_session_form(request, session), request.path_params["id"]
-        comments.check_role(session.who)
+        council_actions.check_role(session.who)
         await dependencies.deliberations.cancel(
             check_task_id(task_id),
             form.get("reason", "").strip() or "cancelled on the page",
@@ -53,7 +53,7 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
 
     async def steer(request: Request, session: Session) -> Response:
         form, task_id = await read_session_form(request, session), request.path_params["id"]
-        await comments.steer(
+        await council_actions.steer(
             dependencies.deliberations,
             task_id,
             form.get("message", ""),
@@ -64,7 +64,7 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
 
     async def pause(request: Request, session: Session) -> Response:
         form, task_id = await read_session_form(request, session), request.path_params["id"]
-        await comments.pause(
+        await council_actions.pause(
             dependencies.deliberations, task_id, session.who, paused=form.get("paused") == "true"
         )
         return redirect(f"/councils/{task_id}")
@@ -81,7 +81,7 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
             raise InvalidRequest(
                 "the diffs of this task have no such line; go back and click the number of a line"
             )
-        await comments.remark_on(
+        await council_actions.remark_on(
             dependencies.stories.board,
             outcome,
             found.line,
@@ -230,7 +230,7 @@ def ask_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Ro
             error=error,
             roles=ROLES,
             repositories=known_repositories(dependencies, session.who),
-            may_ask=comments.may_act(session.who),
+            may_ask=council_actions.may_act(session.who),
             key=new_task_id(),
             questions=[view for view in latest if view.protocol == "ask"][:_MAX_SHOWN],
         )
@@ -239,7 +239,7 @@ def ask_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Ro
         if request.method == "GET":
             return await form(session, {})
         fields = await read_session_form(request, session)
-        comments.check_role(session.who)
+        council_actions.check_role(session.who)
         try:
             deliberation = await dependencies.deliberations.submit(_request(fields), session.who)
         except (InvalidRequest, NotFound, RepositoryError) as error:

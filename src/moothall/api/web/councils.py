@@ -42,7 +42,8 @@ from moothall.domain.outcome import Outcome
 from moothall.domain.status import TaskView
 from moothall.domain.task import Deliberation
 from moothall.errors import InvalidRequest, NotFound
-from moothall.stories.comments import may_act, read_files
+from moothall.stories.council_actions import may_act
+from moothall.stories.diff_lines import read_files
 from moothall.stories.story_state import StoryState
 
 # The page of a council: the seats' progress while it runs, and its results.

@@ -26,7 +26,7 @@ from moothall.collector.timeline import MODEL_KINDS, ModelCall
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.ids import digest
 from moothall.domain.outcome import Outcome
-from moothall.stories.comments import DiffFile, DiffLine, read_files
+from moothall.stories.diff_lines import DiffFile, DiffLine, read_files
 from moothall.stories.lifecycle import lifecycle
 
 # Syntax colours of diffs: lines as pieces of text with a CSS class. Text is never markup here; the

@@ -1,6 +1,4 @@
-"""Messages of people to councils, and their remarks on results: on the lines of a diff as people
-read it. All APIs use these functions.
-"""
+"""Diffs for people: lines with their kind and place, so that a line can be commented on."""
 
 from __future__ import annotations
 
@@ -10,18 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby, pairwise
 from typing import Literal
-
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId, check_task_id
-from moothall.domain.outcome import Outcome, Result
-from moothall.domain.plan import LineComment
-from moothall.errors import InvalidRequest, Refused
-from moothall.ports import Deliberations
-from moothall.stories.board import Board
-from moothall.stories.story_state import StoryState
-
-# Diffs as people read them: lines with their kind and place, so that a line can be commented on.
-
 
 _FILE = re.compile(r'^diff --git .* "?b/(.*?)"?$', re.MULTILINE)
 _NEXT_FILE = "\ndiff --git "
@@ -217,130 +203,3 @@ def _note(header: str) -> str | None:
         if match := pattern.match(header):
             return note.format(_unquote(f"{match[1]}\t") if match.groups() else "")
     return None
-
-
-# Messages of people to councils, and their remarks on results. All APIs use these functions.
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """A line of a candidate's diff.
-
-    `line` is its number in the file after the change, from 1; for a `removed` line, its number
-    before. Without a task, it is in the last check of the story as a whole. Without a rank, it is
-    in the best candidate.
-    """
-
-    path: str
-    line: int
-    removed: bool = False
-    task_id: str = ""
-    rank: int = 0
-
-
-def may_act(who: Principal) -> bool:
-    """Return True if the caller may do more than look at a council."""
-    return bool(who.operator or who.roles)
-
-
-def check_role(who: Principal) -> None:
-    """Raise `Refused` if the caller may only look."""
-    if not may_act(who):
-        raise Refused("this needs an operator, or one of the roles po, qa, architect")
-
-
-async def steer(
-    deliberations: Deliberations, task_id: str, message: str, who: Principal, *, key: str
-) -> None:
-    """Send a message to the seats of a council, once for each `key`. Raises `Refused`, and what
-    `Deliberations.steer` raises.
-    """
-    check_role(who)
-    await deliberations.steer(check_task_id(task_id), message, who, key=key)
-
-
-async def pause(
-    deliberations: Deliberations, task_id: str, who: Principal, *, paused: bool
-) -> bool:
-    """Pause a council before its next turn, or resume it. Return whether that changes anything.
-    Raises `Refused`, and what `Deliberations.pause` raises.
-    """
-    check_role(who)
-    return await deliberations.pause(check_task_id(task_id), who, paused=paused)
-
-
-async def remark(
-    board: Board,
-    deliberations: Deliberations,
-    story_id: str,
-    text: str,
-    who: Principal,
-    *,
-    place: Spot,
-    key: str,
-) -> None:
-    """Comment on a line of what was built for a story. Raises `NotFound`, and `InvalidRequest` if
-    its diff has no such line.
-    """
-    card = await board.card(story_id, who)
-    outcome = await deliberations.result(check_task_id(place.task_id or _check_task(card)), who)
-    if outcome.story_id != card.story.id:
-        raise InvalidRequest(f"task {outcome.task_id} is not of story {card.story.id}")
-    await remark_on(board, outcome, _find_line(outcome, place), text, who, key=key)
-
-
-async def remark_on(
-    board: Board, outcome: Outcome, line: DiffLine, text: str, who: Principal, *, key: str
-) -> None:
-    """Comment on a line in a diff of this outcome. Raises `NotFound`, `InvalidRequest`."""
-    on = LineComment(TaskId(outcome.task_id), line.path, line.number, line.text, "")
-    await board.comment(outcome.story_id, text, who, key=key, line_comment=on)
-
-
-def _check_task(card: StoryState) -> str:
-    """Return the task of the last check of a story as a whole."""
-    if card.check is None or not (task_id := str(card.check.data.get("task_id") or "")):
-        raise InvalidRequest(
-            f"story {card.story.id} was not checked as a whole yet: name the task whose diff you "
-            "mean"
-        )
-    return task_id
-
-
-def _find_line(outcome: Outcome, place: Spot) -> DiffLine:
-    result = _candidate(outcome.results, place.rank)
-    if result is None:
-        raise InvalidRequest(
-            f"task {outcome.task_id} has no candidate {place.rank or 1}; it has "
-            f"{len(outcome.results)}"
-        )
-    lines = [line for line in read_diff(result.diff) if line.kind != "place"]
-    for line in lines:
-        if (line.path, line.number, line.kind == "removed") == (
-            place.path,
-            place.line,
-            place.removed,
-        ):
-            return line
-    changed_paths = sorted({line.path for line in lines})
-    reason = f"there is no such {'removed ' if place.removed else ''}line"
-    if place.path not in changed_paths:
-        raise InvalidRequest(
-            f"{reason}: the diff changes "
-            f"{', '.join(path[:80] for path in changed_paths[:5]) or 'nothing'}"
-        )
-    numbers = [
-        line.number
-        for line in lines
-        if line.path == place.path and (line.kind == "removed") == place.removed
-    ]
-    range_text = (
-        f"it shows {min(numbers)} to {max(numbers)}, and not all between"
-        if numbers
-        else "it removes none there"
-    )
-    raise InvalidRequest(f"{reason} {place.line} of that file in the diff; {range_text}")
-
-
-def _candidate(results: Sequence[Result], rank: int) -> Result | None:
-    return next((result for result in results if result.rank == (rank or 1)), None)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from moothall.stories.comments import DiffLine, read_diff, read_files
+from moothall.stories.diff_lines import DiffLine, read_diff, read_files
 
 DIFF = """diff --git a/src/a.py b/src/a.py
 --- a/src/a.py
