@@ -67,7 +67,7 @@ class Report:
         yield ["runs", *(str(len(runs[kind])) for kind in KINDS)]
         yield ["processes hit", *(str(sum(seen.hit for seen in runs[kind])) for kind in KINDS)]
         yield [
-            "runs that ended otherwise",
+            "runs with a different result",
             *(str(sum(bool(self.differs(seen)) for seen in runs[kind])) for kind in KINDS),
         ]
         yield [
