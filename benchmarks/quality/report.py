@@ -47,10 +47,10 @@ def text(
     lines = [
         "# How good the answers are",
         (
-            "HumanEval, one function each: signature and docstring stand in a file, every third "
-            "assertion is a test that can be seen, the others are kept back and judge. Solved: all "
-            "assertions hold. Opt-in, as it takes hours on a CPU: `scripts/quality --problems 20 "
-            "--seed 1`; it goes on where it stopped. With `--tokens N` it also compares the "
+            "HumanEval, one function each: a file has signature and docstring, every third "
+            "assertion is a visible test, and the others are hidden. Solved: all assertions pass. "
+            "Opt-in, because it takes hours on a CPU: `scripts/quality --problems 20 --seed 1`. "
+            "Start it again to continue an interrupted run. With `--tokens N` it also compares the "
             "protocols with each other, and with the best of as many bare samples as fit, at N "
             "tokens a problem."
         ),
@@ -71,9 +71,9 @@ def text(
             goal="more solved than by",
         ),
         (
-            "Tokens are prompt and completion together, what the server had cached included. "
+            "Tokens are the sum of prompt and completion, including cached ones. "
             'Bare: one chat message with the code. "Any of '
-            'three" is what a perfect choice would have had.'
+            'three" is the result of a perfect choice.'
         ),
         "## By problem",
         _problem_table(found),
