@@ -137,8 +137,8 @@ def _workspaces(found: Mapping[str, Any]) -> str:
 Measured by `scripts/bench nodes` on {frame["date"]}: a council of {found["seats"]} with tools, each seat with two runs of the tests (about
 a second of CPU each) besides the re-checks, with `workspace.kind = "ray"`. The sandboxes of each node share {found["cores"]:g} of a core by a
 control group; the server and the host are not limited. Both clusters run on one machine of {frame["machine"]["cores"]} cores, and take
-turns. The load of the machine over five minutes was {found["load"]:.1f} at the end, also from other work; the control groups give what is
-measured its share first.
+turns. The load of the machine over five minutes was {found["load"]:.1f} at the end, partly from other work; the control groups give the
+measured processes priority.
 
 {table(("", "median seconds of a council", "each"), rows)}
 
@@ -148,25 +148,27 @@ measured its share first.
 
 def _head(found: Mapping[str, Any]) -> str:
     demand, machine = found["demand"], found["frame"]["machine"]
-    return f"""# Past one machine
+    return f"""# Scaling
 
 Written by `scripts/bench scaling` on {found["frame"]["date"]}: {machine["cores"]} cores ({machine["processor"]}), {machine["memory"]},
 Python {machine["python"]} ({machine.get("build", "build unknown")}).
 
 ## The model
 
-One deliberation asks something of each part, and a part that is one process does one thing at a time. So a server takes at most
+Each deliberation uses CPU time of each part, and a part that is one process handles one thing at a time. Therefore a server handles
+at most
 
 ```text
 min(1 / serve, hosts / host, 1 / bus, at once / one alone)
 ```
 
-deliberations a second, each the seconds of CPU that one deliberation asks of that part. What waiting costs below these bounds, a simulation
-of the queues says (`benchmarks/capacity.py`). The constants, of {PHASES} phases with three calls each on text, every part in a slice of a core:
+deliberations a second. `serve`, `host` and `bus` are the CPU seconds that one deliberation uses in that part. A simulation of the
+queues (`benchmarks/capacity.py`) computes the waiting times below these bounds. The constants are for {PHASES} phases with three calls each
+on text, with every part in a slice of a core:
 
 {table(("", "CPU ms a deliberation"), [("serve: dependencies, collector", figure(demand["serve_ms"])), ("host: seats, facts", figure(demand["host_ms"])), ("bus", figure(demand["bus_ms"]))])}
 
-They are higher than those of [benchmarks.md](benchmarks.md): a part in a small slice is woken more often for less."""
+They are higher than those of [benchmarks.md](benchmarks.md), because a part in a small slice wakes up more often for less work."""
 
 
 def _held(found: Mapping[str, Any]) -> str:
@@ -183,11 +185,11 @@ def _held(found: Mapping[str, Any]) -> str:
         for row in found["rows"]
     ]
     head = ("", "a second", "simulated", "off by", "bound", "median ms", "simulated ms")
-    return f"""## Held against what came
+    return f"""## Model and measurement
 
-A Ray cluster of one node and then of two, a host on each; a host has {_HOST:g} of a core, serve {_SERVE:g}, the bus {_BUS:g}, by control groups, so that all
-of it fits into one machine and the hosts are what is waited for. Both stand at the same time and take {_TURNS} turns with each crowd; medians. The
-constants come from the first line alone.
+Two Ray clusters, one of one node and one of two, with a host on each node. Control groups limit a host to {_HOST:g} of a core, serve to
+{_SERVE:g} and the bus to {_BUS:g}, so that everything fits on one machine and the hosts are the bottleneck. Both clusters run at the same time and
+take {_TURNS} turns with each number of callers. Figures are medians. The constants are measured only in the first line.
 
 {table(head, rows)}"""
 
@@ -233,9 +235,10 @@ def _day(document: Mapping[str, Any], demand: Demand) -> str:
 {table(("", "at the peak"), rows)}
 
 Tools and tests: by the CPU of one deliberation alone, and of several at once ([benchmarks](benchmarks.md#with-tools)).
-Model servers are what a day costs, then the tests that a council runs; Moothall itself is a small part of one machine. More hosts (`ray.hosts`,
-one Ray node each) take more work without a word to anybody: they pull it. Where {1000 / demand.serve_ms:,.0f} a second are too few for one
-serve, its roles become processes of their own, API servers and collectors as many as are wanted (docs/operating.md); the graph has one writer."""
+Most of the cost of a day is model servers, followed by the tests that a council runs; Moothall itself uses a small part of one machine.
+Additional hosts (`ray.hosts`, one Ray node each) need no further configuration, because they pull work. If {1000 / demand.serve_ms:,.0f} a second are not
+enough, distribute the roles of serve over several processes ([operating](operating.md#processes-by-role)), with any number of API
+servers and collectors; the graph has one writer."""
 
 
 def cores_with_tools(document: Mapping[str, Any]) -> str:

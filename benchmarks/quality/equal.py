@@ -114,7 +114,7 @@ def _table(tokens: int, found: Mapping[str, Mapping[str, Mapping[str, Any]]]) ->
         "the default" if leads == DEFAULT_PROTOCOL else f"the default is {DEFAULT_PROTOCOL}"
     )
     return [
-        f"At most {tokens:,} tokens a problem, on the {len(common)} that all were asked:",
+        f"At most {tokens:,} tokens a problem, on {len(common)} problems that all protocols ran:",
         table(
             (
                 "way",
@@ -126,5 +126,5 @@ def _table(tokens: int, found: Mapping[str, Mapping[str, Mapping[str, Any]]]) ->
             ),
             lines,
         ),
-        f"Most are solved, with the fewest tokens among equals, by {leads}; {is_default}.",
+        f"{leads} solves the most, with the fewest tokens among equals; {is_default}.",
     ]

@@ -265,35 +265,34 @@ _GENAI_LABELS = (
 # deliberations
 DELIBERATIONS_REQUESTED = _counter(
     "moothall_deliberations_requested_total",
-    "Deliberations that a deliberation service took.",
+    "Deliberations accepted by a deliberation service.",
     "role",
     "protocol",
 )
 DELIBERATIONS_DECIDED = _counter(
     "moothall_deliberations_decided_total",
-    "Deliberations that ended, by how.",
+    "Decided deliberations, by outcome.",
     "status",
     "final_state",
     "role",
 )
 DELIBERATION_SECONDS = _histogram(
     "moothall_deliberation_seconds",
-    "From the request to what brought the decision about.",
+    "Time from the request to the event that led to the decision.",
     "status",
 )
-HOST = _gauge("moothall_host_info", "Always 1 for a host; says on which machine it runs.", "node")
+HOST = _gauge("moothall_host_info", "Always 1 for a host; the label has its machine.", "node")
 HOST_OLDEST = _gauge(
     "moothall_host_oldest_start_time_seconds",
-    "Since when a host holds the oldest of its deliberations, in Unix seconds; 0 while it holds "
-    "none.",
+    "Time at which a host took the oldest of its deliberations, in Unix seconds; 0 if it has none.",
     "host",
 )
 DELIBERATIONS_IN_FLIGHT = _gauge(
-    "moothall_deliberations_in_flight", "Deliberations that a host works on now."
+    "moothall_deliberations_in_flight", "Deliberations that a host is working on."
 )
 SEATS_FINISHED = _counter(
     "moothall_seats_finished_total",
-    "Seats of decided deliberations, by how they ended.",
+    "Seats of decided deliberations, by outcome.",
     "status",
     "role",
 )
@@ -306,10 +305,10 @@ MODEL_CALLS = _counter(
     "outcome",
 )
 MODEL_CALL_SECONDS = _histogram(
-    "moothall_model_call_seconds", "A model call, its retries included.", "model"
+    "moothall_model_call_seconds", "Duration of a model call, including retries.", "model"
 )
 MODEL_CALLS_IN_FLIGHT = _gauge(
-    "moothall_model_calls_in_flight", "Model calls that wait for their answer now."
+    "moothall_model_calls_in_flight", "Model calls that wait for an answer."
 )
 MODEL_UP = _gauge(
     "moothall_model_up",
@@ -324,26 +323,24 @@ MODEL_TOKENS = _counter(
 )
 MODEL_COST = _counter(
     "moothall_model_cost_dollars_total",
-    "What model calls cost, in US dollars, as prices are set.",
+    "Cost of model calls in US dollars, by the configured prices.",
     "model",
 )
-MODEL_RETRIES = _counter(
-    "moothall_model_retries_total", "Attempts that failed and were made again."
-)
+MODEL_RETRIES = _counter("moothall_model_retries_total", "Failed attempts that were retried.")
 MODEL_REPLAYED = _counter(
     "moothall_model_calls_replayed_total",
-    "Answers taken from the record of an earlier run instead of being asked for again.",
+    "Answers taken from the record of an earlier run instead of a new call.",
 )
 GENAI_TOKENS = _histogram(
     "gen_ai_client_token_usage",
-    "Tokens of a model call, as OpenTelemetry's gen_ai.client.token.usage.",
+    "Tokens of a model call: OpenTelemetry's gen_ai.client.token.usage.",
     *_GENAI_LABELS,
     "gen_ai_token_type",
     buckets=TOKENS,
 )
 GENAI_SECONDS = _histogram(
     "gen_ai_client_operation_duration_seconds",
-    "A model call, as OpenTelemetry's gen_ai.client.operation.duration.",
+    "Duration of a model call: OpenTelemetry's gen_ai.client.operation.duration.",
     *_GENAI_LABELS,
     "error_type",
     buckets=tuple(0.01 * 2**power for power in range(14)),
@@ -364,30 +361,29 @@ TOOL_CALLS = _counter(
 )
 TOOL_CALL_SECONDS = _histogram(
     "moothall_tool_call_seconds",
-    "A tool call, from its arrival at the tool gateway to its result.",
+    "Duration of a tool call, from its arrival at the tool gateway to its result.",
     "tool",
 )
 TOOL_CALLS_IN_FLIGHT = _gauge(
-    "moothall_tool_calls_in_flight", "Tool calls in the tool gateway now.", "tool"
+    "moothall_tool_calls_in_flight", "Tool calls currently in the tool gateway.", "tool"
 )
 TOOL_CPU_SECONDS = _counter(
-    "moothall_tool_cpu_seconds_total", "Processor time of tools, as the kernel measured it.", "tool"
+    "moothall_tool_cpu_seconds_total", "Processor time of tools, measured by the kernel.", "tool"
 )
 TOOL_MEMORY_BYTES = _histogram(
     "moothall_tool_memory_bytes",
-    "The most memory that a tool call had resident.",
+    "Peak resident memory of a tool call.",
     "tool",
     buckets=BYTES,
 )
 POLICY_DECISIONS = _counter(
     "moothall_policy_decisions_total",
-    "What the policy said of tool calls; decision is allowed, denied, parked or would_deny "
-    "(dry-run).",
+    "Policy decisions on tool calls; decision is allowed, denied, parked or would_deny (dry-run).",
     "tool",
     "decision",
 )
 WASM_LIMITS = _counter(
-    "moothall_wasm_limits_total", "Runs of WebAssembly tools that a limit ended.", "tool", "limit"
+    "moothall_wasm_limits_total", "Runs of WebAssembly tools ended by a limit.", "tool", "limit"
 )
 GUARD_ALERTS = _counter(
     "moothall_guard_alerts_total",
@@ -395,41 +391,41 @@ GUARD_ALERTS = _counter(
     "kind",
 )
 CHECKS = _counter(
-    "moothall_checks_total", "Checks on clean checkouts, by their verdict.", "check", "verdict"
+    "moothall_checks_total", "Checks on clean checkouts, by verdict.", "check", "verdict"
 )
-CHECK_SECONDS = _histogram("moothall_check_seconds", "A check on a clean checkout.", "check")
+CHECK_SECONDS = _histogram(
+    "moothall_check_seconds", "Duration of a check on a clean checkout.", "check"
+)
 SLOT_SECONDS = _histogram(
-    "moothall_slot_wait_seconds", "How long a command waited for one of the machine's slots."
+    "moothall_slot_wait_seconds", "Time that a command waited for one of the machine's slots."
 )
 SANDBOX_LAYER = _gauge(
     "moothall_sandbox_layer",
-    "1 where a layer of the sandbox holds, 0 where it is missing, as allowed.",
+    "1 if a layer of the sandbox works, 0 if it is missing and that is allowed.",
     "layer",
 )
 
 # bus
 BUS_PUBLISH_SECONDS = _histogram(
     "moothall_bus_publish_seconds",
-    "From handing over an event until it is on the bus's disk; to is log or work.",
+    "Time until a published event is on the bus's disk; to is log or work.",
     "to",
 )
-BUS_REDELIVERIES = _counter(
-    "moothall_bus_redeliveries_total", "Messages that were delivered again.", "durable"
-)
+BUS_REDELIVERIES = _counter("moothall_bus_redeliveries_total", "Redelivered messages.", "durable")
 BUS_DEAD_LETTERS = _counter(
-    "moothall_bus_dead_letters_total", "Messages that were given up.", "durable"
+    "moothall_bus_dead_letters_total", "Messages that became dead letters.", "durable"
 )
 BUS_LAG = _gauge(
     "moothall_bus_lag_messages",
-    "Messages that a durable consumer has not been given yet.",
+    "Messages that are not yet delivered to a durable consumer.",
     "durable",
 )
 BUS_UNACKED = _gauge(
     "moothall_bus_unacked_messages",
-    "Messages given to a durable consumer and not answered yet.",
+    "Messages that are delivered to a durable consumer and not yet acknowledged.",
     "durable",
 )
-BUS_STORED_BYTES = _gauge("moothall_bus_stored_bytes", "What a stream holds.", "stream")
+BUS_STORED_BYTES = _gauge("moothall_bus_stored_bytes", "Size of a stream.", "stream")
 
 # collector
 COLLECTOR_UNDER_WAY = _gauge(
@@ -437,25 +433,25 @@ COLLECTOR_UNDER_WAY = _gauge(
 )
 DECIDE_SECONDS = _histogram(
     "moothall_decide_seconds",
-    "From a deliberation being ready to its decision on the log, delivery included.",
+    "Time from a deliberation being ready to its decision in the log, including delivery.",
 )
-DELIVER_SECONDS = _histogram("moothall_deliver_seconds", "Making the winner a commit and a branch.")
+DELIVER_SECONDS = _histogram(
+    "moothall_deliver_seconds", "Time to create the winner's commit and branch."
+)
 
 # planning
 STORY_STEPS = _counter(
     "moothall_story_steps_total",
-    "Work on stories that was seen to its end; step is design, build, check or deliver.",
+    "Completed steps of stories; step is design, build, check or deliver.",
     "step",
 )
 
 # callers
 GRPC_CALLS = _counter("moothall_grpc_calls_total", "Answered gRPC calls.", "method", "code")
 GRPC_CALL_SECONDS = _histogram(
-    "moothall_grpc_call_seconds", "A gRPC call; a stream lasts until its end.", "method"
+    "moothall_grpc_call_seconds", "Duration of a gRPC call; for a stream, until its end.", "method"
 )
-GRPC_CALLS_IN_FLIGHT = _gauge(
-    "moothall_grpc_calls_in_flight", "gRPC calls that are being answered now."
-)
+GRPC_CALLS_IN_FLIGHT = _gauge("moothall_grpc_calls_in_flight", "gRPC calls in progress.")
 HTTP_REQUESTS = _counter(
     "moothall_http_requests_total",
     "Answered HTTP requests; route is the pattern of the path.",
@@ -463,29 +459,27 @@ HTTP_REQUESTS = _counter(
     "status",
 )
 HTTP_REQUEST_SECONDS = _histogram(
-    "moothall_http_request_seconds", "An HTTP request until its handler is done.", "route"
+    "moothall_http_request_seconds", "Duration of an HTTP request, until its handler ends.", "route"
 )
-HTTP_REQUESTS_IN_FLIGHT = _gauge(
-    "moothall_http_requests_in_flight", "HTTP requests that are being answered now."
-)
+HTTP_REQUESTS_IN_FLIGHT = _gauge("moothall_http_requests_in_flight", "HTTP requests in progress.")
 
 # this process
 TRACE_COMPLAINTS = _counter(
     "moothall_trace_complaints_total",
-    "What OpenTelemetry complained about, such as a dead collector.",
+    "Warnings and errors of OpenTelemetry, such as an unavailable collector.",
 )
-BUILD = _gauge("moothall_build_info", "Always 1; says what runs.", "version", "python")
+BUILD = _gauge(
+    "moothall_build_info", "Always 1; the labels have the versions.", "version", "python"
+)
 PROCESS_CPU_SECONDS = _counter(
     "moothall_process_cpu_seconds_total", "Processor time of the process itself."
 )
 PROCESS_MEMORY_BYTES = _gauge(
     "moothall_process_resident_memory_bytes", "Resident memory of the process itself."
 )
-PROCESS_OPEN_FILES = _gauge(
-    "moothall_process_open_files", "File descriptors that the process has open."
-)
+PROCESS_OPEN_FILES = _gauge("moothall_process_open_files", "Open file descriptors of the process.")
 PROCESS_START_SECONDS = _gauge(
-    "moothall_process_start_time_seconds", "When the process began, in Unix seconds."
+    "moothall_process_start_time_seconds", "Start time of the process, in Unix seconds."
 )
 
 _CHECKS = {"applies", "build", "cross", "lint", "policy", "setup", "tests"}

@@ -136,10 +136,10 @@ def test_protocols_are_compared_on_what_all_were_asked_at_one_budget(tmp_path: P
         row("seat", parsed.id, 3, 100),
     ]
     page = "\n".join(equal.section(rows, (parsed, other)))
-    assert "At most 900 tokens a problem, on the 1 that all were asked:" in page
+    assert "At most 900 tokens a problem, on 1 problems that all protocols ran:" in page
     assert "| single | 0 of 1 | 300 | - | 2.0 | 2 |" in page
     assert "| tests_then_verify | 1 of 1 | 600 | 600 | 2.0 | 2 |" in page
-    assert "by tests_then_verify; the default." in page
+    assert "tests_then_verify solves the most" in page
     assert "500" not in page
     assert equal.section([row("seat", parsed.id, 3, 100)], (parsed,)) == []
     assert equal.named("vote", 900) == "vote@900"
