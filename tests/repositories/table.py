@@ -77,7 +77,7 @@ def _cases(row: Row) -> str:
         *([f"{red} red"] if red else []),
         *([f"{counts['skipped']} skipped"] if counts["skipped"] else []),
     ]
-    return ", ".join(parts) if counts else "told as one"
+    return ", ".join(parts) if counts else "reported as one"
 
 
 def _fault(row: Row) -> str:
