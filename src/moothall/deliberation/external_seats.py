@@ -188,7 +188,7 @@ class _ModelCalls:
         model = self._council.model
         for call_id in self._recorded:
             messages = _with_steering(question, model.steering_for(call_id))
-            if model.is_recorded(call_id, messages):
+            if model.is_repeated(call_id, messages):
                 del self._recorded[call_id]
                 return call_id, messages
         self._number += 1

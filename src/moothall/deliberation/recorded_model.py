@@ -22,7 +22,15 @@ from moothall.deliberation.event_writer import (
 )
 from moothall.deliberation.prompts.text import fence, tokens
 from moothall.domain.budget import Ledger, Usage
-from moothall.domain.chat import ChatReply, ChatRequest, Message, ModelDescription, Prompts, step_of
+from moothall.domain.chat import (
+    ChatReply,
+    ChatRequest,
+    Message,
+    ModelDescription,
+    Prompts,
+    ask_alike,
+    step_of,
+)
 from moothall.domain.codec import dump, load, mapping_of
 from moothall.domain.event import Data, Event, EventType
 from moothall.domain.ids import digest
@@ -99,7 +107,7 @@ REMOTE = "elsewhere"
 class Recording:
     """What earlier runs of the same deliberation recorded.
 
-    answers: replies by call id. digests: those of their prompts. stuck_reasons: by
+    answers: replies by call id. stuck_reasons: by
     `<seat>/<phase>/<round>.<turn>`, why the seat was stuck after that turn, or an empty string.
     steering: steering messages by event id. steering_by_call: the ids of the messages that each
     call received. prompts: recorded prompts by step.
@@ -114,7 +122,6 @@ class Recording:
     """The ids of all recorded events."""
     progress: float = 0.0
     """The last published progress of the deliberation's agent."""
-    digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def spent(self) -> Usage:
@@ -128,7 +135,6 @@ class Recording:
         stuck_reasons: dict[str, str] = {}
         steering: dict[str, str] = {}
         steering_by_call: dict[str, tuple[str, ...]] = {}
-        digests: dict[str, str] = {}
         prompts: dict[str, Data] = {}
         recorded_ids: set[str] = set()
         progress = 0.0
@@ -152,7 +158,6 @@ class Recording:
                     steering_by_call.setdefault(
                         str(data.get("call_id")), tuple(map(str, message_ids))
                     )
-                digests.setdefault(str(data.get("call_id")), str(data.get("prompt_sha256")))
                 fields = {name: data[name] for name in _RECORDED_FIELDS if name in data}
                 try:
                     answers.setdefault(
@@ -173,7 +178,6 @@ class Recording:
             prompts,
             frozenset(recorded_ids),
             progress,
-            digests,
         )
 
 
@@ -260,13 +264,12 @@ class RecordedModel:
 
     def recorded_calls(self, prefix: str) -> Sequence[str]:
         """Return the ids of recorded calls that begin with `prefix`."""
-        return [call_id for call_id in self._recording.digests if call_id.startswith(prefix)]
+        return [call_id for call_id in self._recording.answers if call_id.startswith(prefix)]
 
-    def is_recorded(self, call_id: str, messages: Sequence[Message]) -> bool:
-        """Return whether the call is recorded and had these messages."""
-        return self._recording.digests.get(call_id) == _digest_prompt(
-            [self._clean_message(message) for message in messages]
-        )
+    def is_repeated(self, call_id: str, messages: Sequence[Message]) -> bool:
+        """Return whether these messages ask what a recorded call asked, see `ask_alike`."""
+        recorded = self._prompts.messages_of(step_of(call_id))
+        return ask_alike(recorded, [self._clean_message(message) for message in messages])
 
     def first_stuck_reason(self, step: str, reason: str) -> str:
         """Return why the seat was stuck after a turn, as recorded by an earlier run or a lost
