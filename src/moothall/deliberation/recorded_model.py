@@ -5,6 +5,7 @@ gate at which a paused deliberation stops: between turns, with no model call run
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -101,6 +102,7 @@ _RECORDED_FIELDS = (
 """The fields of a reply that are recorded under their own names."""
 REMOTE = "elsewhere"
 """The phase of a call to a remote agent."""
+_MAX_CACHED_CHARS = 50_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +241,7 @@ class RecordedModel:
         self._prompts = Prompts(recording.prompts)
         # A cache, because the system message and the task are part of every prompt.
         self._cleaned_messages: dict[Message, Message] = {}
+        self._cached_chars = 0
 
     def clean(self, text: str) -> str:
         """Return a text without secrets."""
@@ -300,7 +303,7 @@ class RecordedModel:
             return recorded
         messages = tuple(self._clean_message(message) for message in request.messages)
         named = self._seat_models.get(f"{seat}/{phase}", self._seat_models.get(seat, self._default))
-        estimate = _estimate(named.llm, messages, request.max_tokens)
+        estimate = _estimate(named.llm, messages, request)
         try:
             self._ledger.reserve(request.call_id, estimate)
         except BudgetExceeded:
@@ -426,6 +429,10 @@ class RecordedModel:
             )
             unchanged = content == message.content and calls == message.calls
             cleaned = message if unchanged else replace(message, content=content, calls=calls)
+            self._cached_chars += _size(message)
+            if self._cached_chars > _MAX_CACHED_CHARS:
+                self._cleaned_messages.clear()
+                self._cached_chars = _size(message)
             self._cleaned_messages[message] = cleaned
         return cleaned
 
@@ -437,11 +444,22 @@ def _digest_prompt(messages: Iterable[Message]) -> str:
     return digest(*(part for message in messages for part in (message.role, message.content)))
 
 
-def _estimate(llm: LlmSettings, messages: tuple[Message, ...], max_tokens: int) -> Usage:
-    prompt = sum(
-        tokens(text)
-        for message in messages
-        for text in (message.content, *(call.arguments for call in message.calls))
+def _texts(message: Message) -> Iterator[str]:
+    yield message.content
+    for call in message.calls:
+        yield call.arguments
+
+
+def _size(message: Message) -> int:
+    return sum(map(len, _texts(message)))
+
+
+def _estimate(llm: LlmSettings, messages: tuple[Message, ...], request: ChatRequest) -> Usage:
+    """Return the usage of a request with these messages, rather too high than too low."""
+    prompt = sum(tokens(text) for message in messages for text in _texts(message))
+    for tool in request.tools:
+        prompt += tokens(f"{tool.name}{tool.description}{json.dumps(dict(tool.parameters))}")
+    price = (prompt * llm.price_in + request.max_tokens * llm.price_out) / _TOKENS_PER_PRICE
+    return Usage(
+        prompt_tokens=prompt, completion_tokens=request.max_tokens, calls=1, cost_usd=price
     )
-    price = (prompt * llm.price_in + max_tokens * llm.price_out) / _TOKENS_PER_PRICE
-    return Usage(prompt_tokens=prompt, completion_tokens=max_tokens, calls=1, cost_usd=price)

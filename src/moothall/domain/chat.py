@@ -194,7 +194,7 @@ class HarnessReport:
 
 
 Messages = tuple[Message, ...]
-_NUMBER = re.compile(r"[0-9a-fA-F]*[0-9][0-9a-fA-F]*")  # and ids in hexadecimal digits
+_NUMBER = re.compile(r"(?<![0-9a-fA-F])[a-fA-F]*[0-9][0-9a-fA-F]*")  # and hexadecimal ids
 
 _MIN_SHARED_CHARS = 200
 """Fewer shared characters of a message are recorded again."""

@@ -122,3 +122,8 @@ def test_the_same_course_of_another_run(place: int, message: Message, *, alike: 
     later = [*EARLIER[:place], message, *EARLIER[place + 1 :]]
     assert ask_alike(EARLIER, later) is alike
     assert not ask_alike(EARLIER, later[:-1])
+
+
+def test_long_texts_of_hexadecimal_letters_are_compared_in_linear_time() -> None:
+    text = "a" * 1_000_000
+    assert not ask_alike([Message("user", f"{text}x")], [Message("user", f"{text}y")])
