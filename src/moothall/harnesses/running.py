@@ -132,16 +132,15 @@ class HarnessExchange:
             client.receive_update(mapping_of(params.get("update")))
         elif method is not None and isinstance(number, int | str):
             answer = client.decide(params) if method == _PERMISSION else _METHOD_NOT_FOUND
-            reply = {"jsonrpc": "2.0", "id": number, **answer}
-            self._outgoing.append({"line": json.dumps(reply)})
+            line = json.dumps({"jsonrpc": "2.0", "id": number, **answer})
+            self._outgoing.append({"line": line})
         elif isinstance(number, int) and number in self._awaited:
             self._awaited.discard(number)
+            reply: dict[str, Any] = {"id": number, "result": message.get("result")}
             if "error" in message:
                 reason = text_of(mapping_of(message["error"]).get("message"))
-                end = {"error": {"message": reason or "an error without a message"}}
-            else:
-                end = {"result": message.get("result")}
-            self._incoming.put_nowait({"id": number, **end})
+                reply = {"id": number, "error": {"message": reason or "an error without a message"}}
+            self._incoming.put_nowait(reply)
 
     async def _answer(self, event: dict[str, Any]) -> None:
         try:
