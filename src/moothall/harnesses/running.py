@@ -24,6 +24,7 @@ from moothall.domain.codec import list_of, mapping_of, text_of, wrong
 from moothall.domain.text import encodable
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.harnesses import model_api
+from moothall.harnesses.chat_api import write_error
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger
 
@@ -33,6 +34,9 @@ from moothall.telemetry import get_logger
 
 _FIRST_HOLD_SECONDS, _LONGEST_HOLD_SECONDS = 0.05, 1.0
 _MAX_PARALLEL_REQUESTS = 16
+_TOO_MANY = json.dumps(
+    write_error("rate_limit_exceeded", f"at most {_MAX_PARALLEL_REQUESTS} requests run at once")
+)
 _MAX_OUTPUT_CHARS = 4_000
 _LINES_PER_STEP = 1_000
 """After so many lines, others get a turn on the event loop."""
@@ -109,7 +113,7 @@ class HarnessExchange:
             self.end()
         elif "request" in event:
             if len(self._requests) >= _MAX_PARALLEL_REQUESTS:
-                self._reply(event["request"], model_api.HttpReply(429, "{}"))
+                self._reply(event["request"], model_api.HttpReply(429, _TOO_MANY))
                 return
             task = self._group.create_task(self._answer(event), name="harness-model")
             self._requests.add(task)
