@@ -77,7 +77,7 @@ def history_of(folder: Path, count: int) -> Iterator[Change]:
     found = 0
     for record in listed.stdout.decode().split("\0")[1:]:
         sha, *paths = record.split()
-        code = [path for path in paths if path.endswith((".py", ".go"))]
+        code = [path for path in paths if path.endswith((".py", ".go", ".js", ".ts", ".rs"))]
         tests = [path for path in code if is_test(path)]
         if tests and len(tests) < len(code) and len(paths) <= _MAX_PATHS:
             found += 1

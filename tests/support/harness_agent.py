@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import sys
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ class Agent:
         path = Path(args["path"])
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         path.write_text(text + args["content"], encoding="utf-8")
-        return "written"
+        return f"written at {time.time_ns()}"
 
     def _is_permitted(self) -> bool:
         self._asked += 1

@@ -85,6 +85,21 @@ async def test_a_program_hears_and_says_lines_and_its_files_stay_where_that_is_w
 AGENT = Path(harness_agent.__file__).read_text(encoding="utf-8")
 ASK = {"tool": "ask", "args": {"path": "asked.txt", "content": "yes"}}
 WRITE = {"tool": "files.append", "args": {"path": "made.txt", "content": "made"}}
+STOPS_RELAY = AGENT.replace(
+    '            self._send({"id": message["id"], "result": result})',
+    '            self._send({"id": message["id"], "result": result})\n'
+    '            if method == "session/prompt":\n'
+    "                time.sleep(1)\n"
+    "                os.kill(os.getppid(), 19)\n"
+    "                time.sleep(99)",
+)
+CHUNKED = """
+import http.client, os
+server = http.client.HTTPConnection(os.environ["OPENAI_BASE_URL"].split("/")[2])
+server.request("POST", "/v1/chat/completions", iter([b"{}"]), encode_chunked=True)
+reply = server.getresponse()
+print(reply.status, reply.reason)
+"""
 COMMAND = "import os, sys; print(sys.argv[1]); print(os.environ['OPENAI_BASE_URL'])"
 
 
@@ -120,6 +135,25 @@ async def test_an_agent_works_with_a_model_outside(opened: Any, tmp_path: Path) 
             await run_harness(workspace, harness(*kill), two_turns)
         with pytest.raises(WorkspaceFailed, match=r"sandbox\.toolchains"):
             await run_harness(workspace, harness("no-such-agent"), two_turns)
+
+
+async def test_a_hostile_agent_ends_with_a_reason(tmp_path: Path) -> None:
+    async with (
+        local(tmp_path) as app,
+        app.workspaces.open(await app.prepared(), "one") as workspace,
+    ):
+        for code, reason in (
+            ("print('x' * 70_000_000, flush=True); input()", "it sent too much at once"),
+            ("import sys\nwhile True: sys.stderr.write('y' * 9999)", "it was stopped: output"),
+            ('print(\'{"id": 0, "result": 1}\', flush=True); input()', "Agent Client Protocol"),
+        ):
+            with pytest.raises(WorkspaceFailed, match=reason):
+                await run_harness(workspace, harness(*python(code)), two_turns)
+        report = await run_harness(workspace, harness(*python(CHUNKED), "{prompt}"), two_turns)
+        assert report.text == "411 send the body with a Content-Length"
+        async with asyncio.timeout(40):  # less than its time
+            report = await run_harness(workspace, harness(*python(STOPS_RELAY)), two_turns)
+        assert report.text == "Done: enough"
 
 
 async def test_a_cancelled_agent_leaves_no_process(tmp_path: Path) -> None:

@@ -1,15 +1,18 @@
 """Real agents of other projects in one council with our own: Claude Code, Codex, opencode, Qwen
 Code and mini-swe-agent, from the package registries, with a scripted model that calls tools
-natively.
+natively. The process is killed in the middle, and the council goes on.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ pytestmark = [
 
 DOCS = Path(__file__).parents[2] / "docs" / "harnesses.md"
 KEY = "sk-key-of-these-tests-1234567890"
+SHELLS = re.compile("(?i)^bash$|shell|exec_command")
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"  # how mini-swe-agent ends
 
 
@@ -41,29 +45,57 @@ def documented(folder: Path) -> dict[str, tuple[str, list[str]]]:
     }
 
 
-def answer(body: dict[str, Any], headers: Mapping[str, str]) -> NativeReply:
-    """Write the function with the agent's own shell, three of the six wrongly, then end. So no
-    majority is right early, and nobody is stopped before its answer.
+class Model:
+    """Has each agent use its own shell: to print the time, and to write the function, three of the
+    six wrongly. So no majority is right early, and nobody is stopped before its answer.
+
+    asked: how often each agent was to continue after so many calls of tools. Until `go_on` is set,
+    nobody is answered after two.
     """
-    text = WRONG if seat_of(headers).endswith(("1", "2", "3")) else SOLVED
-    tools = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or ()}
-    names = list(tools)
-    shell = next((name for name in names if re.search("(?i)^bash$|shell|exec_command", name)), "")
-    made = sum(len(message.get("tool_calls") or ()) for message in body["messages"])
-    if shell and made == 0:
-        write = f"cat >> src/utils.py <<'END'\n{text}END"
-        known = tools[shell]["parameters"]["properties"]
-        more = {"description": "write"} if "description" in known else {}
-        argument = "command" if "command" in known else "cmd"
-        return NativeReply(((shell, {argument: write, **more}),))
-    if "submit" in names:
-        return NativeReply((("submit", {"summary": "I added the function."}),))
-    if names == ["bash"] and made == 1:
-        return NativeReply(((shell, {"command": SUBMIT}),))
-    return NativeReply(text="I added the function.")
+
+    def __init__(self) -> None:
+        self.asked: Counter[tuple[str, int]] = Counter()
+        self.go_on = asyncio.Event()
+
+    @property
+    def waiting(self) -> int:
+        """The number of agents that have made two calls."""
+        return sum(made == 2 for _, made in self.asked)
+
+    async def answer(self, body: dict[str, Any], headers: Mapping[str, str]) -> NativeReply:
+        tools = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or ()}
+        names = list(tools)
+        shell = next(
+            (name for name in names if re.search("(?i)^bash$|shell|exec_command", name)), ""
+        )
+        made = sum(len(message.get("tool_calls") or ()) for message in body["messages"])
+        if not shell:
+            return NativeReply(text="I added the function.")
+        self.asked[seat_of(headers), made] += 1
+        if made < 2:
+            text = WRONG if seat_of(headers).endswith(("1", "2", "3")) else SOLVED
+            line = f"cat >> src/utils.py <<'END'\n{text}END" if made else "date +%s%N"
+            known = tools[shell]["parameters"]["properties"]
+            more = {"description": "a step"} if "description" in known else {}
+            argument = "command" if "command" in known else "cmd"
+            return NativeReply(((shell, {argument: line, **more}),))
+        await self.go_on.wait()
+        if "submit" in names:
+            return NativeReply((("submit", {"summary": "I added the function."}),))
+        if names == ["bash"] and made == 2:
+            return NativeReply(((shell, {"command": SUBMIT}),))
+        return NativeReply(text="I added the function.")
 
 
-async def test_a_council_of_six_agents_of_six_projects(tmp_path: Path) -> None:
+async def until_recorded(command: Command, calls: int) -> None:
+    """Wait until so many calls are in the log: each is on its way for some milliseconds."""
+    while (await command("log", "tail", "--task", "task-killed")).out.count("model.called") < calls:
+        await asyncio.sleep(0.2)
+
+
+async def test_a_council_of_six_agents_of_six_projects_is_killed_and_goes_on(
+    tmp_path: Path,
+) -> None:
     agents = tmp_path / "agents"
     agents.mkdir()
     known = documented(agents)
@@ -73,7 +105,8 @@ async def test_a_council_of_six_agents_of_six_projects(tmp_path: Path) -> None:
         subprocess.run(["/bin/sh", "-c", command_line], check=True, capture_output=True)
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
-    async with scripted_model(answer, tools=True, api_key=KEY) as model:
+    script = Model()
+    async with scripted_model(script.answer, tools=True, api_key=KEY) as model:
         command = Command(
             tmp_path / "data",
             model.base_url,
@@ -87,17 +120,29 @@ async def test_a_council_of_six_agents_of_six_projects(tmp_path: Path) -> None:
                 ),
             },
         )
-        ran = await command(
+        args = (
             *("deliberate", "Add hello_world() function to src/utils.py", "--repo", str(repo)),
             *("--agents", "6", "--model", ",".join(["default", *known]), "--json"),
-            seconds=400,
+            *("--task-id", "task-killed"),
         )
+        process = await command.start(*args)
+        async with asyncio.timeout(400):
+            while script.waiting < 6:
+                assert process.returncode is None
+                await asyncio.sleep(0.2)
+        await until_recorded(command, 12)
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
+        script.go_on.set()
+        ran = await command(*args, seconds=400)
     assert ran.code == 0, ran.err
     outcome = ran.document
     assert {seat["status"] for seat in outcome["seats"]} == {"proposed"}, outcome["seats"]
     assert all(seat["usage"]["calls"] >= 2 for seat in outcome["seats"])
     assert outcome["evidence_level"] == "proven"
     assert len(outcome["results"]) == 6
+    repeated = {key: times for key, times in script.asked.items() if key[1] < 2 and times > 1}
+    assert not repeated, "recorded calls are not made again"
     assert outcome["winner_id"] in {f"agent-dev-00{number}" for number in (4, 5, 6)}
     assert KEY not in ran.out
     shutil.rmtree(agents)  # a gigabyte and a half

@@ -25,7 +25,13 @@ from moothall.domain.chat import (
 )
 from moothall.domain.repository import Patch
 from moothall.domain.task import Deliberation
-from moothall.errors import ConfigurationError, DeadlineExceeded, MoothallError, PatchRefused
+from moothall.errors import (
+    ConfigurationError,
+    ContextOverflow,
+    DeadlineExceeded,
+    MoothallError,
+    PatchRefused,
+)
 from moothall.ports import Workspace
 from moothall.tools.catalogue import Danger
 
@@ -36,6 +42,8 @@ from moothall.tools.catalogue import Danger
 # are charged, recorded and never repeated once recorded.
 
 
+_MAX_PROMPT_BYTES = 4_000_000
+"""Half of what an event may have, since the prompt is recorded with its reply."""
 _CLOSING_SECONDS = 5.0  # of a seat's time, to collect what was changed
 _INSTRUCTIONS = (
     "Change the files in this folder; there is no network. Do not commit. Nobody can answer "
@@ -165,6 +173,7 @@ class _ModelCalls:
     async def ask(self, question: ModelQuestion) -> ChatReply:
         """Make a call. Raises the errors of the model and of the budget."""
         council, llm = self._council, self._council.seat_models[self._seat].llm
+        require_recordable(question)
         call_id, messages = self._choose_call(question)
         request = ChatRequest(
             call_id=call_id,
@@ -188,12 +197,24 @@ class _ModelCalls:
         model = self._council.model
         for call_id in self._recorded:
             messages = _with_steering(question, model.steering_for(call_id))
-            if model.is_recorded(call_id, messages):
+            if model.is_repeated(call_id, messages):
                 del self._recorded[call_id]
                 return call_id, messages
         self._number += 1
         call_id = f"{self._prefix}{self._number}"
         return call_id, _with_steering(question, model.steering_for(call_id))
+
+
+def require_recordable(question: ModelQuestion) -> None:
+    """Raise `ContextOverflow` for a prompt that could not be recorded."""
+    parts = [
+        (message.content, *(call.arguments for call in message.calls))
+        for message in question.messages
+    ]
+    if (size := len(json.dumps(parts, ensure_ascii=False).encode())) > _MAX_PROMPT_BYTES:
+        raise ContextOverflow(
+            f"the prompt has {size} bytes; at most {_MAX_PROMPT_BYTES} can be recorded"
+        )
 
 
 def _with_steering(question: ModelQuestion, steering: Sequence[str]) -> tuple[Message, ...]:

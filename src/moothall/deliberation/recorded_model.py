@@ -5,6 +5,7 @@ gate at which a paused deliberation stops: between turns, with no model call run
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,15 @@ from moothall.deliberation.event_writer import (
 )
 from moothall.deliberation.prompts.text import fence, tokens
 from moothall.domain.budget import Ledger, Usage
-from moothall.domain.chat import ChatReply, ChatRequest, Message, ModelDescription, Prompts, step_of
+from moothall.domain.chat import (
+    ChatReply,
+    ChatRequest,
+    Message,
+    ModelDescription,
+    Prompts,
+    ask_alike,
+    step_of,
+)
 from moothall.domain.codec import dump, load, mapping_of
 from moothall.domain.event import Data, Event, EventType
 from moothall.domain.ids import digest
@@ -93,13 +102,14 @@ _RECORDED_FIELDS = (
 """The fields of a reply that are recorded under their own names."""
 REMOTE = "elsewhere"
 """The phase of a call to a remote agent."""
+_MAX_CACHED_CHARS = 50_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
     """What earlier runs of the same deliberation recorded.
 
-    answers: replies by call id. digests: those of their prompts. stuck_reasons: by
+    answers: replies by call id. stuck_reasons: by
     `<seat>/<phase>/<round>.<turn>`, why the seat was stuck after that turn, or an empty string.
     steering: steering messages by event id. steering_by_call: the ids of the messages that each
     call received. prompts: recorded prompts by step.
@@ -114,7 +124,6 @@ class Recording:
     """The ids of all recorded events."""
     progress: float = 0.0
     """The last published progress of the deliberation's agent."""
-    digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def spent(self) -> Usage:
@@ -128,7 +137,6 @@ class Recording:
         stuck_reasons: dict[str, str] = {}
         steering: dict[str, str] = {}
         steering_by_call: dict[str, tuple[str, ...]] = {}
-        digests: dict[str, str] = {}
         prompts: dict[str, Data] = {}
         recorded_ids: set[str] = set()
         progress = 0.0
@@ -152,7 +160,6 @@ class Recording:
                     steering_by_call.setdefault(
                         str(data.get("call_id")), tuple(map(str, message_ids))
                     )
-                digests.setdefault(str(data.get("call_id")), str(data.get("prompt_sha256")))
                 fields = {name: data[name] for name in _RECORDED_FIELDS if name in data}
                 try:
                     answers.setdefault(
@@ -173,7 +180,6 @@ class Recording:
             prompts,
             frozenset(recorded_ids),
             progress,
-            digests,
         )
 
 
@@ -235,6 +241,7 @@ class RecordedModel:
         self._prompts = Prompts(recording.prompts)
         # A cache, because the system message and the task are part of every prompt.
         self._cleaned_messages: dict[Message, Message] = {}
+        self._cached_chars = 0
 
     def clean(self, text: str) -> str:
         """Return a text without secrets."""
@@ -260,13 +267,12 @@ class RecordedModel:
 
     def recorded_calls(self, prefix: str) -> Sequence[str]:
         """Return the ids of recorded calls that begin with `prefix`."""
-        return [call_id for call_id in self._recording.digests if call_id.startswith(prefix)]
+        return [call_id for call_id in self._recording.answers if call_id.startswith(prefix)]
 
-    def is_recorded(self, call_id: str, messages: Sequence[Message]) -> bool:
-        """Return whether the call is recorded and had these messages."""
-        return self._recording.digests.get(call_id) == _digest_prompt(
-            [self._clean_message(message) for message in messages]
-        )
+    def is_repeated(self, call_id: str, messages: Sequence[Message]) -> bool:
+        """Return whether these messages ask what a recorded call asked, see `ask_alike`."""
+        recorded = self._prompts.messages_of(step_of(call_id))
+        return ask_alike(recorded, [self._clean_message(message) for message in messages])
 
     def first_stuck_reason(self, step: str, reason: str) -> str:
         """Return why the seat was stuck after a turn, as recorded by an earlier run or a lost
@@ -297,7 +303,7 @@ class RecordedModel:
             return recorded
         messages = tuple(self._clean_message(message) for message in request.messages)
         named = self._seat_models.get(f"{seat}/{phase}", self._seat_models.get(seat, self._default))
-        estimate = _estimate(named.llm, messages, request.max_tokens)
+        estimate = _estimate(named.llm, messages, request)
         try:
             self._ledger.reserve(request.call_id, estimate)
         except BudgetExceeded:
@@ -423,6 +429,10 @@ class RecordedModel:
             )
             unchanged = content == message.content and calls == message.calls
             cleaned = message if unchanged else replace(message, content=content, calls=calls)
+            self._cached_chars += _size(message)
+            if self._cached_chars > _MAX_CACHED_CHARS:
+                self._cleaned_messages.clear()
+                self._cached_chars = _size(message)
             self._cleaned_messages[message] = cleaned
         return cleaned
 
@@ -434,11 +444,22 @@ def _digest_prompt(messages: Iterable[Message]) -> str:
     return digest(*(part for message in messages for part in (message.role, message.content)))
 
 
-def _estimate(llm: LlmSettings, messages: tuple[Message, ...], max_tokens: int) -> Usage:
-    prompt = sum(
-        tokens(text)
-        for message in messages
-        for text in (message.content, *(call.arguments for call in message.calls))
+def _texts(message: Message) -> Iterator[str]:
+    yield message.content
+    for call in message.calls:
+        yield call.arguments
+
+
+def _size(message: Message) -> int:
+    return sum(map(len, _texts(message)))
+
+
+def _estimate(llm: LlmSettings, messages: tuple[Message, ...], request: ChatRequest) -> Usage:
+    """Return the usage of a request with these messages, rather too high than too low."""
+    prompt = sum(tokens(text) for message in messages for text in _texts(message))
+    for tool in request.tools:
+        prompt += tokens(f"{tool.name}{tool.description}{json.dumps(dict(tool.parameters))}")
+    price = (prompt * llm.price_in + request.max_tokens * llm.price_out) / _TOKENS_PER_PRICE
+    return Usage(
+        prompt_tokens=prompt, completion_tokens=request.max_tokens, calls=1, cost_usd=price
     )
-    price = (prompt * llm.price_in + max_tokens * llm.price_out) / _TOKENS_PER_PRICE
-    return Usage(prompt_tokens=prompt, completion_tokens=max_tokens, calls=1, cost_usd=price)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -193,6 +194,7 @@ class HarnessReport:
 
 
 Messages = tuple[Message, ...]
+_NUMBER = re.compile(r"(?<![0-9a-fA-F])[a-fA-F]*[0-9][0-9a-fA-F]*")  # and hexadecimal ids
 
 _MIN_SHARED_CHARS = 200
 """Fewer shared characters of a message are recorded again."""
@@ -265,6 +267,10 @@ class Prompts:
         self._add(step, prompt.messages)
         return prompt
 
+    def messages_of(self, step: str) -> Messages:
+        """Return the messages of a step's prompt, none if it is unknown."""
+        return self._prompts.get(step, ())
+
     def _add(self, step: str, messages: Messages) -> None:
         self._prompts[step] = messages
         for start in _starts(messages):
@@ -281,6 +287,26 @@ class Prompts:
             if not best.of or chars > best.chars:
                 best = Prompt(messages, step, kept, chars)
         return best if best.kept or best.chars else Prompt(messages)
+
+
+def ask_alike(one: Sequence[Message], other: Sequence[Message]) -> bool:
+    """Return whether two conversations differ at most in what tools returned and in numbers.
+
+    So do those of two runs of one agent that was given the same replies: times, process ids and
+    durations differ.
+    """
+    return len(one) == len(other) and all(map(_are_alike, one, other))
+
+
+def _are_alike(one: Message, other: Message) -> bool:
+    if one.role != other.role or _functions(one) != _functions(other):
+        return False
+    is_output = one.role == "tool" or one.content == other.content
+    return is_output or _NUMBER.sub("0", one.content) == _NUMBER.sub("0", other.content)
+
+
+def _functions(message: Message) -> list[tuple[str, str]]:
+    return [(call.name, call.arguments) for call in message.calls]
 
 
 def _starts(messages: Messages) -> list[str]:

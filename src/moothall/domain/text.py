@@ -58,7 +58,8 @@ _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
         ("PRIVATE KEY",),
         (
             r"-----BEGIN (?P<key>[A-Z0-9 ]{0,40}PRIVATE KEY(?: "
-            r"BLOCK)?)-----[\s\S]{0,20000}?-----END "
+            # The scan ends at the next mark: a text of many beginnings takes no longer.
+            r"BLOCK)?)-----(?:[^-]|-(?!----(?:BEGIN|END) )){0,20000}+-----END "
             r"(?P=key)-----"
         ),
     ),

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from moothall.domain.chat import ChatReply, FunctionCall, FunctionTool, Message
-from moothall.domain.text import encodable
 from moothall.harnesses.chat_parts import (
     MAX_MESSAGES,
-    MAX_TOOLS,
     Item,
     ModelApi,
     ModelRequest,
@@ -19,6 +17,7 @@ from moothall.harnesses.chat_parts import (
     read_list,
     read_parameters,
     read_text,
+    read_tools,
 )
 
 ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
@@ -32,7 +31,7 @@ ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
 
 def _read(data: Item) -> ModelRequest:
     messages = tuple(map(_read_message, read_list(data["messages"], MAX_MESSAGES, least=1)))
-    tools = tuple(map(_read_tool, read_list(data.get("tools") or [], MAX_TOOLS)))
+    tools = tuple(map(_read_tool, read_tools(data.get("tools"))))
     limit = data.get("max_completion_tokens") or data.get("max_tokens")
     question = create_question(messages, tools, limit, data.get("temperature"))
     return ModelRequest(question, bool(data.get("stream")))
@@ -49,16 +48,15 @@ def _read_message(item: Item) -> Message:
 
 def _read_call(item: Item) -> FunctionCall:
     function = item["function"]
-    return FunctionCall(
-        str(item["id"]), str(function["name"]), encodable(str(function.get("arguments") or "{}"))
-    )
+    arguments = str(function.get("arguments") or "{}")
+    return FunctionCall(str(item["id"]), str(function["name"]), arguments)
 
 
 def _read_tool(item: Item) -> FunctionTool:
     function = item["function"]
     return FunctionTool(
         str(function["name"]),
-        encodable(str(function.get("description") or "")),
+        str(function.get("description") or ""),
         read_parameters(function.get("parameters")),
     )
 

@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import orjson
+
 from moothall.domain.chat import ChatReply, FunctionTool, Message, ModelQuestion
 from moothall.domain.text import encodable
 from moothall.errors import InvalidRequest
 
-MAX_MESSAGES, MAX_TOOLS = 4_000, 200
+MAX_MESSAGES = 4_000
+_MAX_TOOLS, _MAX_TOOLS_BYTES = 200, 1_000_000
+_MAX_BODY_CHARS = 16_000_000
 Item = Mapping[str, Any]
 
 
@@ -43,10 +47,22 @@ class ModelApi:
 
     def parse(self, body: str) -> ModelRequest:
         """Parse a request. Raises `InvalidRequest`."""
+        if len(body) > _MAX_BODY_CHARS:
+            raise InvalidRequest(f"a request has at most {_MAX_BODY_CHARS} characters")
         try:
-            return self.read(json.loads(body))
+            return self.read(_read_json(body))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidRequest(f"this is not a chat request: {error!r:.200}") from error
+
+
+def _read_json(text: str) -> Any:
+    """Return the value of a JSON text, with lone surrogates as question marks. Raises `ValueError`,
+    also for NaN and numbers that are too large, which other encoders refuse.
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:  # also for a lone surrogate, which clients send
+        return orjson.loads(encodable(json.dumps(json.loads(text), ensure_ascii=False)))
 
 
 def create_question(
@@ -57,7 +73,7 @@ def create_question(
         _join_messages(messages),
         tools,
         max(0, int(limit or 0)),
-        min(max(float(temperature or 0.0), 0.0), 2.0),
+        min(max(0.0, float(temperature or 0.0)), 2.0),  # in this order, NaN becomes 0
     )
 
 
@@ -66,16 +82,19 @@ def _join_messages(messages: Sequence[Message]) -> Sequence[Message]:
     the user. The chat templates of many models accept only one system message, at the beginning,
     and turns that alternate.
     """
-    joined: list[Message] = []
+    turns: list[list[Message]] = []
     for message in messages:
-        before = joined[-1] if joined else None
-        is_first = all(earlier.role == "system" for earlier in joined)
-        role = "user" if message.role == "system" and not is_first else message.role
-        if before is not None and before.role == role and role in {"system", "user"}:
-            joined[-1] = replace(before, content=f"{before.content}\n\n{message.content}")
+        before = turns[-1][0].role if turns else "system"
+        is_late = message.role == "system" and before != "system"
+        turn = replace(message, role="user") if is_late else message
+        if turns and before == turn.role and before in {"system", "user"}:
+            turns[-1].append(turn)
         else:
-            joined.append(replace(message, role=role))
-    return joined
+            turns.append([turn])
+    return [
+        replace(first, content="\n\n".join(message.content for message in (first, *rest)))
+        for first, *rest in turns
+    ]
 
 
 def read_list(value: Any, most: int, least: int = 0) -> Sequence[Item]:
@@ -92,13 +111,21 @@ def read_text(content: Any, types: frozenset[str] = frozenset({"text"})) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
-        return encodable(content)
-    return encodable(
-        "\n".join(
-            str(part["text"]) if part.get("type") in types else f"[{part.get('type')}: left out]"
-            for part in content
-        )
+        return content
+    return "\n".join(
+        str(part["text"]) if part.get("type") in types else f"[{part.get('type')}: left out]"
+        for part in content
     )
+
+
+def read_tools(value: Any) -> Sequence[Item]:
+    """Return the tools of a request. Raises `ValueError` if they are too many or too long, and
+    `TypeError` if they are nested too deeply for other encoders.
+    """
+    tools = read_list(value or [], _MAX_TOOLS)
+    if len(orjson.dumps(tools)) > _MAX_TOOLS_BYTES:
+        raise ValueError(f"tools with at most {_MAX_TOOLS_BYTES} bytes are expected")
+    return tools
 
 
 def read_parameters(value: Any) -> Mapping[str, Any]:

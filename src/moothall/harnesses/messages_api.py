@@ -7,11 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from moothall.domain.chat import ChatReply, FunctionCall, FunctionTool, Message
-from moothall.domain.text import encodable
 from moothall.harnesses.chat_api import ROLES
 from moothall.harnesses.chat_parts import (
     MAX_MESSAGES,
-    MAX_TOOLS,
     Item,
     ModelApi,
     ModelRequest,
@@ -20,6 +18,7 @@ from moothall.harnesses.chat_parts import (
     read_list,
     read_parameters,
     read_text,
+    read_tools,
 )
 
 _THINKING = frozenset({"thinking", "redacted_thinking"})
@@ -42,10 +41,10 @@ def _read(data: Item) -> ModelRequest:
     tools = tuple(
         FunctionTool(
             str(item["name"]),
-            encodable(str(item.get("description") or "")),
+            str(item.get("description") or ""),
             read_parameters(item["input_schema"]),
         )
-        for item in read_list(data.get("tools") or [], MAX_TOOLS)
+        for item in read_tools(data.get("tools"))
         if "input_schema" in item  # the others run on Anthropic's servers
     )
     question = create_question(messages, tools, data.get("max_tokens"), data.get("temperature"))
@@ -66,7 +65,7 @@ def _read_message(item: Item) -> Iterator[Message]:
             text = read_text(block.get("content"))
             yield Message("tool", text, call_id=str(block["tool_use_id"]))
         elif kind == "tool_use":
-            arguments = encodable(json.dumps(block.get("input") or {}, ensure_ascii=False))
+            arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
             calls.append(FunctionCall(str(block["id"]), str(block["name"]), arguments))
         elif kind not in _THINKING:
             rest.append(block)

@@ -12,11 +12,9 @@ from itertools import count
 from typing import Any
 
 from moothall.domain.chat import ChatReply, FunctionCall, FunctionTool, Message
-from moothall.domain.text import encodable
 from moothall.harnesses.chat_api import ROLES, write_error
 from moothall.harnesses.chat_parts import (
     MAX_MESSAGES,
-    MAX_TOOLS,
     Item,
     ModelApi,
     ModelRequest,
@@ -25,6 +23,7 @@ from moothall.harnesses.chat_parts import (
     read_list,
     read_parameters,
     read_text,
+    read_tools,
 )
 
 _TEXTS = frozenset({"text", "input_text", "output_text", "summary_text"})
@@ -43,7 +42,7 @@ def _read(data: Item) -> ModelRequest:
     messages = _read_input(data["input"])
     if instructions := read_text(data.get("instructions")):
         messages.insert(0, Message("system", instructions))
-    listed = read_list(data.get("tools") or [], MAX_TOOLS)
+    listed = read_tools(data.get("tools"))
     tools = tuple(_read_tool(item) for item in listed if item["type"] in {_FUNCTION, _CUSTOM})
     limit = data.get("max_output_tokens")
     return ModelRequest(
@@ -55,20 +54,20 @@ def _read(data: Item) -> ModelRequest:
 
 def _read_tool(item: Item) -> FunctionTool:
     """Return a tool. One that takes free text becomes a function with one text."""
-    description = encodable(str(item.get("description") or ""))
+    description = str(item.get("description") or "")
     if item["type"] == _FUNCTION:
         parameters = read_parameters(item.get("parameters"))
         return FunctionTool(str(item["name"]), description, parameters)
     grammar = item.get("format") or {}
     if isinstance(grammar, Mapping) and grammar.get("definition"):
-        definition = encodable(str(grammar["definition"]))
+        definition = str(grammar["definition"])
         description = f"{description}\n\nThe text has to match this grammar:\n{definition}"
     return FunctionTool(str(item["name"]), description, _FREE_TEXT)
 
 
 def _read_input(value: Any) -> list[Message]:
     if isinstance(value, str):
-        return [Message("user", encodable(value))]
+        return [Message("user", value)]
     messages: list[Message] = []
     for item in read_list(value, MAX_MESSAGES, least=1):
         kind = item.get("type", "message")
@@ -92,7 +91,7 @@ def _read_call(item: Item, kind: str) -> FunctionCall:
         if kind == "function_call"
         else json.dumps({"input": str(item.get("input") or "")}, ensure_ascii=False)
     )
-    return FunctionCall(str(item["call_id"]), str(item["name"]), encodable(arguments))
+    return FunctionCall(str(item["call_id"]), str(item["name"]), arguments)
 
 
 def _write(number: str, model: str, request: ModelRequest, reply: ChatReply) -> Item:

@@ -7,32 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import acp
 from acp.client.connection import ClientSideConnection
 from acp.exceptions import RequestError
 from acp.helpers import text_block
-from acp.schema import (
-    AgentMessageChunk,
-    AllowedOutcome,
-    ClientCapabilities,
-    DeniedOutcome,
-    Implementation,
-    InitializeResponse,
-    PermissionOption,
-    RequestPermissionResponse,
-    ToolCallStart,
-    ToolCallUpdate,
-)
+from acp.schema import ClientCapabilities, Implementation, InitializeResponse
+from pydantic import ValidationError
 
 from moothall.domain.chat import AnswerModel, HarnessReport, HarnessTask
+from moothall.domain.codec import list_of, mapping_of, text_of, wrong
 from moothall.domain.text import encodable
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.harnesses import model_api
+from moothall.harnesses.chat_api import write_error
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger
 
@@ -42,29 +34,39 @@ from moothall.telemetry import get_logger
 
 _FIRST_HOLD_SECONDS, _LONGEST_HOLD_SECONDS = 0.05, 1.0
 _MAX_PARALLEL_REQUESTS = 16
+_TOO_MANY = json.dumps(
+    write_error("rate_limit_exceeded", f"at most {_MAX_PARALLEL_REQUESTS} requests run at once")
+)
 _MAX_OUTPUT_CHARS = 4_000
+_LINES_PER_STEP = 1_000
+"""After so many lines, others get a turn on the event loop."""
+_UPDATE, _PERMISSION = "session/update", "session/request_permission"
+_METHOD_NOT_FOUND = {"error": {"code": -32601, "message": "Method not found"}}
 
 
 class HarnessExchange:
-    """Passes messages between a harness and its client. It is the client's transport, and the
-    handler of the program's lines. Belongs to one event loop.
+    """Passes messages between a harness and the connection of its client, whose transport it is,
+    and handles the program's lines. Belongs to one event loop.
 
-    silent: there is no client; lines are the program's output, and its input is empty. failed: the
-    error that ends the work. exit_reason: why the program ended by itself, '' as long as it has
-    not.
+    client: answers the program's own messages. None: lines are the program's output, and its input
+    is empty. failed: the error that ends the work. exit_reason: why the program ended by itself, ''
+    as long as it has not.
     """
 
     def __init__(
-        self, model: str, ask: AnswerModel, group: asyncio.TaskGroup, *, silent: bool = False
+        self,
+        model: str,
+        ask: AnswerModel,
+        group: asyncio.TaskGroup,
+        client: HarnessClient | None = None,
     ) -> None:
-        self._model, self._ask, self._group, self._silent = model, ask, group, silent
+        self._model, self._ask, self._group, self._client = model, ask, group, client
         self._output = ""
         self._incoming: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self._outgoing: list[dict[str, Any]] = [{"close": True}] if silent else []
+        self._outgoing: list[dict[str, Any]] = [] if client else [{"close": True}]
         self._changed = asyncio.Event()
         self._requests: set[asyncio.Task[None]] = set()
-        self._awaited_by_client: set[Any] = set()
-        self._awaited_by_program: set[Any] = set()
+        self._awaited: set[int] = set()
         self._hold_seconds = _FIRST_HOLD_SECONDS
         self._closed = False
         self.failed: MoothallError | None = None
@@ -77,8 +79,12 @@ class HarnessExchange:
 
     async def __call__(self, lines: Sequence[str]) -> Sequence[str] | None:
         """Take what happened inside, and return what is to be sent there. See `converse`."""
-        for line in lines:
+        for number, line in enumerate(lines, start=1):
+            if self._closed:
+                return None
             self._receive_event(line)
+            if number % _LINES_PER_STEP == 0:
+                await asyncio.sleep(0)
         if lines:
             self._hold_seconds = _FIRST_HOLD_SECONDS
         if self._speaks_next and not self._outgoing and not self._closed:
@@ -98,8 +104,7 @@ class HarnessExchange:
     @property
     def _speaks_next(self) -> bool:
         """Whether this side has something to answer or to ask."""
-        asks = not self._silent and not self._awaited_by_client
-        return bool(self._requests or self._awaited_by_program or asks)
+        return bool(self._requests or (self._client and not self._awaited))
 
     def _receive_event(self, line: str) -> None:
         event = _read_object(line)
@@ -108,19 +113,38 @@ class HarnessExchange:
             self.end()
         elif "request" in event:
             if len(self._requests) >= _MAX_PARALLEL_REQUESTS:
-                self._reply(event["request"], model_api.HttpReply(429, "{}"))
+                self._reply(event["request"], model_api.HttpReply(429, _TOO_MANY))
                 return
             task = self._group.create_task(self._answer(event), name="harness-model")
             self._requests.add(task)
             task.add_done_callback(self._requests.discard)
-        elif self._silent:
+        elif self._client is None:
             self._output = f"{self._output}{event.get('line')}\n"[-_MAX_OUTPUT_CHARS:]
-        elif message := _read_object(str(event.get("line", ""))):  # others are no messages
-            if "method" in message and "id" in message:
-                self._awaited_by_program.add(repr(message["id"]))
-            elif "id" in message:
-                self._awaited_by_client.discard(repr(message["id"]))
-            self._incoming.put_nowait(message)
+        else:
+            self._receive_message(self._client, _read_object(text_of(event.get("line"))))
+
+    def _receive_message(self, client: HarnessClient, message: Mapping[str, Any]) -> None:
+        """Pass on an awaited reply, and have the client handle an update or a request. Others are
+        dropped.
+
+        The connection handles replies only: it starts a task for each message, and logs each error
+        with its traceback.
+        """
+        method, number = message.get("method"), message.get("id")
+        params = mapping_of(message.get("params"))
+        if method == _UPDATE:
+            client.receive_update(mapping_of(params.get("update")))
+        elif method is not None and isinstance(number, int | str):
+            answer = client.decide(params) if method == _PERMISSION else _METHOD_NOT_FOUND
+            line = json.dumps({"jsonrpc": "2.0", "id": number, **answer})
+            self._outgoing.append({"line": line})
+        elif isinstance(number, int) and number in self._awaited:
+            self._awaited.discard(number)
+            reply: dict[str, Any] = {"id": number, "result": message.get("result")}
+            if "error" in message:
+                reason = text_of(mapping_of(message["error"]).get("message"))
+                reply = {"id": number, "error": {"message": reason or "an error without a message"}}
+            self._incoming.put_nowait(reply)
 
     async def _answer(self, event: dict[str, Any]) -> None:
         try:
@@ -153,10 +177,8 @@ class HarnessExchange:
 
     async def send(self, message: dict[str, Any]) -> None:
         """Send a message of the client."""
-        if "method" in message and "id" in message:
-            self._awaited_by_client.add(repr(message["id"]))
-        elif "id" in message:
-            self._awaited_by_program.discard(repr(message["id"]))
+        if "id" in message:
+            self._awaited.add(message["id"])
         self._outgoing.append({"line": json.dumps(message)})
         self._changed.set()
 
@@ -188,53 +210,45 @@ _MAX_BYTES = 256_000_000
 """The most that a harness may print and request, together."""
 _MAX_TEXT_CHARS, _MAX_REASON_CHARS = 20_000, 2_000
 _CANCEL_SECONDS = 10.0  # time to stop after it was asked to
+_END_SECONDS = 5.0  # time to end after its connection was closed
 _NOT_STARTED, _OUT_OF_TIME = "the harness did not start", "its time was over"
 _PROMPT, _MODEL = "{prompt}", "{model}"
 _ENDED_WELL = "it ended with exit code 0"
-_READING = frozenset({"read", "search", "think", "fetch", "switch_mode", "other", None})
+_READING = frozenset({"read", "search", "think", "fetch", "switch_mode", "other", ""})
 _EXECUTING = "execute"
 
 
-class _Client:
-    """Answers what a harness asks, and collects what it says after its last tool call."""
+class HarnessClient:
+    """Answers what a harness asks, and collects what it says after its last tool call. Fields of
+    the wrong type are treated as missing.
+    """
 
     def __init__(self, task: HarnessTask) -> None:
         self._task = task
-        self.texts: list[str] = []
+        self.text = ""
 
-    async def session_update(self, session_id: str, update: Any, **_: Any) -> None:
-        del session_id
-        if isinstance(update, ToolCallStart):
-            self.texts.clear()
-        elif isinstance(update, AgentMessageChunk):
-            self.texts.append(str(getattr(update.content, "text", "")))
+    def receive_update(self, update: Mapping[str, Any]) -> None:
+        """Read an update of the session."""
+        kind = update.get("sessionUpdate")
+        if kind == "tool_call":
+            self.text = ""
+        elif kind == "agent_message_chunk":
+            text = text_of(mapping_of(update.get("content")).get("text"))
+            self.text = f"{self.text}{text}"[:_MAX_TEXT_CHARS]
 
-    async def request_permission(
-        self, session_id: str, tool_call: ToolCallUpdate, options: list[PermissionOption], **_: Any
-    ) -> RequestPermissionResponse:
-        del session_id
-        may = self._task.may_execute if tool_call.kind == _EXECUTING else self._task.may_write
-        allowed = may or tool_call.kind in _READING
+    def decide(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the answer to a request for a permission."""
+        kind = text_of(mapping_of(params.get("toolCall")).get("kind"))
+        may = self._task.may_execute if kind == _EXECUTING else self._task.may_write
+        allowed = may or kind in _READING
         wanted = ("allow_once", "allow_always") if allowed else ("reject_once", "reject_always")
-        for kind in wanted:
+        options = [mapping_of(option) for option in list_of(params.get("options"))]
+        for name in wanted:
             for option in options:
-                if option.kind == kind:
-                    chosen = AllowedOutcome(outcome="selected", option_id=option.option_id)
-                    return RequestPermissionResponse(outcome=chosen)
-        return RequestPermissionResponse(outcome=DeniedOutcome(outcome="cancelled"))
-
-    def on_connect(self, conn: Any) -> None:
-        """Nothing is needed of the connection."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Refuse what the capabilities do not offer: files and terminals of the client."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-
-        async def refuse(*_args: Any, **_options: Any) -> Any:
-            raise RequestError.method_not_found(name)
-
-        return refuse
+                if option.get("kind") == name:
+                    chosen = text_of(option.get("optionId"))
+                    return {"result": {"outcome": {"outcome": "selected", "optionId": chosen}}}
+        return {"result": {"outcome": {"outcome": "cancelled"}}}
 
 
 async def run_harness(workspace: Workspace, task: HarnessTask, ask: AnswerModel) -> HarnessReport:
@@ -244,23 +258,30 @@ async def run_harness(workspace: Workspace, task: HarnessTask, ask: AnswerModel)
     and the error of a model call that ended the work.
     """
     is_command = any(_PROMPT in word for word in task.argv)
+    client = None if is_command else HarnessClient(task)
     report, problem = None, ""
     async with asyncio.TaskGroup() as group:
-        exchange = HarnessExchange(task.model, ask, group, silent=is_command)
+        exchange = HarnessExchange(task.model, ask, group, client)
         program = group.create_task(_run_program(workspace, task, exchange), name="harness")
         try:
-            if is_command:
+            if client is None:
                 report = await _wait_for_end(exchange, program, task.seconds)
             else:
-                report = await _prompt(exchange, task)
-        except (RequestError, ConnectionError, ValueError) as error:
-            problem = str(error)
+                report = await _prompt(exchange, task, client)
+        except ValidationError as error:
+            problem = f"it does not speak the Agent Client Protocol: {wrong(error)}"
+        except (RequestError, ConnectionError) as error:
+            problem = str(error)[:_MAX_REASON_CHARS]
         finally:
             exchange.end()
+        # A program can prevent its own end, for example by stopping the process that relays it.
+        await asyncio.wait([program], timeout=_END_SECONDS)
+        program.cancel()
     if exchange.failed is not None:
         raise exchange.failed
     if report is None:
-        reason = encodable(program.result() or problem)[:_MAX_REASON_CHARS]
+        ended = "" if program.cancelled() else program.result()
+        reason = encodable(ended or problem)
         raise WorkspaceFailed(
             f"{task.argv[0]}: {reason}. Its program has to be in /usr or in a folder of "
             "sandbox.toolchains"
@@ -300,9 +321,11 @@ async def _wait_for_end(
     return HarnessReport(exchange.output, stopped="" if done else _OUT_OF_TIME)
 
 
-async def _prompt(exchange: HarnessExchange, task: HarnessTask) -> HarnessReport:
-    client = _Client(task)
-    connection = ClientSideConnection(client, exchange)
+async def _prompt(
+    exchange: HarnessExchange, task: HarnessTask, client: HarnessClient
+) -> HarnessReport:
+    # The exchange answers the program's messages, so the connection's own client has no methods.
+    connection = ClientSideConnection(cast("Any", object()), exchange)
     try:
         async with asyncio.timeout(min(task.seconds, 120.0)):
             started = await connection.initialize(
@@ -332,8 +355,7 @@ async def _prompt(exchange: HarnessExchange, task: HarnessTask) -> HarnessReport
     else:
         prompting.cancel()
     await connection.close()
-    text = encodable("".join(client.texts).strip())[:_MAX_TEXT_CHARS]
-    return HarnessReport(text, _agent_name(started), stopped)
+    return HarnessReport(encodable(client.text.strip()), _agent_name(started), stopped)
 
 
 def _agent_name(started: InitializeResponse) -> str:

@@ -19,7 +19,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from moothall.sandbox_runtime.cpython_runner import Socket
-from moothall.sandbox_runtime.protocol import BLOCK
+from moothall.sandbox_runtime.protocol import BLOCK, ProtocolError
 from moothall.sandbox_runtime.stdio_process import OutputLimitExceeded, read_lines
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs start time
@@ -34,6 +34,9 @@ COMMAND = (
     "from moothall.sandbox_runtime.harness_process import main; main()"
 )
 _MAX_BODY_BYTES = 16_000_000
+_MAX_BATCH_CHARS = 4_000_000
+"""After so many characters, the other events wait for the next exchange."""
+_MAX_DIGITS = 20
 _EXIT_SECONDS = 2.0  # time for the program to exit after its input was closed
 _PORT = "{port}"
 
@@ -111,9 +114,11 @@ class Relay:
         """Exchange messages until the other side has no more, or the program ends."""
         waits = False  # the other side speaks first
         while True:
-            batch = self._next_events(waits=waits)
-            response = self._socket.call("lines", {"lines": [json.dumps(item) for item in batch]})
-            ended = next((str(item["ended"]) for item in batch if "ended" in item), "")
+            batch, ended = self._next_events(waits=waits)
+            try:
+                response = self._socket.call("lines", {"lines": batch})
+            except ProtocolError as error:
+                return f"it sent too much at once: {error}"
             if ended or response.get("end"):
                 return ended
             waits = True
@@ -128,12 +133,16 @@ class Relay:
                 else:
                     waits = False
 
-    def _next_events(self, *, waits: bool) -> list[Message]:
-        batch = [self._events.get()] if waits else []
+    def _next_events(self, *, waits: bool) -> tuple[list[str], str]:
+        """Return the next events as JSON, and why the program ended if that is one of them."""
+        batch: list[str] = []
+        chars, ended = 0, ""
         with contextlib.suppress(queue.Empty):
-            while True:
-                batch.append(self._events.get_nowait())
-        return batch
+            while chars < _MAX_BATCH_CHARS and not ended:
+                event = self._events.get(block=waits and not batch)
+                batch.append(json.dumps(event))
+                chars, ended = chars + len(batch[-1]), str(event.get("ended", ""))
+        return batch, ended
 
     def _write(self, child: subprocess.Popen[bytes], line: str) -> None:
         assert child.stdin  # noqa: S101 - a pipe, see `_start`
@@ -149,12 +158,17 @@ def _handler_class(relay: Relay) -> type[BaseHTTPRequestHandler]:
             self._answer("")
 
         def do_POST(self) -> None:
-            size = int(self.headers.get("Content-Length") or 0)
-            if size > _MAX_BODY_BYTES:
-                self.close_connection = True
-                self.send_error(413, f"at most {_MAX_BODY_BYTES} bytes")
-                return
-            self._answer(self.rfile.read(size).decode("utf-8", "replace"))
+            length = self.headers.get("Content-Length", "")
+            if not length.isdecimal():
+                self._refuse(411, "send the body with a Content-Length")
+            elif len(length) > _MAX_DIGITS or int(length) > _MAX_BODY_BYTES:
+                self._refuse(413, f"at most {_MAX_BODY_BYTES} bytes")
+            else:
+                self._answer(self.rfile.read(int(length)).decode("utf-8", "replace"))
+
+        def _refuse(self, status: int, reason: str) -> None:
+            self.close_connection = True  # the body is not read
+            self.send_error(status, reason)
 
         def _answer(self, body: str) -> None:
             reply = relay.request(self.command, self.path, body)

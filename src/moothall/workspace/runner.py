@@ -237,7 +237,7 @@ async def converse(
     elif not (reason := str(end.get("ended") or "")):
         return ""
     output = str(answer.get("output") or "").strip()
-    return cut(f"{reason}; its output: {output}" if output else reason)
+    return f"{cut(reason)}; its output: {cut(output)}" if output else cut(reason)
 
 
 # Blocks of Python that a model wrote, run in executors of their own that call tools on the trusted

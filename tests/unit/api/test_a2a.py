@@ -125,12 +125,14 @@ async def test_a_waiting_call_answers_at_the_end(
         ("SendMessage", message(metadata={"agents": "many"}), -32602, "whole number"),
         ("SendMessage", message(metadata={"agents": 2.5}), -32602, "whole number"),
         ("SendMessage", message(metadata={"role": 7}), -32602, "role is a text"),
+        ("SendMessage", message(metadata={"agents": float("nan")}), -32602, "metadata"),
         ("SendMessage", message(" "), -32602, "the task is empty"),
         ("SendMessage", message(messageId=""), -32602, "messageId"),
         ("SendMessage", message(taskId="No id"), -32602, "is not an id"),
         ("GetTask", {"id": "nobodys"}, -32001, "nobodys"),
         ("CancelTask", {"id": "../x"}, -32602, "is not an id"),
         ("ListTasks", {"pageToken": "x"}, -32602, "page_token"),
+        ("ListTasks", {"pageSize": -5}, -32602, "page_size"),
         ("ListTasks", {"contextId": "x"}, -32004, "without filters"),
         ("GetExtendedAgentCard", {}, -32007, "Card"),
         ("CreateTaskPushNotificationConfig", {"taskId": "t", "url": "https://x"}, -32003, "Push"),
@@ -143,6 +145,14 @@ async def test_what_is_refused(
     error = await rpc(web, method, params)
     assert error["code"] == code, error
     assert text in str(error)
+
+
+async def test_the_log_has_no_text_of_refused_requests(
+    web: Web, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert (await rpc(web, "GetTask", {"id": {"\x1b[31m": 1}}))["code"] == -32602
+    assert (await rpc(web, "\x1b[31m", {}))["code"] == -32601
+    assert not caplog.records
 
 
 async def test_the_endpoint_has_the_checks_of_all_others(web: Web) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.domain.chat import FunctionCall, Message, Prompts
+from moothall.domain.chat import FunctionCall, Message, Prompts, ask_alike
 
 SHARED = "The task and the files of the repository. " * 50
 SYSTEM = Message("system", "You are a developer.")
@@ -95,3 +96,34 @@ def test_a_malformed_prompt_is_missing(data: Any) -> None:
     prompts = Prompts()
     prompts.record("seat/propose/0.1", (SYSTEM, TASK))
     assert prompts.read("seat/propose/0.2", data) is None
+
+
+RUN = FunctionCall("call-1", "shell", '{"command": "pytest -n 2"}')
+EARLIER = (
+    Message("system", "Today is 2026-11-29. Work in /tmp/a1b2c3."),
+    Message("user", "Fix it"),
+    Message("assistant", "", (RUN,)),
+    Message("tool", "3 failed in 0.21 s", call_id="call-1"),
+)
+
+
+@pytest.mark.parametrize(
+    ("place", "message", "alike"),
+    [
+        (0, Message("system", "Today is 2026-11-30. Work in /tmp/d4e5f6."), True),
+        (3, Message("tool", "1 error: no space left", call_id="call-7"), True),
+        (2, Message("assistant", "", (replace(RUN, call_id="call-7"),)), True),
+        (1, Message("user", "Fix that"), False),
+        (2, Message("assistant", "", (replace(RUN, arguments='{"command": "ls"}'),)), False),
+        (3, Message("user", "3 failed in 0.21 s"), False),
+    ],
+)
+def test_the_same_course_of_another_run(place: int, message: Message, *, alike: bool) -> None:
+    later = [*EARLIER[:place], message, *EARLIER[place + 1 :]]
+    assert ask_alike(EARLIER, later) is alike
+    assert not ask_alike(EARLIER, later[:-1])
+
+
+def test_long_texts_of_hexadecimal_letters_are_compared_in_linear_time() -> None:
+    text = "a" * 1_000_000
+    assert not ask_alike([Message("user", f"{text}x")], [Message("user", f"{text}y")])

@@ -103,6 +103,13 @@ def test_data_is_scrubbed_throughout() -> None:
     }
 
 
+def test_a_key_after_many_beginnings_is_found_in_linear_time() -> None:
+    begin, end = "-----BEGIN PRIVATE KEY-----\n", "-----END PRIVATE KEY-----"
+    many = begin * 200_000
+    assert scrub(f"{many}{begin}QUJD\n{end}.") == f"{many}[redacted]."
+    assert "QUJD" not in scrub(f"-{begin}-QUJD\n-{end}")
+
+
 @given(
     around,
     st.sampled_from(SECRETS),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.domain.budget import Usage
-from moothall.domain.chat import ChatReply, FunctionCall, ModelQuestion
+from moothall.domain.chat import ChatReply, FunctionCall, ModelQuestion, Prompts
 from moothall.errors import (
     BudgetExceeded,
     ContextOverflow,
@@ -304,8 +304,65 @@ def test_a_response_that_continues_another_one_is_refused() -> None:
         RESPONSES.parse(body)
 
 
+APIS = [
+    ("/chat/completions", CHAT, BODY, "messages"),
+    ("/messages", MESSAGES, MESSAGES_BODY, "messages"),
+    ("/responses", RESPONSES, RESPONSES_BODY, "input"),
+]
+API_NAMES = [path for path, *_ in APIS]
+
+
+@pytest.mark.parametrize(("path", "api", "body", "field"), APIS, ids=API_NAMES)
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-1e999", f"1{'0' * 400}", '"nan"'])
+async def test_numbers_that_are_none_do_not_reach_the_model(
+    path: str, api: ModelApi, body: dict[str, Any], field: str, number: str
+) -> None:
+    async def reply(question: ModelQuestion) -> ChatReply:
+        json.dumps(question.temperature, allow_nan=False)
+        return REPLY
+
+    for name in ("temperature", "max_tokens", "max_completion_tokens", "max_output_tokens"):
+        text = json.dumps({**body, name: "HERE"}).replace('"HERE"', number)
+        assert (await answer("POST", path, text, "own", reply)).status in {200, 400}
+
+
+@pytest.mark.parametrize(("path", "api", "body", "field"), APIS, ids=API_NAMES)
+async def test_no_lone_surrogate_reaches_the_model(
+    path: str, api: ModelApi, body: dict[str, Any], field: str
+) -> None:
+    text = json.dumps(body).replace("c1", "\\ud800").replace("bash", "\\ud800")
+    question = api.parse(text).question
+    Prompts().record("seat/propose/0.1", question.messages)
+    names = [call.name for message in question.messages for call in message.calls]
+    assert names[0] == question.tools[0].name == "?"
+
+
+@pytest.mark.parametrize(("path", "api", "body", "field"), APIS, ids=API_NAMES)
+def test_tools_that_are_too_deep_or_too_long_are_refused(
+    path: str, api: ModelApi, body: dict[str, Any], field: str
+) -> None:
+    def tools(parameters: Any) -> list[Any]:
+        (tool, *_) = json.loads(json.dumps(body["tools"]))
+        holder = tool.get("function", tool)
+        holder["input_schema" if "input_schema" in holder else "parameters"] = parameters
+        return [tool]
+
+    deep: dict[str, Any] = {}
+    for _ in range(300):
+        deep = {"a": deep}
+    for parameters in (deep, {"enum": ["x" * 10] * 100_000}):
+        with pytest.raises(InvalidRequest, match="not a chat request"):
+            api.parse(json.dumps({**body, "tools": tools(parameters)}))
+    with pytest.raises(InvalidRequest, match="at most 16000000 characters"):
+        api.parse(" " * 16_000_001)
+
+
 _json = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+    st.none()
+    | st.booleans()
+    | st.floats()
+    | st.integers(-(10**400), 10**400)
+    | st.text(st.characters(categories=["L", "N", "Cs"]), max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
@@ -322,6 +379,12 @@ _json = st.recursive(
                     "input",
                     "output",
                     "call_id",
+                    "text",
+                    "tool_calls",
+                    "arguments",
+                    "parameters",
+                    "input_schema",
+                    "description",
                 )
             ),
             inner,
@@ -333,20 +396,12 @@ _json = st.recursive(
 
 
 @pytest.mark.parametrize(
-    ("api", "body", "field"),
-    [
-        (CHAT, BODY, "messages"),
-        (MESSAGES, MESSAGES_BODY, "messages"),
-        (RESPONSES, RESPONSES_BODY, "input"),
-    ],
-    ids=["chat", "messages", "responses"],
+    ("path", "body", "field"), [(path, *rest) for path, _, *rest in APIS], ids=API_NAMES
 )
-@given(value=_json)
-def test_nonsense_is_an_invalid_request(
-    api: ModelApi, body: dict[str, Any], field: str, value: Any
+@given(name=st.sampled_from(sorted({*BODY, *MESSAGES_BODY, *RESPONSES_BODY})), value=_json)
+async def test_nonsense_is_answered(
+    path: str, body: dict[str, Any], field: str, name: str, value: Any
 ) -> None:
-    for text in (json.dumps(value), json.dumps({**body, field: value})):
-        try:
-            api.parse(text)
-        except InvalidRequest as error:
-            assert "not a chat request" in error.message  # noqa: PT017 - either way is right
+    for data in (value, {**body, field: value}, {**body, field: [value]}, {**body, name: value}):
+        reply = await answer("POST", path, json.dumps(data), "own", _reply)
+        assert reply.status == 200 or "not a chat request" in reply.content

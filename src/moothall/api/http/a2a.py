@@ -7,6 +7,7 @@ installed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from a2a.server.request_handlers.response_helpers import agent_card_to_dict
 from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
 from a2a.types import a2a_pb2 as pb
 from a2a.utils.errors import (
+    A2AError,
     ContentTypeNotSupportedError,
     ExtendedAgentCardNotConfiguredError,
     InternalError,
@@ -45,11 +47,16 @@ from moothall.domain.status import TaskView
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import MoothallError, NotFound, Permanent
 from moothall.ports import Deliberations
+from moothall.telemetry import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from a2a.server.context import ServerCallContext
+
+log = get_logger(__name__)
+# The library logs requests that it refuses, with tracebacks and the callers' texts.
+logging.getLogger("a2a").setLevel(logging.CRITICAL)
 
 _PROTOCOL_VERSION = "1.0"
 _DEFAULT_TASKS, _MAX_TASKS, _MAX_DIGITS = 50, 100, 4
@@ -132,6 +139,11 @@ def _translated() -> Iterator[None]:
         raise InvalidParamsError(f"{error.message} [{error.code}]") from error
     except MoothallError as error:
         raise InternalError(f"{error.message} [{error.code}]") from error
+    except A2AError:
+        raise
+    except Exception as error:
+        log.exception("a call over A2A failed because of a bug")
+        raise InternalError("the call failed because of a bug") from error
 
 
 class CouncilHandler(RequestHandler):
@@ -212,6 +224,8 @@ class CouncilHandler(RequestHandler):
             raise InvalidParamsError(f"page_token {token[:40]!r} is not one of this server")
         if params.context_id or params.status or params.HasField("status_timestamp_after"):
             raise UnsupportedOperationError("tasks are listed without filters")
+        if params.page_size < 0:
+            raise InvalidParamsError(f"page_size is {params.page_size}; it is a positive number")
         size, first = min(params.page_size or _DEFAULT_TASKS, _MAX_TASKS), int(token)
         with _translated():
             views = await self._tasks.list_tasks(caller(), "", size + 1, first=first)
@@ -321,7 +335,10 @@ def _text(message: pb.Message) -> str:
 
 def _options(metadata: Any) -> Mapping[str, str]:
     """Return the options of a message. Keys of others are ignored, as they may be extensions."""
-    fields = json_format.MessageToDict(metadata)
+    try:
+        fields = json_format.MessageToDict(metadata)
+    except ValueError as error:  # NaN and infinity
+        raise InvalidParamsError(f"metadata cannot be read: {error}") from error
     options = {name: fields[name] for name in _OPTIONS if name in fields}
     for name, value in options.items():
         if name in _TEXT_OPTIONS and not isinstance(value, str):
