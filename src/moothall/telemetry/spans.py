@@ -151,6 +151,11 @@ def span(
     return _NO_SPAN_RECORDED
 
 
+def is_recording() -> bool:
+    """Return whether spans are recorded. Attributes that take long to build are only built then."""
+    return _Recording.make is not None
+
+
 def wants_content() -> bool:
     """Return whether spans include prompts and answers. They are long, so check before building
     them.
