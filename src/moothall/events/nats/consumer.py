@@ -513,7 +513,7 @@ class WorkQueue:
             message_id=f"{(oldest.headers or {}).get(MESSAGE_ID, f'work-{oldest.seq}')}{_MOVED}",
         )
         try:
-            await self._stored.delete_raw(WORK.name, oldest.seq or 0)
+            await self._stored.delete_raw(WORK.name, oldest.seq or 0, erase=False)
         except NotFound:
             log.debug("another process moved this work too", role=role, seq=oldest.seq)
 
