@@ -64,7 +64,7 @@ async def tasks_of(*events: Event) -> tuple[MemoryBus, Tasks]:
         await bus.publish(event)
         if event.type is EventType.DELIBERATION_DECIDED:
             await bus.put(event.subject, event.data)
-    return bus, Tasks(AllSettings(), bus, served=False)  # no repository is used
+    return bus, Tasks(AllSettings(), bus, served=False)  # type: ignore[arg-type]  # all in memory
 
 
 async def test_of_a_long_log_the_latest_are_read_however_far_back_they_are() -> None:
