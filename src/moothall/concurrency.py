@@ -197,6 +197,27 @@ async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[No
         raise
 
 
+@asynccontextmanager
+async def beside_if_slow(
+    work: Callable[[], Coroutine[Any, Any, None]], seconds: float, name: str
+) -> AsyncIterator[None]:
+    """Run `work` from `seconds` after the begin of the block until its end. Most blocks end earlier
+    and then cost no task. An error of `work` comes out at the end of the block.
+    """
+    tasks: list[asyncio.Task[None]] = []
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(seconds, lambda: tasks.append(loop.create_task(work(), name=name)))
+    try:
+        yield
+    finally:
+        timer.cancel()
+        for task in tasks:
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.result()
+
+
 async def run_in_daemon(work: Callable[[], object], seconds: float, name: str) -> bool:
     """Run blocking work in a daemon thread, which does not delay the end of the process. Return
     whether it ended within `seconds`.

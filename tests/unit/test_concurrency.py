@@ -10,6 +10,7 @@ from moothall.concurrency import (
     PATIENCE,
     Broadcast,
     Pace,
+    beside_if_slow,
     merge,
     say_if_slow,
     start_beside,
@@ -262,3 +263,38 @@ async def test_a_long_series_gives_others_a_turn(max_seconds: float, has_turn: b
         await pace.step()
     assert bool(turns) is has_turn
     await other
+
+
+async def test_work_beside_a_short_block_never_starts() -> None:
+    async def never() -> None:
+        raise AssertionError
+
+    async with beside_if_slow(never, 60, "never"):
+        await asyncio.sleep(0)
+
+
+async def test_work_beside_a_long_block_ends_with_it() -> None:
+    started, ended = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with beside_if_slow(work, 0, "work"):
+        await started.wait()
+    assert ended.is_set()
+
+
+async def test_an_error_of_work_beside_a_long_block_comes_out() -> None:
+    failed = asyncio.Event()
+
+    async def work() -> None:
+        failed.set()
+        raise BusUnavailable("away")
+
+    with pytest.raises(BusUnavailable, match="away"):
+        async with beside_if_slow(work, 0, "work"):
+            await failed.wait()

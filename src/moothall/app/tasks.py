@@ -1,5 +1,7 @@
 """The stories and tasks of a data directory, for commands. They are read from the log only, of the
 serving process or without one.
+
+Listing tasks needs only the log, and is done often: what else is needed is imported where it is.
 """
 
 from __future__ import annotations
@@ -8,14 +10,12 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moothall.app import preflight
 from moothall.app.bus import Bus, ReportProgress, is_served, open_log
-from moothall.app.command_repository import Diff, files_here, files_of
-from moothall.app.repositories import trusted_repositories
-from moothall.authorization.budgets import BUCKET, StoryBudgets
 from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.overview import Overview
 from moothall.collector.timeline import ModelCall, Timeline
@@ -28,14 +28,14 @@ from moothall.domain.status import TaskView
 from moothall.domain.task import RepositoryRef
 from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest, NotFound
 from moothall.events.registry import EVENTS
-from moothall.orchestrator.requests import Defaults
-from moothall.orchestrator.service import DeliberationService
-from moothall.ports import Repositories
-from moothall.stories.board import Board
-from moothall.stories.planner import Planner
 
-if TYPE_CHECKING:  # imported by the caller that has a server
+if TYPE_CHECKING:
+    from moothall.app.command_repository import Diff
     from moothall.app.server import App
+    from moothall.authorization.budgets import StoryBudgets
+    from moothall.orchestrator.service import DeliberationService
+    from moothall.stories.board import Board
+    from moothall.stories.planner import Planner
 
 _CANCEL_SECONDS = 10.0
 _MAX_TASKS = 200
@@ -46,13 +46,21 @@ _NONE = TaskView(TaskId(""), DeliberationStatus.PENDING)
 class Tasks:
     """The tasks of this machine's own tenant."""
 
-    def __init__(
-        self, bus: Bus, repositories: Repositories, defaults: Defaults, *, served: bool
-    ) -> None:
+    def __init__(self, settings: Settings, bus: Bus, *, served: bool) -> None:
+        self._settings = settings
         self._bus = bus
-        self.deliberations = DeliberationService(bus, repositories, defaults)
         self.served = served
         """Whether another process works on them."""
+
+    @cached_property
+    def deliberations(self) -> DeliberationService:
+        """The deliberation service of this data directory."""
+        from moothall.app.repositories import trusted_repositories
+        from moothall.orchestrator.requests import Defaults
+        from moothall.orchestrator.service import DeliberationService
+
+        repositories = trusted_repositories(self._settings)
+        return DeliberationService(self._bus, repositories, Defaults(self._settings.limits))
 
     async def latest(
         self, state: str = "", limit: int = 50, *, query: str = "", first: int = 0
@@ -116,6 +124,8 @@ class Tasks:
 
     async def changes(self, task_id: TaskId) -> Sequence[Diff]:
         """Return the diffs of the task's conversation, oldest first."""
+        from moothall.app.command_repository import Diff
+
         ends = [
             (await self.outcome(view.task_id), view.base_sha) for view in await self.thread(task_id)
         ]
@@ -251,15 +261,14 @@ class Tasks:
 
 def tasks_of(settings: Settings, app: App) -> Tasks:
     """Return the tasks of a server."""
-    return Tasks(app.bus, trusted_repositories(settings), Defaults(settings.limits), served=True)
+    return Tasks(settings, app.bus, served=True)
 
 
 @asynccontextmanager
 async def open_tasks(settings: Settings, report_progress: ReportProgress) -> AsyncIterator[Tasks]:
     """Open the tasks of this data directory. Needs no Ray and no model."""
     async with open_log(settings, report_progress) as bus:
-        served = await is_served(settings, bus)
-        yield Tasks(bus, trusted_repositories(settings), Defaults(settings.limits), served=served)
+        yield Tasks(settings, bus, served=await is_served(settings, bus))
 
 
 async def cancel(
@@ -268,21 +277,20 @@ async def cancel(
     """Cancel a task and return its id and status. If no process serves, a collector runs here until
     the task is decided.
     """
+    from moothall.app.repositories import trusted_repositories
     from moothall.app.server import collector_of
     from moothall.concurrency import beside
 
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(open_log(settings, report_progress))
-        repositories = trusted_repositories(settings)
         served = preflight.find(settings.data_dir) is not None
-        tasks = Tasks(bus, repositories, Defaults(settings.limits), served=served)
+        tasks = Tasks(settings, bus, served=served)
         task_id = await tasks.find(named)
         if (before := await tasks.outcome(task_id)).status.ended:
             return task_id, before.status
         if not served:
-            await stack.enter_async_context(
-                beside(collector_of(settings, bus, repositories).run(), "collector")
-            )
+            collector = collector_of(settings, bus, trusted_repositories(settings))
+            await stack.enter_async_context(beside(collector.run(), "collector"))
         status = await tasks.deliberations.cancel(task_id, reason, LOCAL)
         try:
             async with asyncio.timeout(_CANCEL_SECONDS):
@@ -314,6 +322,7 @@ async def remove(
     then nothing is removed.
     """
     from moothall.app.graph import open_answers
+    from moothall.app.repositories import trusted_repositories
 
     try:
         async with open_answers(settings):
@@ -375,6 +384,8 @@ async def files_for(settings: Settings, repository: RepositoryRef | None) -> Pat
     """Return the work tree for a task's diff: that of its repository, or if that is not on this
     machine, the one around the current folder.
     """
+    from moothall.app.command_repository import files_here, files_of
+
     if repository is None:
         return None
     try:
@@ -400,9 +411,13 @@ async def open_stories(
     settings: Settings, report_progress: ReportProgress
 ) -> AsyncIterator[Stories]:
     """Open the stories of this data directory. Needs no Ray and no model."""
+    from moothall.authorization.budgets import BUCKET, StoryBudgets
+    from moothall.stories.board import Board
+    from moothall.stories.planner import Planner
+
     async with open_log(settings, report_progress) as bus:
         served = await is_served(settings, bus)
-        tasks = Tasks(bus, trusted_repositories(settings), Defaults(settings.limits), served=served)
+        tasks = Tasks(settings, bus, served=served)
         accounts = StoryBudgets(bus.bucket(BUCKET), settings.limits)
         yield Stories(Board(bus), accounts, Planner(bus, settings.limits), tasks, served)
 
@@ -411,6 +426,8 @@ async def register_named(settings: Settings, named: str) -> str:
     """Return the id of a repository that is named by its id, a path or a URL; a path or URL is
     registered. Raises what `register` raises, and `NotFound` for an unknown id.
     """
+    from moothall.app.repositories import trusted_repositories
+
     repositories = trusted_repositories(settings)
     if is_id(named):
         return (await asyncio.to_thread(repositories.registry.get, named, LOCAL.tenant)).id

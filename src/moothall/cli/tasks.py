@@ -55,14 +55,15 @@ async def list_(
 ) -> None:
     """List the tasks of this machine: those under way, then the latest."""
     from moothall.app.tasks import open_tasks
-    from moothall.cli.documents import TasksDocument
-    from moothall.domain.codec import dump
 
     async with open_tasks(settings, say) as tasks:
         views = await tasks.latest(state or "", limit, query=query, first=skip)
         served = tasks.served
     options.remember(settings.data_dir, *(view.task_id for view in reversed(views)))
     if as_json:
+        from moothall.cli.documents import TasksDocument
+        from moothall.domain.codec import dump
+
         print_json(dump(TasksDocument(served, tuple(views))))
         return
     width = max((len(view.task_id) for view in views), default=0)

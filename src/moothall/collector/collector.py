@@ -173,9 +173,9 @@ class Collector:
         if not isinstance(task_id, str):
             return False  # `handle` reports what is wrong with it
         task_key = TaskKey(task_id)
-        if task_key in self._decided:
-            return True
         active = self._active.get(task_key)
+        if task_key in self._decided or _is_being_decided(event, active):
+            return True
         is_request = event.type is EventType.DELIBERATION_REQUESTED
         try:
             if active is None:  # if not new, `handle` reads it from the log
@@ -474,6 +474,17 @@ def _record_metrics(outcome: Outcome, span: telemetry.Span) -> None:
     telemetry.metrics.DELIBERATION_SECONDS.observe(outcome.duration_ms / 1000, outcome.status)
     for seat in outcome.seats:
         telemetry.metrics.SEATS_FINISHED.add(seat.status, outcome.role)
+
+
+def _is_being_decided(event: Event, active: _ActiveDeliberation | None) -> bool:
+    """Return whether an event is a decision, and its deliberation is being decided here: this
+    publishes the outcome that is on the log, or fails and is repeated.
+    """
+    return (
+        event.type is EventType.DELIBERATION_DECIDED
+        and active is not None
+        and active.decision_lock.locked()
+    )
 
 
 def _is_open(status: object) -> bool:

@@ -125,15 +125,17 @@ def model_call(
     """
     started = perf_counter()
     model, outcome = _NO_MODEL, "INTERNAL"
+    attributes = _request_attributes(request, called) if telemetry.is_recording() else None
     with (
-        telemetry.span("chat", _request_attributes(request, called), kind="client") as span,
+        telemetry.span("chat", attributes, kind="client") as span,
         telemetry.metrics.MODEL_CALLS_IN_FLIGHT.track_inprogress(),
     ):
 
         def record_reply(reply: ChatReply) -> ChatReply:
             nonlocal model, outcome
             model, outcome = reply.model or _NO_MODEL, "ok"
-            span.set(_reply_attributes(reply, called.name or model, model))
+            if attributes is not None:
+                span.set(_reply_attributes(reply, called.name or model, model))
             if telemetry.wants_content():
                 span.set(
                     {
@@ -286,7 +288,7 @@ class StreamedReply:
         self._seat = seat
         self._publish_partial = publish_partial
         self._clean = clean
-        self._interval_seconds = interval_seconds
+        self.interval_seconds = interval_seconds
         self._pieces: list[str] = []
         self._published_pieces = 0
 
@@ -295,11 +297,10 @@ class StreamedReply:
         self._pieces.append(piece)
 
     async def publish_periodically(self) -> None:
-        """Publish the text at an interval until cancelled; stop if publishing fails."""
+        """Publish the text, and again at an interval, until cancelled; stop if publishing fails."""
         idle = 0
         try:
             while True:
-                await asyncio.sleep(self._interval_seconds)
                 idle += 1
                 has_new_text = len(self._pieces) > self._published_pieces
                 # Text that stays the same is repeated for new observers.
@@ -307,6 +308,7 @@ class StreamedReply:
                 if has_new_text or is_repeat_due:
                     self._published_pieces, idle = len(self._pieces), 0
                     await self._publish_partial(self.writing)
+                await asyncio.sleep(self.interval_seconds)
         except Temporary as error:
             log.debug("what a seat writes is not shown", seat=self._seat, reason=error.message)
 

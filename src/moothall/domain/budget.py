@@ -123,8 +123,8 @@ class Ledger:
     @property
     def used_up(self) -> bool:
         """Whether no further call is possible."""
-        remaining = self.remaining
-        return remaining.tokens < 0 or remaining.calls < 0
+        limits, spent = self.budget, self.spent
+        return (0 < limits.tokens <= spent.tokens) or (0 < limits.calls <= spent.calls)
 
     @property
     def remaining(self) -> Budget:

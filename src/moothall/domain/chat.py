@@ -237,8 +237,12 @@ class Prompts:
 
     def record(self, step: str, messages: Iterable[Message]) -> Data:
         """Add a prompt and return its recorded form."""
-        prompt = self._compare(tuple(replace(message, reasoning="") for message in messages))
-        self._add(step, prompt.messages)
+        shown = tuple(
+            replace(message, reasoning="") if message.reasoning else message for message in messages
+        )
+        starts = _starts(shown)
+        prompt = self._compare(shown, starts)
+        self._add(step, shown, starts)
         new = [_dump(message) for message in prompt.new]
         if prompt.chars:
             new[0]["content"] = prompt.new[0].content[prompt.chars :]
@@ -264,22 +268,21 @@ class Prompts:
             begin = base[kept].content[:chars]
             messages[0] = replace(messages[0], content=begin + messages[0].content)
         prompt = Prompt((*base[:kept], *messages), of if kept or chars else "", kept, chars)
-        self._add(step, prompt.messages)
+        self._add(step, prompt.messages, _starts(prompt.messages))
         return prompt
 
     def messages_of(self, step: str) -> Messages:
         """Return the messages of a step's prompt, none if it is unknown."""
         return self._prompts.get(step, ())
 
-    def _add(self, step: str, messages: Messages) -> None:
+    def _add(self, step: str, messages: Messages, starts: Sequence[str]) -> None:
         self._prompts[step] = messages
-        for start in _starts(messages):
+        for start in starts:
             steps = self._steps.setdefault(start, [step])
             steps[1:] = [step] if step != steps[0] else []
 
-    def _compare(self, messages: Messages) -> Prompt:
+    def _compare(self, messages: Messages, starts: Sequence[str]) -> Prompt:
         """Return a prompt with what it shares with the most similar earlier one."""
-        starts = _starts(messages)
         kept = next((n for n in range(len(messages), 0, -1) if starts[n] in self._steps), 0)
         best = Prompt(messages)
         for step in self._steps.get(starts[kept], ()):

@@ -126,7 +126,6 @@ class Recorded:
         )
 
 
-@lru_cache(maxsize=4096)  # ids are needed again as causes of later events
 def parse_time(time: str) -> datetime | None:
     """Return the time of an event, in UTC if it names no zone; None if it is empty or malformed."""
     try:
@@ -142,6 +141,7 @@ def seconds_between(start: str, end: str) -> float:
     return (ended - began).total_seconds() if began and ended else 0.0
 
 
+@lru_cache(maxsize=4096)  # ids are needed again as causes of later events
 def event_id(event_type: str, subject: str, cause: str, ordinal: str | int) -> str:
     """Return the id of the `ordinal`-th event of this type about `subject` that `cause` led to."""
     return digest(event_type, subject, cause, str(ordinal))[:32]

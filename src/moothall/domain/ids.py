@@ -21,6 +21,10 @@ LOCAL_TENANT = "local"
 ROLES = ("dev", "qa", "architect", "devops", "data", "po")
 
 
+_MOST_SIZES = 512
+_SIZES = tuple(size.to_bytes(8, "big") for size in range(_MOST_SIZES))
+
+
 def seed_of(*parts: object) -> int:
     """Return a sampling seed derived from the parts, the same in each run."""
     return int(digest(*map(str, parts))[:7], 16)
@@ -122,7 +126,8 @@ def digest(*parts: str | bytes) -> str:
     pieces: list[bytes] = []
     for part in parts:
         encoded = part.encode() if isinstance(part, str) else part
-        pieces += (len(encoded).to_bytes(8, "big"), encoded)
+        size = len(encoded)
+        pieces += (_SIZES[size] if size < _MOST_SIZES else size.to_bytes(8, "big"), encoded)
     return hashlib.sha256(b"".join(pieces)).hexdigest()
 
 

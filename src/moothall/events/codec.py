@@ -115,20 +115,20 @@ def encode(event: Event, data: bytes | None = None) -> bytes:
         "traceparent": event.traceparent,
         "time": event.time,
     }
-    envelope = dump_json(
-        {
-            "specversion": "1.0",
-            "id": event.id,
-            "type": event.type.value,
-            "source": event.source,
-            "subject": event.subject,
-            "datacontenttype": _CONTENT,
-            "dataschema": f"moothall:{event.type.value}:{event.version}",
-            "tenant": event.tenant,
-            **{name: value for name, value in optional.items() if value},
-        }
-    )
-    return b'%b,"data":%b}' % (envelope[:-1], dump_json(event.data) if data is None else data)
+    envelope = {
+        "specversion": "1.0",
+        "id": event.id,
+        "type": event.type.value,
+        "source": event.source,
+        "subject": event.subject,
+        "datacontenttype": _CONTENT,
+        "dataschema": f"moothall:{event.type.value}:{event.version}",
+        "tenant": event.tenant,
+        **{name: value for name, value in optional.items() if value},
+    }
+    if data is None:
+        return dump_json({**envelope, "data": event.data})
+    return b'%b,"data":%b}' % (dump_json(envelope)[:-1], data)
 
 
 @lru_cache(maxsize=256)

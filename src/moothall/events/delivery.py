@@ -118,13 +118,22 @@ async def judge(
 
 # Turns of tenants in the work queue.
 #
-# At most `MAX_QUEUED` deliberations of a role wait in its queue itself, where hosts take them in
+# At most `queue_limit` deliberations of a role wait in its queue itself, where hosts take them in
 # order. Further ones wait in a queue of their tenant, and are moved into the queue of the role in
 # turns of tenants.
 
 
 MAX_QUEUED = 8
-"""Enough that no host waits while the next deliberations are moved."""
+"""Enough that a few hosts do not wait while the next deliberations are moved."""
+_RUNNING_SHARE = 4
+
+
+def queue_limit(running: int) -> int:
+    """Return how many deliberations may wait in the queue of a role: a quarter of those that run,
+    so that one behind them waits no longer than a quarter of what a deliberation takes, and at
+    least `MAX_QUEUED`.
+    """
+    return max(MAX_QUEUED, running // _RUNNING_SHARE)
 
 
 def is_shared(topic: Topic) -> bool:

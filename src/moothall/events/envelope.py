@@ -205,7 +205,9 @@ class EnvelopeCodec:
 
     async def unpack_document(self, raw: bytes) -> Mapping[str, Any]:
         """Return the document in `raw`. Raises `InvalidRequest`, `NotFound`."""
-        document = await restore(self.get, codec.load_json(raw))
+        document = codec.load_json(raw)
+        if b'"$' in raw:
+            document = await restore(self.get, document)
         if not isinstance(document, Mapping):
             raise InvalidRequest("not a document: a JSON object was expected")
         return document

@@ -276,7 +276,13 @@ def fits(event: Event, subject: str) -> bool:
             return subject_of(event) == subject
         except InvalidRequest:
             return False
-    return subject.startswith(_template(event.type)[0].partition("{")[0])
+    return subject.startswith(_fixed_part(event.type))
+
+
+@cache
+def _fixed_part(kind: EventType) -> str:
+    """Return the beginning that the subjects of all events of a type share."""
+    return _template(kind)[0].partition("{")[0]
 
 
 def is_of_story(event: Event) -> bool:

@@ -125,6 +125,10 @@ class OpenAIModel:
         self._pool = pool
         self._url = pool.url
         self._base_url = str(pool.url)
+        self._chat_url, self._responses_url = (
+            pool.url / "chat/completions",
+            pool.url / "responses",
+        )
         self._loop = asyncio.get_running_loop()
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._setup_lock = asyncio.Lock()
@@ -482,7 +486,7 @@ class OpenAIModel:
         partial_reply = ResponsesReply() if by_responses else PartialReply()
         reader = ChatResponseReader(self._base_url, self._max_reply_bytes, on_text, partial_reply)
         headers = JSON | {"X-Request-Id": call_id} | telemetry.headers()
-        url = self._url / ("responses" if by_responses else "chat/completions")
+        url = self._responses_url if by_responses else self._chat_url
         payload = (
             responses_body(body, int(body.get(self._capabilities.limit_name) or 0))
             if by_responses

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from moothall.domain.evidence import (
     ALREADY_DONE,
@@ -93,6 +93,14 @@ class _Standing:
     brings_tests: bool
     answer: str
     change: str
+    values: tuple[int, ...] = field(init=False, compare=False)
+    """The values by criterion; higher is better. The order, each score and each explanation compare
+    all of them, so they are computed once.
+    """
+
+    def __post_init__(self) -> None:
+        values = tuple(criterion.value(self) for criterion in CRITERIA)
+        object.__setattr__(self, "values", values)
 
     @property
     def fixed(self) -> int:
@@ -108,11 +116,6 @@ class _Standing:
     def tests_failed(self) -> int:
         """The number of failing tests of other authors."""
         return len(_failed_tests(self.candidate))
-
-    @property
-    def values(self) -> tuple[int, ...]:
-        """The values by criterion; higher is better."""
-        return tuple(criterion.value(self) for criterion in CRITERIA)
 
     @property
     def key(self) -> tuple[int | str, ...]:

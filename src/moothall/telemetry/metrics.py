@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from time import perf_counter
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -37,15 +38,18 @@ _PROVIDERS = (
 _API = "openai"
 """The name for all other servers, such as vLLM, because they speak OpenAI's API."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+_MAX_SERVERS = 64
 
 
+@lru_cache(maxsize=_MAX_SERVERS)
 def provider_name(base_url: str) -> str:
     """Return `gen_ai.provider.name` for a server."""
     host = f".{urlsplit(base_url).hostname or ''}"
     return next((name for end, name in _PROVIDERS if host.endswith(end)), _API)
 
 
-def server_attributes(base_url: str) -> dict[str, str | int]:
+@lru_cache(maxsize=_MAX_SERVERS)
+def server_attributes(base_url: str) -> Mapping[str, str | int]:
     """Return the attributes of a server. An empty URL means the local model."""
     address = urlsplit(base_url)
     attributes: dict[str, str | int] = {"gen_ai.provider.name": provider_name(base_url)}

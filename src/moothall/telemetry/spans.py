@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Literal, Self, Unpack
 
-from moothall.domain.event import Data, Event, EventType, Origin, cause_of, new_event
+from moothall.domain.event import Data, Event, EventType, Origin, cause_of, event_id, new_event
 from moothall.domain.task import Deliberation
 
 # The trace, task and seat of the running code, in context variables.
@@ -151,6 +151,11 @@ def span(
     return _NO_SPAN_RECORDED
 
 
+def is_recording() -> bool:
+    """Return whether spans are recorded. Attributes that take long to build are only built then."""
+    return _Recording.make is not None
+
+
 def wants_content() -> bool:
     """Return whether spans include prompts and answers. They are long, so check before building
     them.
@@ -189,9 +194,26 @@ def write(kind: EventType, subject: str, data: Data, **origin: Unpack[Origin]) -
     return new_event(kind, subject, data, **origin)
 
 
-def write_of(d: Deliberation, kind: EventType, data: Data, **origin: Unpack[Origin]) -> Event:
+def write_of(
+    d: Deliberation,
+    kind: EventType,
+    data: Data,
+    *,
+    ordinal: str | int = 0,
+    cause: str = "",
+    source: str = "serve",
+    time: str = "",
+) -> Event:
     """Return an event of a deliberation, with its ids, tenant and cause."""
-    origin["causationid"] = cause_of(kind, d.task_id, str(origin.get("ordinal", 0)), data)
-    origin["correlationid"] = d.story_id or d.task_id
-    origin["tenant"] = d.tenant
-    return write(kind, d.task_id, {"task_id": d.task_id, **data}, **origin)
+    return Event(
+        id=event_id(kind, d.task_id, cause, ordinal),
+        type=kind,
+        subject=d.task_id,
+        data={"task_id": d.task_id, **data},
+        source=source,
+        correlationid=d.story_id or d.task_id,
+        causationid=cause or cause_of(kind, d.task_id, str(ordinal), data),
+        traceparent=traceparent(),
+        tenant=d.tenant,
+        time=time or datetime.now(UTC).isoformat(timespec="milliseconds"),
+    )

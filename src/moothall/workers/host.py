@@ -49,7 +49,7 @@ from moothall.workspace.slots import queued_since
 log = telemetry.get_logger(__name__)
 
 _TAKEN_KEPT = 1000
-_UNSEEN_SECONDS = 0.5
+_UNSEEN_SECONDS = 0.75
 _OVER = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
 
 
@@ -215,7 +215,7 @@ class Host:
         """
         looked = time.monotonic()
         while True:
-            await asyncio.sleep(min(self.look_seconds, _UNSEEN_SECONDS / 2))
+            await asyncio.sleep(min(self.look_seconds, _UNSEEN_SECONDS / 3))
             now = time.monotonic()
             if everything := now - looked >= self.look_seconds:
                 looked = now
@@ -239,11 +239,11 @@ class Host:
         """Give it what was said to it, and that it is paused or goes on; return how it is over, if
         it is.
         """
+        # One after the other: read together, the bus would send everything about the task.
         events = [
             item.event
-            async for item in self.bus.replay(
-                (Channel.RESPONSES.of(task_key), Channel.WORDS.of(task_key))
-            )
+            for channel in (Channel.RESPONSES, Channel.WORDS)
+            async for item in self.bus.replay((channel.of(task_key),))
         ]
         for event in events:
             if event.type in _OVER:

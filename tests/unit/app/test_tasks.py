@@ -14,7 +14,6 @@ from moothall import config
 from moothall.app.bus import is_served, lease_of, open_log
 from moothall.app.tasks import Tasks, cancel, choose_result
 from moothall.concurrency import beside
-from moothall.config import LimitSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.ids import TaskId, TaskKey
@@ -26,7 +25,6 @@ from moothall.errors import InvalidRequest, NotFound
 from moothall.events.nats.jetstream import open_bus
 from moothall.events.nats.server import embedded_server
 from moothall.orchestrator.fork import find_decision as decision
-from moothall.orchestrator.requests import Defaults
 from moothall.settings import AllSettings
 from moothall.testing.bus import MemoryBus
 
@@ -66,7 +64,7 @@ async def tasks_of(*events: Event) -> tuple[MemoryBus, Tasks]:
         await bus.publish(event)
         if event.type is EventType.DELIBERATION_DECIDED:
             await bus.put(event.subject, event.data)
-    return bus, Tasks(bus, None, Defaults(LimitSettings()), served=False)  # type: ignore[arg-type]  # no repository is used
+    return bus, Tasks(AllSettings(), bus, served=False)  # type: ignore[arg-type]  # all in memory
 
 
 async def test_of_a_long_log_the_latest_are_read_however_far_back_they_are() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -71,6 +72,35 @@ async def test_a_decision_at_the_deadline_is_left_to_its_handling_though_no_seat
     assert glanced(collector, 2, started.type, dict(started.data)) is True
     decided = dump(Outcome("task-a", DeliberationStatus.TIMEOUT)) | {"task_id": "task-a"}
     assert glanced(collector, 3, EventType.DELIBERATION_DECIDED, decided) is False
+
+
+async def test_its_own_decision_needs_no_handling_while_it_publishes_the_outcome() -> None:
+    class Bus(FaultyBus):
+        publishing, go_on = asyncio.Event(), asyncio.Event()
+
+        async def put(self, name: str, document: Mapping[str, Any]) -> None:
+            self.publishing.set()
+            await self.go_on.wait()
+            await super().put(name, document)
+
+    bus = Bus()
+    collector = Collector(bus, Remembering(), clock=lambda: START)
+    events = full().events
+    ready: Recorded | None = None
+    for seq, event in enumerate(events, 1):
+        await bus.publish(event)
+        recorded = Recorded(seq, event, place(seq))
+        if not collector.try_fold(recorded):
+            ready = recorded
+    assert ready is not None
+    deciding = asyncio.create_task(collector.handle(ready))
+    await bus.publishing.wait()
+    decided = dump(Outcome("task-a", DeliberationStatus.COMPLETED)) | {"task_id": "task-a"}
+    assert glanced(collector, len(events) + 1, EventType.DELIBERATION_DECIDED, decided) is True
+    bus.go_on.set()
+    await deciding
+    assert (await bus.get("task-a") or {})["status"] == DeliberationStatus.COMPLETED
+    assert collector.active_count == 0
 
 
 async def test_a_request_is_not_acked_before_its_deadline_is_told_of() -> None:

@@ -1,7 +1,14 @@
 from __future__ import annotations
 
 from moothall.domain.event import Channel
-from moothall.events.delivery import Turns, is_shared, parse_waiting, waiting_topic
+from moothall.events.delivery import (
+    MAX_QUEUED,
+    Turns,
+    is_shared,
+    parse_waiting,
+    queue_limit,
+    waiting_topic,
+)
 
 
 def test_tenants_take_turns_also_those_that_come_later() -> None:
@@ -30,3 +37,8 @@ def test_tenants_share_the_queues_of_roles_only() -> None:
     assert is_shared(Channel.WORK.of("dev"))
     assert not is_shared(waiting_topic("dev", "team-a"))
     assert not is_shared(Channel.CALLS.of("dev"))
+
+
+def test_as_many_may_queue_as_hosts_soon_take() -> None:
+    assert queue_limit(0) == queue_limit(4 * MAX_QUEUED) == MAX_QUEUED
+    assert queue_limit(8 * MAX_QUEUED) == 2 * MAX_QUEUED

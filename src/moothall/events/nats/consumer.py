@@ -5,6 +5,7 @@ queues of roles, in turns of tenants: see `moothall.events.delivery`.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from moothall.events.delivery import (
     Turns,
     judge,
     parse_waiting,
+    queue_limit,
     waiting_topic,
 )
 from moothall.events.envelope import EnvelopeCodec
@@ -42,6 +44,7 @@ from moothall.telemetry import metrics
 # Reads the messages of a durable consumer: pull, handle, then ack.
 
 
+_RECEIVING_SECONDS = 1.0
 _MAX_PAUSE_SECONDS = 2.0  # a process may be this late without having been suspended
 
 
@@ -66,6 +69,8 @@ class PullConsumer:
     unhandled: dict[str, list[Recorded | Permanent]] = field(default_factory=dict)
     """The events of glanced-at messages that remain to be handled."""
     has_room: asyncio.Event = field(default_factory=asyncio.Event)
+    received_at: float = -math.inf
+    """When the last message arrived (monotonic seconds)."""
     baseline: tuple[int, int] = (-1, 0)
     """The number of the connection (connections lost before it), and the stream's last seq when it
     was opened. A server that was killed before then may have forgotten the delivery count of older
@@ -128,6 +133,7 @@ class PullConsumer:
                 return  # which withdraws the open request
             message = await pull.next(self._request_size(capacity))
             while message is not None:
+                self.received_at = time.monotonic()
                 if self._is_full:
                     await keep_cancellation(message.nak())  # another host may have capacity
                 elif not await self._offer_to_glance(message):
@@ -141,10 +147,13 @@ class PullConsumer:
         return self.capacity.users > 1 and not self.capacity.free
 
     def _request_size(self, capacity: int) -> int:
-        """Return how many messages to request: a share of what is free, if others request too."""
+        """Return how many messages to request: a share of what is free, if others request too. It
+        is a half for a consumer that is receiving, as the requests of idle ones stay unused.
+        """
         if self.capacity.users <= 1:
             return capacity - len(self.held)
-        return max(1, self.capacity.free // self.capacity.users)
+        is_receiving = time.monotonic() - self.received_at < _RECEIVING_SECONDS
+        return max(1, self.capacity.free // (2 if is_receiving else self.capacity.users))
 
     def _add_held(self, message: Msg) -> None:
         self.held[message.reply] = message
@@ -357,9 +366,25 @@ class PullConsumer:
 
 
 _IDLE_SECONDS, _BUSY_SECONDS = 0.5, 0.05
+_LOOK_SECONDS, _AGAIN_SECONDS = 0.05, 0.005  # how long an answer about a queue is used
+_ROOM_SECONDS = 0.1  # how long a deliberation waits for room in a full queue
 _MOVED = ".turn"
 """Added to the id of a message that is moved, because the stream stores each id only once."""
 _ERRORS = (nats.errors.Error, TimeoutError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What the bus said about the queue of a role: whether deliberations wait for a turn, and how
+    many fit into the queue itself.
+
+    ended: how many this process had sent before. at: when it was asked (monotonic seconds).
+    """
+
+    has_waiting: bool
+    room: int
+    ended: int
+    at: float
 
 
 class WorkQueue:
@@ -371,23 +396,51 @@ class WorkQueue:
         self._begun: Counter[str] = Counter()
         self._ended: Counter[str] = Counter()
         self._failing: set[tuple[str, str]] = set()
+        self._looks: dict[str, _Look] = {}
+        self._entering: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def enter(self, role: str) -> bool:
         """Return whether the next deliberation of a role may go into its queue now, and count it.
         The caller calls `leave` after sending it.
+
+        If the queue is full and nothing waits for a turn, this first gives the hosts a moment to
+        take what is in it: many callers may ask at once while hosts are idle, and a deliberation
+        that waits for a turn costs several requests more.
         """
-        ended_before = self._ended[role]
+        until = time.monotonic() + _ROOM_SECONDS
+        async with self._entering[role]:
+            while True:
+                look = await self._look(role)
+                if not self._is_full(role, look):
+                    self._begun[role] += 1
+                    return True
+                if look.has_waiting or time.monotonic() > until:
+                    return False
+                await asyncio.sleep(_AGAIN_SECONDS)
+
+    def _is_full(self, role: str, look: _Look) -> bool:
+        """Whether the next deliberation must wait for a turn: others do, or the queue may be full,
+        with those sent since the bus was asked or being sent.
+        """
+        return look.has_waiting or self._begun[role] - look.ended >= look.room
+
+    async def _look(self, role: str) -> _Look:
+        """Return what the bus says about a queue. An answer is used again for a moment, and longer
+        if it leaves room.
+        """
+        at, ended = time.monotonic(), self._ended[role]
+        if (last := self._looks.get(role)) is not None:
+            kept_seconds = _AGAIN_SECONDS if self._is_full(role, last) else _LOOK_SECONDS
+            if at - last.at < kept_seconds:
+                return last
+        has_waiting, room = False, MAX_QUEUED
         try:
-            if (await self.waiting()).get(role):
-                return False  # waiting ones come first
-            queued = await self._count_queued(role)
+            has_waiting = bool((await self.waiting()).get(role))  # these come first
+            room = 0 if has_waiting else await self._count_room(role)
         except _ERRORS:
-            queued = 0
-        # That number may lack those sent since the request, or being sent.
-        if queued + self._begun[role] - ended_before >= MAX_QUEUED:
-            return False
-        self._begun[role] += 1
-        return True
+            log.debug("the bus did not tell how many deliberations wait", role=role)
+        look = self._looks[role] = _Look(has_waiting, room, ended, at)
+        return look
 
     def leave(self, role: str) -> None:
         """Note that a deliberation was sent, or that sending it failed."""
@@ -424,7 +477,7 @@ class WorkQueue:
     async def _fill(self, role: str, tenants: Counter[str]) -> int:
         """Fill the queue of a role, and return how many deliberations were moved."""
         moved = 0
-        for _ in range(MAX_QUEUED - await self._count_queued(role)):
+        for _ in range(await self._count_room(role)):
             if (tenant := self._turns[role].choose(tenants)) is None:
                 break
             tenants[tenant] -= 1
@@ -460,13 +513,13 @@ class WorkQueue:
             message_id=f"{(oldest.headers or {}).get(MESSAGE_ID, f'work-{oldest.seq}')}{_MOVED}",
         )
         try:
-            await self._stored.delete_raw(WORK.name, oldest.seq or 0)
+            await self._stored.delete_raw(WORK.name, oldest.seq or 0, erase=False)
         except NotFound:
             log.debug("another process moved this work too", role=role, seq=oldest.seq)
 
-    async def _count_queued(self, role: str) -> int:
-        """Return how many deliberations wait in the queue of a role itself."""
+    async def _count_room(self, role: str) -> int:
+        """Return how many more deliberations may wait in the queue of a role itself."""
         info = await keep_cancellation(
             self._stored.js.consumer_info(WORK.name, registry.host_durable(role))
         )
-        return info.num_pending or 0
+        return queue_limit(info.num_ack_pending or 0) - (info.num_pending or 0)

@@ -285,13 +285,17 @@ class Stored:
         with translate_errors(f"drop {subject}"):
             await keep_cancellation(self.js.purge_stream(stream, subject=subject))
 
-    async def delete_raw(self, stream: str, seq: int) -> None:
-        """Remove one message. Raises `NotFound`."""
+    async def delete_raw(self, stream: str, seq: int, *, erase: bool = True) -> None:
+        """Remove one message. Raises `NotFound`.
+
+        erase: also overwrite it, for which the server writes a whole file of messages again.
+        """
+        subject = f"$JS.API.STREAM.MSG.DELETE.{stream}"
+        request = codec.dump_json({"seq": seq, "no_erase": not erase})
         with translate_errors(f"delete {stream} {seq}"):
-            try:
-                await keep_cancellation(self.js.delete_msg(stream, seq))
-            except APIError as error:
-                raise NotFound(f"{stream} has no message {seq}") from error
+            answer = await keep_cancellation(self.client.request(subject, request, 10.0))
+        if "error" in json.loads(answer.data):
+            raise NotFound(f"{stream} has no message {seq}")
 
     async def purge(self, stream: str, before_seq: int) -> int:
         """Remove all messages with a seq below `before_seq` and return their number."""
