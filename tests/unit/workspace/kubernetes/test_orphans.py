@@ -157,7 +157,7 @@ async def test_hosts_hear_each_other_over_the_bus(api: KubeApi) -> None:
             one = await stack.enter_async_context(Cluster(jobs(api), host, "ours"))
             document: dict[str, Any] = {"metadata": {"name": f"of-{host}", "labels": one.labels}}
             await one.create(document)
-            await stack.enter_async_context(beside(Reconciler(one, carrier, 2.0).run(), host))
+            await stack.enter_async_context(beside(Reconciler(one, carrier, 1.0).run(), host))
         add(api, "lost", "gone")
         await until(lambda: "lost" not in api.jobs)
         assert set(api.jobs) == {"of-first", "of-second"}
