@@ -14,7 +14,7 @@ from moothall.errors import CallFailed, NotFound
 from moothall.network.destinations import Destinations
 from moothall.ports import Workspace
 from moothall.toolkits.mcp.family import McpServerSettings, McpSettings
-from moothall.toolkits.mcp.spec import AcceptedTool, OfferedTool, file_access
+from moothall.toolkits.mcp.spec import CALL_SECONDS, AcceptedTool, OfferedTool, file_access
 from moothall.toolkits.results import Output, run_within
 from moothall.toolkits.web.family import HttpSettings
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # the SDK takes time to import, and few deployments have serv
     from moothall.toolkits.mcp.server_pool import ServerPool
 
 _CONCURRENT_CALLS = 4
+_MAX_SERVERS = 16
+"""Persistent servers of one process. A further one ends the least recently used one."""
 _RECEIVE_BYTES = 8_000_000
 """A server may send this much for one call. A server that sends more is ended."""
 _NOT_INSTALLED = "MCP's library is not installed: pip install 'moothall[tools]'"
@@ -49,7 +51,7 @@ class McpTools:
         self._server_pool: ServerPool | None = None
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
-        """Call a tool until the call's deadline or for `mcp.seconds`. If a tool that may change
+        """Call a tool until the call's deadline or for `CALL_SECONDS`. If a tool that may change
         something elsewhere times out, its outcome is unknown.
         """
         tool = self._tools[call.tool]
@@ -60,7 +62,7 @@ class McpTools:
         )
         return await run_within(
             call,
-            self._mcp.seconds,
+            CALL_SECONDS,
             self._output(call, tool, workspace, tenant),
             timeout_status=timeout_status,
         )
@@ -120,15 +122,13 @@ class McpTools:
             from moothall.toolkits.mcp.server_pool import LiveServer, ServerPool
         except ModuleNotFoundError as error:
             raise CallFailed(_NOT_INSTALLED) from error
-        server_pool = self._server_pool = self._server_pool or ServerPool(
-            self._mcp.kept, self._slots
-        )
+        server_pool = self._server_pool = self._server_pool or ServerPool(_MAX_SERVERS, self._slots)
         return server_pool.call(
             (tenant, workspace.id, name),
             lambda: LiveServer(
                 name,
                 lambda link_end: self._link(server, None, link_end, keep_changes=False),
-                self._mcp.seconds,
+                CALL_SECONDS,
                 server.keep_seconds,
             ),
         )
@@ -145,7 +145,7 @@ class McpTools:
             )
         try:
             async with (
-                asyncio.timeout(self._mcp.seconds),
+                asyncio.timeout(CALL_SECONDS),
                 self._client(name, None, keep_changes=False) as client,
             ):
                 from moothall.toolkits.mcp.links import list_tools
@@ -153,8 +153,7 @@ class McpTools:
                 return await list_tools(client)
         except TimeoutError as error:
             raise CallFailed(
-                f"the MCP server {name} did not list its tools within {self._mcp.seconds:g} s "
-                "(mcp.seconds)"
+                f"the MCP server {name} did not list its tools within {CALL_SECONDS:g} s "
             ) from error
 
     @asynccontextmanager
@@ -168,7 +167,7 @@ class McpTools:
     async def _client(
         self, name: str, workspace: Workspace | None, *, keep_changes: bool
     ) -> AsyncIterator[Client]:
-        server, mcp = self._mcp.servers[name], self._mcp
+        server = self._mcp.servers[name]
         try:
             from moothall.toolkits.mcp.links import LinkEnd, connect
         except ModuleNotFoundError as error:
@@ -177,7 +176,7 @@ class McpTools:
         async with connect(
             name,
             lambda end: self._link(server, workspace, end, keep_changes=keep_changes),
-            mcp.seconds,
+            CALL_SECONDS,
             link_end,
         ) as client:
             yield client
@@ -199,7 +198,7 @@ class McpTools:
         return links.workspace_link(
             server,
             workspace,
-            self._mcp.seconds,
+            CALL_SECONDS,
             _RECEIVE_BYTES,
             link_end,
             keep_changes=keep_changes,
