@@ -1,25 +1,117 @@
-"""OpenAI's chat completions, as a harness sees them."""
+"""OpenAI's chat completions, as a harness sees them, and what all model APIs of harnesses share."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from moothall.domain.chat import ChatReply, FunctionCall, FunctionTool, Message
+from moothall.domain.chat import ChatReply, FunctionCall, FunctionTool, Message, ModelQuestion
 from moothall.domain.text import encodable
-from moothall.harnesses.chat_parts import (
-    MAX_MESSAGES,
-    MAX_TOOLS,
-    Item,
-    ModelApi,
-    ModelRequest,
-    create_question,
-    event,
-    read_list,
-    read_parameters,
-    read_text,
-)
+from moothall.errors import InvalidRequest
+
+MAX_MESSAGES, MAX_TOOLS = 4_000, 200
+Item = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A request of a harness. `streamed`: it wants the reply as events. `free_tools`: the tools
+    whose argument is text instead of a JSON object.
+    """
+
+    question: ModelQuestion
+    streamed: bool = False
+    free_tools: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelApi:
+    """An HTTP API of a model server.
+
+    read: parses a request's JSON object; any `ValueError`, `TypeError`, `KeyError` or
+    `AttributeError` means that it is invalid. write: returns the reply to a request as an object;
+    `stream` as server-sent events. Both take an id and the model's name. write_error: returns an
+    error by its code and message.
+    """
+
+    read: Callable[[Item], ModelRequest]
+    write: Callable[[str, str, ModelRequest, ChatReply], Item]
+    stream: Callable[[str, str, ModelRequest, ChatReply], Iterator[str]]
+    write_error: Callable[[str, str], Item]
+
+    def parse(self, body: str) -> ModelRequest:
+        """Parse a request. Raises `InvalidRequest`."""
+        try:
+            return self.read(json.loads(body))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise InvalidRequest(f"this is not a chat request: {error!r:.200}") from error
+
+
+def create_question(
+    messages: Sequence[Message], tools: Sequence[FunctionTool], limit: Any, temperature: Any
+) -> ModelQuestion:
+    """Return a question. `limit` and `temperature` are those of the request, None for none."""
+    return ModelQuestion(
+        _join_messages(messages),
+        tools,
+        max(0, int(limit or 0)),
+        min(max(float(temperature or 0.0), 0.0), 2.0),
+    )
+
+
+def _join_messages(messages: Sequence[Message]) -> Sequence[Message]:
+    """Join neighbouring messages of the same role, and turn later system messages into messages of
+    the user. The chat templates of many models accept only one system message, at the beginning,
+    and turns that alternate.
+    """
+    joined: list[Message] = []
+    for message in messages:
+        before = joined[-1] if joined else None
+        is_first = all(earlier.role == "system" for earlier in joined)
+        role = "user" if message.role == "system" and not is_first else message.role
+        if before is not None and before.role == role and role in {"system", "user"}:
+            joined[-1] = replace(before, content=f"{before.content}\n\n{message.content}")
+        else:
+            joined.append(replace(message, role=role))
+    return joined
+
+
+def read_list(value: Any, most: int, least: int = 0) -> Sequence[Item]:
+    """Return `value` if it is a list of `least` to `most` items. Raises `ValueError` otherwise."""
+    if not isinstance(value, list) or not least <= len(value) <= most:
+        raise ValueError(f"a list of {least} to {most} objects is expected")
+    return value
+
+
+def read_text(content: Any, types: frozenset[str] = frozenset({"text"})) -> str:
+    """Return the text of a message's content, which is a string or a list of parts. Parts with a
+    type in `types` have text; of the others, such as pictures, only the type is shown.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return encodable(content)
+    return encodable(
+        "\n".join(
+            str(part["text"]) if part.get("type") in types else f"[{part.get('type')}: left out]"
+            for part in content
+        )
+    )
+
+
+def read_parameters(value: Any) -> Mapping[str, Any]:
+    """Return the JSON schema of a tool's arguments."""
+    return dict(value or {"type": "object", "properties": {}})
+
+
+def event(data: Item, name: str = "") -> str:
+    """Return a server-sent event."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data)}\n\n"
+
 
 ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
     "system": "system",

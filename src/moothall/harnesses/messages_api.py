@@ -8,10 +8,10 @@ from typing import Any
 
 from moothall.domain.chat import ChatReply, FunctionCall, FunctionTool, Message
 from moothall.domain.text import encodable
-from moothall.harnesses.chat_api import ROLES
-from moothall.harnesses.chat_parts import (
+from moothall.harnesses.chat_api import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    ROLES,
     Item,
     ModelApi,
     ModelRequest,

@@ -13,10 +13,10 @@ from typing import Any
 
 from moothall.domain.chat import ChatReply, FunctionCall, FunctionTool, Message
 from moothall.domain.text import encodable
-from moothall.harnesses.chat_api import ROLES, write_error
-from moothall.harnesses.chat_parts import (
+from moothall.harnesses.chat_api import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    ROLES,
     Item,
     ModelApi,
     ModelRequest,
@@ -25,6 +25,7 @@ from moothall.harnesses.chat_parts import (
     read_list,
     read_parameters,
     read_text,
+    write_error,
 )
 
 _TEXTS = frozenset({"text", "input_text", "output_text", "summary_text"})

@@ -24,8 +24,8 @@ from moothall.errors import (
 from moothall.llm.client import open_model
 from moothall.llm.server_errors import Failed, Rejected
 from moothall.llm.stream import WholeResponseReader
-from moothall.testing.chat_contract import ask, talking
 from moothall.testing.model import Fault, scripted_model
+from moothall.testing.server_contract import ask, talking
 
 
 def in_turn(*answers: str | Fault) -> Callable[[Any, Any], str | Fault]:
