@@ -105,7 +105,7 @@ async def distil_notes(
         notes_prompt(setup.judge_system, setup.shared, attempts),
         None,
         _NOTES_TOKENS,
-        deadline=council.work_deadline,
+        deadline=council.deadlines.work,
         temperature=0.0,
     )
     try:

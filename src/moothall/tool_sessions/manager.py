@@ -245,7 +245,6 @@ class ToolSessions:
         seat = self._gateway.with_token(
             CallContext(
                 principal=who,
-                tenant=who.tenant,
                 task_id=TaskKey(name),
                 seat=SEAT,
                 role=role,
