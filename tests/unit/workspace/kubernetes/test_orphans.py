@@ -149,6 +149,7 @@ async def test_who_waits_for_the_cluster_says_all_the_same_that_it_lives(api: Ku
                 break
 
 
+@pytest.mark.e2e
 async def test_hosts_hear_each_other_over_the_bus(api: KubeApi) -> None:
     queues = Queues()
     carrier = Transport(queues.send, queues.listen)
