@@ -114,7 +114,8 @@ async def test_where_there_is_no_room_the_one_unused_for_the_longest_ends(
         for name in servers:
             assert (await mcp.call(f"mcp.{name}.counts", word=name)).status is ToolStatus.SUCCESS
         assert (
-            "it was replaced by another one" in (await mcp.call("mcp.first.counts", word="x")).error
+            "it was replaced by another one (mcp.kept)"
+            in (await mcp.call("mcp.first.counts", word="x")).error
         )
         second = await mcp.call("mcp.second.counts", word="y")
         assert list(second.output["data"]["words"]) == ["second", "y"]

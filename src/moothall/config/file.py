@@ -199,8 +199,6 @@ REMOVED: Final[dict[str, str]] = {
     "guard.visits": "callers may have 32 open workspaces",
     "docker.memory_bytes": "it is always 512,000,000 bytes",
     "jobs.start_seconds": "it is always 120 seconds",
-    "mcp.seconds": "it is always 60 seconds",
-    "mcp.kept": "it is always 16",
     "forge.at_once": "it is always 2",
     "bus.batch_seconds": "it is always 0.01 seconds",
     "agents.tokens": "it is always 100,000 tokens",

@@ -137,6 +137,13 @@ class McpSettings(Section):
     folder: Path | None = Field(
         None, description="folder of the lists of accepted tools; unset: mcp in the data directory"
     )
+    seconds: float = Field(60.0, gt=0, le=3600, description="one call, the server's start included")
+    kept: int = Field(
+        16,
+        ge=1,
+        description="persistent servers of one process; a further one ends the least recently used "
+        "one",
+    )
 
 
 # The family `mcp`.

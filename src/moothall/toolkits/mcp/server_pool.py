@@ -138,10 +138,12 @@ class ServerPool:
             idle = [server for server in running if not server.call_lock.locked()]
             if not idle:
                 raise CallFailed(
-                    f"all {self._max_servers} MCP servers are busy; try again when one "
+                    f"all {self._max_servers} MCP servers are busy (mcp.kept); try again when one "
                     "of them is idle"
                 )
-            min(idle, key=lambda server: server.last_used).end("it was replaced by another one")
+            min(idle, key=lambda server: server.last_used).end(
+                "it was replaced by another one (mcp.kept)"
+            )
         return self._servers.setdefault(key, start())
 
     def _forget(self, key: Key, server: LiveServer, reason: str = "it was ended") -> None:

@@ -50,8 +50,6 @@ _TOOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,63}")
 _DESCRIPTION_CHARS = 160
 _LIST_BYTES = 20_000_000
 _SCHEMA_BYTES = 20_000
-CALL_SECONDS = 60.0
-"""The maximum duration of one call, including the start of the server."""
 _RESULT_BYTES = 50_000
 _MAX_TOOLS = 100
 """Tools of one server."""
@@ -320,7 +318,7 @@ def _spec(server: str, settings: McpSettings, offer: OfferedTool) -> ToolSpec:
         arguments=arguments_model(offer.schema),
         output=McpOutput,
         danger=Danger.OUTSIDE if server_settings.url else danger,
-        caps=Caps(CALL_SECONDS, _RESULT_BYTES),
+        caps=Caps(settings.seconds, _RESULT_BYTES),
         requirements=Requirements(
             os_access=bool(server_settings.command),
             network_access=bool(server_settings.url),

@@ -14,7 +14,7 @@ from moothall.errors import CallFailed, NotFound
 from moothall.network.destinations import Destinations
 from moothall.ports import Workspace
 from moothall.toolkits.mcp.family import McpServerSettings, McpSettings
-from moothall.toolkits.mcp.spec import CALL_SECONDS, AcceptedTool, OfferedTool, file_access
+from moothall.toolkits.mcp.spec import AcceptedTool, OfferedTool, file_access
 from moothall.toolkits.results import Output, run_within
 from moothall.toolkits.web.family import HttpSettings
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:  # the SDK takes time to import, and few deployments have serv
     from moothall.toolkits.mcp.server_pool import ServerPool
 
 _CONCURRENT_CALLS = 4
-_MAX_SERVERS = 16
-"""Persistent servers of one process. A further one ends the least recently used one."""
 _RECEIVE_BYTES = 8_000_000
 """A server may send this much for one call. A server that sends more is ended."""
 _NOT_INSTALLED = "MCP's library is not installed: pip install 'moothall[tools]'"
@@ -51,7 +49,7 @@ class McpTools:
         self._server_pool: ServerPool | None = None
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
-        """Call a tool until the call's deadline or for `CALL_SECONDS`. If a tool that may change
+        """Call a tool until the call's deadline or for `mcp.seconds`. If a tool that may change
         something elsewhere times out, its outcome is unknown.
         """
         tool = self._tools[call.tool]
@@ -62,7 +60,7 @@ class McpTools:
         )
         return await run_within(
             call,
-            CALL_SECONDS,
+            self._mcp.seconds,
             self._output(call, tool, workspace, tenant),
             timeout_status=timeout_status,
         )
@@ -122,13 +120,15 @@ class McpTools:
             from moothall.toolkits.mcp.server_pool import LiveServer, ServerPool
         except ModuleNotFoundError as error:
             raise CallFailed(_NOT_INSTALLED) from error
-        server_pool = self._server_pool = self._server_pool or ServerPool(_MAX_SERVERS, self._slots)
+        server_pool = self._server_pool = self._server_pool or ServerPool(
+            self._mcp.kept, self._slots
+        )
         return server_pool.call(
             (tenant, workspace.id, name),
             lambda: LiveServer(
                 name,
                 lambda link_end: self._link(server, None, link_end, keep_changes=False),
-                CALL_SECONDS,
+                self._mcp.seconds,
                 server.keep_seconds,
             ),
         )
@@ -145,7 +145,7 @@ class McpTools:
             )
         try:
             async with (
-                asyncio.timeout(CALL_SECONDS),
+                asyncio.timeout(self._mcp.seconds),
                 self._client(name, None, keep_changes=False) as client,
             ):
                 from moothall.toolkits.mcp.links import list_tools
@@ -153,7 +153,8 @@ class McpTools:
                 return await list_tools(client)
         except TimeoutError as error:
             raise CallFailed(
-                f"the MCP server {name} did not list its tools within {CALL_SECONDS:g} s "
+                f"the MCP server {name} did not list its tools within {self._mcp.seconds:g} s "
+                "(mcp.seconds)"
             ) from error
 
     @asynccontextmanager
@@ -167,7 +168,7 @@ class McpTools:
     async def _client(
         self, name: str, workspace: Workspace | None, *, keep_changes: bool
     ) -> AsyncIterator[Client]:
-        server = self._mcp.servers[name]
+        server, mcp = self._mcp.servers[name], self._mcp
         try:
             from moothall.toolkits.mcp.links import LinkEnd, connect
         except ModuleNotFoundError as error:
@@ -176,7 +177,7 @@ class McpTools:
         async with connect(
             name,
             lambda end: self._link(server, workspace, end, keep_changes=keep_changes),
-            CALL_SECONDS,
+            mcp.seconds,
             link_end,
         ) as client:
             yield client
@@ -198,7 +199,7 @@ class McpTools:
         return links.workspace_link(
             server,
             workspace,
-            CALL_SECONDS,
+            self._mcp.seconds,
             _RECEIVE_BYTES,
             link_end,
             keep_changes=keep_changes,
