@@ -233,7 +233,6 @@ async def _reads(tool_gateway: ToolGateway, seat: CallContext, count: int, path:
 def _seat(workspace: Workspace) -> CallContext:
     return CallContext(
         principal=LOCAL,
-        tenant=LOCAL.tenant,
         task_id=TaskKey("bench"),
         seat="agent-dev-001",
         role="dev",

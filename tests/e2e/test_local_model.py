@@ -29,8 +29,13 @@ from moothall.llm.client import OpenAIModel, open_model
 from moothall.llm.local import local_model_server
 from moothall.llm.windows import counting
 from moothall.settings import load_settings
-from moothall.testing.chat_contract import FINISH, ChatModelContract, ask
-from moothall.testing.server_contract import Expected, ServerContract
+from moothall.testing.server_contract import (
+    FINISH,
+    ChatModelContract,
+    Expected,
+    ServerContract,
+    ask,
+)
 from support.graph import MemoryGraph
 from support.processes import command_line
 

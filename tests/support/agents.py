@@ -119,7 +119,7 @@ async def serving_agents(
     grants = read_grants(GRANTS, catalogue.values())
     async with open_session_manager(
         tmp_path,
-        limits={"visits": 20},
+        max_open=20,
         catalogue=catalogue,
         grants=grants,
         toolkits={"slow": slow.call},

@@ -152,7 +152,11 @@ def with_parts(dependencies: ApiDependencies, **parts: Any) -> ApiDependencies:
 
 @asynccontextmanager
 async def serving(
-    deliberations: MemoryDeliberations, dependencies: ApiDependencies | None = None, **settings: Any
+    deliberations: MemoryDeliberations,
+    dependencies: ApiDependencies | None = None,
+    *,
+    accept_seconds: float = 0.0,
+    **settings: Any,
 ) -> AsyncIterator[Serving]:
     """Serve the deliberation service, and other dependencies if given, until the context ends."""
     grpc_settings = config.GrpcSettings(**({"port": 0, "grace_seconds": 0.2} | settings))
@@ -162,6 +166,7 @@ async def serving(
             grpc_settings,
             dependencies or api_dependencies(deliberations),
             BearerTokens(TOKENS),
+            accept_seconds=accept_seconds,
         ) as server,
     ):
         # The caller outlives the server, so that its shutdown is visible: the last sent data may

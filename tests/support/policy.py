@@ -13,7 +13,7 @@ from aiohttp import web
 
 from moothall.authorization.policy import Decide
 from moothall.errors import PolicyUnavailable
-from moothall.policy.opa import PATH, Rego
+from moothall.policy import PATH, Rego
 
 POLICY = """package moothall.tools
 import rego.v1

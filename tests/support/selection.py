@@ -30,7 +30,7 @@ from moothall.domain.proposal import Candidate, CandidateRank, Proposal
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.ranking import rank
-from moothall.ranking.syntax.diffs import file_diffs
+from moothall.ranking.diffs import file_diffs
 from moothall.repositories import patch_rules
 from moothall.testing.bus import MemoryBus
 

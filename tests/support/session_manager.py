@@ -12,13 +12,12 @@ from typing import Any
 
 from moothall.authorization.approvals import APPROVAL_SECONDS, BUCKET, SPENT_BUCKET, ApprovalQueue
 from moothall.authorization.policy import Rules
-from moothall.config import GuardSettings
 from moothall.domain.repository import Base, ChangeRange, Prepared, Profile
 from moothall.domain.task import RepositoryRef
 from moothall.errors import NotFound
 from moothall.ports import NOTHING, Workspace
 from moothall.testing.bus import MemoryBus
-from moothall.tool_sessions.manager import ToolSessions
+from moothall.tool_sessions.manager import MAX_OPEN, ToolSessions
 from support.tool_gateway import App, FakeWorkspace, open_app
 
 SHA = "a" * 40
@@ -120,7 +119,7 @@ async def open_session_manager(
     data_dir: Path,
     bus: MemoryBus | None = None,
     *,
-    limits: dict[str, Any] | None = None,
+    max_open: int = MAX_OPEN,
     **rules: Any,
 ) -> AsyncIterator[SessionsFixture]:
     """Open tool sessions. With a bus, requests that the policy denies can be parked; `rules` are
@@ -128,7 +127,6 @@ async def open_session_manager(
     """
     from moothall.authorization.approvals import Approvals
 
-    guard = GuardSettings(**(limits or {}))
     if bus is not None:
         rules["parking"] = ApprovalQueue(
             bus.bucket(BUCKET),
@@ -145,7 +143,13 @@ async def open_session_manager(
         )
         fake_workspaces, repository = FakeWorkspaces(), OneRepository()
         session_manager = await stack.enter_async_context(
-            ToolSessions(app.tool_gateway, configured.tokens, fake_workspaces, repository, guard)
+            ToolSessions(
+                app.tool_gateway,
+                configured.tokens,
+                fake_workspaces,
+                repository,
+                max_open=max_open,
+            )
         )
         if configured.parking is not None:
             configured.parking.on_resolved(session_manager.heed_resolution)

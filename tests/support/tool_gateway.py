@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -154,8 +154,7 @@ class App:
     ) -> CallContext:
         """Return the call context of a seat in the workspace."""
         seat = CallContext(
-            principal=principal,
-            tenant=tenant,
+            principal=replace(principal, tenant=tenant),
             task_id=TaskKey("task-1"),
             seat=f"agent-{role}-001",
             role=role,

@@ -165,7 +165,6 @@ class CanaryWorkspace:
         name = self.standing.id
         seat = CallContext(
             LOCAL,
-            LOCAL.tenant,
             TaskKey("task-1"),
             "agent-dev-001",
             "dev",

@@ -71,7 +71,6 @@ class McpWorkspace:
         name = self.workspace.id
         seat = CallContext(
             LOCAL,
-            LOCAL.tenant,
             TaskKey("task-1"),
             "agent-dev-001",
             "dev",

@@ -201,8 +201,7 @@ async def test_limits_hold_and_say_so(
         root,
         host,
         tools=None,
-        memory_bytes=32_000_000,
-        limits=DockerLimits(processes=16, scratch_bytes=1_000_000),
+        limits=DockerLimits(memory_bytes=32_000_000, processes=16, scratch_bytes=1_000_000),
     )
     eats = await small.run("/bin/busybox", "sh", "-c", "x=x; while true; do x=$x$x; done")
     assert eats.output.get("exit_code") != 0, eats.error

@@ -14,7 +14,7 @@ import pytest
 from moothall.authorization.grants import policies_folder
 from moothall.authorization.policy import Policy
 from moothall.domain.tool import ToolStatus
-from moothall.policy.opa import Opa, opa
+from moothall.policy import Opa, opa
 from support import gobuilt
 from support import opa as real
 from support.policy import CONTRACT, POLICY, READ, Opened

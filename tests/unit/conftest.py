@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 
 # Few examples, because the suite runs often; each run draws new ones. scripts/test-e2e runs the
 # properties once more with the profile `thorough`. No deadline, because machines may stall.
-settings.register_profile("unit", max_examples=15, deadline=None)
+settings.register_profile("unit", max_examples=10, deadline=None)
 settings.register_profile(
     "thorough", max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -13,8 +13,7 @@ import pytest_asyncio
 
 from command import Command
 from moothall.llm.client import OpenAIModel
-from moothall.testing.chat_contract import ChatModelContract
-from moothall.testing.server_contract import Expected, ServerContract
+from moothall.testing.server_contract import ChatModelContract, Expected, ServerContract
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

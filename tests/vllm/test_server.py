@@ -28,7 +28,7 @@ from moothall.errors import (
     ModelUnavailable,
 )
 from moothall.llm.client import OpenAIModel, open_model
-from moothall.testing.chat_contract import ask
+from moothall.testing.server_contract import ask
 from support.tools import CATALOGUE
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -277,6 +277,7 @@ async def grpc_server(
     dependencies: ApiDependencies,
     bearers: BearerTokens,
     leave_seconds: float = 0.0,
+    accept_seconds: float = _ACCEPT_SECONDS,
 ) -> AsyncIterator[Server]:
     """Serve until the context ends. Then health is NOT_SERVING at once, the server continues for
     `leave_seconds`, and calls in flight get `settings.grace_seconds` to finish. Unfinished calls
@@ -316,7 +317,7 @@ async def grpc_server(
         await health_servicer.enter_graceful_shutdown()
         await asyncio.sleep(leave_seconds)
         dependencies.serving.stopping.set()
-        await asyncio.sleep(_ACCEPT_SECONDS)
+        await asyncio.sleep(accept_seconds)
         stopped = asyncio.ensure_future(server.stop(settings.grace_seconds + CANCEL_GRACE_SECONDS))
         await calls.end_calls(settings.grace_seconds, stopped)
         await server.stop(_STOP_SECONDS)

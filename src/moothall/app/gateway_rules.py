@@ -149,13 +149,13 @@ async def open_policy(guard: GuardSettings) -> AsyncIterator[Policy]:
         yield Policy("off", None)
         return
     if guard.policy_url:
-        from moothall.policy.opa import opa
+        from moothall.policy import opa
 
         token = guard.policy_token.get_secret_value() if guard.policy_token else ""
         async with opa(guard.policy_url, seconds=_OPA_SECONDS, token=token) as server:
             yield Policy(guard.policy, server.decide, keep_seconds=_DECISION_SECONDS)
         return
-    from moothall.policy.opa import Rego
+    from moothall.policy import Rego
 
     folder = _folder(guard)
     if guard.policies is not None and not any(folder.glob("*.rego")):

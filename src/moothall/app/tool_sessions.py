@@ -60,7 +60,6 @@ async def tool_service(
                 rules.tokens,
                 workspaces,
                 services.repositories,
-                settings.guard,
                 run_code=services.run_code,
             )
         )

@@ -39,7 +39,6 @@ class CallContext:
     """
 
     principal: Principal
-    tenant: str
     task_id: TaskKey
     seat: str
     role: str
@@ -51,6 +50,11 @@ class CallContext:
     meter: Meter = field(default_factory=Meter)
     persona: str = ""
     token: str = ""
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of the principal."""
+        return self.principal.tenant
 
 
 class Stopped(Exception):

@@ -100,15 +100,9 @@ def check_schema(
 
 
 def check_identity(context: CallContext, call: ToolCall) -> None:
-    """Raise `Stopped` unless the seat belongs to one tenant and to this workspace, and the request
-    id is usable.
+    """Raise `Stopped` unless the seat belongs to this workspace and the request id is usable. Its
+    tenant is that of its principal.
     """
-    if context.principal.tenant != context.tenant:
-        raise Stopped(
-            ToolStatus.BLOCKED,
-            "this seat belongs to another tenant than its principal",
-            escape=True,
-        )
     if context.workspace.id != context.workspace_id:
         raise Stopped(
             ToolStatus.BLOCKED,

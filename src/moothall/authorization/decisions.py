@@ -14,7 +14,7 @@ from typing import Any, Literal
 from cachetools import LRUCache
 
 from moothall.authorization.call_context import CallContext
-from moothall.authorization.limits import GATEWAY_LIMITS, GatewayLimits
+from moothall.authorization.limits import GATEWAY_LIMITS, AlertLimits
 from moothall.domain.codec import dump
 from moothall.domain.event import Channel, Event, EventType
 from moothall.domain.identity import Principal
@@ -157,7 +157,9 @@ class Alerts:
     """
 
     def __init__(
-        self, limits: GatewayLimits = GATEWAY_LIMITS, clock: Callable[[], float] = monotonic
+        self,
+        limits: AlertLimits = GATEWAY_LIMITS.alerts,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._limits = limits
         self._clock = clock
@@ -168,9 +170,9 @@ class Alerts:
         self, context: CallContext, call: ToolCall, reason: str, *, escape: bool
     ) -> None:
         """Count a refused call. At the limit, raise an alert and start counting anew."""
-        self._count("denials", self._limits.alert_denials, context, call, reason)
+        self._count("denials", self._limits.denials, context, call, reason)
         if escape:
-            self._count("escapes", self._limits.alert_escapes, context, call, reason)
+            self._count("escapes", self._limits.escapes, context, call, reason)
 
     def pop_raised(self) -> Sequence[Alert]:
         """Return the alerts raised since the last call."""
@@ -187,7 +189,7 @@ class Alerts:
         ]
         for window in windows:
             window.append(now)
-            while window[0] <= now - self._limits.alert_seconds:
+            while window[0] <= now - self._limits.seconds:
                 window.popleft()
         count = max(map(len, windows))
         if count < limit:
@@ -197,7 +199,7 @@ class Alerts:
         alert = Alert(
             kind=kind,
             count=count,
-            seconds=self._limits.alert_seconds,
+            seconds=self._limits.seconds,
             principal=context.principal.name,
             task_id=context.task_id,
             seat=context.seat,

@@ -82,7 +82,7 @@ class ToolGateway:
         self._rates = Rates()
         self._breakers = ToolCircuits(limits.breaker_failures, limits.breaker_seconds)
         self._cache = ResultCache(_CACHE_BYTES)
-        self._alerts = Alerts(limits)
+        self._alerts = Alerts(limits.alerts)
         self._limits = limits
         self._audit = audit
         self._publish_event = publish

@@ -302,6 +302,17 @@ _MAX_NAME_CHARS = 100
 
 
 @dataclass(frozen=True, slots=True)
+class AlertLimits:
+    """Denied calls, and attempts to escape a sandbox, of one principal or task within `seconds`
+    that raise an alert.
+    """
+
+    denials: int = 20
+    escapes: int = 3
+    seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayLimits:
     """The limits of one gateway. Only seat_calls is a setting.
 
@@ -312,9 +323,7 @@ class GatewayLimits:
     result_bytes, event_bytes: the output of a call that the seat gets, and that its event has; more
     is truncated.
     breaker_failures: consecutive failures of a tool that open its circuit breaker. breaker_seconds:
-    how long it stays open; doubles while the tool keeps failing. alert_denials,
-    alert_escapes: denied calls, and attempts to escape a sandbox, of one principal or task within
-    alert_seconds that raise an alert.
+    how long it stays open; doubles while the tool keeps failing.
     """
 
     calls_in_flight: int = 32
@@ -327,9 +336,7 @@ class GatewayLimits:
     event_bytes: int = 16_000
     breaker_failures: int = 5
     breaker_seconds: float = 30.0
-    alert_denials: int = 20
-    alert_escapes: int = 3
-    alert_seconds: float = 60.0
+    alerts: AlertLimits = AlertLimits()
 
 
 GATEWAY_LIMITS = GatewayLimits()

@@ -118,9 +118,6 @@ class GuardSettings(Section):
         description="root of an OPA server that replaces the *.rego of guard.policies",
     )
     policy_token: SecretStr | None = Field(None, description="bearer token for the OPA server")
-    visits: int = Field(
-        32, ge=1, description="workspaces that external callers may have open at a time"
-    )
     audit_days: int | None = Field(
         None,
         ge=1,

@@ -196,7 +196,6 @@ class ForgeSettings(Section):
         "on if its author may write to the repository",
     )
     poll_seconds: float = Field(60.0, gt=0, description="how often the forge is polled for changes")
-    at_once: int = Field(2, ge=1, le=100, description="issues that are worked on concurrently")
     webhook_host: str = Field("127.0.0.1", description="address to listen on for webhooks")
     webhook_port: int | None = Field(
         None,

@@ -44,13 +44,6 @@ class BusSettings(Section):
     max_store_bytes: int = Field(
         8_000_000_000, ge=10_000_000, description="maximum disk space of all streams together"
     )
-    batch_seconds: float = Field(
-        0.01,
-        ge=0,
-        le=1,
-        description="events of a deliberation within this time form one message, a JSON batch of "
-        "CloudEvents; 0: one message per event, for consumers that cannot read batches",
-    )
 
 
 FleetMode = Literal["process", "ray", "subprocess"]

@@ -74,11 +74,6 @@ class JobSettings(Section):
         ge=100_000_000,
         description="ephemeral storage of a workspace, including the checkout and its environment",
     )
-    start_seconds: float = Field(
-        120.0,
-        gt=0,
-        description="maximum time until a workspace answers, including the pull of its image",
-    )
     seconds: int = Field(
         7200, ge=60, description="activeDeadlineSeconds: maximum lifetime of a workspace"
     )

@@ -35,8 +35,8 @@ from moothall.deliberation.local_checks import (
     check_changes,
 )
 from moothall.deliberation.prompts.reply import Turn
-from moothall.deliberation.prompts.report import check_text, ignored_text, verdict_text
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, fence
+from moothall.deliberation.prompts.tool_results import check_text, ignored_text, verdict_text
 from moothall.deliberation.resource_usage import check_bounds, sum_usage
 from moothall.deliberation.turns import (
     FINISH,

@@ -234,14 +234,25 @@ class JudgingState:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """When seats must be done, and when everything must be done."""
+
+    work: datetime
+    end: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class SeatModels:
+    """The model of each seat, and the setup of the seats of each model, by the model's name."""
+
+    by_seat: Mapping[str, NamedModel]
+    setups: Mapping[str, SeatSetup]
+
+
 @dataclass(slots=True)
 class DeliberationContext:
-    """One running deliberation.
-
-    work_deadline: when seats must be done. deadline: when everything must be done. dependencies:
-    hold the model for calls that belong to no seat. seat_models: the model of each seat. setups:
-    the setup of the seats of each model, by the model's name.
-    """
+    """One running deliberation. `dependencies` hold the model for calls that belong to no seat."""
 
     deliberation: Deliberation
     prepared: Prepared | None
@@ -249,11 +260,9 @@ class DeliberationContext:
     events: EventWriter
     model: RecordedModel
     ledger: Ledger
-    work_deadline: datetime
-    deadline: datetime
+    deadlines: Deadlines
     seat_states: tuple[SeatState, ...]
-    seat_models: Mapping[str, NamedModel]
-    setups: Mapping[str, SeatSetup]
+    seat_models: SeatModels
     evaluator: Evaluator | None = None
     proposing: ProposingState = field(default_factory=ProposingState)
     judging: JudgingState = field(default_factory=JudgingState)
@@ -270,7 +279,7 @@ class DeliberationContext:
 
     def setup_of(self, seat: str) -> SeatSetup:
         """Return the setup of a seat; for "-", that of calls that belong to no seat."""
-        return self.setups[self.deliberation.model_of(seat)]
+        return self.seat_models.setups[self.deliberation.model_of(seat)]
 
     @property
     def reply_mode(self) -> str:
@@ -281,7 +290,7 @@ class DeliberationContext:
     @property
     def limits(self) -> dict[str, Any]:
         """The limits of each seat and of the whole council, for the start event."""
-        seconds = round((self.deadline - datetime.now(UTC)).total_seconds())
+        seconds = round((self.deadlines.end - datetime.now(UTC)).total_seconds())
         turns = max(self.setup_of(seat).max_turns for seat in self.deliberation.seats)
         return {
             "turns": turns,
@@ -298,15 +307,16 @@ class DeliberationContext:
         if self.deliberation.asks_no_model:
             return []
         models = {
-            self.deliberation.model_of(seat): named for seat, named in self.seat_models.items()
+            self.deliberation.model_of(seat): named
+            for seat, named in self.seat_models.by_seat.items()
         }
         return [
             {
                 "profile": name,
                 "model": named.about.model,
                 "api": named.about.api,
-                "reply": self.setups[name].reply_mode,
-                "turns": self.setups[name].max_turns,
+                "reply": self.seat_models.setups[name].reply_mode,
+                "turns": self.seat_models.setups[name].max_turns,
                 "window": named.llm.context_tokens,
                 "window_source": named.about.source,
                 "reply_tokens": named.llm.max_tokens,
@@ -319,7 +329,7 @@ class DeliberationContext:
     def guides(self) -> list[dict[str, str]]:
         """The repository's instructions for agents that the prompts name, for the start event."""
         digests: dict[str, str] = {}
-        for setup in self.setups.values():
+        for setup in self.seat_models.setups.values():
             digests |= setup.guides.digests
         return [{"path": path, "sha256": digest} for path, digest in sorted(digests.items())]
 
@@ -335,7 +345,6 @@ class DeliberationContext:
         gateway, deliberation = self.dependencies.gateway, self.deliberation
         context = CallContext(
             principal=Principal(deliberation.principal, deliberation.tenant),
-            tenant=deliberation.tenant,
             task_id=deliberation.task_id,
             seat=seat,
             role=deliberation.role,
@@ -367,7 +376,7 @@ class DeliberationContext:
             return self.deliberation.fork.temperature
         last_index = len(self.deliberation.seats) - 1
         share = self.deliberation.seats.index(seat) / last_index if last_index else 0.0
-        return round(min(self.seat_models[seat].llm.temperature * (0.25 + share), 2.0), 3)
+        return round(min(self.seat_models.by_seat[seat].llm.temperature * (0.25 + share), 2.0), 3)
 
     async def ask(
         self,
@@ -407,7 +416,11 @@ class DeliberationContext:
             messages=tuple(messages),
             max_tokens=max_tokens,
             schema=schema if setup.mode == "json" else None,
-            **{"deadline": self.deadline, "seed": seed_of(self.deliberation.seed, step), **options},
+            **{
+                "deadline": self.deadlines.end,
+                "seed": seed_of(self.deliberation.seed, step),
+                **options,
+            },
         )
         return await self.model.ask(request)
 
@@ -534,12 +547,12 @@ async def _open_fitted_models(
     return await _fit_to_windows(models), modes
 
 
-def _deadlines(deliberation: Deliberation) -> tuple[datetime, datetime]:
+def _deadlines(deliberation: Deliberation) -> Deadlines:
     """Return the deadline of the seats' work, and the later one of their evaluation."""
     seconds_left = max((deliberation.deadline - datetime.now(UTC)).total_seconds(), 0.0)
     deadline = deliberation.deadline - timedelta(seconds=min(_CLOSING_SECONDS, seconds_left * 0.05))
     evaluation_seconds = min(_MAX_EVALUATION_SECONDS, seconds_left * _EVALUATION_SHARE)
-    return deadline - timedelta(seconds=evaluation_seconds), deadline
+    return Deadlines(deadline - timedelta(seconds=evaluation_seconds), deadline)
 
 
 async def create_context(
@@ -568,7 +581,6 @@ async def create_context(
         for name, named in models.items()
     }
     seat_models = {seat: models[deliberation.model_of(seat)] for seat in deliberation.seats}
-    work_deadline, deadline = _deadlines(deliberation)
     first_number = deliberation.fork.number if deliberation.fork else 0
     return DeliberationContext(
         deliberation=deliberation,
@@ -590,13 +602,11 @@ async def create_context(
             pause_gate=dependencies.control.pause_gate,
         ),
         ledger=ledger,
-        work_deadline=work_deadline,
-        deadline=deadline,
+        deadlines=_deadlines(deliberation),
         seat_states=tuple(
             SeatState(seat, number) for number, seat in enumerate(deliberation.seats, first_number)
         ),
-        seat_models=seat_models,
-        setups=setups,
+        seat_models=SeatModels(seat_models, setups),
         evaluator=_create_evaluator(deliberation, prepared, dependencies, events)
         if prepared
         else None,

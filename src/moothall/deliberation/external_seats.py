@@ -59,7 +59,7 @@ def harness_of(council: DeliberationContext, seat: str) -> tuple[str, ...]:
     deliberation = council.deliberation
     if council.prepared is None or deliberation.merges(seat) or deliberation.is_answer(""):
         return ()
-    return council.seat_models[seat].llm.harness
+    return council.seat_models.by_seat[seat].llm.harness
 
 
 async def work(
@@ -121,7 +121,7 @@ async def _collect(
 def _create_task(
     council: DeliberationContext, seat_state: SeatState, deadline: datetime, remarks: str
 ) -> HarnessTask:
-    named = council.seat_models[seat_state.seat]
+    named = council.seat_models.by_seat[seat_state.seat]
     gateway, deliberation = council.dependencies.gateway, council.deliberation
     grant = grant_of(deliberation, gateway, council.prepared)
     names = {spec.name for spec in gateway.list_tools(deliberation.tenant, grant)}
@@ -172,7 +172,7 @@ class _ModelCalls:
 
     async def ask(self, question: ModelQuestion) -> ChatReply:
         """Make a call. Raises the errors of the model and of the budget."""
-        council, llm = self._council, self._council.seat_models[self._seat].llm
+        council, llm = self._council, self._council.seat_models.by_seat[self._seat].llm
         require_recordable(question)
         call_id, messages = self._choose_call(question)
         request = ChatRequest(
@@ -246,8 +246,8 @@ async def ask_remote(council: DeliberationContext, seat_state: SeatState, endpoi
     request = ChatRequest(
         call_id=f"{council.deliberation.task_id}/{seat_state.seat}/{REMOTE}/0.1",
         messages=_build_prompt(council.deliberation),
-        max_tokens=council.seat_models[seat_state.seat].llm.max_tokens,
-        deadline=council.work_deadline,
+        max_tokens=council.seat_models.by_seat[seat_state.seat].llm.max_tokens,
+        deadline=council.deadlines.work,
     )
     # Without secrets, as recorded: a repeated run must read the same answer.
     text, diff = _read_answer(council.dependencies.clean((await council.model.ask(request)).text))

@@ -165,7 +165,7 @@ async def deliberate(
 
 async def _run_until_deadline(council: DeliberationContext) -> None:
     """Run the protocol until its end or the deadline; unfinished seats are late."""
-    seconds = seconds_until(council.deadline)
+    seconds = seconds_until(council.deadlines.end)
     try:
         async with asyncio.timeout(max(seconds, 0)) as limit:
             await _run_protocol(council)
@@ -570,7 +570,7 @@ def _answers_agree(council: DeliberationContext) -> bool:
 
 
 def _time_left(council: DeliberationContext) -> bool:
-    return datetime.now(UTC) < council.work_deadline
+    return datetime.now(UTC) < council.deadlines.work
 
 
 async def _run_cross_tests(council: DeliberationContext) -> None:

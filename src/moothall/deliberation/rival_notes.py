@@ -13,8 +13,8 @@ from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_d
 from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.domain.evidence import TEST_WRITER, TIE_BREAKER
 from moothall.domain.proposal import Candidate, SeatStatus
+from moothall.ranking.diffs import file_diffs
 from moothall.ranking.gates import format_cases, format_counts
-from moothall.ranking.syntax.diffs import file_diffs
 
 _SUMMARY_CHARS, _NOTES_CHARS = 800, 6_000
 _NOTES_TOKENS = 1_000
@@ -105,7 +105,7 @@ async def distil_notes(
         notes_prompt(setup.judge_system, setup.shared, attempts),
         None,
         _NOTES_TOKENS,
-        deadline=council.work_deadline,
+        deadline=council.deadlines.work,
         temperature=0.0,
     )
     try:

@@ -115,7 +115,7 @@ async def find_approaches(council: DeliberationContext, count: int) -> None:
         prompts.approaches_prompt(shared_setup.system, shared_setup.shared, count),
         approaches_schema(count),
         _APPROACH_TOKENS * count + 20,
-        deadline=council.work_deadline,
+        deadline=council.deadlines.work,
         temperature=llm.temperature,
     )
     with suppress(MalformedReplyError):
@@ -144,7 +144,7 @@ async def propose(council: DeliberationContext, seat_state: SeatState) -> None:
         )
         seat_state.agent = _create_agent(council, seat_state, approach, temperature)
     await _publish_started(council, seat_state, approach, temperature)
-    await _run_seat(council, seat_state, _propose(council, seat_state), council.work_deadline)
+    await _run_seat(council, seat_state, _propose(council, seat_state), council.deadlines.work)
 
 
 def _create_agent(
@@ -266,7 +266,7 @@ async def revise(
     if seat_state.seat in deliberation.elsewhere or deliberation.merges(seat_state.seat):
         return
     await _run_seat(
-        council, seat_state, _revise(council, seat_state, round_, reviews), council.deadline
+        council, seat_state, _revise(council, seat_state, round_, reviews), council.deadlines.end
     )
 
 
@@ -285,7 +285,9 @@ async def propose_again(council: DeliberationContext, seat_state: SeatState) -> 
         council.temperature_of(seat_state.seat),
     )
     seat_state.agent.tool_usage = before
-    await _run_seat(council, seat_state, _propose_again(council, seat_state), council.work_deadline)
+    await _run_seat(
+        council, seat_state, _propose_again(council, seat_state), council.deadlines.work
+    )
 
 
 async def _propose_again(council: DeliberationContext, seat_state: SeatState) -> None:
@@ -404,10 +406,10 @@ def _round_name_and_deadline(council: DeliberationContext, round_: int) -> tuple
     `council.proposing.wave` a second wave.
     """
     if round_ and round_ == council.proposing.wave:
-        return f"propose/{round_}", council.work_deadline
+        return f"propose/{round_}", council.deadlines.work
     if round_:
-        return f"revise/{round_}", council.deadline
-    return f"{_FIRST_PHASE.get(council.deliberation.document, 'propose')}/0", council.work_deadline
+        return f"revise/{round_}", council.deadlines.end
+    return f"{_FIRST_PHASE.get(council.deliberation.document, 'propose')}/0", council.deadlines.work
 
 
 async def _create_draft(
@@ -603,7 +605,7 @@ def _create_block_runner(
     dependencies = council.dependencies
     if dependencies.python.run_code is None or council.about_text:
         return None
-    agents = SubAgents(council.model, council.seat_models[seat].llm, sampling)
+    agents = SubAgents(council.model, council.seat_models.by_seat[seat].llm, sampling)
     return BlockRunner(
         dependencies.python.run_code,
         dependencies.python.limits,

@@ -110,13 +110,25 @@ Returns the reply to the call, and whether the work is over.
 
 
 @dataclass(slots=True)
+class _SubmitState:
+    """The submits of a round.
+
+    digest: the change at the last submit that had problems. left_out: written files that are not
+    part of the proposal because of .gitignore. refusal: why the submit of this turn was not
+    accepted.
+    """
+
+    digest: str | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
+    refusal: str = ""
+
+
+@dataclass(slots=True)
 class _RoundState:
     """The state of a seat's round in one workspace.
 
-    name: the round, as <phase>/<round>. submitted_digest: the change at the last submit that had
-    problems. left_out: written files that are not part of the proposal because of .gitignore.
-    seen_calls: digests of the calls since the last change. ended: no turn follows. submit_refusal:
-    why the submit of this turn was not accepted.
+    name: the round, as <phase>/<round>. seen_calls: digests of the calls since the last change.
+    ended: no turn follows.
     """
 
     name: str
@@ -125,14 +137,12 @@ class _RoundState:
     last_turn: int
     state: WorkspaceState
     summary: str = ""
-    submitted_digest: str | None = None
-    left_out: dict[str, str] = field(default_factory=dict)
+    submits: _SubmitState = field(default_factory=_SubmitState)
     results: list[ToolResult] = field(default_factory=list)
     seen_calls: set[str] = field(default_factory=set)
     turns_without_call: int = 0
     idle_turns: int = 0
     ended: bool = False
-    submit_refusal: str = ""
 
     def step(self, turn: int) -> str:
         """Return the name of a turn: <phase>/<round>.<turn>."""
@@ -230,7 +240,7 @@ class ToolLoop:
     async def _run_turn(self, round_: _RoundState, turn: int, work_deadline: datetime) -> None:
         """Ask the model once, and answer all its calls."""
         step = round_.step(turn)
-        round_.submit_refusal = ""
+        round_.submits.refusal = ""
         async with self._hold_turn(round_.name, turn):
             reply = await self.conversation.ask(step, work_deadline)
             turn_calls = _TurnCalls(round_, step)
@@ -307,21 +317,23 @@ class ToolLoop:
         )
         state = round_.state
         if state.refusal is not None:
-            round_.submit_refusal = as_sentence(state.refusal.message)
-            return _refused_reply(round_.submit_refusal)
+            round_.submits.refusal = as_sentence(state.refusal.message)
+            return _refused_reply(round_.submits.refusal)
         if not state.changed:
-            round_.ended = self._may_answer or round_.submitted_digest == ""
-            round_.submitted_digest = ""
+            round_.ended = self._may_answer or round_.submits.digest == ""
+            round_.submits.digest = ""
             return _NOTHING_CHANGED_REPLY
         if checks_ran:
             checks.update(state.runs)
             # Only files written by tools count: most files left by commands are build products.
             written = [result for result in round_.results if result.tool.startswith("files.")]
-            round_.left_out = find_ignored_writes(written, before.patch, state.patch)
-        confirmed = round_.submitted_digest == state.change_digest
-        round_.submitted_digest = state.change_digest
-        round_.ended = confirmed or is_clean(state, round_.prepared, round_.left_out)
-        text = submission_text(state, round_.prepared, round_.left_out, self._max_result_chars)
+            round_.submits.left_out = find_ignored_writes(written, before.patch, state.patch)
+        confirmed = round_.submits.digest == state.change_digest
+        round_.submits.digest = state.change_digest
+        round_.ended = confirmed or is_clean(state, round_.prepared, round_.submits.left_out)
+        text = submission_text(
+            state, round_.prepared, round_.submits.left_out, self._max_result_chars
+        )
         return f"{text}\n\n{'Handed in.' if round_.ended else CONFIRM}"
 
     async def _examine_submit(
@@ -341,8 +353,8 @@ class ToolLoop:
         try:
             answer, round_.ended = await examine(call, commit)
         except PatchRefused as refused:
-            round_.submit_refusal = as_sentence(refused.message)
-            return _refused_reply(round_.submit_refusal)
+            round_.submits.refusal = as_sentence(refused.message)
+            return _refused_reply(round_.submits.refusal)
         return answer
 
     def _answer_without_call(self, round_: _RoundState, reply: ChatReply) -> str:
@@ -415,7 +427,7 @@ class ToolLoop:
             attempt=1,
             attempts=1,
             stuck="",
-            **({"refused": round_.submit_refusal} if round_.submit_refusal else {}),
+            **({"refused": round_.submits.refusal} if round_.submits.refusal else {}),
             **({"refused_calls": refusals} if refusals else {}),
         )
 
@@ -453,7 +465,8 @@ class ToolLoop:
     def _draft(self, round_: _RoundState, state: WorkspaceState) -> Draft:
         patch = state.patch
         content = append_left_out(
-            round_.summary, [path for path in round_.left_out if patch and patch.rule_for(path)]
+            round_.summary,
+            [path for path in round_.submits.left_out if patch and patch.rule_for(path)],
         )
         return Draft(content, state.patch, state.passed, state.score)
 

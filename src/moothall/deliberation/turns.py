@@ -17,7 +17,7 @@ from moothall.authorization.checks import BlockBudget, BlockCalls
 from moothall.authorization.limits import cut_output, shorten
 from moothall.deliberation.code_blocks import BlockRunner, TurnContext
 from moothall.deliberation.prompts.reply import Turn
-from moothall.deliberation.prompts.report import block_text, result_text
+from moothall.deliberation.prompts.tool_results import block_text, numbered_result_text
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
 from moothall.domain.tool import Action, ToolResult, ToolStatus
@@ -108,7 +108,8 @@ async def _run_actions(
         if results[-1].status is not ToolStatus.SUCCESS:
             break
     texts: list[Callable[[int], str]] = [
-        functools.partial(result_text, number, result) for number, result in enumerate(results, 1)
+        functools.partial(numbered_result_text, number, result)
+        for number, result in enumerate(results, 1)
     ]
     if len(results) < len(actions):
         texts.append(

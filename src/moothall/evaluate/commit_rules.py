@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from moothall.deliberation.judging.author_tests import adds_inline_tests
 from moothall.domain.evidence import CheckRun
-from moothall.ranking.syntax.diffs import file_diffs
+from moothall.ranking.diffs import file_diffs
 from moothall.ranking.test_cases import containers, find_identifiers, find_missing_names
 from moothall.repositories.patch_rules import is_test
 

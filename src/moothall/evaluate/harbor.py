@@ -19,7 +19,7 @@ from moothall.domain.event import Event, EventType
 from moothall.domain.ids import check_id
 from moothall.errors import InvalidRequest
 from moothall.evaluate.tasks import Task
-from moothall.ranking.syntax.diffs import file_diffs
+from moothall.ranking.diffs import file_diffs
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.profile import Commands, read_text
 

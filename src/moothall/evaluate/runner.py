@@ -40,10 +40,10 @@ from moothall.orchestrator.seat_choice import (
     PastTask,
     TaskKind,
     choose_models,
+    has_worked,
     kind_of,
     main_language,
 )
-from moothall.orchestrator.track_record import has_worked
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.profile import Commands
 from moothall.repositories.project_config import commands_of

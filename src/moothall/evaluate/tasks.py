@@ -25,7 +25,7 @@ from moothall.evaluate import commit_rules
 from moothall.evaluate.commit_rules import HiddenCases
 from moothall.ports import Repositories, Workspaces
 from moothall.processes import write_private
-from moothall.ranking.syntax.diffs import file_diffs
+from moothall.ranking.diffs import file_diffs
 from moothall.repositories.patch_rules import is_test
 
 # Tasks of an evaluation, and files with one JSON record a line.

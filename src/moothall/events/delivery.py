@@ -20,12 +20,14 @@ MAX_DELAY = 60.0
 
 @dataclass(frozen=True, slots=True)
 class BusLimits:
-    """The limits of a connection to the bus that are not limits.
+    """The limits of a connection to the bus that are not settings.
 
     blob_bytes: larger payload fields are stored in the object store. max_deliver: deliveries of a
     work item before it becomes a dead letter. retry_seconds: the first delay of a redelivery; it
     doubles, up to `MAX_DELAY`. in_flight: concurrent publishes; further ones wait. publish_seconds:
-    how long a publish is retried while the bus is unavailable.
+    how long a publish is retried while the bus is unavailable. batch_seconds: events of a
+    deliberation within this time form one message, a JSON batch of CloudEvents; 0: one message per
+    event.
     """
 
     blob_bytes: int = 256_000
@@ -33,6 +35,7 @@ class BusLimits:
     retry_seconds: float = 0.5
     in_flight: int = 1024
     publish_seconds: float = 30.0
+    batch_seconds: float = 0.01
 
 
 BUS_LIMITS = BusLimits()

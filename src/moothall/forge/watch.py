@@ -37,6 +37,7 @@ from moothall.forge.client import ForgeClient, ForgeComment, Issue, PullRequest
 from moothall.ports import Deliberations
 
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 3600.0
+_CONCURRENT_ISSUES = 2
 _MAX_CHECK_ATTEMPTS = 3
 """Tasks in a row for failed checks; the next review of a person allows as many again."""
 
@@ -74,6 +75,7 @@ class Watch:
         *,
         task_chars: int,
         report_progress: Callable[[str], None],
+        at_once: int = _CONCURRENT_ISSUES,
     ) -> None:
         self._settings = settings
         self._client = client
@@ -86,7 +88,7 @@ class Watch:
         self._mentions_us = _mention_matcher(settings.mention)
         self._active: set[str] = set()
         self._processed: set[str] = set()  # a clustered forge may show our answers with a delay
-        self._slots = asyncio.Semaphore(settings.at_once)
+        self._slots = asyncio.Semaphore(at_once)
         self._wake = asyncio.Event()
         self._failed = False
         self._unreadable_checks: set[str] = set()

@@ -80,8 +80,13 @@ from moothall.orchestrator.requests import (
     refused_deliberation,
     store_hidden,
 )
-from moothall.orchestrator.seat_choice import PAIR, choose_models, kind_of, usual_language
-from moothall.orchestrator.track_record import TrackRecord
+from moothall.orchestrator.seat_choice import (
+    PAIR,
+    TrackRecord,
+    choose_models,
+    kind_of,
+    usual_language,
+)
 from moothall.ports import Bus, Repositories
 from moothall.telemetry.spans import write, write_of
 

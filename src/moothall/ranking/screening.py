@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from moothall.domain.text import holds_secret, scrub
-from moothall.ranking.syntax.diffs import FileDiff, file_diffs
+from moothall.ranking.diffs import FileDiff, file_diffs
 
 # Keys and passwords that a patch assembles from literals. Pure.
 #

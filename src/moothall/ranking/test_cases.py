@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from fnmatch import translate
 
-from moothall.ranking.syntax.diffs import file_diffs
+from moothall.ranking.diffs import file_diffs
 
 # Location of a case by its id, and thus its possible authors. Pure.
 

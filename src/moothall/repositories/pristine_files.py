@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from moothall.ranking.syntax.diffs import restore_base_tests
+from moothall.ranking.diffs import restore_base_tests
 from moothall.repositories import patch_rules
 from moothall.repositories.git_objects import Change
 

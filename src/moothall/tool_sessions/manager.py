@@ -20,7 +20,6 @@ from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.limits import GATEWAY_LIMITS, TOKEN_SECONDS
 from moothall.authorization.tokens import Capability, Tokens, request_digest
 from moothall.concurrency import seconds_until
-from moothall.config import GuardSettings
 from moothall.domain.identity import Principal
 from moothall.domain.ids import TaskKey, key_of, own_id, read_role
 from moothall.domain.task import RepositoryRef
@@ -48,6 +47,8 @@ from moothall.tools.spec import Danger, ToolSpec
 log = get_logger(__name__)
 
 _MAX_REQUEST_ID_CHARS = 200
+MAX_OPEN = 32
+"""Workspaces that all callers together may have open; one tenant: three quarters of them."""
 _MAX_RESULTS = 2000
 _MAX_PARKED = 100
 SEAT = "visitor"
@@ -110,15 +111,15 @@ class ToolSessions:
         tokens: Tokens,
         workspaces: Workspaces,
         repositories: Repositories,
-        settings: GuardSettings,
         *,
+        max_open: int = MAX_OPEN,
         run_code: RunCode | None = None,
     ) -> None:
         self._gateway = gateway
         self._tokens = tokens
         self._workspaces = workspaces
         self._repositories = repositories
-        self._settings = settings
+        self._max_open = max_open
         self.run_code = run_code
         self._sessions: dict[str, _Session] = {}
         self._opening: Counter[str] = Counter()
@@ -183,7 +184,7 @@ class ToolSessions:
         """Raise `RateLimited` if the tenant, or all tenants together, have too many open
         sessions.
         """
-        limit = self._settings.visits
+        limit = self._max_open
         tenant_limit = limit - limit // 4
         tenant_count = (
             sum(session.seat.tenant == tenant for session in self._sessions.values())
@@ -192,11 +193,12 @@ class ToolSessions:
         if tenant_count >= tenant_limit:
             raise RateLimited(
                 f"{tenant_count} workspaces are open for callers of tenant {tenant}, "
-                "three quarters of guard.visits; close one, or try later"
+                f"which may have {tenant_limit}; close one, or try later"
             )
         if len(self._sessions) + self._opening.total() >= limit:
             raise RateLimited(
-                f"{limit} workspaces are open for callers (guard.visits); close one, or try later"
+                f"{limit} workspaces are open for callers, and more are not allowed; close one, or "
+                "try later"
             )
 
     async def reopen(self, item: ReopenState) -> None:
@@ -243,7 +245,6 @@ class ToolSessions:
         seat = self._gateway.with_token(
             CallContext(
                 principal=who,
-                tenant=who.tenant,
                 task_id=TaskKey(name),
                 seat=SEAT,
                 role=role,

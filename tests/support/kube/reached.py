@@ -76,8 +76,6 @@ def configured(folder: Path, bus: str, *, warm: int = 0, **jobs: Any) -> Setting
         data_dir=folder / "data",
         bus=BusSettings(url=bus),
         workspace=WorkspaceSettings(kind="kubernetes", warm=warm),
-        jobs=JobSettings(
-            **{**images, "namespace": WORKSPACES, "cpu": "1", "start_seconds": 90, **jobs}
-        ),
+        jobs=JobSettings(**{**images, "namespace": WORKSPACES, "cpu": "1", **jobs}),
         sandbox=SandboxSettings(memory_bytes=600_000_000),
     )

@@ -293,13 +293,13 @@ def test_thousands_of_tasks_are_taken_and_a_cycle_of_thousands_is_named_in_a_lin
     tmp_path: Path,
 ) -> None:
     (tmp_path / "many.yaml").write_text(
-        f"{GOOD}tasks: [{', '.join(['look'] * 2_000)}]\n", encoding="utf-8"
+        f"{GOOD}tasks: [{', '.join(['look'] * 1_000)}]\n", encoding="utf-8"
     )
     (parsed,) = load([tmp_path]).specs.values()
-    assert len(order_tasks(parsed.tasks)) == 2_000
+    assert len(order_tasks(parsed.tasks)) == 1_000
     ring = [
-        f"- {{name: t{number}, description: d, dependencies: [t{(number + 1) % 1000}]}}"
-        for number in range(1000)
+        f"- {{name: t{number}, description: d, dependencies: [t{(number + 1) % 500}]}}"
+        for number in range(500)
     ]
     (tmp_path / "many.yaml").write_text("\n".join([f"{GOOD}tasks:", *ring]), encoding="utf-8")
     (wrong,) = load([tmp_path]).wrong
@@ -312,9 +312,9 @@ def test_thousands_of_tasks_are_taken_and_a_cycle_of_thousands_is_named_in_a_lin
         True,
         True,
     )
-    keys = "".join(f"q{number}:\n" for number in range(4_000))
+    keys = "".join(f"q{number}:\n" for number in range(2_000))
     (tmp_path / "many.yaml").write_text(GOOD + keys, encoding="utf-8")
-    assert load([tmp_path]).kept[-1].line == 4_003
+    assert load([tmp_path]).kept[-1].line == 2_003
 
 
 def test_a_date_is_text_and_what_is_empty_is_nothing(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def client(app: Serving) -> Client:
 
 @pytest.fixture
 async def behind(tmp_path: Path) -> AsyncIterator[SessionsFixture]:
-    async with open_session_manager(tmp_path, MemoryBus(), limits={"visits": 3}) as found:
+    async with open_session_manager(tmp_path, MemoryBus(), max_open=3) as found:
         yield found
 
 

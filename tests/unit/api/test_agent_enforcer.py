@@ -39,8 +39,13 @@ async def test_a_query_that_takes_too_long_is_ended(agent: Agent) -> None:
     assert code is grpc.StatusCode.INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize("mode", [common.EXECUTION_MODE_STANDARD, common.EXECUTION_MODE_COMPLEX])
-@pytest.mark.parametrize("status", [DeliberationStatus.TIMEOUT, DeliberationStatus.FAILED])
+@pytest.mark.parametrize(
+    ("mode", "status"),
+    [
+        (common.EXECUTION_MODE_STANDARD, DeliberationStatus.TIMEOUT),
+        (common.EXECUTION_MODE_COMPLEX, DeliberationStatus.FAILED),
+    ],
+)
 async def test_seats_that_were_late_are_a_timeout_once_the_time_is_over(
     agent: Agent, mode: common.ExecutionMode.ValueType, status: DeliberationStatus
 ) -> None:

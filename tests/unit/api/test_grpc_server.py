@@ -244,7 +244,7 @@ async def test_calls_that_arrive_while_a_stopping_server_is_busy_are_answered(
 ) -> None:
     headers = (("authorization", f"Bearer {TOKEN}"),)
     with ThreadPoolExecutor(4) as pool:
-        async with serving(deliberations) as app:
+        async with serving(deliberations, accept_seconds=0.1) as app:
             await app.client.GetStatus(pb.GetStatusRequest())
             channel = grpc.insecure_channel(app.server.target)
             await asyncio.to_thread(grpc.channel_ready_future(channel).result, 10)
@@ -262,7 +262,7 @@ class _SlowDeliberations(MemoryDeliberations):
         try:
             return await super().wait(task_id, who)
         finally:
-            await asyncio.sleep(2.3)
+            await asyncio.sleep(1.3)
 
 
 async def test_it_is_told_so_where_what_it_waited_for_is_slow_to_let_go_too() -> None:
@@ -289,7 +289,7 @@ async def test_its_health_is_not_serving_while_it_still_takes_calls(
                 config.GrpcSettings(port=0),
                 dependencies,
                 BearerTokens(TOKENS),
-                leave_seconds=3,
+                leave_seconds=1,
             ) as server:
                 ready.set_result(server.target)
                 await leaving.wait()

@@ -47,7 +47,7 @@ class Kernel:
 async def behind(
     tmp_path: Path, deliberations: MemoryDeliberations
 ) -> AsyncIterator[SessionsFixture]:
-    async with open_session_manager(tmp_path, limits={"visits": 2}) as found:
+    async with open_session_manager(tmp_path, max_open=2) as found:
         found.session_manager.await_calls(of_tasks(deliberations))
         yield found
 

@@ -7,7 +7,7 @@ import pytest
 
 from moothall.authorization.audit_chain import verify_all
 from moothall.authorization.decisions import Alerts
-from moothall.authorization.limits import GatewayLimits
+from moothall.authorization.limits import AlertLimits
 from moothall.domain.event import Event, EventType
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.events.registry import subject_of
@@ -31,7 +31,7 @@ async def refused(
 async def test_many_refusals_raise_one_alert_and_then_the_counting_begins_anew(
     tmp_path: Path,
 ) -> None:
-    async with open_app(tmp_path, alert_denials=5) as app:
+    async with open_app(tmp_path, alerts=AlertLimits(denials=5)) as app:
         await refused(app, 4, branch="x")
         assert alerts_of(app) == []
         await refused(app, 3, first=5, branch="x")
@@ -57,7 +57,7 @@ async def test_many_refusals_raise_one_alert_and_then_the_counting_begins_anew(
 async def test_attempts_to_leave_the_workspace_are_called_out_soon(
     tmp_path: Path, path: str
 ) -> None:
-    async with open_app(tmp_path, alert_escapes=3) as app:
+    async with open_app(tmp_path, alerts=AlertLimits(escapes=3)) as app:
         await refused(app, 3, "files.read", path=path)
         [alert] = alerts_of(app)
     assert (alert.data["kind"], alert.data["count"]) == ("escapes", 3)
@@ -69,7 +69,7 @@ async def test_what_a_wall_refuses_is_an_attempt_to_get_past_it(tmp_path: Path) 
             call.request_id, call.tool, ToolStatus.BLOCKED, error="a link that leaves the workspace"
         )
 
-    async with open_app(tmp_path, alert_escapes=2) as app:
+    async with open_app(tmp_path, alerts=AlertLimits(escapes=2)) as app:
         app.workspace.answer = refuse
         await refused(app, 2, "files.read", path="link")
         [alert] = alerts_of(app)
@@ -80,7 +80,7 @@ async def test_what_a_wall_refuses_is_an_attempt_to_get_past_it(tmp_path: Path) 
 
 
 async def test_mistakes_are_no_refusals(tmp_path: Path) -> None:
-    async with open_app(tmp_path, alert_denials=2, alert_escapes=1) as app:
+    async with open_app(tmp_path, alerts=AlertLimits(denials=2, escapes=1)) as app:
         for number in range(6):
             await app.tool_gateway.call(app.seat(), tool_call("files.raed", number=number))
             await app.tool_gateway.call(app.seat(), tool_call("files.read", number=number, path=7))
@@ -89,7 +89,7 @@ async def test_mistakes_are_no_refusals(tmp_path: Path) -> None:
 
 async def test_one_window_knows_nothing_of_what_is_long_past(app: App) -> None:
     now = 0.0
-    alerts = Alerts(GatewayLimits(alert_denials=3, alert_seconds=10), lambda: now)
+    alerts = Alerts(AlertLimits(denials=3, seconds=10), lambda: now)
     for moment in (0, 4, 9, 15, 16, 30):
         now = moment
         alerts.count_refusal(app.seat(), tool_call(path="a"), "no", escape=False)

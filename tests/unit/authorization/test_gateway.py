@@ -208,7 +208,6 @@ async def test_editing_a_protected_test_is_allowed_and_said_to_gain_nothing(app:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"principal": Principal("eve", "other")},
         {"workspace_id": "ws-2"},
         {"role": "king"},
         {"tenant": "../x", "principal": Principal("a", "../x")},

@@ -15,7 +15,7 @@ from moothall.authorization.grants import policies_folder
 from moothall.authorization.policy import Mode, Policy, policy_question
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, PolicyUnavailable
-from moothall.policy.opa import Rego
+from moothall.policy import Rego
 from support.tool_gateway import App, open_app, tool_call
 
 ALL = Grant(tools=("*",))

@@ -20,7 +20,7 @@ _CORES = st.floats(0.1, 1.0)
     at_once=st.integers(1, 32),
 )
 def test_nothing_passes_the_bound(demand: Demand, fleet: Fleet, at_once: int) -> None:
-    load = simulate(demand, fleet, at_once, seconds=8)
+    load = simulate(demand, fleet, at_once, seconds=4)
     assert load.rate <= bound(demand, fleet, at_once) * 1.2 + 0.1, (
         "jobs vary by a half, and the window cuts some"
     )
@@ -43,6 +43,7 @@ def test_one_caller_waits_for_nobody() -> None:
     assert simulate(demand, fleet, 1).wait * 1000 == pytest.approx(alone, rel=0.02)
 
 
+@pytest.mark.e2e
 def test_a_smaller_host_is_given_less() -> None:
     demand = Demand(serve_ms=0.1, host_ms=10, bus_ms=0.1, model_ms=10)
     assert simulate(demand, Fleet((0.9, 0.1)), 64).rate == pytest.approx(100, rel=0.05)

@@ -18,7 +18,7 @@ from benchmarks.targets import targets
 from moothall.config import LlmSettings
 from moothall.errors import MoothallError
 from moothall.llm.client import open_model
-from moothall.testing.chat_contract import FINISH, ask
+from moothall.testing.server_contract import FINISH, ask
 
 
 class Work:

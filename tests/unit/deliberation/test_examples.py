@@ -94,7 +94,6 @@ async def test_those_that_do_not_hold_are_told(tmp_path: Path) -> None:
     ):
         seat = CallContext(
             LOCAL,
-            "local",
             TaskKey("t-1"),
             "s-1",
             "dev",

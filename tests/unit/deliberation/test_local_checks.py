@@ -19,7 +19,7 @@ from moothall.deliberation.local_checks import (
     check_changes,
     select_checks,
 )
-from moothall.deliberation.prompts.report import check_text, verdict_text
+from moothall.deliberation.prompts.tool_results import check_text, verdict_text
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared, Profile
 from moothall.domain.tool import ToolResult, ToolStatus

@@ -70,6 +70,7 @@ async def after_answers(bus: JetStreamBus, answers: int, turns: int) -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS.keys())
 async def test_a_cancellation_is_never_lost(act: Act, server: str) -> None:
     failed = False

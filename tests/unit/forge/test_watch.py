@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -87,7 +88,7 @@ class App:
         )
 
     @asynccontextmanager
-    async def watching(self, **settings: object) -> AsyncIterator[Watch]:
+    async def watching(self, at_once: int = 2, **settings: Any) -> AsyncIterator[Watch]:
         """Open a new watch, as after a restart."""
         forge_fields = {
             "kind": self.forge.kind,
@@ -108,9 +109,10 @@ class App:
                 {REPOSITORY: "app"},
                 task_chars=5000,
                 report_progress=self.messages.append,
+                at_once=at_once,
             )
 
-    async def look(self, ends: Callable[[Deliberation], Outcome], **settings: object) -> bool:
+    async def look(self, ends: Callable[[Deliberation], Outcome], **settings: Any) -> bool:
         """Poll once, with a council that ends like this."""
 
         async def play() -> None:

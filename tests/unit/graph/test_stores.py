@@ -127,6 +127,7 @@ async def test_an_unreachable_server_is_unavailable() -> None:
             pass
 
 
+@pytest.mark.e2e
 async def test_an_unreachable_server_is_accepted_if_it_need_not_answer() -> None:
     async with neo4j_store(
         GraphSettings(url="bolt://127.0.0.1:9"), must_answer=False, retry_seconds=0.1

@@ -14,8 +14,8 @@ from moothall.domain.chat import Message
 from moothall.errors import ConfigurationError
 from moothall.llm.client import open_model
 from moothall.llm.requests import count_usage
-from moothall.testing.chat_contract import FINISH, ask, talking
 from moothall.testing.model import Fault, call_id_of, phase_of, scripted_model, seat_of, step_of
+from moothall.testing.server_contract import FINISH, ask, talking
 
 
 def hello(_body: Any, _headers: Any) -> str:

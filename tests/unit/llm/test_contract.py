@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from moothall.llm.client import OpenAIModel
-from moothall.testing.chat_contract import ChatModelContract, talking
 from moothall.testing.model import Fault
+from moothall.testing.server_contract import ChatModelContract, talking
 
 
 async def scripted(body: dict[str, Any], _headers: Any) -> str | Fault:

@@ -10,8 +10,8 @@ import pytest
 from moothall.config import LlmSettings
 from moothall.errors import ModelReplyInvalid
 from moothall.llm.requests import Dialect, priority_of
-from moothall.testing.chat_contract import FINISH, ask, talking
 from moothall.testing.model import Fault
+from moothall.testing.server_contract import FINISH, ask, talking
 
 ADDITIONS = {"cache_salt", "priority"}
 

@@ -24,8 +24,8 @@ from moothall.errors import (
 from moothall.llm.client import open_model
 from moothall.llm.server_errors import Failed, Rejected
 from moothall.llm.stream import WholeResponseReader
-from moothall.testing.chat_contract import ask, talking
 from moothall.testing.model import Fault, scripted_model
+from moothall.testing.server_contract import ask, talking
 
 
 def in_turn(*answers: str | Fault) -> Callable[[Any, Any], str | Fault]:
@@ -49,14 +49,20 @@ PASSING = [
 
 @pytest.mark.parametrize("fault", PASSING, ids=lambda fault: f"{fault.kind}-{fault.status}")
 async def test_a_temporary_fault_is_retried(fault: Fault) -> None:
-    async with talking(in_turn(fault, fault, "hello"), call_seconds=6) as (model, server):
+    # A silent server is given up after a sixth of this.
+    call_seconds = 3 if fault.kind == "silent" else 6
+    async with talking(in_turn(fault, fault, "hello"), call_seconds=call_seconds) as (
+        model,
+        server,
+    ):
         assert (await model.chat(ask())).text == "hello"
     assert [call.call_id for call in server.requests] == ["task-1/agent-dev-001/propose/0.1"] * 3
 
 
 @pytest.mark.parametrize("fault", PASSING, ids=lambda fault: f"{fault.kind}-{fault.status}")
 async def test_a_lasting_fault_raises_model_unavailable(fault: Fault) -> None:
-    async with talking(in_turn(fault), call_seconds=6) as (model, server):
+    call_seconds = 0.6 if fault.kind == "silent" else 6
+    async with talking(in_turn(fault), call_seconds=call_seconds) as (model, server):
         with pytest.raises(ModelUnavailable, match=f"{server.base_url} failed 3 times"):
             await model.chat(ask())
     assert len(server.requests) == 3

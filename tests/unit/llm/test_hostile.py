@@ -23,8 +23,8 @@ from moothall.errors import (
 from moothall.llm.client import OpenAIModel, open_model
 from moothall.llm.requests import count_usage
 from moothall.llm.server_errors import error_message, read_models
-from moothall.testing.chat_contract import ask, talking
 from moothall.testing.model import Fault
+from moothall.testing.server_contract import ask, talking
 
 Say = Callable[[asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\n"

@@ -15,8 +15,8 @@ from moothall.errors import ConfigurationError, ModelUnavailable
 from moothall.llm.client import OpenAIModel, open_model
 from moothall.llm.serve_local import serve_proxy
 from moothall.llm.windows import counting
-from moothall.testing.chat_contract import ask
 from moothall.testing.model import Answer, Fault, ScriptedModel, scripted_model
+from moothall.testing.server_contract import ask
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moothall.domain.chat import FunctionTool
 from moothall.llm.reply_parts import split_calls, split_thinking
-from moothall.testing.chat_contract import ask, talking
+from moothall.testing.server_contract import ask, talking
 
 TOOLS = [
     {

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from moothall.domain.chat import FunctionCall, FunctionTool, Message
 from moothall.llm.stream import PartialReply
-from moothall.testing.chat_contract import ask, talking
 from moothall.testing.model import NativeReply
+from moothall.testing.server_contract import ask, talking
 
 BASH = FunctionTool(
     "bash",

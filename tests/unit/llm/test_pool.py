@@ -24,7 +24,7 @@ from moothall.errors import ConfigurationError, ModelUnavailable
 from moothall.llm.client import open_model
 from moothall.llm.startup_check import reach
 from moothall.llm.stream import ChatResponseReader
-from moothall.testing.chat_contract import ask, talking
+from moothall.testing.server_contract import ask, talking
 
 Serve = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 needs_openssl = pytest.mark.skipif(

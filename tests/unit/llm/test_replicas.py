@@ -16,8 +16,8 @@ from moothall.domain.chat import FunctionTool, ReplySchema
 from moothall.errors import ModelUnavailable
 from moothall.llm.client import OpenAIModel, open_model
 from moothall.llm.replicas import ReplicatedModel, open_models
-from moothall.testing.chat_contract import ask
 from moothall.testing.model import Answer, Fault, ScriptedModel, scripted_model
+from moothall.testing.server_contract import ask
 
 QUICK = LlmSettings(retries=0)
 

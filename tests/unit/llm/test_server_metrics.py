@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from moothall.errors import ConfigurationError, ModelReplyInvalid
 from moothall.llm.requests import read_metrics
-from moothall.testing.chat_contract import talking
+from moothall.testing.server_contract import talking
 
 RECEIVED = """# HELP vllm:num_requests_running Number of requests
 # TYPE vllm:num_requests_running gauge

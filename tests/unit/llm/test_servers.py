@@ -13,9 +13,8 @@ import pytest_asyncio
 from moothall.config import LlmSettings
 from moothall.domain.chat import FunctionTool, Message, ReplyMode, ReplySchema
 from moothall.llm.client import OpenAIModel, open_model
-from moothall.testing.chat_contract import ask
 from moothall.testing.model import NativeReply
-from moothall.testing.server_contract import Expected, ServerContract, follow
+from moothall.testing.server_contract import Expected, ServerContract, ask, follow
 from moothall.testing.servers import SERVERS, UNFITTING, ScriptedServer, ServerKind, served
 
 BASH = FunctionTool(

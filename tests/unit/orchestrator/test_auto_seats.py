@@ -23,8 +23,8 @@ from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest
 from moothall.orchestrator.council_registry import CouncilRegistry
 from moothall.orchestrator.requests import Defaults, leaves_choice, plan_deliberation
+from moothall.orchestrator.seat_choice import TrackRecord
 from moothall.orchestrator.service import DeliberationService
-from moothall.orchestrator.track_record import TrackRecord
 from moothall.testing.bus import MemoryBus
 from support.story import Remembering
 

@@ -18,7 +18,7 @@ from moothall.authorization.policy import Mode, Policy
 from moothall.config import GuardSettings, Settings
 from moothall.domain.tool import ToolStatus
 from moothall.errors import ConfigurationError
-from moothall.policy.opa import Opa, Rego, opa
+from moothall.policy import Opa, Rego, opa
 from support.policy import CONTRACT, POLICY, Api, Opened, data_api
 from support.tool_gateway import open_app, tool_call
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.ranking.syntax.diffs import (
+from moothall.ranking.diffs import (
     change_digest,
     changes_only_wording,
     existing_code_files,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.ranking.syntax.diffs import restore_base_tests
+from moothall.ranking.diffs import restore_base_tests
 
 CODE = "pub fn sum<'a>(a: &'a u8) -> u8 { *a }\n"
 

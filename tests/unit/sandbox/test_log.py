@@ -31,6 +31,7 @@ async def test_output_is_marked_and_cannot_pass_for_a_note(tmp_path: Path) -> No
     assert log.tail() == "more", "what was read is there after the end"
 
 
+@pytest.mark.e2e
 async def test_a_flood_fills_no_disk_and_the_newest_output_is_known(tmp_path: Path) -> None:
     log = SandboxLog(tmp_path / "log")
     writing = os.dup(log.writing)

@@ -184,6 +184,7 @@ async def test_a_share_of_traces_is_recorded_and_all_of_a_trace_or_none(exporter
     }
 
 
+@pytest.mark.e2e
 async def test_a_dead_collector_slows_and_fails_nothing() -> None:
     settings = TraceSettings(
         exporter="otlp",

@@ -63,7 +63,7 @@ def test_no_two_families_share_settings_or_tools() -> None:
 
 
 def test_settings_travel_to_hosts_with_the_sections_of_families() -> None:
-    settings = load_settings(http={"allow": ["example.org"]}, docker={"memory_bytes": 9_000_000})
+    settings = load_settings(http={"allow": ["example.org"]}, docker={"network": "tests"})
     there = pickle.loads(pickle.dumps(settings))  # noqa: S301 - our own
     assert json.loads(there.model_dump_json())["http"]["allow"] == ["example.org"]
     assert there == settings

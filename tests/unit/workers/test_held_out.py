@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from moothall.domain.evidence import HIDDEN, CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.orchestrator.requests import store_hidden
@@ -56,6 +58,7 @@ def test_a_file_whose_name_reads_like_a_pattern_is_hidden_and_no_other() -> None
     assert not any(matches(hidden, path) for path in ("pages/i.test.tsx", "tests/ab.py"))
 
 
+@pytest.mark.e2e
 async def test_hidden_tests_that_no_check_runs_are_named(tmp_path: Path) -> None:
     async with open_council(tmp_path, lambda *_: "") as app:
         profile = replace(app.prepared.base.profile, folders={"tests": "python"})

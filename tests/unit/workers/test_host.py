@@ -225,6 +225,7 @@ class Unsteady:
         return self._app.prepared
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("deaths", "ended"), [(2, "proposed"), (3, "failed WORKSPACE_FAILED")])
 async def test_an_executor_that_dies_under_the_preparation_costs_another_try(
     tmp_path: Path, deaths: int, ended: str
@@ -310,6 +311,7 @@ async def test_a_base_whose_checks_judge_nothing_ends_it_before_the_model_is_ask
         assert app.server.requests == []
 
 
+@pytest.mark.e2e
 async def test_what_the_base_showed_is_told(tmp_path: Path) -> None:
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         from support.council import append

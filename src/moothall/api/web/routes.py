@@ -21,9 +21,8 @@ from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import BearerTokens
 from moothall.api.protobuf import http_status_of
 from moothall.api.web import councils, story_status
-from moothall.api.web.admin import insights_routes, parked_routes, server_routes
+from moothall.api.web.admin import budget_routes, insights_routes, parked_routes, server_routes
 from moothall.api.web.board_page import BoardChanges, board_routes
-from moothall.api.web.budgets import budget_routes
 from moothall.api.web.council_actions import ask_routes, council_action_routes
 from moothall.api.web.councils import council_routes, runs_routes, step_routes
 from moothall.api.web.provenance import provenance_routes

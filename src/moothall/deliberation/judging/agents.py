@@ -102,7 +102,7 @@ def agent_deadline(council: DeliberationContext, share: float) -> datetime | Non
 
     Return None if too little time remains.
     """
-    seconds_left = seconds_until(council.deadline)
+    seconds_left = seconds_until(council.deadlines.end)
     if seconds_left < _MIN_SECONDS:
         return None
     return datetime.now(UTC) + timedelta(seconds=seconds_left * share)

@@ -41,8 +41,8 @@ from moothall.domain.ids import digest, seed_of
 from moothall.domain.proposal import Candidate, Proposal, Review
 from moothall.errors import BusUnavailable, ModelReplyInvalid, MoothallError
 from moothall.ranking import passes_acceptance_checks
+from moothall.ranking.diffs import file_diffs
 from moothall.ranking.gates import sanitize_line
-from moothall.ranking.syntax.diffs import file_diffs
 
 # Reviews of answers. They are anonymous, no seat reviews its own answer, and seat names do not
 # affect the order.
@@ -319,7 +319,7 @@ async def _ask_for_review(
         mode=setup.mode,
         role=council.deliberation.reviewer,
     )
-    seconds_left = seconds_until(council.deadline)
+    seconds_left = seconds_until(council.deadlines.end)
     reply = await council.ask_or_raise(
         f"{request.step}.{attempt}",
         (*messages, *corrections),
@@ -328,7 +328,7 @@ async def _ask_for_review(
         temperature=0.0 if request.phase == "verify" else council.temperature_of(request.reviewer),
         seed=seed_of(council.deliberation.seed, request.step, attempt),
         scored=True,
-        deadline=council.deadline
+        deadline=council.deadlines.end
         - timedelta(seconds=min(_CLOSING_SECONDS, seconds_left * _CLOSING_SHARE)),
     )
     try:

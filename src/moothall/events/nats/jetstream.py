@@ -156,7 +156,7 @@ class JetStreamBus:
         self._batching = BatchingWriter(
             self._send_batch,
             self._packer,
-            settings.batch_seconds,
+            stored.limits.batch_seconds,
             settings.ack_wait_seconds / 2,
             stored.limits.in_flight,
         )
@@ -170,7 +170,7 @@ class JetStreamBus:
         return await self._put(registry.subject_of(event), event, "log")
 
     async def post(self, event: Event) -> Receipt:
-        """Send within `bus.batch_seconds`, together with other events on the subject, without
+        """Send within `batch_seconds`, together with other events on the subject, without
         waiting for the ack. Awaiting the receipt sends at once; it gives the seq or raises what
         `publish` raises.
         """

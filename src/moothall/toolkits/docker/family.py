@@ -45,11 +45,6 @@ class DockerSettings(Section):
         pattern="^[a-zA-Z0-9][a-zA-Z0-9_.-]*$",
         description="network of containers; never host; builds have none",
     )
-    memory_bytes: int = Field(
-        512_000_000,
-        ge=8_000_000,
-        description="memory of one container, without swap; also of a build's steps",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +52,14 @@ class DockerLimits:
     """Limits of a workspace's containers that are not settings.
 
     lifetime_seconds: containers and images are removed after this long, or with their workspace.
-    processes: of one container. scratch_bytes: the size of its /tmp, in its memory. context_files,
+    memory_bytes: of one container, without swap; also of a build's steps. processes: of one
+    container. scratch_bytes: the size of its /tmp, in its memory. context_files,
     context_bytes: number and total size of the files of a build.
     """
 
     lifetime_seconds: float = 1800.0
     containers: int = 4
+    memory_bytes: int = 512_000_000
     processes: int = 128
     scratch_bytes: int = 64_000_000
     context_files: int = 500

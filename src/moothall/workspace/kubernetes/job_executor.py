@@ -54,6 +54,8 @@ _CONTROL_SECONDS = 300.0  # enough for a whole tree
 _FAILURE_SECONDS = 5.0
 _CONFIG = Path("/opt/config")
 _MAX_QUESTIONS = 1_000
+_START_SECONDS = 120.0
+"""The maximum time until a workspace answers, including the pull of its image."""
 """How many questions a link asks during one scan: one for each level of folders at most."""
 
 
@@ -115,7 +117,7 @@ class JobExecutor(ExecutorClient):
     async def start(self) -> None:
         """Create the Job, upload its files, and wait for its executor."""
         try:
-            async with asyncio.timeout(self._settings.jobs.start_seconds):
+            async with asyncio.timeout(_START_SECONDS):
                 await self._start()
         except (TimeoutError, ConnectionError, WorkspaceFailed) as error:
             reason = (
@@ -126,8 +128,8 @@ class JobExecutor(ExecutorClient):
             )
             await self.close()
             raise SandboxUnavailable(
-                f"the workspace's pod does not start: {reason} (Job {self.job}; jobs.start_seconds "
-                f"is {self._settings.jobs.start_seconds:g})"
+                f"the workspace's pod does not start: {reason} (Job {self.job}; the "
+                f"limit is {_START_SECONDS:g} s)"
             ) from error
         except BaseException:
             await self.close()
@@ -137,7 +139,7 @@ class JobExecutor(ExecutorClient):
         for folder in (self.folder, self.upper):
             await asyncio.to_thread(folder.mkdir, mode=0o755)
         self._trunk_task = asyncio.create_task(
-            self._trunk.run(self._settings.jobs.start_seconds), name=f"trunk {self.job}"
+            self._trunk.run(_START_SECONDS), name=f"trunk {self.job}"
         )
         labels, bus = (
             {**self._cluster.labels, **manifest.owner_labels(self.owner)},

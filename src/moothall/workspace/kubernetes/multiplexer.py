@@ -179,7 +179,10 @@ class Multiplexer:
                 if len(message) < _HEAD.size:
                     raise ConnectionError("a message without a header")
                 self._received.set()
-                self.connected.set()
+                if not self.connected.is_set():
+                    self.connected.set()
+                    # The other end may have begun to listen after our first beat.
+                    await self._send_beat()
                 kind, number, stream = _HEAD.unpack_from(message)
                 if kind == _ACK:
                     async with self._window_free:
@@ -209,8 +212,11 @@ class Multiplexer:
 
     async def _beat(self) -> None:
         while True:
-            await self._carrier.send(self._outgoing, _HEAD.pack(_BEAT, 0, 0))
+            await self._send_beat()
             await asyncio.sleep(BEAT_SECONDS if self.connected.is_set() else BEAT_SECONDS / 25)
+
+    async def _send_beat(self) -> None:
+        await self._carrier.send(self._outgoing, _HEAD.pack(_BEAT, 0, 0))
 
     async def _watch_silence(self, connect_seconds: float) -> None:
         seconds = connect_seconds

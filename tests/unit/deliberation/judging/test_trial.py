@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moothall.ranking.syntax.diffs import filter_files
+from moothall.ranking.diffs import filter_files
 
 NEW = (
     "diff --git a/tests/test_b.py b/tests/test_b.py\nnew file mode 100644\n--- /dev/null\n+++ "

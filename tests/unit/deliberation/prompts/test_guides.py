@@ -64,7 +64,7 @@ async def test_a_skill_is_listed_with_its_description_and_without_its_text() -> 
         "---\nname: x",
         "---\n- a\n---\n",
         "---\nname: [1]\ndescription: {a: b}\n---\n",
-        f"---\nname: {'[' * 3000}\n---\n",
+        f"---\nname: {'[' * 1000}\n---\n",
         "---\nname: !!python/object/apply:os.system [id]\n---\n",
         "---\nname: ../../etc\n---\n",
         "---\nname: 'two\n\n  lines'\n---\n",

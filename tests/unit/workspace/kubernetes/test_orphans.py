@@ -149,6 +149,7 @@ async def test_who_waits_for_the_cluster_says_all_the_same_that_it_lives(api: Ku
                 break
 
 
+@pytest.mark.e2e
 async def test_hosts_hear_each_other_over_the_bus(api: KubeApi) -> None:
     queues = Queues()
     carrier = Transport(queues.send, queues.listen)
@@ -157,7 +158,7 @@ async def test_hosts_hear_each_other_over_the_bus(api: KubeApi) -> None:
             one = await stack.enter_async_context(Cluster(jobs(api), host, "ours"))
             document: dict[str, Any] = {"metadata": {"name": f"of-{host}", "labels": one.labels}}
             await one.create(document)
-            await stack.enter_async_context(beside(Reconciler(one, carrier, 2.0).run(), host))
+            await stack.enter_async_context(beside(Reconciler(one, carrier, 1.0).run(), host))
         add(api, "lost", "gone")
         await until(lambda: "lost" not in api.jobs)
         assert set(api.jobs) == {"of-first", "of-second"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.deliberation.prompts.report import result_text
+from moothall.deliberation.prompts.tool_results import numbered_result_text
 from moothall.domain.tool import ToolResult, ToolStatus
 
 
@@ -13,7 +13,7 @@ def test_a_call_that_was_stopped_tells_why_and_what_it_printed() -> None:
     stopped = ToolResult(
         "r", "code.shell", ToolStatus.TIMEOUT, output, error="the command was stopped after 120 s"
     )
-    text = result_text(1, stopped, 1000)
+    text = numbered_result_text(1, stopped, 1000)
     assert text.startswith("1. code.shell: timeout\n")
     assert [text.count(part) for part in ("stopped after 120 s", "begun\nTraceback\n")] == [1, 1]
 
@@ -28,5 +28,5 @@ def test_a_call_that_was_stopped_tells_why_and_what_it_printed() -> None:
 def test_a_call_tells_its_error_or_its_output(
     status: ToolStatus, error: str, output: dict[str, str]
 ) -> None:
-    text = result_text(2, ToolResult("r", "t", status, output, error=error), 1000)
+    text = numbered_result_text(2, ToolResult("r", "t", status, output, error=error), 1000)
     assert (error or output["output"]) in text

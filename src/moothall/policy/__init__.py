@@ -1,1 +1,0 @@
-"""Policy engines: Rego in this process, or an OPA server."""
