@@ -63,7 +63,9 @@ async def folder() -> AsyncIterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
+async def test_work_continues_on_hosts_without_a_shared_disk_after_one_is_killed(
+    folder: Path,
+) -> None:
     if lacking := simulated_machines.missing():
         pytest.skip(f"simulated machines are unavailable here; missing: {lacking}")
     repo, other = make_repo(folder / "repo", FILES), make_repo(folder / "other", FILES)

@@ -56,7 +56,7 @@ async def until(condition: Any, what: str, *folders: Path, seconds: float = 120)
         raise AssertionError(f"{what}\n{text}") from None
 
 
-async def test_a_council_on_two_nodes_finishes_though_one_is_killed(tmp_path: Path) -> None:
+async def test_a_council_on_two_nodes_finishes_after_one_is_killed(tmp_path: Path) -> None:
     repo, data = tmp_path / "repo", tmp_path / "data"
     await make_sample_repository(repo)
 

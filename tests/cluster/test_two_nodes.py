@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 TASK = "Add hello_world() function to src/utils.py"
 
 
-async def test_a_node_that_works_is_killed_and_the_other_ends_the_work(tmp_path: Path) -> None:
+async def test_another_node_finishes_the_work_of_a_killed_one(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
 
@@ -72,7 +72,7 @@ async def test_a_node_that_works_is_killed_and_the_other_ends_the_work(tmp_path:
             assert git(repo, "branch", "--list", result.document["branch"])
 
 
-async def test_each_node_has_a_host_also_one_that_joins_and_work_goes_on_without_one_that_is_gone(
+async def test_each_node_gets_a_host_and_work_continues_after_one_is_lost(
     tmp_path: Path,
 ) -> None:
     repo = tmp_path / "repo"
@@ -168,7 +168,7 @@ def is_listening(port: int) -> bool:
         return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
-async def test_a_head_that_is_replaced_by_another_ends_serving_with_a_word(tmp_path: Path) -> None:
+async def test_a_replaced_ray_head_ends_the_server_with_a_message(tmp_path: Path) -> None:
     port, folder = free_port(), Path(tempfile.mkdtemp(prefix="mh-", dir="/tmp"))
     async with (
         scripted_model(by_task) as model,

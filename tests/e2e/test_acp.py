@@ -97,7 +97,7 @@ async def quick_command(data_dir: Path, answer: Answer) -> AsyncIterator[Command
         yield Command(data_dir, model.base_url, extra=dict(QUICK))
 
 
-async def test_a_prompt_ends_with_a_proven_answer_in_the_files(tmp_path: Path) -> None:
+async def test_a_prompt_ends_with_a_proven_change_of_the_files(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
     (repo / "notes.txt").write_text("not committed\n", encoding="utf-8")
@@ -144,7 +144,7 @@ def _converse(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
     return by_task(body, headers)
 
 
-async def test_prompts_of_a_session_are_a_conversation_about_the_files_as_they_are(
+async def test_prompts_of_a_session_form_a_conversation_about_the_current_files(
     tmp_path: Path,
 ) -> None:
     repo = tmp_path / "repo"
@@ -222,7 +222,7 @@ async def test_a_cancelled_prompt_stops_its_deliberation(tmp_path: Path) -> None
     assert editor.asked == []
 
 
-async def test_what_cannot_work_is_an_error_that_says_why(tmp_path: Path) -> None:
+async def test_an_invalid_request_is_an_error_with_the_reason(tmp_path: Path) -> None:
     repo, other = tmp_path / "repo", tmp_path / "other"
     await make_sample_repository(repo)
     other.mkdir()
@@ -246,7 +246,9 @@ async def test_what_cannot_work_is_an_error_that_says_why(tmp_path: Path) -> Non
             await agent.new_session(cwd=str(repo), mcp_servers=[])
 
 
-async def test_an_agent_goes_on_after_the_one_whose_server_it_used(tmp_path: Path) -> None:
+async def test_an_agent_continues_after_another_agent_stopped_their_shared_server(
+    tmp_path: Path,
+) -> None:
     """Two windows of an editor share a data directory, and the first one is closed."""
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
@@ -266,7 +268,7 @@ async def test_an_agent_goes_on_after_the_one_whose_server_it_used(tmp_path: Pat
     assert editor.text().startswith("An old silent pond")
 
 
-async def test_a_session_goes_on_in_a_new_process(tmp_path: Path) -> None:
+async def test_a_session_is_continued_in_a_new_process(tmp_path: Path) -> None:
     repo, other = tmp_path / "repo", tmp_path / "other"
     await make_sample_repository(repo)
     await make_sample_repository(other)
@@ -300,7 +302,7 @@ async def test_a_session_goes_on_in_a_new_process(tmp_path: Path) -> None:
             assert "bye" in (repo / "src/utils.py").read_text(encoding="utf-8")
 
 
-async def test_a_prompt_without_an_answer_is_shown_as_one(tmp_path: Path) -> None:
+async def test_a_prompt_without_an_answer_is_shown_as_such(tmp_path: Path) -> None:
     """The process of the agent is killed while a council works."""
     repo = tmp_path / "repo"
     await make_sample_repository(repo)

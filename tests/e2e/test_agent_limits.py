@@ -37,7 +37,7 @@ HOLD = "held = bytearray(b'x') * {}_000_000; print(len(held))"
     ],
     ids=["the settings'", "narrower", "not wider"],
 )
-async def test_memory(tmp_path: Path, held: int, bounds: Bounds, status: str) -> None:
+async def test_memory_is_bounded(tmp_path: Path, held: int, bounds: Bounds, status: str) -> None:
     ended = await run(tmp_path, HOLD.format(held), bounds)
     assert ended.status == status, ended.output
 

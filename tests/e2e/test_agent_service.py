@@ -121,7 +121,7 @@ async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Calle
             yield Caller(app, deliveries, model)
 
 
-async def test_files_of_a_session_stay_from_call_to_call_and_no_model_is_asked(
+async def test_files_of_a_session_persist_between_calls_without_a_model_call(
     agent: Caller,
 ) -> None:
     meta = common.TaskMetadata(session_id="session 7")
@@ -153,7 +153,7 @@ async def test_files_of_a_session_stay_from_call_to_call_and_no_model_is_asked(
     )
 
 
-async def test_an_agent_answers_a_question_unary_and_streamed(agent: Caller) -> None:
+async def test_an_agent_answers_a_question_in_unary_and_streaming_mode(agent: Caller) -> None:
     response = await agent.ExecuteTask(task_request("What is 2 + 2?"))
     assert (response.status, response.result, response.metrics.agents_used) == (
         common.STATUS_CODE_OK,
@@ -180,7 +180,7 @@ async def test_an_agent_answers_a_question_unary_and_streamed(agent: Caller) -> 
     assert all(is_signed("of these tests", body, signed) for body, signed in signed_bodies.values())
 
 
-async def test_an_agent_without_a_repository_uses_tools_and_tells_each(agent: Caller) -> None:
+async def test_an_agent_without_a_repository_uses_tools_and_reports_each(agent: Caller) -> None:
     query = task_request("Write the NOTES down", available_tools=["file_write", "file_read"])
     response = await agent.ExecuteTask(query)
     assert (response.status, response.final_state) == (
@@ -208,7 +208,7 @@ async def test_an_agent_without_a_repository_uses_tools_and_tells_each(agent: Ca
     assert results[-1].tool_id == "usage_metrics"
 
 
-async def test_the_text_is_there_while_the_model_writes_it(agent: Caller) -> None:
+async def test_the_text_is_streamed_while_the_model_writes_it(agent: Caller) -> None:
     stream = agent.StreamExecuteTask(task_request("What is 2 + 2, SLOWLY?"))
     async with asyncio.timeout(60):
         async for update in stream:
@@ -220,7 +220,7 @@ async def test_the_text_is_there_while_the_model_writes_it(agent: Caller) -> Non
     stream.cancel()
 
 
-async def test_a_council_mends_a_repository(
+async def test_a_council_fixes_a_repository(
     agent: Caller, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     repo = tmp_path_factory.getbasetemp() / "agents0" / "repo"
@@ -236,7 +236,7 @@ async def test_a_council_mends_a_repository(
     assert "hello_world" in git(repo, "show", about["branch"] + ":src/utils.py")
 
 
-async def test_what_costs_more_than_its_caller_allows_says_so(agent: Caller) -> None:
+async def test_a_task_over_its_callers_token_budget_fails_with_that_status(agent: Caller) -> None:
     response = await agent.ExecuteTask(
         task_request("What is 2 + 2?", metadata=common.TaskMetadata(token_budget=1))
     )
@@ -251,7 +251,7 @@ async def test_what_costs_more_than_its_caller_allows_says_so(agent: Caller) -> 
     "mode",
     [common.EXECUTION_MODE_SIMPLE, common.EXECUTION_MODE_STANDARD, common.EXECUTION_MODE_COMPLEX],
 )
-async def test_a_callers_timeout_has_one_answer_after_that_time(
+async def test_a_callers_timeout_ends_unary_and_streaming_calls_alike(
     agent: Caller, mode: common.ExecutionMode.ValueType
 ) -> None:
     query, began = (
@@ -274,7 +274,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_stream_that_is_cancelled_hangs_up_on_the_model(agent: Caller) -> None:
+async def test_a_cancelled_stream_disconnects_from_the_model(agent: Caller) -> None:
     """The model would never have answered: only the end of the call ends it."""
     await until(lambda: not agent.model.in_flight)
     stream = agent.StreamExecuteTask(task_request("WAIT for it"))
@@ -286,7 +286,7 @@ async def test_a_stream_that_is_cancelled_hangs_up_on_the_model(agent: Caller) -
             await asyncio.sleep(0.02)
 
 
-async def test_a_stream_that_is_cancelled_ends_the_tools_at_work_for_it(
+async def test_a_cancelled_stream_ends_its_running_tools(
     agent: Caller, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """With and without an agent. Each tool would have slept for a day."""
@@ -308,7 +308,7 @@ def has_sleeping_child(pid: int) -> bool:
     return any(command_line(process) == NAP for process in descendants(pid))
 
 
-async def test_what_it_offers_is_what_runs(agent: Caller) -> None:
+async def test_advertised_capabilities_match_the_discovered_tools(agent: Caller) -> None:
     capabilities = await agent.GetCapabilities(pb.GetCapabilitiesRequest())
     tools = (await agent.DiscoverTools(pb.DiscoverToolsRequest())).tools
     assert [tool.id for tool in tools] == list(capabilities.supported_tools)

@@ -39,7 +39,7 @@ async def ask(
     return answer
 
 
-async def test_what_a_session_knows_outlives_a_server_that_is_killed(tmp_path: Path) -> None:
+async def test_the_knowledge_of_a_session_survives_a_killed_server(tmp_path: Path) -> None:
     def answer(body: dict[str, Any], _headers: Mapping[str, str]) -> str:
         return json.dumps(
             {"thought": "", "finish": "Eight." if "doubled" in str(body["messages"]) else "Four."}

@@ -101,7 +101,7 @@ def work(body: dict[str, Any], _headers: Mapping[str, str]) -> str:
     return next(reply for marker, reply in WORK.items() if marker in prompt)
 
 
-async def test_the_nine_examples_are_red_before_and_green_after_and_never_more_than_four_at_once(
+async def test_the_nine_examples_fail_before_and_pass_after_with_at_most_four_running(
     tmp_path: Path,
 ) -> None:
     repo = tmp_path / "repo"
@@ -159,7 +159,7 @@ restart: {max_restarts: 1, backoff_seconds: 0}
 """
 
 
-async def test_an_agent_that_uses_up_its_memory_is_stopped_and_restarted_within_its_policy(
+async def test_an_agent_over_its_memory_limit_is_stopped_and_restarted_by_its_policy(
     tmp_path: Path,
 ) -> None:
     repo, files = tmp_path / "repo", tmp_path / "agents"
@@ -241,7 +241,7 @@ async def test_a_slow_agent_is_stopped_and_an_undeclared_tool_is_refused_and_aud
     assert refused == {(ended["nosy"]["task_id"], "files.write")}
 
 
-async def test_paused_from_another_shell_killed_and_begun_again_it_waits_and_goes_on_where_it_was(
+async def test_an_agent_paused_from_another_shell_stays_paused_after_a_kill_and_resumes(
     tmp_path: Path,
 ) -> None:
     repo = tmp_path / "repo"
@@ -296,7 +296,9 @@ async def test_paused_from_another_shell_killed_and_begun_again_it_waits_and_goe
         )
 
 
-async def test_stopped_from_another_shell_it_ends_and_is_not_made_again(tmp_path: Path) -> None:
+async def test_an_agent_stopped_from_another_shell_ends_and_is_not_restarted(
+    tmp_path: Path,
+) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
     called = asyncio.Event()
@@ -322,7 +324,7 @@ async def test_stopped_from_another_shell_it_ends_and_is_not_made_again(tmp_path
     assert "stopped on the command line" in end["reason"]
 
 
-async def test_wrong_files_are_named_and_nothing_runs(tmp_path: Path) -> None:
+async def test_invalid_files_are_named_and_nothing_runs(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(
         "metadata: {name: a}\nobjectives:\n  - descripton: x\n", encoding="utf-8"
     )

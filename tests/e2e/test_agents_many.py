@@ -27,7 +27,7 @@ objectives:
 """
 
 
-async def test_thirty_agents_are_never_more_than_four_at_once(tmp_path: Path) -> None:
+async def test_at_most_four_of_thirty_agents_run_concurrently(tmp_path: Path) -> None:
     make_repo(tmp_path / "repo", {"Makefile": "test:\n\ttrue\n"})
     (files := tmp_path / "agents").mkdir()
     for number in range(COUNT):

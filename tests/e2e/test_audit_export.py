@@ -69,7 +69,7 @@ def ids(records: list[dict[str, Any]]) -> list[tuple[str, str, int]]:
     return sorted((record["tenant"], record["writer"], record["seq"]) for record in records)
 
 
-async def test_audit_records_reach_a_collector_and_a_file_and_old_ones_are_removed(
+async def test_audit_records_are_exported_to_a_collector_and_a_file_and_old_ones_pruned(
     tmp_path: Path,
 ) -> None:
     await make_sample_repository(tmp_path / "repo")

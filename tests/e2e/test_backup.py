@@ -41,7 +41,7 @@ async def save_and_restore(by: str, before: Command, after: Command, folder: Pat
 
 
 @pytest.mark.parametrize("by", ["tar", "moothall"])
-async def test_what_is_brought_back_is_what_was_kept(
+async def test_restored_data_equals_the_backup(
     command: Command, repo: Path, tmp_path: Path, by: str
 ) -> None:
     before = Command(tmp_path / "before", command.model_url)

@@ -36,7 +36,7 @@ async def _process(url: str, number: int) -> dict[str, int]:
     return counts
 
 
-async def test_two_hundred_at_once_in_several_processes_never_overspend(tmp_path: Path) -> None:
+async def test_two_hundred_concurrent_deliberations_never_overspend(tmp_path: Path) -> None:
     async with embedded_server(BusSettings(), tmp_path / "bus") as url:
         ends = await asyncio.gather(*(_process(url, number) for number in range(PROCESSES)))
         async with open_bus(BusSettings(), url) as bus:

@@ -29,7 +29,7 @@ async def prepared(app: Local, *builds: BuildStep) -> Prepared:
     return await app.preparer.prepare(app.base(setup=(BUILD,), checks=CHECKS, builds=builds))
 
 
-async def test_a_fix_in_compiled_code_turns_the_check_green_and_leaves_no_product_in_the_patch(
+async def test_a_fix_in_compiled_code_passes_the_check_and_leaves_no_build_output_in_the_patch(
     tmp_path: Path,
 ) -> None:
     async with local(tmp_path, FILES) as app:
@@ -46,7 +46,7 @@ async def test_a_fix_in_compiled_code_turns_the_check_green_and_leaves_no_produc
             assert (await workspace.check("tests")).verdict is Verdict.PASSED
 
 
-async def test_a_build_that_fails_is_a_failed_check_that_says_why(tmp_path: Path) -> None:
+async def test_a_failed_build_is_a_failed_check_with_the_reason(tmp_path: Path) -> None:
     async with local(tmp_path, FILES) as app:
         base = await prepared(app, BuildStep(BUILD))
         async with app.workspaces.open(base, "seat") as workspace:
@@ -57,7 +57,7 @@ async def test_a_build_that_fails_is_a_failed_check_that_says_why(tmp_path: Path
         assert "it does not compile" in run.output
 
 
-async def test_a_build_that_fills_the_disk_is_named_with_the_limit(tmp_path: Path) -> None:
+async def test_a_build_that_fills_the_disk_is_reported_with_the_limit(tmp_path: Path) -> None:
     fills = ("sh", "-c", "for n in 1 2 3 4 5; do head -c 900000 /dev/zero > big$n; done")
     async with local(tmp_path, FILES, disk_bytes=1_000_000) as app:
         base = app.base(checks=CHECKS, builds=(BuildStep(fills, sources=("*.c",)),))
@@ -69,7 +69,7 @@ async def test_a_build_that_fills_the_disk_is_named_with_the_limit(tmp_path: Pat
         assert "the build failed: sh -c " in run.output
 
 
-async def test_what_no_change_concerns_is_not_built_again(tmp_path: Path) -> None:
+async def test_builds_without_changed_sources_are_not_repeated(tmp_path: Path) -> None:
     async with local(tmp_path, FILES) as app:
         base = await prepared(
             app, BuildStep(BUILD, sources=("*.c",)), BuildStep(BUILD, "sub", ("*.c",))
@@ -95,7 +95,7 @@ def test_b():
 """
 
 
-async def test_what_a_build_installs_is_on_the_path_and_no_runner_uses_what_tests_put_there(
+async def test_installed_build_output_is_on_the_path_and_runners_ignore_files_planted_by_tests(
     tmp_path: Path,
 ) -> None:
     build = (
@@ -117,7 +117,7 @@ async def test_what_a_build_installs_is_on_the_path_and_no_runner_uses_what_test
     assert "test_a.py::test_b" not in prepared.runs["tests"].cases
 
 
-async def test_an_honest_patch_to_compiled_code_is_proven_and_one_that_does_not_build_is_refused(
+async def test_an_honest_patch_to_compiled_code_is_proven_and_one_that_fails_to_build_refused(
     tmp_path: Path,
 ) -> None:
     """The clean re-check rebuilds it too, in a workspace without network: no candidate is judged

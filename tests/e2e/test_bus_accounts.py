@@ -40,7 +40,7 @@ async def app(tmp_path: Path) -> AsyncIterator[App]:
         yield app
 
 
-async def test_the_services_have_the_whole_bus(app: App) -> None:
+async def test_services_may_use_the_whole_bus(app: App) -> None:
     async with open_bus(app.services, app.url) as bus:
         event = new_event(
             EventType.SEAT_TURN, "task-1", {"task_id": "task-1", "turn": 1}, ordinal=1
@@ -57,7 +57,7 @@ async def turned_away(settings: BusSettings) -> None:
             pytest.fail("the connection was accepted")
 
 
-async def test_renewed_keys_open_the_same_log_and_those_of_before_open_nothing(
+async def test_renewed_keys_open_the_same_log_and_old_keys_open_nothing(
     tmp_path: Path,
 ) -> None:
     old, new = tmp_path / "keys", tmp_path / "new-keys"
@@ -86,7 +86,7 @@ async def test_renewed_keys_open_the_same_log_and_those_of_before_open_nothing(
             await turned_away(settings)
 
 
-async def test_whoever_the_account_itself_signed_is_revoked(tmp_path: Path) -> None:
+async def test_users_signed_by_the_account_key_itself_are_revoked(tmp_path: Path) -> None:
     """Services were once signed this way: leaving a signing key out of the account does not revoke
     them.
     """
@@ -115,7 +115,7 @@ async def test_whoever_the_account_itself_signed_is_revoked(tmp_path: Path) -> N
         ("port: 4222\n", "is not an accounts.conf written by"),
     ],
 )
-def test_what_is_renewed_must_be_an_accounts_conf_of_ours(
+def test_only_an_accounts_conf_created_by_moothall_can_be_renewed(
     tmp_path: Path, text: str | None, why: str
 ) -> None:
     conf = tmp_path / "accounts.conf"
@@ -127,13 +127,13 @@ def test_what_is_renewed_must_be_an_accounts_conf_of_ours(
     assert not (tmp_path / "new").exists()
 
 
-async def test_nobody_comes_in_without_credentials(app: App) -> None:
+async def test_connections_without_credentials_are_refused(app: App) -> None:
     with pytest.raises(ConfigurationError, match=r"refused the connection .*bus\.credentials"):
         async with connection(BusSettings(), app.url, on_lost=lambda: None):
             pytest.fail("the connection was accepted")
 
 
-async def test_a_link_hears_and_answers_its_own_host(app: App) -> None:
+async def test_a_link_receives_and_answers_requests_of_its_own_host(app: App) -> None:
     async with (
         open_core_messages(app.services, app.url) as host,
         open_core_messages(app.link("job-1"), app.url) as link,
@@ -154,7 +154,7 @@ async def test_a_link_hears_and_answers_its_own_host(app: App) -> None:
     "subject",
     ["workspace.link.job-2-in", "workspace.link.>", "workspace.link.job-1-out", ">", "_INBOX.>"],
 )
-async def test_a_link_hears_nothing_else(app: App, subject: str) -> None:
+async def test_a_link_receives_nothing_else(app: App, subject: str) -> None:
     assert "permissions violation for subscription" in await refused(
         app.link("job-1"), subscribe=subject
     )
@@ -164,7 +164,7 @@ async def test_a_link_hears_nothing_else(app: App, subject: str) -> None:
     "subject",
     ["workspace.link.job-2-out", "workspace.link.job-1-in", "agent.results.task-1", "$JS.API.INFO"],
 )
-async def test_a_link_says_nothing_else(app: App, subject: str) -> None:
+async def test_a_link_may_publish_nothing_else(app: App, subject: str) -> None:
     assert "permissions violation for publish" in await refused(app.link("job-1"), publish=subject)
 
 
@@ -184,7 +184,7 @@ async def test_a_link_says_nothing_else(app: App, subject: str) -> None:
         ("the account's own", {"subs": -1, "data": -1, "payload": -1}),
     ],
 )
-async def test_whoever_holds_the_hosts_key_can_mint_links_alone(
+async def test_the_hosts_key_can_mint_links_only(
     app: App, changed: str, claims: dict[str, Any]
 ) -> None:
     keys = json.loads((app.keys / "links.json").read_text(encoding="utf-8"))
@@ -201,11 +201,11 @@ async def test_whoever_holds_the_hosts_key_can_mint_links_alone(
     assert "violation" in await refused(forged, subscribe=">"), changed
 
 
-async def test_credentials_end(app: App) -> None:
+async def test_credentials_expire(app: App) -> None:
     await turned_away(app.link("job-1", seconds=-1))
 
 
-def test_keys_are_private_and_never_written_over(tmp_path: Path) -> None:
+def test_keys_are_private_and_never_overwritten(tmp_path: Path) -> None:
     files = accounts.create_account_files(tmp_path / "keys")
     assert {path.stat().st_mode & 0o777 for path in files.values()} == {0o600}
     before = {path: path.read_bytes() for path in files.values()}
@@ -215,7 +215,7 @@ def test_keys_are_private_and_never_written_over(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in files.values()} == before
 
 
-async def test_keys_that_are_none_are_said_at_the_start(tmp_path: Path) -> None:
+async def test_invalid_keys_are_reported_at_the_start(tmp_path: Path) -> None:
     settings = load_settings(data_dir=tmp_path, bus=BusSettings(url="nats://127.0.0.1:1"))
     jobs = JobSettings.model_validate({"image": "x", "link_image": "x", "link_keys": "SUAOOPS"})
     settings = settings.model_copy(

@@ -74,7 +74,7 @@ async def turns(bus: JetStreamBus) -> list[int]:
         return [int(recorded.event.data["turn"]) async for recorded in events]
 
 
-async def test_a_full_disk_is_told_loses_nothing_and_is_over_when_there_is_room(
+async def test_a_full_disk_is_reported_and_loses_nothing_and_ends_when_there_is_space(
     small_disk: Path,
 ) -> None:
     async with (
@@ -99,7 +99,7 @@ async def test_a_full_disk_is_told_loses_nothing_and_is_over_when_there_is_room(
         assert await turns(bus) == [*acked, len(acked)]
 
 
-async def test_acked_work_does_not_stay_after_a_kill_between_ack_and_removal(
+async def test_acked_work_is_not_redelivered_after_a_kill_between_ack_and_removal(
     tmp_path: Path,
 ) -> None:
     directory, copied = tmp_path / "bus", tmp_path / "kept"

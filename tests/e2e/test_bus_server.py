@@ -40,7 +40,7 @@ def server_of(directory: Path) -> psutil.Process:
     return psutil.Process(int(ports.stem.rpartition("_")[2]))
 
 
-async def test_records_are_kept_from_run_to_run(tmp_path: Path) -> None:
+async def test_records_persist_between_runs(tmp_path: Path) -> None:
     directory = tmp_path / 'a "folder" with späces'
     async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:
         await bus.publish(seat(1))
@@ -51,7 +51,7 @@ async def test_records_are_kept_from_run_to_run(tmp_path: Path) -> None:
         assert await bus.get("task-1") == {"a": 1}
 
 
-async def test_it_listens_on_loopback_for_those_who_know_the_token(tmp_path: Path) -> None:
+async def test_the_server_listens_on_loopback_and_requires_the_token(tmp_path: Path) -> None:
     async with embedded_server(SETTINGS, tmp_path) as url:
         server = server_of(tmp_path)
         assert {
@@ -68,7 +68,7 @@ async def test_it_listens_on_loopback_for_those_who_know_the_token(tmp_path: Pat
         assert token not in without_credentials(url)
 
 
-async def test_it_is_gone_afterwards(tmp_path: Path) -> None:
+async def test_the_server_ends_with_its_context(tmp_path: Path) -> None:
     async with embedded_server(SETTINGS, tmp_path):
         server = server_of(tmp_path)
         assert os.getsid(server.pid) == server.pid, (
@@ -77,7 +77,7 @@ async def test_it_is_gone_afterwards(tmp_path: Path) -> None:
     assert not server.is_running()
 
 
-async def test_what_the_body_raises_comes_out_unchanged(tmp_path: Path) -> None:
+async def test_an_error_of_the_body_is_raised_unchanged(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         async with embedded_server(SETTINGS, tmp_path):
             raise ZeroDivisionError
@@ -92,20 +92,20 @@ async def test_a_directory_in_use_is_refused_by_name(tmp_path: Path) -> None:
                 raise AssertionError
 
 
-async def test_a_directory_that_is_none(tmp_path: Path) -> None:
+async def test_an_invalid_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigurationError, match="cannot be used"):
         async with embedded_server(SETTINGS, tmp_path / "file"):
             raise AssertionError
 
 
-async def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+async def test_a_server_that_does_not_start_is_reported_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(BusUnavailable, match=r"did not start: .*sync_interval"):
         async with embedded_server(BusSettings(sync_interval="now and then"), tmp_path):
             raise AssertionError
 
 
-async def test_nobody_there(tmp_path: Path) -> None:
+async def test_an_unreachable_server_is_reported(tmp_path: Path) -> None:
     async with embedded_server(SETTINGS, tmp_path) as url:
         pass
     with pytest.raises(
@@ -115,7 +115,7 @@ async def test_nobody_there(tmp_path: Path) -> None:
             raise AssertionError
 
 
-async def test_one_that_comes_later_is_waited_for(tmp_path: Path) -> None:
+async def test_a_server_that_starts_later_is_waited_for(tmp_path: Path) -> None:
     async with embedded_server(SETTINGS, tmp_path) as url, AsyncExitStack() as stack:
         parts = urlsplit(url)
         port = free_port()
@@ -132,7 +132,7 @@ async def test_one_that_comes_later_is_waited_for(tmp_path: Path) -> None:
         assert (await bus.result().state("EVENTS")).last_seq == 0
 
 
-async def test_somebody_else_there() -> None:
+async def test_another_program_at_the_port_is_reported() -> None:
     async def conversation(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await writer.drain()
@@ -146,7 +146,7 @@ async def test_somebody_else_there() -> None:
                 raise AssertionError
 
 
-async def test_a_full_store_is_named(tmp_path: Path) -> None:
+async def test_a_full_store_is_reported(tmp_path: Path) -> None:
     settings = BusSettings(max_store_bytes=10_000_000)
     limits = BusLimits(publish_seconds=2)
     async with (
@@ -224,7 +224,7 @@ async def test_nothing_is_lost_when_the_server_is_killed(tmp_path: Path) -> None
     assert len(set(stored)) == COUNT
 
 
-async def test_what_is_on_its_way_arrives_in_order_over_a_kill(tmp_path: Path) -> None:
+async def test_messages_in_flight_arrive_in_order_despite_a_kill(tmp_path: Path) -> None:
     async with (
         embedded_server(SETTINGS, tmp_path) as url,
         open_bus(SETTINGS, url, limits=BusLimits(in_flight=4096)) as bus,
@@ -245,7 +245,7 @@ async def test_what_is_on_its_way_arrives_in_order_over_a_kill(tmp_path: Path) -
     assert seqs == sorted(seqs)
 
 
-async def test_changed_settings_reach_what_is_there(tmp_path: Path) -> None:
+async def test_changed_settings_are_applied_to_existing_streams(tmp_path: Path) -> None:
     async with embedded_server(SETTINGS, tmp_path) as url:
         for seconds in (30.0, 7.0):
             async with (
@@ -257,7 +257,7 @@ async def test_changed_settings_reach_what_is_there(tmp_path: Path) -> None:
                 ).config.ack_wait == seconds
 
 
-async def test_a_foreign_stream_in_our_place_is_named(tmp_path: Path) -> None:
+async def test_a_foreign_stream_with_our_name_is_reported(tmp_path: Path) -> None:
     async with embedded_server(SETTINGS, tmp_path) as url:
         async with connection(SETTINGS, url, on_lost=lambda: None) as client:
             await client.jetstream().add_stream(
@@ -268,7 +268,7 @@ async def test_a_foreign_stream_in_our_place_is_named(tmp_path: Path) -> None:
                 raise AssertionError
 
 
-async def test_foreign_subjects_in_the_log_are_named(tmp_path: Path) -> None:
+async def test_foreign_subjects_in_the_log_are_reported(tmp_path: Path) -> None:
     async with embedded_server(SETTINGS, tmp_path) as url:
         async with connection(SETTINGS, url, on_lost=lambda: None) as client:
             await client.jetstream().add_stream(name="THEIRS", subjects=["agent.>"])
@@ -278,7 +278,7 @@ async def test_foreign_subjects_in_the_log_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["ws", "wss", "http"])
-async def test_a_scheme_that_is_not_spoken_is_named(scheme: str) -> None:
+async def test_an_unsupported_scheme_is_reported(scheme: str) -> None:
     with pytest.raises(
         ConfigurationError,
         match=rf"bus.url has the unsupported scheme {scheme}://: use nats://host:4222",
@@ -287,7 +287,7 @@ async def test_a_scheme_that_is_not_spoken_is_named(scheme: str) -> None:
             raise AssertionError
 
 
-async def test_a_bus_that_stays_away_is_an_error(tmp_path: Path) -> None:
+async def test_a_bus_that_stays_down_is_an_error(tmp_path: Path) -> None:
     limits = BusLimits(publish_seconds=0.5)
     async with (
         embedded_server(SETTINGS, tmp_path) as url,
@@ -324,7 +324,7 @@ asyncio.run(main())
 """
 
 
-async def test_it_dies_with_its_parent(tmp_path: Path) -> None:
+async def test_the_server_ends_with_its_parent(tmp_path: Path) -> None:
     parent = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PARENT, str(tmp_path), stdout=asyncio.subprocess.PIPE
     )
@@ -345,7 +345,7 @@ async def test_it_dies_with_its_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-async def test_work_in_hand_when_everything_was_killed_is_given_out_at_once(
+async def test_work_in_progress_at_a_kill_of_all_processes_is_redelivered_immediately(
     tmp_path: Path, *, alone: bool
 ) -> None:
     settings = BusSettings(ack_wait_seconds=120.0)

@@ -28,7 +28,7 @@ async def three(tmp_path: Path) -> AsyncIterator[Three]:
         yield servers
 
 
-async def test_roles_work_through_different_servers_and_the_log_outlives_the_keys(
+async def test_roles_work_through_different_servers_and_the_log_survives_renewed_keys(
     three: Three, tmp_path: Path
 ) -> None:
     old, new = tmp_path / "keys", tmp_path / "new-keys"

@@ -41,7 +41,7 @@ async def decider(app: App) -> AsyncIterator[JetStreamBus]:
         yield bus
 
 
-async def test_who_decides_makes_the_streams_and_the_others_find_them(app: App) -> None:
+async def test_the_collector_creates_the_streams_and_other_roles_use_them(app: App) -> None:
     with pytest.raises(BusUnavailable, match="may these credentials create streams"):
         async with open_bus(app.of("hosts"), app.url):
             pytest.fail("a host created the streams")
@@ -50,7 +50,7 @@ async def test_who_decides_makes_the_streams_and_the_others_find_them(app: App) 
             await stack.enter_async_context(open_bus(app.of(name), app.url))
 
 
-async def test_an_event_goes_from_role_to_role(app: App, decider: JetStreamBus) -> None:
+async def test_an_event_passes_from_role_to_role(app: App, decider: JetStreamBus) -> None:
     async with (
         open_bus(app.of("api"), app.url) as api,
         open_bus(app.of("hosts"), app.url) as host,
@@ -86,7 +86,7 @@ async def test_an_event_goes_from_role_to_role(app: App, decider: JetStreamBus) 
         assert (await decider.state("WORK")).messages == 0
 
 
-async def test_a_caller_works_in_a_workspace_of_who_has_the_tools(
+async def test_a_caller_works_in_a_workspace_of_the_tools_role(
     app: App, decider: JetStreamBus, tmp_path: Path
 ) -> None:
     async with open_tool_server(
@@ -165,7 +165,9 @@ _HOST = "$JS.API.CONSUMER.{}.WORK.host-dev"
         ),
     ],
 )
-async def test_nobody_says_what_is_anothers_to_say(app: App, who: str, subject: str) -> None:
+async def test_no_role_may_publish_the_subjects_of_another(
+    app: App, who: str, subject: str
+) -> None:
     assert "permissions violation for publish" in await refused(app.of(who), publish=subject)
 
 
@@ -193,11 +195,11 @@ async def test_nobody_says_what_is_anothers_to_say(app: App, who: str, subject: 
         ("hosts", "repository.requests.house"),
     ],
 )
-async def test_nobody_hears_what_another_is_told_or_asked(app: App, who: str, subject: str) -> None:
+async def test_nobody_receives_messages_of_others(app: App, who: str, subject: str) -> None:
     assert "permissions violation for subscription" in await refused(app.of(who), subscribe=subject)
 
 
-async def test_a_host_that_hears_every_request_for_repositories_hears_none_that_the_server_is_asked(
+async def test_a_host_serves_requests_for_repositories_and_none_meant_for_the_server(
     app: App, decider: JetStreamBus
 ) -> None:
     subjects: list[str] = []
@@ -220,7 +222,9 @@ async def test_a_host_that_hears_every_request_for_repositories_hears_none_that_
     assert subjects == ["repository.requests.another"]
 
 
-async def test_a_decision_among_what_seats_say_is_none(app: App, decider: JetStreamBus) -> None:
+async def test_a_decision_on_a_seats_subject_is_not_accepted(
+    app: App, decider: JetStreamBus
+) -> None:
     decided = new_event(
         EventType.DELIBERATION_DECIDED, "t", {"task_id": "t", "status": "COMPLETED"}
     )
@@ -242,7 +246,9 @@ async def test_a_decision_among_what_seats_say_is_none(app: App, decider: JetStr
     assert handled == []
 
 
-async def test_a_consumer_carries_nothing_into_the_log(app: App, decider: JetStreamBus) -> None:
+async def test_a_consumer_cannot_copy_messages_into_the_log(
+    app: App, decider: JetStreamBus
+) -> None:
     """The server delivers for a consumer only if there is a subscriber, and no role may subscribe
     to a stored subject (see above).
     """
@@ -264,7 +270,7 @@ async def test_a_consumer_carries_nothing_into_the_log(app: App, decider: JetStr
         assert (await decider.state(stream)).messages == 0
 
 
-def test_every_stored_subject_is_somebodys_to_send() -> None:
+def test_every_stored_subject_may_be_published_by_some_role() -> None:
     publishable = {channel for user in USERS.values() for channel in user.publishes}
     stored = {
         channel

@@ -76,7 +76,7 @@ FORGED: Mapping[str, tuple[str, Callable[[Pool], Mapping[str, str]]]] = {
 
 
 @pytest.mark.parametrize("name", FORGED)
-async def test_a_report_that_misses_what_must_fail_is_not_believed(
+async def test_a_report_without_the_canarys_failure_is_not_trusted(
     tmp_path: Path, name: str
 ) -> None:
     pool, forge = POOLS[FORGED[name][0]], FORGED[name][1]
@@ -98,7 +98,7 @@ async def test_a_report_that_misses_what_must_fail_is_not_believed(
 
 
 @pytest.mark.parametrize("name", [name for name in POOLS if name.startswith("cargo")])
-async def test_an_honest_answer_is_believed_and_its_counts_are_those_of_its_tests(
+async def test_an_honest_answer_is_trusted_and_the_canary_is_not_counted(
     tmp_path: Path, name: str
 ) -> None:
     pool = POOLS[name]
@@ -118,7 +118,7 @@ async def test_an_honest_answer_is_believed_and_its_counts_are_those_of_its_test
     )
 
 
-async def test_where_no_failing_test_can_be_placed_the_report_is_believed_and_that_is_said(
+async def test_a_report_is_believed_with_a_notice_if_no_failing_test_can_be_located(
     tmp_path: Path,
 ) -> None:
     """`load_tests` of unittest chooses the tests of a file itself."""

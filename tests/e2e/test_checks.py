@@ -41,7 +41,7 @@ JUNIT = (
 )
 
 
-async def test_what_hangs_or_ends_the_process_is_one_red_case_and_the_others_run(
+async def test_a_case_that_hangs_or_ends_the_process_fails_alone(
     tmp_path: Path,
 ) -> None:
     async with local(tmp_path, {"tests/test_a.py": TESTS}) as app:
@@ -63,7 +63,7 @@ async def test_what_hangs_or_ends_the_process_is_one_red_case_and_the_others_run
     assert narrow.cases == {f"{at}last": "passed"}
 
 
-async def test_a_check_that_hits_its_limit_says_which_and_names_the_setting(tmp_path: Path) -> None:
+async def test_a_check_over_its_time_limit_names_the_limit_and_the_setting(tmp_path: Path) -> None:
     async with local(tmp_path) as app:
         prepared = await app.prepared({"tests": ("sh", "-c", "echo begun; sleep 100")})
         quick = replace(BASE, cases={})
@@ -78,7 +78,7 @@ async def test_a_check_that_hits_its_limit_says_which_and_names_the_setting(tmp_
     assert "tests hit the limit of 2 s (workspace.check_floor_seconds)" in diagnosis.text
 
 
-async def test_a_check_that_stood_still_has_its_time_back(tmp_path: Path) -> None:
+async def test_time_during_which_a_check_was_stopped_does_not_count(tmp_path: Path) -> None:
     async with local(tmp_path) as app:
         prepared = await app.prepared({"tests": ("sh", "-c", "sleep 1.25")})
         quickly = app.settings.workspace.model_copy(update={"check_floor_seconds": 3.0})
@@ -105,7 +105,7 @@ async def test_a_check_that_stood_still_has_its_time_back(tmp_path: Path) -> Non
     assert (run.verdict, run.status) == (Verdict.PASSED, "success")
 
 
-async def test_make_is_one_case_and_junit_files_tell_more(tmp_path: Path) -> None:
+async def test_make_is_one_case_and_junit_files_add_theirs(tmp_path: Path) -> None:
     files = {"Makefile": "test:\n\t@grep -q right answer\n", "answer": "wrong\n", "r.xml": JUNIT}
     async with local(tmp_path, files) as app:
         prepared = await app.prepared({"tests": ("make", "test")})

@@ -188,7 +188,7 @@ async def test_the_action_fails_for_an_unproven_winner_and_without_a_model(
 
 
 @pytest.mark.parametrize(("task", "ends"), [(HOSTILE, 0), ("Write NOTES down", 3)])
-async def test_the_job_of_gitlab_checks_deliberates_and_comments(
+async def test_the_gitlab_job_checks_deliberates_and_comments(
     model: ScriptedModel, tmp_path: Path, task: str, ends: int
 ) -> None:
     checkout = make_sample(tmp_path / "sample").path
@@ -211,7 +211,7 @@ async def test_the_job_of_gitlab_checks_deliberates_and_comments(
         assert (checkout / name).exists()
 
 
-async def test_the_action_judges_the_pull_request_and_fails_below_the_level(
+async def test_the_action_judges_the_pull_request_and_fails_below_the_required_level(
     model: ScriptedModel, tmp_path: Path
 ) -> None:
     del model

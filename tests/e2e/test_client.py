@@ -53,7 +53,7 @@ def token(command: Command) -> str:
     return (command.data_dir / "token").read_text(encoding="utf-8").strip()
 
 
-async def test_a_deliberation_from_submission_to_its_branch(
+async def test_a_deliberation_runs_from_submission_to_its_branch(
     command: Command, registered: Path, token: str
 ) -> None:
     steps: list[str] = []
@@ -130,7 +130,7 @@ async def test_an_abandoned_wait_cancels_its_task(
         assert (await client.wait("abandoned-1")).status is DeliberationStatus.CANCELLED
 
 
-async def test_errors_are_those_of_the_server(
+async def test_errors_of_the_server_are_raised(
     command: Command, registered: Path, token: str
 ) -> None:
     async with AsyncClient(command.served_at, token=token, retries=0) as client:
@@ -162,7 +162,7 @@ async def test_errors_are_those_of_the_server(
         await AsyncClient(token=token).status("any")
 
 
-async def test_stories_with_the_blocking_client(command: Command, token: str) -> None:
+async def test_the_blocking_client_manages_stories(command: Command, token: str) -> None:
     def use() -> None:
         with Client(command.served_at, token=token) as client:
             created = client.create_story(
@@ -197,7 +197,7 @@ EXAMPLES = re.findall(r"(?ms)^```python\n(.*?)^```", DOCS.read_text(encoding="ut
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
-async def test_an_example_of_the_docs_runs(
+async def test_the_examples_of_the_documentation_run(
     command: Command, registered: Path, environment: Path, tmp_path: Path, number: int
 ) -> None:
     """Each in a process of its own, with the settings of the server's machine; the local one with
@@ -243,7 +243,9 @@ async def test_an_example_of_the_docs_runs(
         assert "proven" in out.decode()
 
 
-async def test_a_server_in_this_process(environment: Path, repo: Path) -> None:
+async def test_a_local_client_runs_the_server_in_its_own_process(
+    environment: Path, repo: Path
+) -> None:
     async with scripted_model(scripted(_propose)) as model:
         local = AsyncClient.local(
             base_url=model.base_url, model="scripted", data_dir=environment, ray={"mode": "process"}
@@ -322,7 +324,7 @@ async def test_an_evaluation_measures_configurations_on_a_history(
             await served.evaluate(repo.path)
 
 
-async def test_the_settings_file_is_read_and_its_key_is_sent_to_its_own_server_only(
+async def test_the_settings_file_is_read_and_its_key_is_sent_only_to_its_own_server(
     environment: Path, repo: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "config" / "moothall" / "config.toml"
@@ -353,7 +355,7 @@ async def test_the_settings_file_is_read_and_its_key_is_sent_to_its_own_server_o
         assert "sk-1" not in str([call.headers for call in second.requests])
 
 
-async def test_errors_of_a_local_client_come_out_as_they_are(environment: Path) -> None:
+async def test_errors_of_a_local_client_are_raised_unchanged(environment: Path) -> None:
     async with scripted_model(scripted(_propose)) as model:
         with pytest.raises(NotFound):
             async with AsyncClient.local(base_url=model.base_url, data_dir=environment) as client:

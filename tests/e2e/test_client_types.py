@@ -50,7 +50,7 @@ def run_pyright(folder: Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("check", [run_mypy, run_pyright])
-def test_the_examples_of_the_client_are_typed(
+def test_the_examples_of_the_client_pass_type_checks(
     check: Callable[[Path], tuple[int, str]], examples: Path
 ) -> None:
     assert check(examples)[0] == 0, check(examples)[1]

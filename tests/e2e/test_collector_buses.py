@@ -62,7 +62,7 @@ async def decisions(bus: Bus) -> list[Recorded]:
 
 
 @pytest.mark.parametrize("killed_after", [1, 9, 20])
-async def test_killed_and_restarted_it_decides_once(bus: Bus, killed_after: int) -> None:
+async def test_a_killed_and_restarted_collector_decides_once(bus: Bus, killed_after: int) -> None:
     events = full().events
     repositories = Remembering()
     async with running(bus, repositories, lambda: START):
@@ -79,7 +79,7 @@ async def test_killed_and_restarted_it_decides_once(bus: Bus, killed_after: int)
     assert repositories.branches == {"moothall/task-a": decided.event.data["commit_sha"]}
 
 
-async def test_a_large_answer_is_delivered_whole(bus: Bus) -> None:
+async def test_a_large_answer_is_delivered_completely(bus: Bus) -> None:
     body = "x" * 400_000
     story = Story().begun().proposed(SEATS[0], body).checked(SEATS[0])
     for seat in SEATS:
@@ -93,7 +93,7 @@ async def test_a_large_answer_is_delivered_whole(bus: Bus) -> None:
     assert body in decided.event.data["results"][0]["diff"]
 
 
-async def test_a_restart_finds_what_waits_for_its_deadline_alone(bus: Bus) -> None:
+async def test_a_restart_ends_a_deliberation_that_only_waits_for_its_deadline(bus: Bus) -> None:
     async with running(bus, Remembering(), lambda: START):
         for event in Story().begun().events:
             await bus.publish(event)

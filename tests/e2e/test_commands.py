@@ -25,7 +25,7 @@ from moothall.testing.servers import SERVERS, served
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 
-async def test_doctor_lists_every_part_and_wall(command: Command) -> None:
+async def test_doctor_lists_every_part_and_isolation_layer(command: Command) -> None:
     result = await command("doctor", "--json")
     assert result.code == 0, result.out
     parts = {finding["part"]: finding for finding in result.document}
@@ -45,7 +45,7 @@ async def test_doctor_lists_every_part_and_wall(command: Command) -> None:
     assert result.err == ""
 
 
-async def test_doctor_tells_what_each_model_server_takes(tmp_path: Path) -> None:
+async def test_doctor_shows_what_each_model_server_accepts(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         names = ("openai", "anthropic", "vllm", "bare")
         servers = [
@@ -79,7 +79,7 @@ async def test_doctor_tells_what_each_model_server_takes(tmp_path: Path) -> None
     assert "system role: joined with the first message" in parts["model bare server"]
 
 
-async def test_doctor_says_what_would_mend_it(tmp_path: Path) -> None:
+async def test_doctor_names_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     models = {
         "MOOTHALL_MODELS": json.dumps({"large": {"base_url": "http://KEY-of-it@127.0.0.1:9/v1"}})
@@ -97,7 +97,7 @@ async def test_doctor_says_what_would_mend_it(tmp_path: Path) -> None:
     assert "KEY-of-it" not in result.out
 
 
-async def test_the_log_and_the_audit_tell_what_happened(command: Command) -> None:
+async def test_the_log_and_the_audit_show_what_happened(command: Command) -> None:
     deliberated = await command("deliberate", "--text", "--agents", "1", "--json", "Write a HAIKU")
     task_id = deliberated.document["task_id"]
     result = await command("log", "tail", "--task", task_id, "--json")
@@ -116,7 +116,7 @@ async def test_the_log_and_the_audit_tell_what_happened(command: Command) -> Non
     assert audit.out.strip().endswith("whole")
 
 
-async def test_a_changed_audit_record_is_found(
+async def test_a_changed_audit_record_is_detected(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
     alone = Command(tmp_path / "data", command.model_url)
@@ -134,7 +134,7 @@ async def test_a_changed_audit_record_is_found(
     assert result.out.strip().endswith("NOT whole")
 
 
-async def test_an_older_genuine_audit_that_is_put_back_is_found(
+async def test_an_older_genuine_audit_restored_from_a_copy_is_detected(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
     alone = Command(tmp_path / "data", command.model_url)
@@ -161,7 +161,7 @@ async def test_settings_are_shown_without_secrets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("args", [("demo",), ("repo", "list"), ("deliberate", "x")])
-async def test_a_data_directory_that_cannot_be_used_is_a_broken_part(
+async def test_an_unusable_data_directory_is_reported_as_a_broken_part(
     command: Command, args: tuple[str, ...]
 ) -> None:
     result = await Command(Path("/proc/nope"), command.model_url)(*args)
@@ -170,7 +170,7 @@ async def test_a_data_directory_that_cannot_be_used_is_a_broken_part(
     assert result.code == 0 or "/proc/nope" in result.err
 
 
-async def test_a_disabled_tool_is_off_until_it_is_enabled(command: Command) -> None:
+async def test_a_disabled_tool_stays_disabled_until_it_is_enabled(command: Command) -> None:
     off = await command("tools", "disable", "git.log", "--reason", "not needed")
     assert (off.code, off.out.strip()) == (0, "git.log is disabled for tenant local"), off.err
     listed = {
@@ -198,7 +198,7 @@ async def test_a_disabled_tool_is_off_until_it_is_enabled(command: Command) -> N
     assert "there is no tool 'git.lag'" in wrong.err
 
 
-async def test_a_task_is_listed_shown_applied_and_removed(command: Command, repo: Path) -> None:
+async def test_a_task_is_listed_shown_applied_and_deleted(command: Command, repo: Path) -> None:
     deliberated = await command(
         "deliberate", "--agents", "1", "--json", "Add hello_world()", cwd=repo
     )
@@ -230,9 +230,7 @@ async def test_a_task_is_listed_shown_applied_and_removed(command: Command, repo
     assert (refused.code, "nothing was removed: process" in refused.err) == (1, True)
 
 
-async def test_a_task_that_nobody_works_on_is_listed_and_cancelled(
-    tmp_path: Path, repo: Path
-) -> None:
+async def test_an_unassigned_task_is_listed_and_cancelled(tmp_path: Path, repo: Path) -> None:
     alone = Command(tmp_path / "data", "http://127.0.0.1:9/v1")
     settings = load_settings(data_dir=alone.data_dir)
     async with open_log(settings, lambda _: None) as bus:
@@ -251,7 +249,7 @@ async def test_a_task_that_nobody_works_on_is_listed_and_cancelled(
     ]
 
 
-async def test_a_repository_is_checked_and_what_was_found_is_written(
+async def test_a_repository_is_checked_and_the_detected_settings_are_written(
     tmp_path: Path, repo: Path
 ) -> None:
     alone = Command(tmp_path / "data")
@@ -283,7 +281,7 @@ async def test_a_repository_is_checked_and_what_was_found_is_written(
     assert cleaned.document["kept"] == []
 
 
-async def test_a_repository_that_cannot_have_a_file_of_ours_is_set_up_as_the_command_says(
+async def test_a_repository_is_set_up_with_the_commands_given_at_registration(
     tmp_path: Path, repo: Path
 ) -> None:
     alone = Command(tmp_path / "data")
@@ -303,7 +301,7 @@ async def test_a_repository_that_cannot_have_a_file_of_ours_is_set_up_as_the_com
     assert git(repo, "status", "--porcelain") == ""
 
 
-async def test_colours_go_where_they_are_not_wished(tmp_path: Path, repo: Path) -> None:
+async def test_colours_can_be_disabled(tmp_path: Path, repo: Path) -> None:
     """Bold is a weight, not a colour."""
     colours = re.compile(r"\x1b\[[0-9;]*(?:3[0-9]|4[0-9]|9[0-9])[0-9;]*m")
     forced = Command(tmp_path / "data", extra={"FORCE_COLOR": "1", "TERM": "xterm-256color"})
@@ -313,7 +311,7 @@ async def test_colours_go_where_they_are_not_wished(tmp_path: Path, repo: Path) 
     assert not colours.search((await without("check", cwd=repo)).out)
 
 
-async def test_the_file_of_settings_in_the_users_folder_is_read(tmp_path: Path) -> None:
+async def test_the_settings_file_in_the_users_folder_is_read(tmp_path: Path) -> None:
     alone = Command(tmp_path / "data")
     file = tmp_path / "data" / "config" / "moothall" / "config.toml"
     assert f"no file was read; {file} would be" in (await alone("config")).out
@@ -327,7 +325,7 @@ async def test_the_file_of_settings_in_the_users_folder_is_read(tmp_path: Path) 
     assert (wrong.code, "max_token" in wrong.err) == (2, True)
 
 
-async def test_outside_a_repository_a_council_is_not_silently_about_text(
+async def test_a_council_outside_a_repository_requires_an_explicit_choice_of_text(
     command: Command, tmp_path: Path
 ) -> None:
     result = await command("deliberate", "Fix the tests", cwd=tmp_path)

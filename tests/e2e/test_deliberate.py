@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 TASK = "Add hello_world() function to src/utils.py"
 
 
-async def test_a_proven_winner_is_left_as_a_branch(command: Command, repo: Path) -> None:
+async def test_a_proven_winner_is_delivered_as_a_branch(command: Command, repo: Path) -> None:
     (repo / "src/utils.py").write_text("# my unfinished work\n", encoding="utf-8")
     result = await command("deliberate", "--repo", str(repo), "--agents", "3", "--json", TASK)
     assert result.code == 0, result.err
@@ -52,7 +52,9 @@ async def test_failing_tests_leave_no_winner(command: Command, repo: Path) -> No
     assert git(repo, "branch", "--list", "moothall/*") == ""
 
 
-async def test_a_winner_that_no_test_proves_says_so(command: Command, repo: Path) -> None:
+async def test_a_winner_without_a_proving_test_is_reported_as_unproven(
+    command: Command, repo: Path
+) -> None:
     test = repo / "tests/test_utils.py"
     test.write_text(test.read_text(encoding="utf-8").split("def test_hello")[0], encoding="utf-8")
     git(
@@ -89,7 +91,7 @@ async def test_a_deliberation_about_text_needs_no_repository(command: Command) -
     assert result.document["final_state"] == "answered"
 
 
-async def test_from_another_folder_by_a_relative_path_with_spaces(
+async def test_a_relative_path_with_spaces_works_from_another_folder(
     command: Command, repo: Path
 ) -> None:
     spaced = repo.parent / "a folder with spaces" / "my repo"
@@ -103,7 +105,7 @@ async def test_from_another_folder_by_a_relative_path_with_spaces(
     assert git(spaced, "branch", "--list", result.document["branch"])
 
 
-async def test_twice_at_once(command: Command, repo: Path) -> None:
+async def test_two_deliberations_run_concurrently(command: Command, repo: Path) -> None:
     one, two = await asyncio.gather(
         *(command("deliberate", "--repo", str(repo), "--json", TASK) for _ in range(2))
     )
@@ -130,7 +132,7 @@ async def test_the_same_task_id_is_the_same_deliberation(command: Command, repo:
     assert "taken by another deliberation" in other.err
 
 
-async def test_a_person_sees_seats_turns_checks_and_the_ranking(
+async def test_verbose_output_shows_seats_turns_checks_and_the_ranking(
     command: Command, repo: Path
 ) -> None:
     result = await command("deliberate", "-v", "--repo", str(repo), TASK)
@@ -148,7 +150,7 @@ async def test_a_person_sees_seats_turns_checks_and_the_ranking(
 
 
 @pytest.mark.parametrize("protocol", ["vote", "debate"])
-async def test_the_other_protocols(command: Command, repo: Path, protocol: str) -> None:
+async def test_the_other_protocols_work(command: Command, repo: Path, protocol: str) -> None:
     completed = await command(
         "deliberate",
         "--repo",
@@ -177,7 +179,7 @@ async def test_the_other_protocols(command: Command, repo: Path, protocol: str) 
         (("--task-id", "../x", TASK), "is not an id"),
     ],
 )
-async def test_a_wrong_request_is_named(
+async def test_an_invalid_request_is_reported(
     command: Command, args: tuple[str, ...], message: str
 ) -> None:
     result = await command("deliberate", *args)
@@ -186,7 +188,7 @@ async def test_a_wrong_request_is_named(
     assert "Traceback" not in result.err
 
 
-async def test_a_repository_that_cannot_be_used_is_named(
+async def test_an_unusable_repository_is_reported(
     command: Command, tmp_path: Path, repo: Path
 ) -> None:
     empty = tmp_path / "empty"
@@ -206,7 +208,7 @@ async def test_a_repository_that_cannot_be_used_is_named(
         assert "Traceback" not in result.err
 
 
-async def test_a_setup_that_fails_is_a_broken_part_and_not_a_lost_task(
+async def test_a_failing_setup_is_reported_as_a_broken_part_and_not_as_a_lost_task(
     command: Command, repo: Path
 ) -> None:
     config = """setup = ["sh -c 'echo it broke here; exit 3'"]\n[checks]\ntests = "true"\n"""

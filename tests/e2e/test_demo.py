@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 SEEDS = ("1", "2", "3")
 
 
-async def test_the_demo_leaves_a_proven_branch_or_says_honestly_that_nobody_solved_it(
+async def test_the_demo_leaves_a_proven_branch_or_reports_that_no_seat_solved_it(
     tmp_path: Path,
 ) -> None:
     """The model is small: one run may end without a winner, three in a row may not."""

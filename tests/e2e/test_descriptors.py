@@ -76,7 +76,7 @@ async def tools_list(app: Local, leaked: Leak) -> None:
         assert leaked.holders() == []
 
 
-def test_what_acts_in_a_workspace_has_none(tmp_path: Path) -> None:
+def test_processes_in_a_workspace_inherit_no_descriptor(tmp_path: Path) -> None:
     async def main() -> None:
         with leak(tmp_path) as leaked:
             async with local(tmp_path, FILES, warm=1) as app:
@@ -85,7 +85,7 @@ def test_what_acts_in_a_workspace_has_none(tmp_path: Path) -> None:
     under_uvloop(main)
 
 
-def test_a_container_of_a_job_has_none(tmp_path: Path) -> None:
+def test_a_job_container_inherits_no_descriptor(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
 
     async def main() -> None:
@@ -96,7 +96,7 @@ def test_a_container_of_a_job_has_none(tmp_path: Path) -> None:
     under_uvloop(main)
 
 
-def test_a_set_up_and_its_helpers_have_none(tmp_path: Path) -> None:
+def test_a_set_up_and_its_helpers_inherit_no_descriptor(tmp_path: Path) -> None:
     async def main() -> None:
         with leak(tmp_path) as leaked:
             async with local(tmp_path, FILES) as app:
@@ -109,7 +109,7 @@ def test_a_set_up_and_its_helpers_have_none(tmp_path: Path) -> None:
     under_uvloop(main)
 
 
-def test_an_mcp_server_has_none(tmp_path: Path) -> None:
+def test_an_mcp_server_inherits_no_descriptor(tmp_path: Path) -> None:
     async def main() -> None:
         with leak(tmp_path):
             ended = LinkEnd()
@@ -124,7 +124,9 @@ def test_an_mcp_server_has_none(tmp_path: Path) -> None:
     under_uvloop(main)
 
 
-def test_what_starts_a_browser_has_none_and_its_port_is_no_childs(tmp_path: Path) -> None:
+def test_the_browser_launcher_inherits_no_descriptor_and_its_port_reaches_no_child(
+    tmp_path: Path,
+) -> None:
     """Uses Chromium's own launcher with another program in its place."""
 
     async def main() -> None:
@@ -173,7 +175,7 @@ def test_what_starts_a_browser_has_none_and_its_port_is_no_childs(tmp_path: Path
     under_uvloop(main)
 
 
-def test_bus_and_model_server_have_none(tmp_path: Path) -> None:
+def test_bus_and_model_server_inherit_no_descriptor(tmp_path: Path) -> None:
     async def main() -> None:
         settings = load_settings()
         llm = settings.llm.model_copy(update={"context_tokens": 1024})
@@ -193,7 +195,7 @@ exec {git} "$@"
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_server_with_twenty_inheritable_descriptors_gives_them_to_no_process_of_its_own(
+async def test_a_server_with_inheritable_descriptors_passes_them_to_no_child_process(
     model: ScriptedModel, repo: Path, tmp_path: Path
 ) -> None:
     """Covers the bus, Ray with its workers, reapers, executors and git below a real `moothall

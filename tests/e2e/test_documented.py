@@ -25,7 +25,9 @@ PAGES = {
 
 
 @pytest.mark.parametrize("page", PAGES)
-async def test_the_commands_of_a_page_run(command: Command, tmp_path: Path, page: str) -> None:
+async def test_the_commands_of_a_documentation_page_run(
+    command: Command, tmp_path: Path, page: str
+) -> None:
     await make_sample_repository(tmp_path / "sample")
     program = tmp_path / "bin" / "moothall"
     program.parent.mkdir()

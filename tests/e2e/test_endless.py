@@ -52,7 +52,7 @@ def propose(_body: dict[str, Any], headers: Mapping[str, str]) -> str:
     return turn("files.append", path="src/find.py", content=f"# {number}\n")
 
 
-async def test_the_right_answer_wins_and_seats_that_still_loop_hold_nothing_up(
+async def test_the_right_answer_wins_and_looping_seats_do_not_delay_it(
     tmp_path: Path,
 ) -> None:
     repo = make_repo(tmp_path / "repo", FILES)

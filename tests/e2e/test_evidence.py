@@ -234,7 +234,7 @@ POOLS = {
 
 
 @pytest.mark.parametrize("name", POOLS)
-async def test_a_test_of_one_seat_decides_where_no_other_does(tmp_path: Path, name: str) -> None:
+async def test_one_seats_test_decides_if_no_other_test_does(tmp_path: Path, name: str) -> None:
     """Its author wins though the other answers are two and smaller. Without the test, the council
     is undecided.
     """
@@ -280,7 +280,7 @@ async def test_a_hidden_test_proves_the_right_answer(tmp_path: Path, name: str) 
 
 
 @pytest.mark.parametrize("name", ["pytest, new file", "cargo, existing file"])
-async def test_a_claim_that_the_task_is_done_needs_a_test_that_passes_on_the_base(
+async def test_a_claim_of_completion_needs_a_test_that_passes_on_the_base(
     tmp_path: Path, name: str
 ) -> None:
     pool = POOLS[name]
@@ -308,7 +308,7 @@ async def test_a_claim_that_the_task_is_done_needs_a_test_that_passes_on_the_bas
     assert (cases, "its tests fail on the base" in why) == ((), True)
 
 
-async def test_an_answer_that_breaks_a_hidden_test_is_refused_and_its_author_is_told_nothing(
+async def test_an_answer_that_breaks_a_hidden_test_is_refused_without_disclosing_the_test(
     tmp_path: Path,
 ) -> None:
     pool = POOLS["pytest, new file"]
@@ -332,7 +332,7 @@ async def test_an_answer_that_breaks_a_hidden_test_is_refused_and_its_author_is_
     assert "secret" not in format_check_results(judged, place.prepared.runs)
 
 
-async def test_a_test_of_the_author_in_the_file_of_a_hidden_one_neither_replaces_nor_voids_it(
+async def test_an_authors_test_in_a_hidden_tests_file_neither_replaces_nor_disables_it(
     tmp_path: Path,
 ) -> None:
     pool = POOLS["pytest, new file"]
@@ -358,7 +358,7 @@ async def test_a_test_of_the_author_in_the_file_of_a_hidden_one_neither_replaces
         "node:test, existing file",
     ],
 )
-async def test_tests_of_an_agent_without_an_answer_choose_in_every_language(
+async def test_tests_of_an_agent_without_an_answer_select_the_winner_in_every_language(
     tmp_path: Path, name: str
 ) -> None:
     """The new case fails on the base and on the wrong answers. The same files without new cases,
@@ -392,7 +392,7 @@ async def test_tests_of_an_agent_without_an_answer_choose_in_every_language(
     assert [bool(verdicts.passed[item.diff]) for item in (right, *wrong)] == [True, False, False]
 
 
-async def test_a_second_right_patch_is_reproduced_by_the_first_one_s_test(tmp_path: Path) -> None:
+async def test_a_second_right_patch_is_reproduced_by_the_first_ones_test(tmp_path: Path) -> None:
     pool = POOLS["pytest, existing file"]
     other = {
         "shop/price.py": PYTHON.replace("return price", "return price * (100 - percent) // 100")
@@ -408,7 +408,7 @@ async def test_a_second_right_patch_is_reproduced_by_the_first_one_s_test(tmp_pa
 
 
 @pytest.mark.parametrize("seat", [1, 2])
-async def test_of_two_different_answers_that_tie_the_author_of_the_test_is_first_and_undecided(
+async def test_of_two_tied_answers_the_test_author_is_first_and_undecided(
     tmp_path: Path, seat: int
 ) -> None:
     """The hashes of the answers make no difference."""
@@ -443,9 +443,7 @@ async def test_of_two_different_answers_that_tie_the_author_of_the_test_is_first
     ],
     ids=["passes on the base", "fails on its own", "cannot be loaded"],
 )
-async def test_a_test_that_is_not_valid_decides_nothing(
-    tmp_path: Path, test: str, why: str
-) -> None:
+async def test_an_invalid_test_decides_nothing(tmp_path: Path, test: str, why: str) -> None:
     pool = POOLS["pytest, new file"]
     text = f"from shop.price import discount\n\n\n{test}"
     async with judged_base(tmp_path, pool.base, pool.argv, task=TASK) as place:
@@ -456,7 +454,9 @@ async def test_a_test_that_is_not_valid_decides_nothing(
     assert (valid.cases, valid.why) == ({}, why)
 
 
-async def test_a_wrong_test_beside_a_right_change_refuses_nothing(tmp_path: Path) -> None:
+async def test_a_wrong_test_beside_a_right_change_does_not_refuse_the_change(
+    tmp_path: Path,
+) -> None:
     """The other new test decides, and the result reports the failing one, so that a seat can repair
     it.
     """
@@ -483,7 +483,7 @@ async def test_a_wrong_test_beside_a_right_change_refuses_nothing(tmp_path: Path
     assert any("test_name" in case for case in judged.details)
 
 
-async def test_a_test_of_a_function_that_the_task_asks_for_counts_though_the_base_cannot_import_it(
+async def test_a_test_of_a_requested_function_counts_even_if_the_base_cannot_import_it(
     tmp_path: Path,
 ) -> None:
     pool = POOLS["pytest, new file"]
@@ -512,7 +512,7 @@ async def test_a_test_of_a_function_that_the_task_asks_for_counts_though_the_bas
     )
 
 
-async def test_a_test_that_passes_on_the_base_by_itself_proves_nothing(tmp_path: Path) -> None:
+async def test_a_test_that_later_passes_on_the_base_proves_nothing(tmp_path: Path) -> None:
     """It fails while a file is absent. The file appears after the base run, like a date that passes
     or a machine that becomes idle.
     """
@@ -542,7 +542,7 @@ async def test_a_test_that_passes_on_the_base_by_itself_proves_nothing(tmp_path:
     )
 
 
-async def test_a_test_that_fails_on_the_base_now_too_is_not_lost_by_the_change(
+async def test_a_test_that_later_fails_on_the_base_too_is_not_a_regression(
     tmp_path: Path,
 ) -> None:
     """It passed when the base was prepared and fails everywhere since then: a date has passed, or

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 TASK = "Add hello_world() function to src/utils.py"
 
 
-async def test_a_command_hosts_its_seats_itself_and_imports_no_ray(
+async def test_a_command_hosts_its_own_seats_without_importing_ray(
     model: ScriptedModel, repo: Path, tmp_path: Path
 ) -> None:
     command = Command(tmp_path / "data", model.base_url, {"PYTHONPROFILEIMPORTTIME": "1"})
@@ -38,7 +38,7 @@ async def test_a_command_hosts_its_seats_itself_and_imports_no_ray(
     assert (tmp_path / "data" / "logs").is_dir()
 
 
-async def test_what_a_host_logs_beside_a_command_stays_in_its_file(
+async def test_logs_of_a_host_beside_a_command_stay_in_its_file(
     model: ScriptedModel, tmp_path: Path
 ) -> None:
     command = Command(tmp_path / "data", model.base_url)
@@ -53,7 +53,7 @@ async def test_what_a_host_logs_beside_a_command_stays_in_its_file(
     )
 
 
-async def test_another_command_works_in_the_server_of_the_first(
+async def test_a_second_command_uses_the_server_of_the_first(
     model: ScriptedModel, tmp_path: Path
 ) -> None:
     command = Command(tmp_path / "data", model.base_url)
@@ -75,7 +75,7 @@ async def test_another_command_works_in_the_server_of_the_first(
     assert first.returncode == 130, stderr.decode()
 
 
-async def test_a_command_that_nobody_reads_any_more_serves_the_others_to_their_end(
+async def test_a_command_with_closed_output_serves_other_commands_until_they_end(
     tmp_path: Path,
 ) -> None:
     second_called, first_waits = asyncio.Event(), asyncio.Event()
@@ -123,7 +123,7 @@ async def test_a_command_that_nobody_reads_any_more_serves_the_others_to_their_e
 @pytest.mark.parametrize(
     "args", [("deliberate", "--text", "--agents", "1", "Write a HAIKU"), ("serve", "--port", "0")]
 )
-async def test_a_model_that_cannot_be_used_ends_the_start_with_2(
+async def test_an_unusable_model_ends_the_start_with_exit_code_2(
     args: tuple[str, ...], tmp_path: Path
 ) -> None:
     async with scripted_model(scripted(by_task), api_key="right") as locked:
@@ -152,7 +152,7 @@ async def test_a_model_that_cannot_be_used_ends_the_start_with_2(
     assert not (tmp_path / "data" / "bus").exists()  # nothing was started for it
 
 
-async def test_a_model_server_that_still_starts_is_waited_for_where_that_is_wished(
+async def test_a_starting_model_server_is_waited_for_if_configured(
     tmp_path: Path,
 ) -> None:
     with socket.socket() as listener:
@@ -173,7 +173,7 @@ async def test_a_model_server_that_still_starts_is_waited_for_where_that_is_wish
     assert process.returncode == 3, stderr.decode()
 
 
-async def test_a_port_that_is_taken_ends_serve_before_anything_is_started(
+async def test_an_occupied_port_ends_serve_before_anything_is_started(
     model: ScriptedModel, tmp_path: Path
 ) -> None:
     with socket.socket() as listener:
@@ -196,7 +196,7 @@ async def test_a_port_that_is_taken_ends_serve_before_anything_is_started(
     assert not (tmp_path / "data" / "bus").exists()
 
 
-async def test_killed_with_9_in_the_middle_it_goes_on_where_it_was(
+async def test_a_command_killed_with_sigkill_resumes_where_it_was(
     repo: Path, tmp_path: Path
 ) -> None:
     """No call whose answer is on the log is repeated."""

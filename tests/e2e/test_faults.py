@@ -40,7 +40,7 @@ def host_settings(request: pytest.FixtureRequest) -> dict[str, str]:
     return {"MOOTHALL_RAY__MODE": request.param}
 
 
-async def test_ctrl_c_leaves_nothing_behind(
+async def test_ctrl_c_leaves_nothing_running(
     model: ScriptedModel, repo: Path, tmp_path: Path, host_settings: dict[str, str]
 ) -> None:
     command = Command(tmp_path / "data", model.base_url, host_settings)
@@ -60,7 +60,7 @@ async def test_ctrl_c_leaves_nothing_behind(
     assert "Traceback" not in err.decode()
 
 
-async def test_sigterm_ends_as_quietly_as_ctrl_c(
+async def test_sigterm_ends_as_cleanly_as_ctrl_c(
     model: ScriptedModel, repo: Path, tmp_path: Path, host_settings: dict[str, str]
 ) -> None:
     command = Command(tmp_path / "data", model.base_url, host_settings)
@@ -79,7 +79,7 @@ async def test_sigterm_ends_as_quietly_as_ctrl_c(
     assert await all_gone(below) == []
 
 
-async def test_killed_with_9_its_children_die_and_the_next_run_finishes_the_work(
+async def test_children_of_a_killed_command_end_and_the_next_run_finishes_the_work(
     model: ScriptedModel, repo: Path, tmp_path: Path, host_settings: dict[str, str]
 ) -> None:
     command = Command(tmp_path / "data", model.base_url, host_settings)
@@ -102,7 +102,7 @@ async def test_killed_with_9_its_children_die_and_the_next_run_finishes_the_work
     assert git(repo, "branch", "--list", "moothall/killed")
 
 
-async def test_what_a_killed_server_could_not_take_along_is_ended_by_the_next(
+async def test_processes_left_by_a_killed_server_are_ended_by_the_next(
     model: ScriptedModel, repo: Path, tmp_path: Path
 ) -> None:
     """Its host is stopped and has sandboxes, and the process that would clean up its Ray is killed
@@ -150,7 +150,7 @@ def _answer_normally(body: dict[str, Any], headers: Mapping[str, str]) -> str | 
         ("moothall.workers.subprocesses", "subprocess"),
     ],
 )
-async def test_a_part_killed_in_the_middle_changes_nothing(
+async def test_a_process_killed_during_a_deliberation_does_not_change_the_outcome(
     victim: str, mode: str, slow_model: ScriptedModel, repo: Path, tmp_path: Path
 ) -> None:
     command = Command(tmp_path / "data", slow_model.base_url, {"MOOTHALL_RAY__MODE": mode})
@@ -188,7 +188,7 @@ async def slow_model() -> AsyncIterator[ScriptedModel]:
         (Fault("cut", text='{"thou'), "MODEL_UNAVAILABLE", 2),
     ],
 )
-async def test_a_broken_model_is_an_outcome_never_an_answer(
+async def test_a_broken_model_is_reported_as_a_failure(
     fault: Fault, code: str, exit_code: int, tmp_path: Path
 ) -> None:
     async with scripted_model(lambda body, headers: fault) as server:

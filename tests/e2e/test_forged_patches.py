@@ -30,21 +30,21 @@ async def proven(place: JudgedBase, patches: Patches) -> list[str]:
     return [name for name in await asyncio.gather(*map(judge, patches)) if name]
 
 
-async def test_in_pytest(tmp_path: Path) -> None:
+async def test_no_forged_patch_is_proven_in_pytest(tmp_path: Path) -> None:
     async with judged_base(tmp_path, forged.PYTEST_BASE, PYTEST) as place:
         assert await proven(place, {**forged.FILES, "right": {"shop/price.py": forged.RIGHT}}) == [
             "right"
         ]
 
 
-async def test_in_unittest(tmp_path: Path) -> None:
+async def test_no_forged_patch_is_proven_in_unittest(tmp_path: Path) -> None:
     async with judged_base(tmp_path, forged.UNITTEST_BASE, UNITTEST) as place:
         assert await proven(
             place, {**forged.UNITTEST, "right": {"shop/price.py": forged.RIGHT}}
         ) == ["right"]
 
 
-async def test_in_doctests_whose_examples_are_altered(tmp_path: Path) -> None:
+async def test_no_forged_patch_is_proven_in_altered_doctests(tmp_path: Path) -> None:
     solved = forged.DOCTEST_BASE["shop/price.py"].replace(
         "return price\n", "return price - price * percent // 100\n"
     )
@@ -63,7 +63,7 @@ async def test_in_doctests_whose_examples_are_altered(tmp_path: Path) -> None:
     ],
     ids=["go", "node", "rust"],
 )
-async def test_in_other_languages(
+async def test_no_forged_patch_is_proven_in_other_languages(
     tmp_path: Path,
     program: str,
     base: Mapping[str, str],

@@ -59,7 +59,7 @@ async def deliberate_on_full_disk(test_lane: Lane, disk: Path) -> Seen:
     return await running
 
 
-async def test_a_deliberation_asked_for_while_the_disk_is_full_ends_as_ever_when_there_is_room(
+async def test_a_deliberation_submitted_on_a_full_disk_ends_normally_once_there_is_space(
     small_disk: Path,
 ) -> None:
     async with lane(small_disk / "lane") as test_lane:

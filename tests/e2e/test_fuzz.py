@@ -82,7 +82,7 @@ REFUSALS = {
 }
 
 
-async def test_ten_thousand_messages_that_nobody_meant(
+async def test_the_server_survives_ten_thousand_malformed_messages(
     model: ScriptedModel, tmp_path: Path
 ) -> None:
     command = make_command(tmp_path, model.base_url)

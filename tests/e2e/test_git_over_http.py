@@ -90,7 +90,7 @@ async def test_a_url_is_fetched_and_pushed_with_its_credential(tmp_path: Path) -
     assert pair.encode() not in stored
 
 
-async def test_what_nobody_registered_is_fetched_as_nobody(
+async def test_an_unregistered_url_is_fetched_without_credentials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The operator's .netrc, cookies and tokens are not sent, even if a repository's submodules
@@ -190,7 +190,7 @@ async def test_an_approved_commit_is_merged_into_a_branch_at_a_url(tmp_path: Pat
         assert "could not be moved" in refused.why
 
 
-async def test_a_branch_of_ours_at_a_url_moves_on_from_its_parent_alone(tmp_path: Path) -> None:
+async def test_a_delivered_branch_at_a_url_only_advances_from_its_parent(tmp_path: Path) -> None:
     remote = writable(tmp_path)
     with git_server(remote.path.parent) as server:
         trusted = RepositoryService(

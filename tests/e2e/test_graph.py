@@ -40,7 +40,7 @@ async def _eventually(command: Command, *args: str) -> Any:
     pytest.fail(f"the graph never had it: {result.out} {result.err}")
 
 
-async def test_a_line_of_a_delivered_file_leads_to_everything_behind_it(
+async def test_a_line_of_a_delivered_file_leads_to_its_full_provenance(
     command: Command, repo: Path
 ) -> None:
     """One query to the running `serve`."""
@@ -69,7 +69,7 @@ async def test_a_line_of_a_delivered_file_leads_to_everything_behind_it(
     assert first.document["proposals"] == []
 
 
-async def test_what_came_before_is_the_context_of_the_next_task(
+async def test_earlier_deliberations_are_the_context_of_the_next_task(
     command: Command, repo: Path
 ) -> None:
     """GetTaskContext over gRPC, from the graph of the server."""
@@ -88,7 +88,7 @@ async def test_what_came_before_is_the_context_of_the_next_task(
     assert "src/utils.py" in response.blocks.context
 
 
-async def test_what_a_caller_notes_is_told_and_kept(command: Command) -> None:
+async def test_a_callers_note_is_published_and_stored(command: Command) -> None:
     """From UpdateContext to GetContext through log and graph, and a bundle, on the running
     server.
     """
@@ -133,9 +133,7 @@ async def _repository(command: Command, outcome: Any) -> str:
     return str(document[0]["repository"]["id"])
 
 
-async def test_what_cannot_be_asked_is_refused_with_what_would_be_right(
-    command: Command, repo: Path
-) -> None:
+async def test_an_invalid_query_is_refused_with_a_suggestion(command: Command, repo: Path) -> None:
     for args, message in (
         (("provenence",), "did you mean provenance"),
         (("provenance", "commit_sha=abc"), "40 hexadecimal digits"),
@@ -159,7 +157,7 @@ async def test_what_cannot_be_asked_is_refused_with_what_would_be_right(
     assert "another process writes the graph" in rebuild.err
 
 
-async def test_without_a_server_the_command_answers_by_itself_and_a_rebuild_gives_the_same_graph(
+async def test_without_a_server_queries_work_and_a_rebuild_gives_the_same_graph(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
     alone = Command(tmp_path / "server", command.model_url)

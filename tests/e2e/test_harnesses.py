@@ -72,7 +72,7 @@ def model_of(answer: Answer) -> Any:
     return scripted_model(answer, api_key=KEY)
 
 
-async def test_own_and_foreign_agents_share_a_council_and_one_report(tmp_path: Path) -> None:
+async def test_built_in_and_foreign_agents_share_a_council_and_a_report(tmp_path: Path) -> None:
     def propose(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         if is_harness(body) and turns_of(body):
             return DONE
@@ -94,7 +94,7 @@ async def test_own_and_foreign_agents_share_a_council_and_one_report(tmp_path: P
     assert texts["agent-dev-004"] == f"Done: {DONE}"
 
 
-async def test_it_finds_no_key_no_network_and_no_file_of_ours(tmp_path: Path) -> None:
+async def test_a_foreign_agent_finds_no_key_no_network_and_no_private_file(tmp_path: Path) -> None:
     def propose(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         del headers
         port = int(model.base_url.split(":")[-1].split("/")[0])
@@ -152,7 +152,7 @@ async def test_calls_before_a_kill_are_not_repeated(tmp_path: Path) -> None:
     assert outcome["seats"][0]["usage"]["calls"] == 3
 
 
-async def test_a_program_that_is_missing_is_named_with_where_it_is_looked_for(
+async def test_a_missing_program_is_reported_with_the_searched_setting(
     tmp_path: Path,
 ) -> None:
     async with model_of(scripted(lambda *_: FIX)) as model:

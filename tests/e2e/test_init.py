@@ -15,7 +15,7 @@ from support.servers import free_port
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 
-async def test_the_settings_it_writes_are_those_that_commands_use(
+async def test_commands_use_the_settings_written_by_init(
     model: ScriptedModel, tmp_path: Path
 ) -> None:
     command = Command(tmp_path)
@@ -35,7 +35,7 @@ async def test_the_settings_it_writes_are_those_that_commands_use(
     assert (again.code, "has a section [llm] already" in again.err) == (2, True)
 
 
-async def test_a_key_is_copied_into_a_file_of_its_own_and_other_settings_stay(
+async def test_a_key_is_copied_into_a_separate_file_and_other_settings_are_kept(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "mine.toml"
@@ -79,7 +79,7 @@ async def test_a_key_is_copied_into_a_file_of_its_own_and_other_settings_stay(
         (("--provider", "acme"), "is not one of 'openai'"),
     ],
 )
-async def test_what_is_wrong_is_named_and_nothing_is_written(
+async def test_an_invalid_setting_is_reported_and_nothing_is_written(
     model: ScriptedModel, tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
     values = {"served": model.base_url, "port": free_port()}

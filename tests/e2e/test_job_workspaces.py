@@ -46,7 +46,9 @@ async def prepared(app: Local) -> Prepared:
     return await app.prepared({"tests": PYTEST}, protected=("tests/**", "conftest.py"))
 
 
-async def test_from_a_failing_test_to_a_patch_that_holds(app: Local, prepared: Prepared) -> None:
+async def test_a_failing_test_is_fixed_by_a_patch_that_passes_a_clean_check(
+    app: Local, prepared: Prepared
+) -> None:
     async with app.workspaces.open(prepared, "one") as workspace:
         before = await workspace.check("tests")
         assert (before.verdict, before.cases[f"{TESTS}::test_hello_world"]) == (
@@ -90,7 +92,7 @@ async def run(workspace: OverlayWorkspace, code: str) -> None:
 
 
 @pytest.mark.parametrize("opened", [local, in_pods, on_nodes], ids=["here", "pod", "node"])
-async def test_a_patch_is_the_same_wherever_it_was_written(tmp_path: Path, opened: Any) -> None:
+async def test_a_patch_is_the_same_in_every_kind_of_workspace(tmp_path: Path, opened: Any) -> None:
     tmp_path.chmod(0o755)
     async with opened(tmp_path, FILES) as app:
         prepared = await app.prepared()
@@ -121,7 +123,7 @@ for number in range(1500):
 
 
 @pytest.mark.parametrize("opened", [local, in_pods, on_nodes], ids=["here", "pod", "node"])
-async def test_ignored_build_output_is_left_out_unread_wherever_it_was_written(
+async def test_ignored_build_output_is_excluded_in_every_kind_of_workspace(
     tmp_path: Path, opened: Any
 ) -> None:
     tmp_path.chmod(0o755)
@@ -135,7 +137,7 @@ async def test_ignored_build_output_is_left_out_unread_wherever_it_was_written(
     assert not patch.rule_for("src/new.py")
 
 
-async def test_products_of_a_build_are_no_part_of_a_patch_even_after_a_check_that_was_cancelled(
+async def test_build_output_is_not_part_of_a_patch_even_after_a_cancelled_check(
     app: Local,
 ) -> None:
     checks = {"tests": ("cat", "product"), "slow": ("sleep", "600.25")}
@@ -167,7 +169,7 @@ async def test_products_of_a_build_are_no_part_of_a_patch_even_after_a_check_tha
         assert await workspace.changes() == [rules, written]
 
 
-async def test_what_no_patch_can_hold_is_refused_with_words(app: Local) -> None:
+async def test_changes_that_no_patch_can_hold_are_refused(app: Local) -> None:
     prepared = await app.prepared({"run": python("import os; os.mkfifo('pipe')")})
     async with app.workspaces.open(prepared, "one") as workspace:
         await workspace.check("run")
@@ -175,7 +177,7 @@ async def test_what_no_patch_can_hold_is_refused_with_words(app: Local) -> None:
             await workspace.patch("a pipe")
 
 
-async def test_a_block_of_python_works_on_the_same_files_while_tools_do(
+async def test_a_python_block_and_tools_work_on_the_same_files(
     app: Local, prepared: Prepared
 ) -> None:
     async def ask(tool: str, arguments: Mapping[str, Any]) -> ToolResult:
@@ -195,7 +197,7 @@ async def test_a_block_of_python_works_on_the_same_files_while_tools_do(
         assert [change.path for change in await workspace.changes()] == ["made.txt"]
 
 
-async def test_jobs_say_whose_they_are_and_one_that_was_kept_ready_as_soon_as_it_is_taken(
+async def test_jobs_are_labelled_with_their_owner_and_spares_once_they_are_used(
     tmp_path: Path,
 ) -> None:
     tmp_path.chmod(0o755)
@@ -216,7 +218,7 @@ async def test_jobs_say_whose_they_are_and_one_that_was_kept_ready_as_soon_as_it
     )
 
 
-async def test_all_that_is_done_for_a_repository_is_done_in_its_own_image(tmp_path: Path) -> None:
+async def test_all_work_on_a_repository_runs_in_its_configured_image(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     setup, checks = (
         (("sh", "-c", "echo made > /env/made"),),
@@ -232,7 +234,7 @@ async def test_all_that_is_done_for_a_repository_is_done_in_its_own_image(tmp_pa
     assert set.union(*ran) == {"own:1"}
 
 
-async def test_a_pod_that_is_lost_in_the_middle_says_why(app: Local) -> None:
+async def test_a_pod_lost_during_a_check_is_reported_with_the_reason(app: Local) -> None:
     assert app.pods is not None
     prepared = await app.prepared({"run": python("import time; time.sleep(60)")})
     async with app.workspaces.open(prepared, "one") as workspace:
@@ -245,7 +247,7 @@ async def test_a_pod_that_is_lost_in_the_middle_says_why(app: Local) -> None:
     assert app.pods.pods == ()
 
 
-async def test_a_pod_that_never_comes_says_why_and_leaves_nothing(
+async def test_a_pod_that_never_starts_is_reported_with_the_reason_and_leaves_nothing(
     app: Local, prepared: Prepared
 ) -> None:
     assert app.pods is not None
@@ -258,7 +260,7 @@ async def test_a_pod_that_never_comes_says_why_and_leaves_nothing(
     assert app.pods.pods == ()
 
 
-async def test_the_doctor_opens_a_workspace_and_says_what_keeps_one_away(app: Local) -> None:
+async def test_the_doctor_opens_a_workspace_and_explains_a_failing_one(app: Local) -> None:
     assert app.pods is not None
     make = app.workspaces.pool._create
     assert (await _workspace(app.settings, make)).ok
@@ -271,7 +273,7 @@ async def test_the_doctor_opens_a_workspace_and_says_what_keeps_one_away(app: Lo
     assert app.pods.pods == ()
 
 
-async def test_a_command_that_is_cancelled_ends_and_the_workspace_goes_on(app: Local) -> None:
+async def test_a_cancelled_command_ends_and_the_workspace_stays_usable(app: Local) -> None:
     prepared = await app.prepared(
         {"run": python("import time; time.sleep(60)"), "quick": python("print('well')")}
     )
@@ -284,7 +286,7 @@ async def test_a_command_that_is_cancelled_ends_and_the_workspace_goes_on(app: L
         assert "well" in (await workspace.check("quick")).output
 
 
-async def test_a_disk_that_is_used_up_ends_the_command(tmp_path: Path) -> None:
+async def test_a_full_disk_ends_the_command(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     fill = (
         "import time\nfor n in range(100):\n    open(f'{n}', 'wb').write(bytes(1_000_000))\n    "
@@ -296,7 +298,9 @@ async def test_a_disk_that_is_used_up_ends_the_command(tmp_path: Path) -> None:
             assert (await workspace.check("run")).status == ToolStatus.DISK
 
 
-async def test_set_up_comes_back_and_its_only_way_out_is_the_proxy(app: Local) -> None:
+async def test_set_up_output_is_returned_and_its_only_network_access_is_the_proxy(
+    app: Local,
+) -> None:
     ask = (
         "import os, urllib.request as u\ntry:\n    u.urlopen('http://10.1.2.3/')\nexcept OSError "
         "as e:\n    print(e)\nraise SystemExit(3)"
@@ -330,7 +334,7 @@ async def test_set_up_comes_back_and_its_only_way_out_is_the_proxy(app: Local) -
         await app.preparer.prepare(app.base(setup=(python(ask),)))
 
 
-async def test_hosts_on_different_disks_set_a_lock_file_up_once_and_no_seat_changes_it_for_others(
+async def test_hosts_on_different_disks_set_up_a_lock_file_once_and_seats_cannot_alter_it(
     tmp_path: Path,
 ) -> None:
     tmp_path.chmod(0o755)

@@ -74,7 +74,7 @@ def _create_branches(pool: Pool, folder: Path) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize("name", ["python_slugs", "go_pairs", "node_query", "rust_wrap"])
-async def test_an_independent_test_tells_right_changes_from_wrong_ones(
+async def test_an_independent_test_separates_right_changes_from_wrong_ones(
     tmp_path: Path, name: str
 ) -> None:
     pool = read_pool(_POOLS / f"{name}.toml")
@@ -102,7 +102,7 @@ async def test_an_independent_test_tells_right_changes_from_wrong_ones(
     assert {row["author"] for row in rows} == {"test-writer"}
 
 
-async def test_changes_that_are_judged_without_a_model(tmp_path: Path) -> None:
+async def test_changes_are_judged_without_a_model(tmp_path: Path) -> None:
     """A right change with its tests, an untested one, a broken one, and one that edits tests."""
     pool = read_pool(_POOLS / "python_slugs.toml")
     folder = tmp_path / "repository"

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 GIGABYTE = 1_000_000_000
 
 
-async def test_a_file_of_a_gigabyte_is_carried_but_never_held(tmp_path: Path) -> None:
+async def test_a_file_of_a_gigabyte_is_handled_without_holding_it_in_memory(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
     (repo / "big.bin").touch()

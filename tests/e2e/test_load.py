@@ -80,7 +80,7 @@ async def checks_at_once(
     ("cores", "command", "tests"),
     [(0, PYTEST, BURN), (AT_ONCE, PYTEST, BURN), (AT_ONCE, UNITTEST, BELOW)],
 )
-async def test_checks_at_once_all_pass_on_a_healthy_base(
+async def test_concurrent_checks_pass_on_a_healthy_base(
     tmp_path: Path, cores: int, command: Sequence[str], tests: str
 ) -> None:
     """With slots, and without slots by the time limits of cases alone."""
@@ -148,7 +148,7 @@ HANGS = (
 )
 
 
-async def test_what_hangs_ends_on_a_busy_machine_too(tmp_path: Path) -> None:
+async def test_a_hanging_check_ends_on_a_busy_machine_too(tmp_path: Path) -> None:
     async with local(tmp_path, {"tests/test_a.py": HANGS}) as app:
         quick = app.settings.workspace.model_copy(update={"check_floor_seconds": 24.0})
         app.workspaces._settings = app.settings.model_copy(update={"workspace": quick})
@@ -166,7 +166,7 @@ async def test_what_hangs_ends_on_a_busy_machine_too(tmp_path: Path) -> None:
     )
 
 
-async def test_a_block_leaves_its_slot_while_it_waits_for_a_tool_that_needs_one(
+async def test_a_block_releases_its_slot_while_it_waits_for_a_tool_that_needs_one(
     tmp_path: Path,
 ) -> None:
     async with local(tmp_path, {"tests/test_a.py": "def test_a():\n    pass\n"}, cores=1) as app:
@@ -197,7 +197,7 @@ asyncio.run(main(Path(sys.argv[1])))
 """
 
 
-async def test_checks_at_once_of_three_processes_all_pass_as_those_of_three_hosts(
+async def test_concurrent_checks_of_three_processes_pass(
     tmp_path: Path,
 ) -> None:
     processes = [
@@ -215,7 +215,7 @@ async def test_checks_at_once_of_three_processes_all_pass_as_those_of_three_host
     assert verdicts == [["passed"] * 8] * 3
 
 
-async def test_the_seconds_of_a_check_begin_when_it_has_a_slot(tmp_path: Path) -> None:
+async def test_the_time_limit_of_a_check_starts_when_it_has_a_slot(tmp_path: Path) -> None:
     async with local(tmp_path, {"a.txt": ""}, cores=1) as app:
         quick = await app.prepared({"tests": python("import time; time.sleep(2)")})
         endless = await app.prepared({"tests": python("import time; time.sleep(600)")})

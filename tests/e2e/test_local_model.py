@@ -89,7 +89,7 @@ DENSE = (
 )
 
 
-async def test_packs_are_counted_as_the_model_counts(url: str, model: OpenAIModel) -> None:
+async def test_contexts_are_counted_with_the_models_tokenizer(url: str, model: OpenAIModel) -> None:
     """The count is exact and never exceeds the budget. Without a counter, the estimate is not below
     it.
     """
@@ -126,7 +126,7 @@ async def test_the_same_seed_gives_the_same_answer(model: OpenAIModel) -> None:
     assert (await once(5)).text == (await once(5)).text
 
 
-async def test_seats_share_the_beginning_of_their_prompts(model: OpenAIModel) -> None:
+async def test_seats_share_the_cached_prefix_of_their_prompts(model: OpenAIModel) -> None:
     system = Message(
         "system",
         "You hold a seat of a council. " + "Each seat works alone and says what it found. " * 25,
@@ -143,14 +143,14 @@ async def test_seats_share_the_beginning_of_their_prompts(model: OpenAIModel) ->
     assert all(reply.usage.cached_tokens > 0.9 * reply.usage.prompt_tokens for reply in replies)
 
 
-async def test_a_wrong_model_name_lists_the_right_one(url: str) -> None:
+async def test_an_unknown_model_name_is_reported_with_the_right_one(url: str) -> None:
     llm = load_settings().llm.model_copy(update={"model": "gpt-9"})
     async with open_model(llm, url) as client:
         with pytest.raises(ConfigurationError, match=r"no model 'gpt-9'; it has: \S+"):
             await client.chat(ask())
 
 
-async def test_nobody_talks_to_it_without_its_key(url: str) -> None:
+async def test_requests_without_the_key_are_refused(url: str) -> None:
     bare = f"http://{url.partition('@')[2]}"
     async with open_model(load_settings().llm, bare) as client:
         with pytest.raises(ConfigurationError, match="401"):
@@ -169,7 +169,7 @@ def listening_addresses(process: psutil.Process) -> set[Any]:
     return set()
 
 
-async def test_it_listens_on_the_loopback_only(url: str) -> None:
+async def test_the_server_listens_on_loopback_only(url: str) -> None:
     port = int(url.rpartition(":")[2].removesuffix("/v1"))
     # Other tests' servers may run below this process too: the model's server is the one with this
     # port.
@@ -198,7 +198,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
-async def test_it_ends_with_its_parent(sign: signal.Signals) -> None:
+async def test_the_server_ends_with_its_parent(sign: signal.Signals) -> None:
     parent = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -221,13 +221,13 @@ async def test_it_ends_with_its_parent(sign: signal.Signals) -> None:
             parent.kill()
 
 
-async def test_it_answers_within_a_schema_in_the_room_it_has(model: OpenAIModel) -> None:
+async def test_an_answer_follows_the_schema_within_its_token_limit(model: OpenAIModel) -> None:
     reply = await model.chat(ask(schema=FINISH, max_tokens=64, seconds=120))
     assert len(reply.text) < 400
     assert (Path(load_settings().data_dir) / "logs" / "local-model.log").exists()
 
 
-async def test_killed_under_a_call_it_is_started_again_and_the_call_is_answered_as_ever(
+async def test_a_killed_server_is_restarted_and_its_pending_call_is_answered(
     model: OpenAIModel,
 ) -> None:
     request = ask(

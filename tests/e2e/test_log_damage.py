@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.kills, pytest.mark.asyncio(loop_scope
 TASK = "Add hello_world() function to src/utils.py"
 
 
-async def test_inverted_bytes_in_a_block_are_told_and_the_deliberation_is_marked(
+async def test_inverted_bytes_in_a_block_are_reported_and_the_deliberation_is_marked(
     model: ScriptedModel, repo: Path, tmp_path: Path
 ) -> None:
     command = Command(tmp_path / "data", model.base_url)

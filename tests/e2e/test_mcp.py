@@ -55,7 +55,7 @@ def structured(tool_result: Any) -> Any:
     )
 
 
-async def test_an_assistant_lets_a_council_work_and_asks_why(tmp_path: Path) -> None:
+async def test_an_assistant_starts_a_council_and_asks_for_the_reasons(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
     steps: list[float] = []
@@ -121,7 +121,7 @@ async def http_server(command: Command, *args: str) -> AsyncIterator[str]:
     assert process.returncode == 130, err.decode()
 
 
-async def test_several_clients_over_http(tmp_path: Path) -> None:
+async def test_several_clients_use_the_http_server(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
     steps: list[float] = []
@@ -172,22 +172,20 @@ async def test_several_clients_over_http(tmp_path: Path) -> None:
         ("0.0.0.0:0", "is not a loopback address: set grpc.token"),
     ],
 )
-async def test_an_address_that_is_not_safe_is_refused(
-    tmp_path: Path, address: str, message: str
-) -> None:
+async def test_an_unsafe_address_is_refused(tmp_path: Path, address: str, message: str) -> None:
     ran = await Command(tmp_path / "data", "http://127.0.0.1:9/v1")("mcp", "--http", address)
     assert ran.code == 2
     assert message in ran.err
 
 
-async def test_another_address_needs_tls(tmp_path: Path) -> None:
+async def test_another_address_requires_tls(tmp_path: Path) -> None:
     command = Command(tmp_path / "data", "http://127.0.0.1:9/v1")
     command.extra["MOOTHALL_GRPC__TOKEN"] = "a-token-of-the-operator"
     ran = await command("mcp", "--http", "0.0.0.0:0")
     assert (ran.code, "set web.tls_cert and web.tls_key" in ran.err) == (2, True)
 
 
-async def test_a_client_that_goes_cancels_what_it_began(tmp_path: Path) -> None:
+async def test_a_disconnected_client_cancels_its_deliberation(tmp_path: Path) -> None:
     received = asyncio.Event()
 
     async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
@@ -265,7 +263,7 @@ async def ask_task(session: Any, method: str, task_id: str) -> Task:
     return task
 
 
-async def test_a_deliberation_is_a_task(tmp_path: Path) -> None:
+async def test_a_deliberation_is_an_mcp_task(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
     async with (
@@ -302,7 +300,7 @@ async def test_a_deliberation_is_a_task(tmp_path: Path) -> None:
                     await ask_task(client.session, "tasks/get", "as-task")
 
 
-async def test_a_task_is_cancelled(tmp_path: Path) -> None:
+async def test_an_mcp_task_is_cancelled(tmp_path: Path) -> None:
     async def slowly(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
         del body, headers
         return Fault("silent", delay=120)

@@ -39,7 +39,7 @@ def writing(text: str) -> Answer:
     return answer
 
 
-async def test_what_an_mcp_tool_wrote_is_in_the_winners_diff(tmp_path: Path) -> None:
+async def test_changes_made_by_an_mcp_tool_are_in_the_winners_diff(tmp_path: Path) -> None:
     tools, policies, repo = tmp_path / "tools", tmp_path / "policies", tmp_path / "repo"
     tools.mkdir()
     shutil.copy(SUPPORT / "mcp_server.py", tools)

@@ -58,7 +58,9 @@ async def test_a_council_of_three_ends_with_a_winner(name: str, repo: Path, tmp_
     assert bool(paths) == (SERVERS[name].expect == "tools")
 
 
-async def test_each_seat_replies_as_its_own_model_can(repo: Path, tmp_path: Path) -> None:
+async def test_each_seat_replies_in_the_format_its_model_supports(
+    repo: Path, tmp_path: Path
+) -> None:
     """One council with a model that calls tools natively, one that obeys schemas, and one that
     offers neither.
     """

@@ -47,7 +47,7 @@ async def _follow(link: str) -> tuple[str, str]:
         return answer.url.path, await answer.text()
 
 
-async def test_the_page_is_opened_by_a_server_that_is_started_and_by_one_that_serves(
+async def test_the_page_is_opened_by_a_new_server_and_by_a_running_one(
     tmp_path: Path,
 ) -> None:
     opened, browser = tmp_path / "opened", tmp_path / "browser"

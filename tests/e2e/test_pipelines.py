@@ -110,7 +110,7 @@ def check(folder: Path, summary: Path, ended: tuple[int, str], task: str) -> Non
 
 
 @pytest.mark.parametrize("task", [PROVEN, UNPROVEN], ids=["proven", "unproven"])
-async def test_the_step_of_github_ends_as_the_deliberation_does(
+async def test_the_github_step_ends_like_the_deliberation(
     app: App, tmp_path: Path, task: str
 ) -> None:
     install, step = example("GitHub Actions")
@@ -138,7 +138,7 @@ async def test_the_step_of_github_ends_as_the_deliberation_does(
 
 
 @pytest.mark.parametrize("task", [PROVEN, UNPROVEN], ids=["proven", "unproven"])
-async def test_the_job_of_gitlab_ends_as_the_deliberation_does(
+async def test_the_gitlab_job_ends_like_the_deliberation(
     app: App, tmp_path: Path, task: str
 ) -> None:
     job = example("GitLab CI")["deliberate"]

@@ -67,7 +67,7 @@ def is_readable(port: int, path: str) -> bool:
         return False
 
 
-async def test_a_ray_of_our_own_tells_nothing_without_its_token(tmp_path: Path) -> None:
+async def test_our_own_ray_discloses_nothing_without_its_token(tmp_path: Path) -> None:
     async with scripted_model(lambda *_: "") as model:
         # Ignore tokens of the environment: they are for another Ray cluster.
         extra = {**NO_TOKEN, "MOOTHALL_RAY__MODE": "ray"}
@@ -110,7 +110,7 @@ def check_that_no_other_user_gets_in(server: psutil.Process) -> None:
     assert not common.exists() or common.read_text(encoding="utf-8").strip() != token
 
 
-async def test_a_cluster_that_takes_drivers_without_a_token_gets_nothing_unless_a_setting_says_so(
+async def test_a_cluster_without_a_token_is_refused_unless_a_setting_allows_it(
     tmp_path: Path,
 ) -> None:
     async with (
@@ -148,7 +148,7 @@ async def doctor_findings(command: Command) -> dict[str, Any]:
     return dict(finding)
 
 
-async def test_a_host_ends_with_its_raylet_though_nobody_reaps_that(tmp_path: Path) -> None:
+async def test_a_host_ends_with_its_raylet_even_if_that_is_not_reaped(tmp_path: Path) -> None:
     async with ray_nodes(1) as (address, raylet):
         assert (await probe_access(address))[0] is Access.RESTRICTED
         driver = await asyncio.create_subprocess_exec(

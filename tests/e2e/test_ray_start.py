@@ -22,7 +22,7 @@ def without_ray(command: Command, tmp_path: Path) -> Command:
     )
 
 
-async def test_a_single_command_works_without_it_and_says_so(without_ray: Command) -> None:
+async def test_a_single_command_works_without_ray_and_reports_it(without_ray: Command) -> None:
     result = await without_ray(
         "deliberate", "--text", "--agents", "1", "Write a HAIKU", seconds=400
     )
@@ -35,7 +35,7 @@ async def test_a_single_command_works_without_it_and_says_so(without_ray: Comman
     )
 
 
-async def test_a_server_names_the_setting(without_ray: Command) -> None:
+async def test_a_server_without_ray_names_the_setting(without_ray: Command) -> None:
     result = await without_ray("serve", "--port", "0", seconds=400)
     assert result.code == 2
     assert "Set MOOTHALL_RAY__MODE=subprocess" in result.err

@@ -15,7 +15,7 @@ from support.recovery.matrix import Matrix, kills
 pytestmark = [pytest.mark.e2e, pytest.mark.kills]
 
 
-async def test_each_kind_of_process_killed_changes_nothing_and_leaves_nothing(
+async def test_a_kill_of_each_kind_of_process_changes_nothing_and_leaves_nothing(
     tmp_path: Path,
 ) -> None:
     matrix = Matrix(tmp_path)

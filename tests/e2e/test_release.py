@@ -62,7 +62,7 @@ def store_wire(clone: Path) -> None:
     git(clone, "commit", "--quiet", "--all", "--allow-empty", "--message", "wire")
 
 
-def test_a_dry_run_does_all_but_the_tag_and_a_release_tags(clone: Path) -> None:
+def test_a_dry_run_does_everything_but_the_tag_and_a_release_tags(clone: Path) -> None:
     completed = release(clone, "--dry-run")
     assert completed.returncode == 0, completed.stderr
     out = clone.parent / "out"
@@ -98,7 +98,7 @@ def test_a_dry_run_does_all_but_the_tag_and_a_release_tags(clone: Path) -> None:
     assert (completed.returncode, "is tagged already" in completed.stderr) == (1, True)
 
 
-def test_it_refuses_a_release_that_is_not_ready(clone: Path) -> None:
+def test_an_unready_release_is_refused(clone: Path) -> None:
     completed = release(clone)
     assert completed.returncode == 1
     assert "says 'not released': write the date" in completed.stderr
@@ -113,7 +113,7 @@ def test_it_refuses_a_release_that_is_not_ready(clone: Path) -> None:
     assert not (clone.parent / "out").exists()
 
 
-def test_it_refuses_a_wire_that_breaks_or_is_not_stored(clone: Path) -> None:
+def test_a_breaking_or_unstored_wire_is_refused(clone: Path) -> None:
     path, rpc = "protos/orchestrator/v1/orchestrator.proto", "  rpc "
     date_section(clone)
     store_wire(clone)

@@ -36,7 +36,7 @@ async def deliberate(app: Served, repo: Path, task: str) -> pb.DeliberateRespons
     return answer
 
 
-async def test_it_proposes_what_a_server_elsewhere_made_and_a_killed_replica_is_made_up_for(
+async def test_a_seat_proposes_a_remote_agents_change_and_survives_a_killed_replica(
     tmp_path: Path,
 ) -> None:
     repo = tmp_path / "repo"

@@ -184,7 +184,9 @@ async def decided(bus: JetStreamBus, task_id: str) -> list[Any]:
     ]
 
 
-async def test_what_one_api_was_asked_the_other_answers(cluster: Cluster) -> None:
+async def test_a_deliberation_submitted_to_one_api_is_answered_by_the_other(
+    cluster: Cluster,
+) -> None:
     answer = await deliberate(cluster.api_address(0), "one-1")
     assert answer.status == pb.DELIBERATION_STATUS_COMPLETED
     async with grpc.aio.insecure_channel(cluster.api_address(1)) as channel:
@@ -199,7 +201,7 @@ async def test_what_one_api_was_asked_the_other_answers(cluster: Cluster) -> Non
     assert len(await decided(cluster.bus, "one-1")) == 1
 
 
-async def test_the_writer_of_the_graph_is_killed_and_the_other_has_everything(
+async def test_after_a_kill_of_the_graph_writer_the_other_has_all_data(
     cluster: Cluster,
 ) -> None:
     await deliberate(cluster.api_address(0), "graph-1")
@@ -218,7 +220,7 @@ async def test_the_writer_of_the_graph_is_killed_and_the_other_has_everything(
         await writer.start()
 
 
-async def test_both_collectors_and_both_planners_do_their_part(cluster: Cluster) -> None:
+async def test_both_collectors_and_both_planners_share_the_work(cluster: Cluster) -> None:
     before = [
         await metric_sum(part, "moothall_deliberations_decided_total")
         for part in cluster.parts[WORKERS]
@@ -245,7 +247,7 @@ async def test_both_collectors_and_both_planners_do_their_part(cluster: Cluster)
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-async def test_one_that_decides_and_plans_is_killed_in_the_middle_and_nothing_is_lost_or_done_twice(
+async def test_killing_a_collector_and_planner_neither_loses_nor_repeats_work(
     cluster: Cluster, killed: int
 ) -> None:
     part = cluster.parts[WORKERS][killed]
@@ -271,7 +273,7 @@ async def test_one_that_decides_and_plans_is_killed_in_the_middle_and_nothing_is
         await part.start()
 
 
-async def test_every_role_is_started_again_under_a_stream_of_deliberations_and_no_call_is_lost(
+async def test_restarting_every_role_under_load_loses_no_call(
     cluster: Cluster,
 ) -> None:
     dependencies = "ipv4:" + ",".join(part.target for part in cluster.parts["api,page"])

@@ -36,7 +36,7 @@ asyncio.run(main())
 """
 
 
-async def test_kill_9_leaves_no_process_no_folder_and_no_cgroup(tmp_path: Path) -> None:
+async def test_sigkill_leaves_no_process_no_folder_and_no_cgroup(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, env=env
@@ -76,6 +76,6 @@ async def test_kill_9_leaves_no_process_no_folder_and_no_cgroup(tmp_path: Path) 
         "tests/e2e/test_sandbox_limits.py",
     ],
 )
-def test_the_same_as_an_ordinary_user(suite: str) -> None:
+def test_the_suites_pass_as_an_ordinary_user(suite: str) -> None:
     code, output = run_as_ordinary_user(suite, ROOT)
     assert code == 0, output

@@ -45,7 +45,7 @@ CASES = [*HOGS.items(), *MORE.items()]
 @pytest.mark.parametrize(
     ("status", "code"), CASES, ids=[f"{name}-{at}" for at, (name, _) in enumerate(CASES)]
 )
-async def test_each_limit_has_its_own_status_and_the_neighbour_works_on(
+async def test_each_limit_has_its_own_status_and_a_neighbour_keeps_working(
     tmp_path: Path, status: str, code: str
 ) -> None:
     limits: dict[str, Any] = {

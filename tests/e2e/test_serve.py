@@ -46,7 +46,7 @@ async def registered(command: Command, repo: Path) -> common_pb2.Repository:
     return common_pb2.Repository(id=json.loads(result.out)["id"])
 
 
-async def test_submit_then_poll(
+async def test_a_deliberation_is_submitted_and_polled(
     command: Command, repo: Path, stub: OrchestratorServiceStub
 ) -> None:
     metadata = credentials(command)
@@ -73,7 +73,7 @@ async def test_submit_then_poll(
     assert git(repo, "branch", "--list", f"moothall/{submitted.task_id}")
 
 
-async def test_a_seed_era_client_gets_an_answer(
+async def test_a_client_with_only_the_original_fields_gets_an_answer(
     command: Command, stub: OrchestratorServiceStub
 ) -> None:
     request = pb.DeliberateRequest(
@@ -84,7 +84,7 @@ async def test_a_seed_era_client_gets_an_answer(
     assert response.results[0].proposal.content == "An old silent pond"
 
 
-async def test_stream_then_watch_from_a_seq(
+async def test_a_stream_can_be_resumed_from_any_sequence_number(
     command: Command, repo: Path, stub: OrchestratorServiceStub
 ) -> None:
     metadata = credentials(command)
@@ -138,13 +138,13 @@ async def test_cancel_stops_calls_and_workspaces(
     assert git(repo, "branch", "--list", "moothall/*") == ""
 
 
-async def test_without_the_token_nothing_is_answered(stub: OrchestratorServiceStub) -> None:
+async def test_a_call_without_the_token_is_refused(stub: OrchestratorServiceStub) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=new_task_id()))
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_over_the_api_no_local_path_is_readable(
+async def test_local_paths_cannot_be_read_over_the_api(
     command: Command, repo: Path, stub: OrchestratorServiceStub
 ) -> None:
     request = pb.DeliberateRequest(
@@ -159,7 +159,7 @@ async def test_over_the_api_no_local_path_is_readable(
     assert "allowed" in str(caught.value.details())
 
 
-async def test_a_client_by_reflection(command: Command) -> None:
+async def test_a_client_can_use_reflection(command: Command) -> None:
     buf = Path(sys.executable).parent / "buf"
     token = (command.data_dir / "token").read_text(encoding="ascii").strip()
     url = f"http://{command.served_at}/orchestrator.v1.OrchestratorService/Deliberate"
@@ -182,7 +182,7 @@ async def test_a_client_by_reflection(command: Command) -> None:
     assert json.loads(out)["winnerId"] == "agent-dev-001"
 
 
-async def test_a_pipeline_elsewhere_convenes_a_council_and_fails_by_its_exit_code(
+async def test_a_remote_pipeline_starts_a_council_and_fails_by_its_exit_code(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
     """From a data directory of its own, as on another machine: the token is all that it has."""

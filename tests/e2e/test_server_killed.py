@@ -130,7 +130,7 @@ async def create(app: Served, title: str) -> str:
         return str((await answer.json())["story_id"])
 
 
-async def test_callers_of_a_api_that_is_killed_go_on_at_another(
+async def test_callers_of_a_killed_api_continue_at_another(
     tmp_path: Path, model: ScriptedModel
 ) -> None:
     updates: list[pb.DeliberationUpdate] = []

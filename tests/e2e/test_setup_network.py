@@ -70,7 +70,7 @@ def operator(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     return index
 
 
-async def test_pip_reads_an_index_with_a_password_that_it_never_sees(
+async def test_pip_reads_a_private_index_without_seeing_the_password(
     app: Local, operator: Index
 ) -> None:
     check = ("/env/bin/python", "-c", "import private_tool; print(private_tool.ANSWER)")
@@ -84,7 +84,7 @@ async def test_pip_reads_an_index_with_a_password_that_it_never_sees(
     assert read[-2:] == ["/simple/private-tool/", "/files/private_tool-1.0-py3-none-any.whl"]
 
 
-async def test_npm_reads_a_registry_with_a_token_that_it_never_sees(
+async def test_npm_reads_a_private_registry_without_seeing_the_token(
     app: Local, operator: Index
 ) -> None:
     if not choose({"node": ""}).homes and choose({"node": ""}).missing:
@@ -101,7 +101,7 @@ async def test_npm_reads_a_registry_with_a_token_that_it_never_sees(
     ]
 
 
-async def test_with_the_operators_credentials_nothing_is_changed(
+async def test_the_operators_credentials_cannot_be_used_to_write(
     app: Local, operator: Index
 ) -> None:
     publish = (
@@ -122,7 +122,7 @@ async def test_with_the_operators_credentials_nothing_is_changed(
     assert {method for method, *_ in operator.requests} == {"GET"}
 
 
-async def test_this_machine_is_out_of_reach_with_and_without_the_proxy(app: Local) -> None:
+async def test_the_local_machine_is_unreachable_with_and_without_the_proxy(app: Local) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         reach = (
@@ -151,7 +151,7 @@ async def test_this_machine_is_out_of_reach_with_and_without_the_proxy(app: Loca
             assert "workspace.setup_hosts" in str(failed.value)
 
 
-async def test_hosts_that_the_operator_adds_may_be_reached(app: Local) -> None:
+async def test_hosts_allowed_by_the_operator_are_reachable(app: Local) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         update = {"setup_hosts": (f"localhost:{port}",)}

@@ -13,7 +13,7 @@ from benchmarks.soak import soak
 pytestmark = [pytest.mark.e2e, pytest.mark.kills]
 
 
-async def test_nothing_is_left_behind(tmp_path: Path) -> None:
+async def test_many_deliberations_leave_nothing_behind(tmp_path: Path) -> None:
     messages: list[str] = []
     soaked = await soak(tmp_path, text=100, with_tools=10, at_once=16, announce=messages.append)
     assert soaked.problems == [], messages

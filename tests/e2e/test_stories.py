@@ -49,7 +49,7 @@ async def decided(stub: Any, task_id: str) -> Any:
             await asyncio.sleep(0.1)
 
 
-async def test_a_server_of_two_tenants(own_command: Command) -> None:
+async def test_a_server_serves_two_tenants(own_command: Command) -> None:
     """One test for all steps, because each start of a server costs more than the steps."""
     async with served(own_command) as app:
         await _a_seed_era_client_gets_an_answer(app)

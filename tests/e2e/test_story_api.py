@@ -97,7 +97,7 @@ async def follow(
     return states
 
 
-async def test_a_story_goes_to_its_commit_over_the_json_api(
+async def test_a_story_is_carried_to_its_commit_over_the_json_api(
     own_command: Command, repo: Path
 ) -> None:
     added = await own_command("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")

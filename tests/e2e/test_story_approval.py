@@ -77,7 +77,7 @@ async def move_to_last_gate(person: Person, brief: str) -> None:
     await person.move_once_allowed("accept_test")
 
 
-async def test_a_story_is_merged_into_a_branch_that_moved(own_command: Command, repo: Path) -> None:
+async def test_a_story_is_merged_into_a_moved_branch(own_command: Command, repo: Path) -> None:
     async with served(own_command) as app:
         person = Person(app)
         await move_to_last_gate(person, BRIEF)
@@ -126,7 +126,7 @@ async def test_a_story_is_merged_into_a_branch_that_moved(own_command: Command, 
         ] * 3
 
 
-async def test_a_real_neo4j_leads_from_a_merged_line_to_its_approver_and_tells_a_stranger_nothing(
+async def test_neo4j_leads_from_a_merged_line_to_its_approver_for_its_tenant_only(
     own_command: Command, repo: Path, neo4j: Address, tmp_path: Path
 ) -> None:
     own_command.extra |= {
@@ -189,7 +189,7 @@ async def test_a_conflict_with_the_branch_goes_back_to_the_council(
         assert git(repo, "status", "--porcelain") == ""
 
 
-async def test_what_its_owner_has_not_committed_stays(own_command: Command, repo: Path) -> None:
+async def test_uncommitted_files_of_the_owner_are_kept(own_command: Command, repo: Path) -> None:
     async with served(own_command) as app:
         person = Person(app)
         await move_to_last_gate(person, BRIEF)

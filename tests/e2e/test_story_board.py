@@ -35,7 +35,7 @@ async def own_command(tmp_path: Path) -> AsyncIterator[Command]:
         yield command
 
 
-async def test_a_story_is_built_sent_back_and_done_through_a_restart(
+async def test_a_story_is_built_rejected_and_completed_across_a_restart(
     own_command: Command, repo: Path
 ) -> None:
     added = await own_command("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
@@ -66,7 +66,7 @@ async def test_a_story_is_built_sent_back_and_done_through_a_restart(
 
 
 @pytest.mark.parametrize("conflict", [False, True], ids=["apart", "in conflict"])
-async def test_the_work_of_two_tasks_is_brought_together(
+async def test_the_changes_of_two_tasks_are_merged(
     own_command: Command,
     repo: Path,
     conflict: bool,  # noqa: FBT001
@@ -105,7 +105,7 @@ async def test_the_work_of_two_tasks_is_brought_together(
             assert {"tools/one.py", "tools/two.py"} <= set(names)
 
 
-async def test_a_story_is_edited_archived_and_restored_by_the_command_line(
+async def test_a_story_is_edited_archived_and_restored_on_the_command_line(
     own_command: Command,
 ) -> None:
     made = await own_command("story", "new", "Export", "--ac", AC[0])
@@ -131,7 +131,7 @@ async def test_a_story_is_edited_archived_and_restored_by_the_command_line(
     assert "can be merged once it is accepted" in merged.err
 
 
-async def test_the_same_by_the_command_line(
+async def test_a_story_is_completed_on_the_command_line(
     own_command: Command, repo: Path, tmp_path: Path
 ) -> None:
     async def once_allowed(story: str) -> str:

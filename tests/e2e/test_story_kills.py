@@ -77,7 +77,9 @@ async def begun(app: Served, task_id: str) -> None:
     ).status != orchestrator.DELIBERATION_STATUS_COMPLETED
 
 
-async def test_a_story_outlives_every_kill(own_command: Command, repo: Path, model: Model) -> None:  # noqa: PLR0915 - stage by stage
+async def test_a_story_survives_a_kill_at_every_stage(  # noqa: PLR0915 - stage by stage
+    own_command: Command, repo: Path, model: Model
+) -> None:
     added = await own_command(
         "repo", "add", str(repo), "--id", "project", "--tenant", "team-p", "--on-approval", "merge"
     )

@@ -165,7 +165,7 @@ async def deliberate(command: Command, **request: Any) -> pb.DeliberateResponse:
     return response
 
 
-async def test_one_trace_from_the_call_to_each_model_and_tool_call(tmp_path: Path) -> None:
+async def test_one_trace_covers_a_call_and_each_model_and_tool_call(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
     (tmp_path / "headers").write_text(f"x-key={SECRET}\n", encoding="utf-8")

@@ -28,7 +28,7 @@ SAME, LATER = "the-same", "later"
 TEAMS = {ALICE: "team-a", EVE: "team-e"}
 
 
-async def test_what_one_tenant_calls_a_task_is_no_business_of_another(
+async def test_equal_task_ids_of_two_tenants_are_independent(
     repo: Path, tmp_path: Path, model: ScriptedModel
 ) -> None:
     command = make_command(tmp_path, model.base_url)

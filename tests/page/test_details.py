@@ -41,7 +41,7 @@ element => {
 _RUN, _SEAT = "task-refused", "agent-dev-001"
 
 
-async def test_a_mistyped_repository_is_named_while_it_is_typed_and_not_stored(
+async def test_a_mistyped_repository_is_reported_while_typing_and_not_stored(
     chromium: Browser, command: Command
 ) -> None:
     async with served(command) as app, reader(chromium) as user:
@@ -66,7 +66,9 @@ async def test_a_mistyped_repository_is_named_while_it_is_typed_and_not_stored(
         assert user.wrong == []
 
 
-async def test_joiners_directions_the_icon_and_times(chromium: Browser, command: Command) -> None:
+async def test_joiners_directions_icon_and_times_are_shown(
+    chromium: Browser, command: Command
+) -> None:
     async with served(command) as app, reader(chromium) as user:
         context = await chromium.new_context(timezone_id="America/New_York", locale="en-GB")
         await user.sign_in(app.link)
@@ -93,7 +95,7 @@ async def test_joiners_directions_the_icon_and_times(chromium: Browser, command:
         assert user.wrong == []
 
 
-async def test_a_refused_call_has_its_reason_and_a_link_to_the_parked_requests(
+async def test_a_refused_call_shows_its_reason_and_a_link_to_the_parked_requests(
     chromium: Browser, command: Command
 ) -> None:
     deliberation = Deliberation(

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 
 @pytest.mark.parametrize("viewport", VIEWPORTS)
-async def test_a_product_owner_merges_what_the_policy_left(
+async def test_a_product_owner_merges_an_accepted_story(
     chromium: Browser, command: Command, repo: Path, viewport: str
 ) -> None:
     async with served(command) as app, reader(chromium, viewport) as user:

@@ -16,7 +16,7 @@ pytest_plugins = ["page_fixtures"]
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 
-async def test_views_are_reached_by_keys_and_by_the_palette(
+async def test_views_are_reached_by_shortcuts_and_the_palette(
     chromium: Browser, command: Command
 ) -> None:
     async with served(command) as app, reader(chromium) as user:
@@ -59,7 +59,7 @@ async def test_views_are_reached_by_keys_and_by_the_palette(
         assert user.wrong == []
 
 
-async def test_shortcuts_are_listed_and_can_be_turned_off_and_the_menu_closes(
+async def test_shortcuts_are_listed_and_can_be_disabled_and_the_menu_closes(
     chromium: Browser, command: Command
 ) -> None:
     async with served(command) as app, reader(chromium) as user:
@@ -84,7 +84,7 @@ async def test_shortcuts_are_listed_and_can_be_turned_off_and_the_menu_closes(
         assert user.wrong == []
 
 
-async def test_the_title_says_how_many_stories_need_the_user(
+async def test_the_title_shows_how_many_stories_need_the_user(
     chromium: Browser, command: Command
 ) -> None:
     async with served(command) as app, reader(chromium) as user, reader(chromium) as other:

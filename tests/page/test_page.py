@@ -20,7 +20,7 @@ pytest_plugins = ["page_fixtures"]
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 
-async def test_a_story_from_sign_in_to_the_commit(
+async def test_a_story_goes_from_sign_in_to_the_commit(
     chromium: Browser, command: Command, repo: Path
 ) -> None:
     async with (
@@ -82,7 +82,7 @@ async def test_a_story_from_sign_in_to_the_commit(
         )
 
 
-async def test_text_full_of_html_scripts_and_bidi_characters_does_nothing(
+async def test_text_with_html_scripts_and_bidi_characters_has_no_effect(
     chromium: Browser, command: Command
 ) -> None:
     async with served(command) as app, reader(chromium) as user:
@@ -111,7 +111,7 @@ async def test_text_full_of_html_scripts_and_bidi_characters_does_nothing(
         assert user.wrong == []
 
 
-async def test_two_browsers_see_each_others_changes_by_themselves_and_what_one_writes_stays(
+async def test_two_browsers_see_each_others_changes_live_and_drafts_stay(
     chromium: Browser, command: Command
 ) -> None:
     async with reader(chromium) as user, reader(chromium, "narrow") as other:
@@ -147,7 +147,7 @@ async def test_two_browsers_see_each_others_changes_by_themselves_and_what_one_w
             ).to_be_visible()
 
 
-async def test_a_council_is_watched_told_something_and_cancelled(
+async def test_a_council_is_watched_steered_and_cancelled(
     chromium: Browser, command: Command
 ) -> None:
     async with (
@@ -205,7 +205,7 @@ async def test_a_council_is_watched_told_something_and_cancelled(
         assert user.wrong == other.wrong == []
 
 
-async def test_a_name_and_a_password_sign_in_and_a_restart_signs_nobody_out(
+async def test_a_password_signs_in_and_a_restart_keeps_the_session(
     chromium: Browser, command: Command
 ) -> None:
     UserAccounts(command.data_dir).add("alice", "correct horse battery", roles=["po"])
@@ -239,7 +239,7 @@ async def ask(user: Reader, question: str) -> None:
     await user.page.get_by_role("button", name="Ask", exact=True).wait_for(timeout=120_000)
 
 
-async def test_one_agent_is_asked_and_goes_on_with_the_keyboard(
+async def test_one_agent_is_asked_and_a_follow_up_is_sent_by_keyboard(
     chromium: Browser, command: Command
 ) -> None:
     async with served(command) as app, reader(chromium) as user:
@@ -304,7 +304,7 @@ async def _views(app: Served, user: Reader) -> dict[str, str]:
     }
 
 
-async def test_axe_finds_nothing_on_any_view_wide_and_narrow_light_and_dark(
+async def test_axe_finds_no_violations_on_any_view_wide_and_narrow_light_and_dark(
     chromium: Browser, command: Command
 ) -> None:
     async with served(command) as app, reader(chromium) as user:
@@ -315,7 +315,9 @@ async def test_axe_finds_nothing_on_any_view_wide_and_narrow_light_and_dark(
             await check_appearance(user, name)
 
 
-async def test_the_keyboard_alone_is_enough(chromium: Browser, command: Command) -> None:
+async def test_a_story_can_be_created_and_moved_by_keyboard_only(
+    chromium: Browser, command: Command
+) -> None:
     async with served(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         keyboard = user.page.keyboard

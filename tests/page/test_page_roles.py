@@ -27,7 +27,7 @@ async def sign_in(user: Reader, app: Served, name: str) -> None:
     await expect(user.page.get_by_label(f"Account {name}")).to_be_visible()
 
 
-async def test_a_product_owner_and_a_tester_work_on_a_story_at_once(
+async def test_a_product_owner_and_a_tester_work_on_a_story_concurrently(
     chromium: Browser, command: Command
 ) -> None:
     accounts = UserAccounts(command.data_dir)

@@ -91,9 +91,7 @@ async def focus(user: Reader, selector: str) -> None:
     raise AssertionError(f"{selector} is not reached by Tab")
 
 
-async def test_a_story_is_reviewed_from_its_result_to_sending_it_back(
-    chromium: Browser, project: Command
-) -> None:
+async def test_a_story_is_reviewed_and_sent_back(chromium: Browser, project: Command) -> None:
     async with served(project) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         story = await build_story(user)
@@ -173,7 +171,7 @@ async def _review_by_keyboard(user: Reader) -> None:
     await user.page.wait_for_url("**/stories/*")
 
 
-async def test_the_coach_rewrites_a_story_to_take_or_leave(
+async def test_a_rewrite_by_the_coach_can_be_accepted_or_rejected(
     chromium: Browser, project: Command
 ) -> None:
     async with served(project) as app, reader(chromium) as user:

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 ROUNDS = 3
 
 
-async def test_a_story_is_built_by_the_small_model_and_approved_to_its_commit(
+async def test_a_story_is_built_by_the_small_model_and_approved(
     chromium: Browser, tmp_path: Path
 ) -> None:
     """The model is small: one story may end without a winner, and the page then says so; three in a

@@ -25,7 +25,7 @@ def column(user: Reader, state: str) -> Locator:
     return user.page.locator(f"[data-state={state}]")
 
 
-async def test_cards_are_moved_by_hand_and_by_keyboard_and_stay_where_they_may_not_go(
+async def test_cards_are_moved_by_mouse_and_keyboard_and_invalid_moves_are_undone(
     chromium: Browser, command: Command
 ) -> None:
     async with (
@@ -77,7 +77,9 @@ async def test_cards_are_moved_by_hand_and_by_keyboard_and_stay_where_they_may_n
         assert user.wrong == other.wrong == []
 
 
-async def test_the_longest_story_fits_and_does_nothing(chromium: Browser, command: Command) -> None:
+async def test_the_longest_story_fits_and_its_text_has_no_effect(
+    chromium: Browser, command: Command
+) -> None:
     async with served(command) as app, reader(chromium) as user:
         await user.sign_in(app.link)
         await user.open("/stories/new")
@@ -93,7 +95,7 @@ async def test_the_longest_story_fits_and_does_nothing(chromium: Browser, comman
         assert user.wrong == []
 
 
-async def test_a_move_that_came_too_late_is_said_on_the_board(
+async def test_a_late_transition_is_reported_on_the_board(
     chromium: Browser, command: Command
 ) -> None:
     async with served(command) as app, reader(chromium) as user, reader(chromium) as other:
@@ -116,7 +118,7 @@ async def test_a_move_that_came_too_late_is_said_on_the_board(
         assert other.wrong == []
 
 
-async def test_the_coach_reads_along_and_nothing_is_lost_to_a_server_that_is_away(
+async def test_the_coach_comments_and_an_unreachable_server_loses_nothing(
     chromium: Browser, command: Command
 ) -> None:
     async with reader(chromium) as user:
@@ -141,7 +143,7 @@ async def test_the_coach_reads_along_and_nothing_is_lost_to_a_server_that_is_awa
         assert user.page.url.endswith("/stories/new")
 
 
-async def test_what_is_nowhere_is_said_on_a_page_and_programs_get_a_document(
+async def test_an_unknown_path_gives_people_a_page_and_programs_a_document(
     chromium: Browser, command: Command
 ) -> None:
     async with served(command) as app, reader(chromium) as user, reader(chromium) as outsider:

@@ -53,7 +53,7 @@ async def test_a_story_is_edited_archived_found_and_restored(
         assert user.wrong == []
 
 
-async def test_a_restart_and_an_ended_session_lose_nothing_that_was_typed(
+async def test_typed_text_survives_a_restart_and_an_ended_session(
     chromium: Browser, command: Command
 ) -> None:
     async with reader(chromium) as user:
@@ -119,7 +119,7 @@ async def test_a_stopped_story_stops_its_councils(chromium: Browser, command: Co
         assert user.wrong == []
 
 
-async def test_a_build_that_failed_without_a_model_is_retried(
+async def test_a_build_that_failed_without_a_model_can_be_retried(
     chromium: Browser, tmp_path: Path, repo: Path
 ) -> None:
     away = True

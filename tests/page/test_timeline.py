@@ -118,7 +118,7 @@ async def _write_run_of_twelve(command: Command) -> None:
 
 
 @pytest.mark.parametrize("viewport", VIEWPORTS)
-async def test_twelve_seats_are_readable_at_a_glance(
+async def test_the_timeline_of_twelve_seats_is_readable(
     chromium: Browser, command: Command, viewport: str
 ) -> None:
     await _write_run_of_twelve(command)

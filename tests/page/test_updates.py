@@ -127,7 +127,7 @@ async def _write_large_run(command: Command) -> None:
             await bus.publish(write_of(deliberation, kind, data, ordinal="large"))
 
 
-async def test_lines_of_a_large_diff_are_loaded_when_they_are_seen(
+async def test_lines_of_a_large_diff_are_loaded_when_visible(
     chromium: Browser, command: Command
 ) -> None:
     await _write_large_run(command)
@@ -175,7 +175,7 @@ def coach(body: dict[str, Any], headers: Mapping[str, str]) -> Any:
     return json.dumps({"thought": "", "finish": json.dumps(story)})
 
 
-async def test_what_the_coach_wrote_survives_a_restart(chromium: Browser, tmp_path: Path) -> None:
+async def test_the_coachs_drafts_survive_a_restart(chromium: Browser, tmp_path: Path) -> None:
     async with scripted_model(scripted(coach)) as model, reader(chromium) as user:
         command = make_command(tmp_path, model.base_url)
         async with served(command, signal.SIGKILL) as app:

@@ -97,7 +97,9 @@ def repo_of(app: Served) -> Path:
     return app.command.data_dir.parent / "repo"
 
 
-async def test_open_call_close_and_a_parked_request_that_runs_once(app: Served, web: Web) -> None:
+async def test_a_workspace_is_opened_used_and_closed_and_a_parked_request_runs_once(
+    app: Served, web: Web
+) -> None:
     where = {"repository": {"url": str(repo_of(app))}, "role": "DEV"}
     assert (await web("POST", "/v1/workspaces", where, token=""))[0] == 401
     assert (await web("POST", "/v1/workspaces", where, token="x" * 20))[0] == 401
@@ -141,7 +143,7 @@ async def test_open_call_close_and_a_parked_request_that_runs_once(app: Served, 
     assert (repo_of(app) / "README.md").exists()
 
 
-async def test_tasks_show_a_live_and_a_failed_one(app: Served, web: Web) -> None:
+async def test_running_and_failed_tasks_are_shown(app: Served, web: Web) -> None:
     stub = app.stub()
     repository = common_pb2.Repository(url=str(repo_of(app)))
     failed = await stub.Deliberate(
@@ -177,7 +179,7 @@ async def test_tasks_show_a_live_and_a_failed_one(app: Served, web: Web) -> None
     assert git(repo_of(app), "branch", "--list", "moothall/*") == ""
 
 
-async def test_a_task_of_the_kernel_from_its_prompt_to_its_end(app: Served) -> None:
+async def test_a_kernel_task_runs_from_its_prompt_to_its_end(app: Served) -> None:
     stub: Any = AgentKernelStub(app.channel)
     create = kernel.CreateTaskRequest(
         prompt=TASK, workspace=str(repo_of(app)), agent="DEV", task_id="kernel-1"
@@ -243,7 +245,7 @@ async def test_a_task_of_the_kernel_from_its_prompt_to_its_end(app: Served) -> N
     git(repo_of(app), "branch", "-D", branch)
 
 
-async def test_a_task_of_the_kernel_that_is_cancelled(app: Served, model: ScriptedModel) -> None:
+async def test_a_kernel_task_is_cancelled(app: Served, model: ScriptedModel) -> None:
     stub: Any = AgentKernelStub(app.channel)
     task = await stub.CreateTask(
         kernel.CreateTaskRequest(prompt=f"HANG {TASK}", workspace=str(repo_of(app))), **as_(ALICE)
@@ -279,7 +281,7 @@ async def events(stub: Any, task_id: str, after_seq: int = 0) -> list[kernel.Tas
     return [event async for event in stub.StreamTaskEvents(request, **as_(ALICE))]
 
 
-async def test_health_tells_a_killed_host_and_a_stopped_model_server(tmp_path: Path) -> None:
+async def test_health_reports_a_killed_host_and_a_stopped_model_server(tmp_path: Path) -> None:
     async with scripted_model(scripted(by_task)) as model:
         command = make_command(tmp_path, model.base_url, hosts="ray")
         port = model.base_url.rpartition(":")[2].partition("/")[0]

@@ -89,7 +89,7 @@ async def test_a_diff_is_shown_and_applied_with_yes(command: Command, repo: Path
     assert git(repo, "branch", "--list", result.document["branch"])
 
 
-async def test_without_a_terminal_nothing_is_applied_and_that_is_said(
+async def test_without_a_terminal_nothing_is_applied_with_a_notice(
     command: Command, repo: Path
 ) -> None:
     result = await command("ask", "--repo", str(repo), TASK)
@@ -100,7 +100,7 @@ async def test_without_a_terminal_nothing_is_applied_and_that_is_said(
     assert git(repo, "status", "--porcelain") == ""
 
 
-async def test_own_changes_are_in_the_way(command: Command, repo: Path) -> None:
+async def test_uncommitted_changes_prevent_applying_the_diff(command: Command, repo: Path) -> None:
     (repo / "src/utils.py").write_text("# my unfinished work\n", encoding="utf-8")
     result = await command("ask", "--repo", str(repo), "--yes", "--json", TASK)
     assert result.code == 2
@@ -110,7 +110,7 @@ async def test_own_changes_are_in_the_way(command: Command, repo: Path) -> None:
 
 
 @pytest.mark.parametrize(("typed", "applied"), [("y\n", True), ("n\n", False), ("\x04", False)])
-async def test_on_a_terminal_its_owner_is_asked(
+async def test_on_a_terminal_the_user_is_asked_for_confirmation(
     command: Command, repo: Path, typed: str, *, applied: bool
 ) -> None:
     ours, theirs = pty.openpty()
@@ -142,7 +142,7 @@ async def test_on_a_terminal_its_owner_is_asked(
     assert ("hello_world" in (repo / "src/utils.py").read_text(encoding="utf-8")) is applied
 
 
-async def test_nothing_that_passes_is_no_answer(command: Command, repo: Path) -> None:
+async def test_a_failing_change_is_not_an_answer(command: Command, repo: Path) -> None:
     result = await command("ask", "--repo", str(repo), "--turns", "1", "--yes", f"WRONG {TASK}")
     assert result.code == 1, result.err
     assert "No answer." in result.out
@@ -165,7 +165,9 @@ async def test_ctrl_c_cancels_the_task(command: Command, model: ScriptedModel, r
     assert (again.code, again.document["status"]) == (1, "CANCELLED"), again.err
 
 
-async def test_in_no_repository_it_is_about_text(command: Command, tmp_path: Path) -> None:
+async def test_a_question_outside_a_repository_is_about_text(
+    command: Command, tmp_path: Path
+) -> None:
     result = await command("ask", "--json", "Write a HAIKU", cwd=tmp_path)
     assert result.code == 0, result.err
     assert (result.document["final_state"], result.document["results"][0]["content"]) == (
@@ -174,7 +176,7 @@ async def test_in_no_repository_it_is_about_text(command: Command, tmp_path: Pat
     )
 
 
-async def test_a_server_elsewhere_is_asked_by_its_kernel(
+async def test_a_question_is_sent_to_a_remote_servers_kernel(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
     """From a data directory of its own, as on another machine: the token is all that it has."""

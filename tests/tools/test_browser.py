@@ -192,7 +192,9 @@ async def browse(
     return await tools.call(call, Folder(folder), "local")
 
 
-async def test_open_click_type_wait_text_and_screenshot(site: Site, tmp_path: Path) -> None:
+async def test_pages_are_opened_clicked_typed_into_awaited_read_and_captured(
+    site: Site, tmp_path: Path
+) -> None:
     result = await browse(
         site,
         "/form",
@@ -222,7 +224,7 @@ async def test_open_click_type_wait_text_and_screenshot(site: Site, tmp_path: Pa
     assert result.output["refused"] == []
 
 
-async def test_far_away_dialogs_and_websockets(site: Site) -> None:
+async def test_remote_dialogs_and_websockets(site: Site) -> None:
     result = await browse(
         site,
         "/form",
@@ -237,7 +239,7 @@ async def test_far_away_dialogs_and_websockets(site: Site) -> None:
     assert talked.output["results"][0]["text"] == "from the server", talked.error
 
 
-async def test_a_hostile_page_reaches_nothing_that_no_tool_may_reach(site: Site) -> None:
+async def test_a_hostile_page_reaches_nothing_that_tools_may_not_reach(site: Site) -> None:
     async with serving() as other, serving("::1") as six:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
             udp.bind(("127.0.0.1", other.port))
@@ -286,7 +288,7 @@ async def test_a_hostile_page_reaches_nothing_that_no_tool_may_reach(site: Site)
         ("data:text/html,x", ToolStatus.INVALID),
     ],
 )
-async def test_what_is_not_opened(site: Site, url: str, status: ToolStatus) -> None:
+async def test_forbidden_addresses_are_not_opened(site: Site, url: str, status: ToolStatus) -> None:
     async with serving() as other:
         where = url.format(other=other.port, site=site.url)
         result = await browse(site, "/form", {"do": "open", "url": where}, {"do": "text"})
@@ -294,7 +296,7 @@ async def test_what_is_not_opened(site: Site, url: str, status: ToolStatus) -> N
         assert other.requested_paths == []
 
 
-async def test_limits(site: Site, tmp_path: Path) -> None:
+async def test_browser_limits_are_enforced(site: Site, tmp_path: Path) -> None:
     slow = await browse(site, "/slow", action_seconds=12)
     assert (slow.status, "not done within 12 seconds" in slow.error) == (ToolStatus.ERROR, True), (
         slow
@@ -323,7 +325,7 @@ async def test_limits(site: Site, tmp_path: Path) -> None:
     assert (many.status, "at most 20" in many.error) == (ToolStatus.INVALID, True)
 
 
-async def test_a_page_that_eats_memory_harms_itself_alone(site: Site) -> None:
+async def test_a_page_that_exhausts_memory_affects_only_itself(site: Site) -> None:
     eats, reads = await asyncio.gather(
         browse(site, "/eats", action_seconds=25),
         browse(site, "/form", {"do": "text", "selector": "#go"}),
@@ -332,7 +334,7 @@ async def test_a_page_that_eats_memory_harms_itself_alone(site: Site) -> None:
     assert reads.status is ToolStatus.SUCCESS, reads.error
 
 
-async def test_what_a_page_redefines_does_not_deceive(site: Site) -> None:
+async def test_redefined_browser_functions_do_not_falsify_the_text(site: Site) -> None:
     result = await browse(site, "/tricks", {"do": "text", "selector": "p"})
     assert result.output["results"][0]["text"] == "true words", result.error
 
@@ -345,6 +347,6 @@ async def test_what_a_page_redefines_does_not_deceive(site: Site) -> None:
         ({"do": "jump"}, "Input should be"),
     ],
 )
-def test_actions_that_are_none(action: dict[str, str], wrong: str) -> None:
+def test_invalid_actions_are_refused(action: dict[str, str], wrong: str) -> None:
     with pytest.raises(ValidationError, match=wrong):
         BrowserRun.model_validate({"url": "http://a.b/", "actions": [action]})

@@ -88,7 +88,7 @@ async def repo(tmp_path: Path) -> Path:
     return tmp_path / "repo"
 
 
-async def test_the_next_question_knows_what_came_before_and_begins_on_its_files(
+async def test_the_next_question_knows_the_conversation_and_starts_from_its_files(
     command: Command, repo: Path
 ) -> None:
     first = await command("ask", "--json", "--yes", TASK, cwd=repo)
@@ -116,7 +116,7 @@ async def test_the_next_question_knows_what_came_before_and_begins_on_its_files(
     )
 
 
-async def test_what_was_not_taken_over_comes_with_what_needs_it(
+async def test_a_change_not_yet_applied_is_applied_with_its_follow_up(
     command: Command, repo: Path
 ) -> None:
     await command("ask", TASK, cwd=repo)
@@ -128,7 +128,7 @@ async def test_what_was_not_taken_over_comes_with_what_needs_it(
     assert branch_text.count("def hello_world") > 1
 
 
-async def test_nothing_that_could_go_on_is_said(
+async def test_nothing_is_reported_for_work_that_can_go_on(
     command: Command, repo: Path, tmp_path: Path
 ) -> None:
     for args, message in (
@@ -144,7 +144,9 @@ async def test_nothing_that_could_go_on_is_said(
     assert "nothing was asked about text yet" in text.err
 
 
-async def test_a_server_elsewhere_goes_on_too(command: Command, repo: Path, tmp_path: Path) -> None:
+async def test_a_conversation_continues_on_a_remote_server(
+    command: Command, repo: Path, tmp_path: Path
+) -> None:
     (tmp_path / "token").write_text(ALICE, encoding="ascii")
     client = Command(tmp_path / "mine", extra={"MOOTHALL_LOG__LEVEL": "error"})
     at = ("--server", command.served_at, "--token-file", str(tmp_path / "token"), "--json")
@@ -162,7 +164,7 @@ async def test_a_server_elsewhere_goes_on_too(command: Command, repo: Path, tmp_
     assert forked.document["task_id"] == f"{first.document['task_id']}-f1", forked.err
 
 
-async def test_a_killed_question_goes_on_before_the_next(
+async def test_a_killed_question_is_finished_before_the_next(
     command: Command, model: ScriptedModel, repo: Path
 ) -> None:
     args = ("ask", "--repo", str(repo), "--task-id", "killed-1", "--json", f"SLOWLY {TASK}")
@@ -243,7 +245,7 @@ async def terminal(command: Command, *args: str, cwd: Path) -> AsyncIterator[Ter
         os.close(ours)
 
 
-async def test_on_a_terminal_one_question_comes_after_the_other(
+async def test_a_terminal_accepts_one_question_after_another(
     command: Command, model: ScriptedModel, repo: Path
 ) -> None:
     async with terminal(command, "ask", cwd=repo) as person:
@@ -276,7 +278,7 @@ async def test_on_a_terminal_one_question_comes_after_the_other(
     assert person.process.returncode == 0
 
 
-async def test_a_terminal_goes_on_where_another_ended(command: Command, repo: Path) -> None:
+async def test_a_terminal_continues_an_earlier_conversation(command: Command, repo: Path) -> None:
     first = await command("ask", "--json", TASK, cwd=repo)
     async with terminal(command, "ask", "--continue", cwd=repo) as person:
         await person.until(f"going on from {first.document['task_id']}")
@@ -286,7 +288,7 @@ async def test_a_terminal_goes_on_where_another_ended(command: Command, repo: Pa
     assert person.process.returncode == 0
 
 
-async def test_a_run_is_forked_without_a_call_of_what_it_takes_over(
+async def test_a_run_is_forked_without_repeating_its_calls(
     command: Command, model: ScriptedModel, repo: Path
 ) -> None:
     first = await command(
@@ -351,7 +353,7 @@ async def killed_and_again(
     return calls()
 
 
-async def test_a_server_that_is_killed_goes_on_with_the_question_and_with_the_fork(
+async def test_a_killed_server_resumes_the_question_and_the_fork(
     model: ScriptedModel, repo: Path, tmp_path: Path
 ) -> None:
     command = make_command(tmp_path, model.base_url)

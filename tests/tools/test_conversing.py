@@ -42,7 +42,7 @@ class Caller:
 
 
 @pytest.mark.parametrize("opened", [local, in_pods, on_nodes], ids=["here", "pod", "node"])
-async def test_a_program_hears_and_says_lines_and_its_files_stay_where_that_is_wanted(
+async def test_a_program_exchanges_lines_and_keeps_its_files_if_asked_to(
     opened: Any, tmp_path: Path
 ) -> None:
     async with (
@@ -115,7 +115,7 @@ async def two_turns(question: ModelQuestion) -> ChatReply:
 
 
 @pytest.mark.parametrize("opened", [local, in_pods, on_nodes], ids=["here", "pod", "node"])
-async def test_an_agent_works_with_a_model_outside(opened: Any, tmp_path: Path) -> None:
+async def test_an_agent_in_a_workspace_uses_a_model_outside(opened: Any, tmp_path: Path) -> None:
     async with (
         opened(tmp_path) as app,
         app.workspaces.open(await app.prepared(), "one") as workspace,

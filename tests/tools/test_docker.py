@@ -111,7 +111,7 @@ async def docker_workspace(host: str, root: Path) -> AsyncIterator[DockerWorkspa
         assert await session.call("GET", "/images/json") == []
 
 
-async def test_a_container_runs_and_is_gone(docker_workspace: DockerWorkspace) -> None:
+async def test_a_container_runs_and_is_removed(docker_workspace: DockerWorkspace) -> None:
     result = await docker_workspace.ask("run", image="app")
     assert (result.output["exit_code"], result.output["output"]) == (0, "from the image\n"), (
         result.error
@@ -124,7 +124,9 @@ async def test_a_container_runs_and_is_gone(docker_workspace: DockerWorkspace) -
     assert (await docker_workspace.ask("ps")).output["containers"] == []
 
 
-async def test_a_container_that_goes_on(docker_workspace: DockerWorkspace) -> None:
+async def test_a_detached_container_is_used_stopped_and_removed(
+    docker_workspace: DockerWorkspace,
+) -> None:
     started = await docker_workspace.run(
         "/bin/busybox", "sh", "-c", "echo ready; exec /bin/busybox sleep 1000", detach=True
     )
@@ -194,7 +196,7 @@ async def test_every_container_is_bounded(docker_workspace: DockerWorkspace) -> 
     assert not host["Binds"] and not host["Devices"] and not inspected["Mounts"]  # noqa: PT018 - three ways to mount
 
 
-async def test_limits_hold_and_say_so(
+async def test_container_limits_are_enforced_and_named(
     host: str, root: Path, docker_workspace: DockerWorkspace
 ) -> None:
     small = DockerWorkspace(
@@ -237,7 +239,7 @@ async def test_limits_hold_and_say_so(
     await small.tools.close_workspace(small.id)
 
 
-async def test_a_workspace_sees_only_its_own(
+async def test_a_workspace_sees_only_its_own_containers(
     host: str, root: Path, docker_workspace: DockerWorkspace
 ) -> None:
     mine = (await docker_workspace.run("/bin/busybox", "sleep", "1000", detach=True)).output[
@@ -263,7 +265,7 @@ async def test_a_workspace_sees_only_its_own(
     assert (await docker_workspace.ask("ps")).output["containers"][0]["state"] == "running"
 
 
-async def test_what_expired_is_removed_whoever_made_it(
+async def test_expired_images_and_containers_are_removed_whatever_their_owner(
     host: str, root: Path, docker_workspace: DockerWorkspace
 ) -> None:
     short = DockerWorkspace(root, host, "ws-3", limits=DockerLimits(lifetime_seconds=10))
@@ -350,7 +352,9 @@ async def test_a_build_fetches_nothing_and_runs_nothing(host: str, root: Path, t
         server.server_close()
 
 
-async def test_builds_are_bounded_and_run_where_the_operator_says_so(host: str, root: Path) -> None:
+async def test_builds_are_bounded_and_run_commands_only_if_the_operator_allows_it(
+    host: str, root: Path
+) -> None:
     (root / "Dockerfile").write_text(
         'FROM scratch AS one\nCOPY bin /bin/\nRUN ["/bin/busybox", "sh", "-c", "ls '
         '/sys/class/net; echo x > /made"]\n'
@@ -379,6 +383,6 @@ async def test_builds_are_bounded_and_run_where_the_operator_says_so(host: str, 
     assert (none.status, "there is no Dockerfile" in none.error) == (ToolStatus.INVALID, True)
 
 
-async def test_an_engine_that_is_not_there(tmp_path: Path) -> None:
+async def test_a_missing_engine_is_an_error(tmp_path: Path) -> None:
     result = await DockerWorkspace(tmp_path, f"unix://{tmp_path}/none.sock").ask("ps")
     assert (result.status, "does not answer" in result.error) == (ToolStatus.ERROR, True)

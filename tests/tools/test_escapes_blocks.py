@@ -34,7 +34,7 @@ async def runner(guarded_workspace: CanaryWorkspace) -> AsyncIterator[LocalRunne
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)
-async def test_it_is_contained(
+async def test_an_escape_attempt_is_contained(
     guarded_workspace: CanaryWorkspace, runner: LocalRunner, attempt: Attempt
 ) -> None:
     mark = f"escaped-block-{attempt.name}"
@@ -63,5 +63,5 @@ async def test_it_is_contained(
     assert (status, output.split("\n")[1], tier) == (ToolStatus.SUCCESS, "1", "monty"), output
 
 
-async def test_both_tiers_were_tried() -> None:
+async def test_both_tiers_were_tested() -> None:
     assert set(TIERS) == {"monty", "python"}

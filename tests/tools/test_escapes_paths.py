@@ -24,11 +24,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)
-async def test_it_is_contained(guarded_workspace: CanaryWorkspace, attempt: Attempt) -> None:
+async def test_an_escape_attempt_is_contained(
+    guarded_workspace: CanaryWorkspace, attempt: Attempt
+) -> None:
     await guarded_workspace.make_attempt(attempt)
 
 
-async def test_nothing_of_a_workspace_runs_while_its_files_are_handled(
+async def test_no_process_of_a_workspace_runs_while_its_files_are_handled(
     guarded_workspace: CanaryWorkspace,
 ) -> None:
     code = (
@@ -52,7 +54,9 @@ async def test_nothing_of_a_workspace_runs_while_its_files_are_handled(
         "files.define",
     ],
 )
-async def test_a_link_that_changes_meanwhile_leads_nowhere(tmp_path: Path, tool: str) -> None:
+async def test_a_link_that_changes_during_access_never_leads_outside(
+    tmp_path: Path, tool: str
+) -> None:
     """The kernel resolves the path when it is opened, so the checked file is the used file."""
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     inside.mkdir()

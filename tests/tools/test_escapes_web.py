@@ -10,5 +10,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)
-async def test_it_is_contained(guarded_workspace: CanaryWorkspace, attempt: Attempt) -> None:
+async def test_an_escape_attempt_is_contained(
+    guarded_workspace: CanaryWorkspace, attempt: Attempt
+) -> None:
     await guarded_workspace.make_attempt(attempt)

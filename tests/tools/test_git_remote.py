@@ -115,7 +115,7 @@ async def test_a_branch_is_pushed_once_and_never_moved(scene: Scene) -> None:
         assert (refused.status, "push policy" in refused.error) == (ToolStatus.BLOCKED, True)
 
 
-async def test_what_is_new_at_the_origin_is_merged(scene: Scene) -> None:
+async def test_new_commits_of_the_origin_are_merged(scene: Scene) -> None:
     async with scene.services.workspaces.open(scene.prepared, "one") as workspace:
         nothing = await call(workspace, "git.pull")
         assert (nothing.status, nothing.output["files"]) == (ToolStatus.SUCCESS, []), nothing
@@ -140,7 +140,7 @@ async def test_what_is_new_at_the_origin_is_merged(scene: Scene) -> None:
         assert (await call(workspace, "git.status")).output["clean"]
 
 
-async def test_another_repository_comes_as_files(scene: Scene) -> None:
+async def test_another_repository_is_cloned_as_files(scene: Scene) -> None:
     async with scene.services.workspaces.open(scene.prepared, "one") as workspace:
         cloned = await call(workspace, "git.clone", url=f"{scene.public.url}/tools.git")
         assert cloned.status is ToolStatus.SUCCESS, cloned
@@ -176,7 +176,7 @@ async def test_another_repository_comes_as_files(scene: Scene) -> None:
         "--upload-pack=touch /tmp/owned",
     ],
 )
-async def test_no_clone_reaches_inside(scene: Scene, url: str) -> None:
+async def test_no_clone_reaches_an_internal_address(scene: Scene, url: str) -> None:
     async with scene.services.workspaces.open(scene.prepared, "one") as workspace:
         refused = await call(workspace, "git.clone", url=url)
         assert refused.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}, refused

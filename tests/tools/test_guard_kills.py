@@ -74,7 +74,7 @@ async def results(bus: JetStreamBus, workspace: str) -> list[Mapping[str, Any]]:
     return [event.data for event in events if event.type == EventType.TOOL_FINISHED]
 
 
-async def test_an_effect_outside_that_a_kill_cut_off_is_unknown_and_was_asked_for_once(
+async def test_an_external_effect_interrupted_by_a_kill_is_unknown_and_requested_once(
     tmp_path: Path,
 ) -> None:
     async with counting_site() as site:
@@ -146,7 +146,7 @@ async def test_an_effect_outside_that_a_kill_cut_off_is_unknown_and_was_asked_fo
         ), verified.out
 
 
-async def test_the_audit_shows_who_approved_what_was_called_out_and_what_was_changed(
+async def test_the_audit_shows_approvals_external_calls_and_tampering(
     tmp_path: Path,
 ) -> None:
     command = make_command(tmp_path)

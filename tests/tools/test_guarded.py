@@ -55,7 +55,7 @@ async def opened_by(app: ToolServer, token: str) -> pb.OpenWorkspaceResponse:
     return opened
 
 
-async def test_a_tenant_has_nothing_of_anothers(app: ToolServer, site: Site) -> None:
+async def test_a_tenant_cannot_access_another_tenants_data(app: ToolServer, site: Site) -> None:
     ours, theirs = await opened_by(app, TOKEN), await opened_by(app, OTHER)
     await app.call(ours, "files.write", "r-1", path="ours.txt", content="our secret\n")
     page = await app.call(ours, "web.fetch", "r-2", url=f"{site.url}/page")
@@ -101,7 +101,7 @@ async def test_a_tenant_has_nothing_of_anothers(app: ToolServer, site: Site) -> 
     assert verify_all(app.data_dir).ok
 
 
-async def test_five_failures_open_the_circuit(app: ToolServer, site: Site) -> None:
+async def test_five_failures_open_the_circuit_breaker(app: ToolServer, site: Site) -> None:
     opened = await app.open()
     statuses: list[str] = []
 
@@ -120,7 +120,7 @@ async def test_five_failures_open_the_circuit(app: ToolServer, site: Site) -> No
     assert (await get(), site.seen.total()) == ("circuit_open", before)
 
 
-async def test_a_workflow_waits_for_an_operators_word(app: ToolServer, site: Site) -> None:
+async def test_a_workflow_waits_for_an_operators_approval(app: ToolServer, site: Site) -> None:
     opened = await app.open()
     delete = {"id": "delete", "tool": "http.delete", "arguments": {"url": f"{site.url}/thing"}}
     note = {

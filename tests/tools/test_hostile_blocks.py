@@ -126,7 +126,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_each_ends_with_its_status_and_the_next_works(
+async def test_each_hostile_block_ends_with_its_status_and_the_next_block_works(
     block_workspace: BlockWorkspace, name: str
 ) -> None:
     code, statuses, message = HOSTILE[name]
@@ -154,7 +154,7 @@ FULL_HOSTILE = {
 
 
 @pytest.mark.parametrize("name", FULL_HOSTILE)
-async def test_cpython_is_held_by_the_kernel(block_workspace: BlockWorkspace, name: str) -> None:
+async def test_cpython_is_limited_by_the_kernel(block_workspace: BlockWorkspace, name: str) -> None:
     code, statuses = FULL_HOSTILE[name]
     ran = await block_workspace.run(FULL + code, seconds=5.0, memory_bytes=100_000_000)
     assert str(ran.status) in statuses.split("|"), ran
@@ -163,7 +163,7 @@ async def test_cpython_is_held_by_the_kernel(block_workspace: BlockWorkspace, na
     assert (after.status, after.value) == (ToolStatus.SUCCESS, 1), after
 
 
-async def test_paths_that_lead_out_are_refused_symlinks_too(
+async def test_paths_outside_the_workspace_are_refused_even_through_symlinks(
     block_workspace: BlockWorkspace,
 ) -> None:
     created = await block_workspace.app.call(
@@ -189,7 +189,7 @@ told"""  # noqa: E501 - a line of embedded text
         assert ran.value == ["refused"] * 11, ran
 
 
-async def test_a_runner_that_is_killed_is_an_error_and_the_next_works(
+async def test_a_killed_runner_is_an_error_and_the_next_block_works(
     block_workspace: BlockWorkspace,
 ) -> None:
     assert (await block_workspace.run("1")).value == 1
@@ -213,7 +213,7 @@ async def test_a_runner_that_is_killed_is_an_error_and_the_next_works(
 
 
 @pytest.mark.parametrize("first", ["", FULL])
-async def test_a_workspace_that_is_lost_under_a_block_is_the_seats_matter(
+async def test_a_workspace_lost_during_a_block_fails_the_seat(
     block_workspace: BlockWorkspace, first: str
 ) -> None:
     async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
@@ -231,7 +231,7 @@ async def test_a_workspace_that_is_lost_under_a_block_is_the_seats_matter(
 
 
 @pytest.mark.parametrize("first", ["", FULL])
-async def test_the_time_of_tools_is_not_the_blocks(
+async def test_the_time_of_tool_calls_does_not_count_for_the_block(
     block_workspace: BlockWorkspace, first: str
 ) -> None:
     async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
@@ -246,7 +246,7 @@ async def test_the_time_of_tools_is_not_the_blocks(
 
 
 @pytest.mark.parametrize("first", ["", FULL])
-async def test_a_block_stops_with_its_caller_and_at_its_deadline(
+async def test_a_block_stops_when_cancelled_and_at_its_deadline(
     block_workspace: BlockWorkspace, first: str
 ) -> None:
     called = asyncio.Event()
@@ -271,7 +271,7 @@ async def test_a_block_stops_with_its_caller_and_at_its_deadline(
     assert (await block_workspace.run(f"{first}2")).value == 2
 
 
-async def test_tenants_have_boxes_of_their_own(block_workspace: BlockWorkspace) -> None:
+async def test_tenants_have_separate_sandboxes(block_workspace: BlockWorkspace) -> None:
     await block_workspace.run("1")
     (first,) = block_workspace.sandboxes()
     block = CodeBlock("2", TOOLS, in_seconds(30), "other")
@@ -281,7 +281,7 @@ async def test_tenants_have_boxes_of_their_own(block_workspace: BlockWorkspace) 
     assert first not in block_workspace.sandboxes()
 
 
-async def test_the_files_of_the_workspace_can_be_read_by_cpython_and_changed_by_tools_alone(
+async def test_cpython_can_read_the_workspaces_files_and_only_tools_can_change_them(
     block_workspace: BlockWorkspace,
 ) -> None:
     await block_workspace.app.call(
@@ -307,7 +307,7 @@ async def test_the_files_of_the_workspace_can_be_read_by_cpython_and_changed_by_
         ("import json\njson.tool", "has no attribute 'tool'"),
     ],
 )
-async def test_what_monty_cannot_is_found_before_anything_is_done(
+async def test_features_missing_in_monty_are_detected_before_anything_runs(
     block_workspace: BlockWorkspace, code: str, why: str
 ) -> None:
     ran = await block_workspace.run(f"ws.write('count.txt', 'x')\n{code}")
@@ -316,7 +316,7 @@ async def test_what_monty_cannot_is_found_before_anything_is_done(
     assert [name for name, _ in block_workspace.calls] in (["files.write"], [])
 
 
-async def test_without_the_right_to_read_files_there_is_no_cpython(
+async def test_without_permission_to_read_files_cpython_is_unavailable(
     block_workspace: BlockWorkspace,
 ) -> None:
     ran = await block_workspace.run(f"{FULL}1", full=False)

@@ -100,7 +100,7 @@ async def open_cpython_workspace(
         (b'{"op":"end","status":"success","value":' + b"[" * 600 + b"]" * 600 + b"}", "success"),
     ],
 )
-async def test_what_a_block_says_of_its_end_is_its_own_word(
+async def test_a_forged_end_message_of_a_block_affects_only_its_own_result(
     tmp_path: Path, end: bytes, status: str
 ) -> None:
     async with open_cpython_workspace(tmp_path) as app:
@@ -109,7 +109,7 @@ async def test_what_a_block_says_of_its_end_is_its_own_word(
     json.dumps(ran.value, allow_nan=False, ensure_ascii=False).encode()
 
 
-async def test_one_that_asks_without_end_is_ended(tmp_path: Path) -> None:
+async def test_a_block_with_endless_tool_calls_is_ended(tmp_path: Path) -> None:
     async with open_cpython_workspace(tmp_path) as app:
         ran = await app.run(
             "while True:\n    say({'op': 'call', 'name': 'no.tool', 'args': {}}); os.read(fd, "
@@ -119,7 +119,7 @@ async def test_one_that_asks_without_end_is_ended(tmp_path: Path) -> None:
         assert (await app.run("1 + 1")).value == 2
 
 
-async def test_one_that_dies_while_it_waits_is_told_as_ended(tmp_path: Path) -> None:
+async def test_one_that_dies_while_waiting_is_reported_as_ended(tmp_path: Path) -> None:
     async with open_cpython_workspace(tmp_path) as app:
         ran = await app.run(
             "threading.Timer(0.3, lambda: os._exit(3)).start()\nfiles.read(path='slow')"
@@ -146,7 +146,7 @@ threading.Thread(target=fill, daemon=True).start()
         ),
     ],
 )
-async def test_the_disk_is_looked_at_while_a_block_asks(tmp_path: Path, requesting: str) -> None:
+async def test_the_disk_limit_is_checked_during_tool_calls(tmp_path: Path, requesting: str) -> None:
     async with open_cpython_workspace(
         tmp_path, block_limits=BlockLimits(tool_calls=5000), disk_bytes=20_000_000
     ) as app:
@@ -154,7 +154,7 @@ async def test_the_disk_is_looked_at_while_a_block_asks(tmp_path: Path, requesti
     assert ran.status == "disk", ran
 
 
-async def test_agents_whose_blocks_wait_for_a_place_do_not_wait_for_their_callers(
+async def test_sub_agents_blocks_get_slots_while_their_callers_wait(
     tmp_path: Path,
 ) -> None:
     async with open_cpython_workspace(tmp_path, workers=1) as app:
@@ -175,9 +175,7 @@ async def test_agents_whose_blocks_wait_for_a_place_do_not_wait_for_their_caller
 
 
 @pytest.mark.parametrize("first", FIRST)
-async def test_agents_are_given_fewer_tools_where_the_code_says_so(
-    tmp_path: Path, first: str
-) -> None:
+async def test_sub_agents_get_only_the_tools_named_in_the_code(tmp_path: Path, first: str) -> None:
     async with open_cpython_workspace(tmp_path) as app:
         seen = []
 

@@ -21,7 +21,7 @@ HALF = "\ud800"
     "half",
     [f"x = '{HALF}'\nprint(x)", f"ws.write('a.txt', '{HALF}')", f"import socket\nprint('{HALF}')"],
 )
-async def test_half_a_character_in_a_block_is_no_end_of_a_seat(tmp_path: Path, half: str) -> None:
+async def test_a_lone_surrogate_in_a_block_does_not_end_the_seat(tmp_path: Path, half: str) -> None:
     turns = (code(half), code(APPEND, HALF))
 
     def answer(_body: Any, headers: Any) -> Any:

@@ -194,7 +194,7 @@ def _toolchains(program: str) -> tuple[Path, ...]:
 
 
 @pytest.mark.parametrize("name", PROJECTS)
-async def test_a_project_is_set_up_and_its_tests_tell(tmp_path: Path, name: str) -> None:
+async def test_a_project_is_set_up_and_its_tests_report_cases(tmp_path: Path, name: str) -> None:
     project = PROJECTS[name]
     if shutil.which(project.program) is None:
         pytest.skip(f"{project.program} is not installed: {project.bring}")
@@ -234,7 +234,7 @@ async def test_a_project_is_set_up_and_its_tests_tell(tmp_path: Path, name: str)
     shutil.which("npm") is None, reason="npm is not installed: apt-get install nodejs npm"
 )
 @pytest.mark.parametrize("name", RUNNERS)
-async def test_a_runner_of_javascript_tells_its_cases_by_name(tmp_path: Path, name: str) -> None:
+async def test_a_javascript_runner_reports_its_cases_by_name(tmp_path: Path, name: str) -> None:
     repo = make_repo(tmp_path / "repo", RUNNERS[name])
     settings = load_settings(data_dir=tmp_path / "data")
     async with open_workspace_services(settings) as services:
@@ -254,7 +254,7 @@ async def test_a_runner_of_javascript_tells_its_cases_by_name(tmp_path: Path, na
     shutil.which("npm") is None, reason="npm is not installed: apt-get install nodejs npm"
 )
 @pytest.mark.parametrize("manager", ["pnpm@9.15.0", "yarn@1.22.22", "yarn@4.5.3"])
-async def test_the_package_manager_that_a_project_names_sets_it_up(
+async def test_a_project_is_set_up_with_its_declared_package_manager(
     tmp_path: Path, manager: str
 ) -> None:
     files = {

@@ -141,7 +141,7 @@ async def test_a_limit_stops_with_its_own_status_beside_a_working_neighbour(
     assert " status=success exit_code=0 " in last
 
 
-async def test_files_that_are_written_by_tools_fill_the_disk_too(tmp_path: Path) -> None:
+async def test_files_written_by_tools_count_towards_the_disk_limit(tmp_path: Path) -> None:
     async with local(tmp_path, {"a.txt": "a\n"}, **{**LIMITS, "disk_bytes": 1_000_000}) as app:
         prepared = await app.prepared()
         async with app.workspaces.open(prepared, "files") as workspace:
@@ -166,7 +166,7 @@ async def test_files_that_are_written_by_tools_fill_the_disk_too(tmp_path: Path)
     )
 
 
-async def test_open_files_are_bounded_and_said_so(tmp_path: Path) -> None:
+async def test_open_files_are_limited_and_the_limit_is_reported(tmp_path: Path) -> None:
     async with local(tmp_path, {"a.txt": "a\n"}, **LIMITS) as app:
         prepared = await app.prepared()
         async with app.workspaces.open(prepared, "files") as workspace:
@@ -201,7 +201,7 @@ async def test_every_result_is_measured(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     interpreter_for_all() is None, reason="no Python of this version that an ordinary user may run"
 )
-def test_without_cgroups_the_same_limits_hold() -> None:
+def test_the_same_limits_are_enforced_without_cgroups() -> None:
     """An ordinary user may not write cgroups here: rlimits and a sampled process tree are used
     instead.
     """

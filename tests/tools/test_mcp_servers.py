@@ -37,7 +37,7 @@ def running(folder: Path) -> list[int]:
     return pids
 
 
-async def test_what_a_server_remembers_is_there_until_its_workspace_ends(
+async def test_a_server_keeps_its_memory_until_its_workspace_ends(
     tmp_path: Path, tools: Path
 ) -> None:
     """Its memory belongs to one workspace and lasts from call to call; its end is reported, and
@@ -104,7 +104,7 @@ async def test_what_a_server_remembers_is_there_until_its_workspace_ends(
     assert running(own) == [], "MCP servers end with their parent"
 
 
-async def test_where_there_is_no_room_the_one_unused_for_the_longest_ends(
+async def test_beyond_the_limit_the_least_recently_used_server_ends(
     tmp_path: Path, tools: Path
 ) -> None:
     servers = {name: honest(tools) for name in ("first", "second", "third")}
@@ -121,7 +121,7 @@ async def test_where_there_is_no_room_the_one_unused_for_the_longest_ends(
         assert list(second.output["data"]["words"]) == ["second", "y"]
 
 
-async def test_one_that_floods_between_calls_is_ended_then_and_the_next_call_says_so(
+async def test_a_server_that_floods_between_calls_is_ended_and_the_next_call_reports_it(
     tmp_path: Path, tools: Path
 ) -> None:
     """Output between calls counts towards the next call; output within bounds has no effect."""

@@ -84,7 +84,7 @@ async def test_files_that_a_tool_changes_are_in_the_patch_and_reading_changes_no
         ).status == "success"
 
 
-async def test_without_files_it_has_only_what_it_is_given_by_name(
+async def test_a_server_without_files_has_only_its_declared_credentials(
     tmp_path: Path, tools: Path
 ) -> None:
     key = tmp_path / "key"
@@ -114,7 +114,7 @@ async def test_without_files_it_has_only_what_it_is_given_by_name(
 
 
 @pytest.mark.parametrize("files", ["none", "write"])
-async def test_one_that_fails_hangs_or_dies_is_said_in_words(
+async def test_failures_hangs_and_deaths_are_described_in_words(
     tmp_path: Path, tools: Path, files: str
 ) -> None:
     settings = settings_with(
@@ -161,7 +161,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("files", ["none", "write"])
-async def test_hostile_ones_get_an_error_and_nothing_else(
+async def test_hostile_servers_get_an_error_and_nothing_else(
     tmp_path: Path, tools: Path, files: str
 ) -> None:
     ways = ("nonsense", "asking", "pictures", *HOSTILE)
@@ -229,7 +229,7 @@ async def listening(port: int) -> None:
             return
 
 
-async def test_over_http_it_is_reached_where_tools_may_go_and_its_intent_is_recorded(
+async def test_an_http_server_needs_the_allow_list_and_its_calls_are_recorded(
     tmp_path: Path, tools: Path, served: int
 ) -> None:
     await listening(served)
@@ -254,9 +254,7 @@ async def test_over_http_it_is_reached_where_tools_may_go_and_its_intent_is_reco
         assert (await mcp.call("mcp.notes.about")).status is ToolStatus.BLOCKED
 
 
-async def test_an_http_server_that_does_not_mean_well_leads_nowhere(
-    tmp_path: Path, tools: Path
-) -> None:
+async def test_a_malicious_http_server_gains_nothing(tmp_path: Path, tools: Path) -> None:
     seen: list[str] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:

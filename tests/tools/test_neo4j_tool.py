@@ -170,7 +170,7 @@ async def test_neo4j_answers_are_bounded(graph: str) -> None:
     assert (await ask("db.neo4j", graphs(graph), query="RETURN 7 AS n")).output["rows"] == [[7]]
 
 
-async def test_neo4j_writes_where_the_operator_says_so(graph: str, hits: Hits) -> None:
+async def test_neo4j_writes_if_the_operator_allows_it(graph: str, hits: Hits) -> None:
     may = graphs(graph, write=True)
     result = await ask(
         "db.neo4j", may, query="CREATE (n:Note {text: $text}) RETURN n.text", params={"text": "t"}
@@ -192,7 +192,7 @@ async def test_neo4j_writes_where_the_operator_says_so(graph: str, hits: Hits) -
     assert hits.count == 0
 
 
-async def test_neo4j_that_does_not_answer_or_lets_nobody_in(graph: str) -> None:
+async def test_an_unreachable_neo4j_and_wrong_credentials_are_reported(graph: str) -> None:
     where = graph.rpartition("@")[2]
     wrong = await ask("db.neo4j", graphs(f"bolt://neo4j:{PASSWORD}@{where}"), query="RETURN 1")
     assert (wrong.status, "refuses this user and password" in wrong.error) == (

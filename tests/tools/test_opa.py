@@ -39,13 +39,13 @@ async def served(folder: Path, seconds: float = 30) -> AsyncIterator[Opa]:
 
 
 @pytest.mark.parametrize("case", CONTRACT, ids=lambda case: case.__name__)
-async def test_the_contract(
+async def test_opa_fulfils_the_contract_of_policy_engines(
     case: Callable[[Opened, Path], Awaitable[None]], tmp_path: Path
 ) -> None:
     await case(served, tmp_path)
 
 
-async def test_the_policy_that_comes_with_moothall_says_the_same_there() -> None:
+async def test_the_bundled_policy_gives_the_same_decisions_in_opa() -> None:
     async with served(policies_folder()) as engine:
         for operation, allow, park in (
             ("read", True, False),
@@ -57,7 +57,7 @@ async def test_the_policy_that_comes_with_moothall_says_the_same_there() -> None
             assert (decision["allow"], decision.get("park", False)) == (allow, park)
 
 
-async def test_a_server_that_hangs_and_one_that_dies_block(tmp_path: Path) -> None:
+async def test_a_hanging_server_and_a_dead_server_block_calls(tmp_path: Path) -> None:
     (tmp_path / "tools.rego").write_text(POLICY, encoding="utf-8")
     with real.server(tmp_path) as (url, pid):
         async with (

@@ -94,7 +94,7 @@ async def test_postgres_answers_as_json(reader: str) -> None:
     assert second[2:4] == ["NaN", "infinity"]
 
 
-async def test_postgres_takes_parameters_by_place(reader: str) -> None:
+async def test_postgres_accepts_positional_parameters(reader: str) -> None:
     for query, params in (
         ("select name from items where id = $1", ["1"]),
         ("select name from items where name = $2 and id = $1", ["1", "bolt"]),
@@ -191,7 +191,7 @@ async def test_postgres_changes_nothing(superuser: str, reader: str, query: str)
         assert result.error
 
 
-async def test_postgres_refuses_roles_that_a_transaction_does_not_hold(
+async def test_postgres_refuses_roles_that_a_transaction_cannot_restrict(
     superuser: str, reader: str
 ) -> None:
     result = await ask("db.postgres", postgres(superuser), query="select 1")
@@ -264,7 +264,7 @@ async def test_postgres_leaves_no_session_behind(superuser: str, reader: str) ->
                 await asyncio.sleep(0.05)
 
 
-async def test_postgres_writes_where_the_operator_says_so(superuser: str, reader: str) -> None:
+async def test_postgres_writes_if_the_operator_allows_it(superuser: str, reader: str) -> None:
     may = postgres(reader, write=True)
     try:
         result = await ask(
@@ -289,7 +289,7 @@ async def test_postgres_writes_where_the_operator_says_so(superuser: str, reader
             connection.execute("delete from items where name = 'new'")
 
 
-async def test_postgres_that_does_not_answer_or_lets_nobody_in(reader: str) -> None:
+async def test_an_unreachable_postgres_and_wrong_credentials_are_reported(reader: str) -> None:
     wrong = await ask(
         "db.postgres", postgres(reader.replace(PASSWORD, "other-word")), query="select 1"
     )
@@ -318,7 +318,7 @@ async def test_postgres_that_does_not_answer_or_lets_nobody_in(reader: str) -> N
     )
 
 
-async def test_postgres_by_its_socket(superuser: str, reader: str) -> None:
+async def test_postgres_is_reached_through_its_socket(superuser: str, reader: str) -> None:
     with psycopg.connect(superuser) as connection:
         row = connection.execute("show unix_socket_directories").fetchone()
     url = f"postgresql://reader:{PASSWORD}@/postgres?host={row[0] if row else ''}&port={urlsplit(reader).port}"
@@ -346,7 +346,7 @@ async def test_a_tenant_reaches_its_own_servers_and_no_others(reader: str) -> No
     )
 
 
-async def test_postgres_says_what_is_wrong_with_a_query(reader: str) -> None:
+async def test_postgres_reports_errors_of_a_query(reader: str) -> None:
     for query, params, message in (
         ("select", ["\0"], "NUL"),
         ("select $1::int + $2::int", ["1"], "bind message supplies 1 parameters"),
@@ -367,7 +367,7 @@ async def test_postgres_says_what_is_wrong_with_a_query(reader: str) -> None:
 # Through the gateway
 
 
-async def test_a_granted_query_passes_the_gate_where_policy_allows_it_and_leaves_no_secret(
+async def test_a_granted_query_passes_the_tool_gateway_and_leaves_no_secret(
     reader: str, tmp_path: Path
 ) -> None:
     own = tmp_path / "own"

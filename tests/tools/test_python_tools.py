@@ -72,7 +72,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_what_a_tool_says_that_tests_need_is_there(tmp_path: Path, data: Path, tool: str) -> None:
+def test_test_dependencies_declared_for_one_tool_are_installed(
+    tmp_path: Path, data: Path, tool: str
+) -> None:
     repo = make_repo(tmp_path / "repo", {**TOOLS[tool], "own.py": "", "tests/test_own.py": _TEST})
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")

@@ -41,7 +41,7 @@ def script(*turns: Any) -> Any:
     return answer
 
 
-async def test_a_block_changes_the_workspace_through_the_gate(council: Open) -> None:
+async def test_a_block_changes_the_workspace_through_the_tool_gateway(council: Open) -> None:
     async with council(script(code(f"{APPEND}\nprint('written')\nlen(ws.glob('**/*.py'))"))) as app:
         events = await app.run(app.deliberation("single", 1))
     assert outcomes(events) == {ONE: "proposed"}
@@ -65,7 +65,7 @@ async def test_a_block_changes_the_workspace_through_the_gate(council: Open) -> 
     ]
 
 
-async def test_the_same_in_blocks(council: Open) -> None:
+async def test_python_works_in_block_mode(council: Open) -> None:
     reply = f"append it\n<python>\n{APPEND}\n</python>"
     async with council(script(reply), schemas=False) as app:
         events = await app.run(app.deliberation("single", 1))
@@ -73,7 +73,7 @@ async def test_the_same_in_blocks(council: Open) -> None:
 
 
 @pytest.mark.parametrize("schemas", [True, False])
-async def test_one_tool_and_several_tools_are_plans(council: Open, schemas: bool) -> None:  # noqa: FBT001 - a parameter of the test
+async def test_turns_with_one_or_several_tools_are_accepted(council: Open, schemas: bool) -> None:  # noqa: FBT001 - a parameter of the test
     calls = [
         ("files.read", {"path": "src/utils.py"}),
         ("files.append", {"path": "src/utils.py", "content": SOLUTION}),
@@ -102,7 +102,7 @@ async def test_one_tool_and_several_tools_are_plans(council: Open, schemas: bool
         ("<python>1", "is not closed"),
     ],
 )
-async def test_neither_and_both_are_answered_with_what_is_right(
+async def test_invalid_turns_in_block_mode_are_answered_with_a_correction(
     council: Open, reply: str, correction: str
 ) -> None:
     async with council(script(reply, f"<python>{APPEND}</python>"), schemas=False) as app:
@@ -111,7 +111,7 @@ async def test_neither_and_both_are_answered_with_what_is_right(
     assert outcomes(events) == {ONE: "proposed"}
 
 
-async def test_neither_in_json_is_answered_with_what_is_right(council: Open) -> None:
+async def test_a_json_turn_without_an_action_is_answered_with_a_correction(council: Open) -> None:
     async with council(script(json.dumps({"thought": "hm"}), code(APPEND))) as app:
         await app.run(app.deliberation("single", 1))
     assert "it holds none of" in app.server.requests[1].prompt
@@ -132,7 +132,7 @@ async def test_python_beside_a_finish_runs_first(council: Open, schemas: bool) -
     assert outcomes(events) == {ONE: "proposed"}
 
 
-async def test_what_it_printed_and_its_value_come_back_fenced_and_a_tool_that_fails_raises(
+async def test_output_and_value_of_a_block_are_fenced_and_a_failed_tool_raises(
     council: Open,
 ) -> None:
     looking = (
@@ -149,7 +149,7 @@ async def test_what_it_printed_and_its_value_come_back_fenced_and_a_tool_that_fa
     assert "RuntimeError: files.read: error: 'no.py' does not exist" in third
 
 
-async def test_a_turn_of_python_that_was_recorded_is_done_again_alike(council: Open) -> None:
+async def test_a_recorded_python_turn_is_repeated_identically(council: Open) -> None:
     async with council(script(code(APPEND))) as app:
         first = await app.run(app.deliberation("single", 1))
         again = await app.run(app.deliberation("single", 1), Recording.of(first))
@@ -160,7 +160,7 @@ async def test_a_turn_of_python_that_was_recorded_is_done_again_alike(council: O
 
 
 @pytest.mark.parametrize(("window", "offered"), [(8192, False), (32_000, True)])
-async def test_python_is_offered_to_large_windows_alone_and_run_for_all(
+async def test_python_is_offered_only_to_large_context_windows_and_run_for_all(
     council: Open,
     window: int,
     offered: bool,  # noqa: FBT001 - as above
@@ -173,7 +173,7 @@ async def test_python_is_offered_to_large_windows_alone_and_run_for_all(
     assert outcomes(events) == {ONE: "proposed"}
 
 
-async def test_a_block_may_not_call_more_tools_than_it_is_allowed(council: Open) -> None:
+async def test_a_block_may_not_exceed_its_number_of_tool_calls(council: Open) -> None:
     looping = "n = 0\nwhile True:\n    ws.read('src/utils.py')\n    n += 1"
     async with council(
         script(code(looping), code(APPEND)), limits=BlockLimits(tool_calls=3)
@@ -187,7 +187,7 @@ async def test_a_block_may_not_call_more_tools_than_it_is_allowed(council: Open)
     assert outcomes(events) == {ONE: "proposed"}
 
 
-async def test_what_the_gate_refuses_it_refuses_a_block_too(council: Open) -> None:
+async def test_calls_refused_by_the_tool_gateway_are_refused_in_a_block_too(council: Open) -> None:
     trying = "\n".join(
         f"try:\n    print({call})\nexcept ToolError as error:\n    print(error)"
         for call in (
@@ -209,7 +209,7 @@ async def test_what_the_gate_refuses_it_refuses_a_block_too(council: Open) -> No
     assert len(refused) == 3
 
 
-async def test_without_a_runner_python_is_no_reply(tmp_path: Path) -> None:
+async def test_without_a_runner_a_python_reply_is_refused(tmp_path: Path) -> None:
     append = act(("files.append", {"path": "src/utils.py", "content": SOLUTION}))
     async with open_council(tmp_path, script(code(APPEND), append)) as app:
         await app.run(app.deliberation("single", 1))

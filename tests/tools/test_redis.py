@@ -55,7 +55,7 @@ def reds(url: str, **more: Any) -> DatabaseTools:
     return database_tools(redis_url=SecretStr(url), **more)
 
 
-async def test_redis_answers(redis_url: str, filled: redis.asyncio.Redis) -> None:
+async def test_redis_replies_are_returned(redis_url: str, filled: redis.asyncio.Redis) -> None:
     for command, args, reply in (
         ("GET", ["a"], "1"),
         ("get", ["nothing"], None),
@@ -144,7 +144,9 @@ async def test_redis_changes_nothing(
     assert await state(filled) == before
 
 
-async def test_redis_arguments_are_no_commands(redis_url: str, filled: redis.asyncio.Redis) -> None:
+async def test_redis_arguments_are_never_read_as_commands(
+    redis_url: str, filled: redis.asyncio.Redis
+) -> None:
     before = await state(filled)
     result = await ask("db.redis", reds(redis_url), command="GET", args=["a\r\nSET a 2\r\n"])
     assert result.output["reply"] is None
@@ -160,7 +162,7 @@ async def test_redis_answers_are_bounded(redis_url: str, filled: redis.asyncio.R
     assert (len(result.output["reply"]), result.output["truncated"]) == (50_000, True)
 
 
-async def test_redis_writes_where_the_operator_says_so(
+async def test_redis_writes_if_the_operator_allows_it(
     redis_url: str, filled: redis.asyncio.Redis
 ) -> None:
     result = await ask("db.redis", reds(redis_url, write=True), command="SET", args=["a", "5"])
@@ -178,7 +180,7 @@ async def test_redis_writes_where_the_operator_says_so(
         assert refused.status is ToolStatus.BLOCKED
 
 
-async def test_redis_serves_a_user_that_may_only_read(
+async def test_redis_works_for_a_read_only_user(
     redis_url: str, filled: redis.asyncio.Redis
 ) -> None:
     rules = f"reader on >{PASSWORD} ~* +@read -@dangerous +command +select"
@@ -195,7 +197,7 @@ async def test_redis_serves_a_user_that_may_only_read(
     )
 
 
-async def test_redis_that_does_not_answer_or_lets_nobody_in(redis_url: str) -> None:
+async def test_an_unreachable_redis_and_wrong_credentials_are_reported(redis_url: str) -> None:
     wrong = await ask(
         "db.redis",
         reds(f"redis://:{PASSWORD}@{redis_url.rpartition('@')[2]}"),

@@ -86,7 +86,7 @@ def doctor(
 
 
 @pytest.mark.parametrize("layer", ["landlock", "seccomp"])
-def test_a_missing_wall_is_named_and_stops_the_start(tmp_path: Path, layer: str) -> None:
+def test_a_missing_isolation_layer_is_named_and_stops_the_start(tmp_path: Path, layer: str) -> None:
     code, output = without((layer,), "-c", START, str(tmp_path))
     assert (
         code,
@@ -106,7 +106,7 @@ def test_a_missing_wall_is_named_and_stops_the_start(tmp_path: Path, layer: str)
 @pytest.mark.parametrize(
     ("layer", "named"), [("landlock", ("landlock",)), ("seccomp", ("seccomp", "executor"))]
 )
-def test_a_wall_that_was_accepted_is_shown_and_the_rest_works(
+def test_an_accepted_missing_layer_is_shown_and_the_rest_works(
     tmp_path: Path, layer: str, named: tuple[str, ...]
 ) -> None:
     allowed = json.dumps(named)
@@ -128,7 +128,7 @@ def test_a_wall_that_was_accepted_is_shown_and_the_rest_works(
     assert (code, "success 42" in output) == (0, True), output
 
 
-def test_a_wall_accepted_does_not_excuse_another(tmp_path: Path) -> None:
+def test_accepting_one_missing_layer_does_not_excuse_another(tmp_path: Path) -> None:
     code, output = without(
         ("landlock",),
         "-c",
@@ -141,7 +141,7 @@ def test_a_wall_accepted_does_not_excuse_another(tmp_path: Path) -> None:
     )
 
 
-def test_without_user_namespaces_there_is_no_sandbox(tmp_path: Path) -> None:
+def test_without_user_namespaces_the_sandbox_is_unavailable(tmp_path: Path) -> None:
     everything = json.dumps(get_args(SandboxLayer))
     code, output = without(
         ("user-namespaces",),
@@ -176,10 +176,10 @@ def test_without_bubblewrap_the_start_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bubblewrap", "overlay", "landlocks", "*", "all"])
-def test_only_walls_that_there_are_can_be_accepted(tmp_path: Path, name: str) -> None:
+def test_only_existing_sandbox_layers_can_be_accepted_as_missing(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigurationError, match=r"sandbox\.allow_degraded.*'landlock'"):
         load_settings(data_dir=tmp_path, sandbox={"allow_degraded": [name]})
 
 
-def test_every_wall_that_is_probed_can_be_named() -> None:
+def test_every_probed_isolation_layer_has_a_name() -> None:
     assert {name for name, _ in LAYERS} == {*get_args(SandboxLayer), "bubblewrap", "overlay"}

@@ -47,7 +47,7 @@ async def app(tmp_path: Path) -> AsyncIterator[ToolServer]:
         yield opened
 
 
-async def test_code_without_network_or_files_reads_a_file_through_the_gate(
+async def test_code_without_network_or_files_reads_a_file_through_the_tool_gateway(
     app: ToolServer,
 ) -> None:
     opened = await app.open()
@@ -69,7 +69,7 @@ async def test_code_without_network_or_files_reads_a_file_through_the_gate(
     assert (report.ok, report.unfinished) == (True, 0)
 
 
-async def test_inputs_value_output_and_figures(app: ToolServer) -> None:
+async def test_inputs_are_passed_and_value_and_output_returned(app: ToolServer) -> None:
     opened = await app.open()
     code = "print('sum of', numbers)\n{'sum': sum(numbers), 'half': sum(numbers) / 2}"
     result = await app.execute(opened, "e-1", code, inputs={"numbers": [1, 2]})
@@ -92,7 +92,7 @@ async def test_the_same_execution_runs_once(app: ToolServer) -> None:
     assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
 
 
-async def test_tools_are_those_of_the_request_and_of_the_token(app: ToolServer) -> None:
+async def test_tools_must_be_granted_by_the_request_and_the_token(app: ToolServer) -> None:
     opened = await app.open()
     unlisted = await app.execute(opened, "e-1", "ws.write('a', 'b')", tools=["files.read"])
     assert (unlisted.status, "there is no ws.write here" in unlisted.error) == ("error", True)
@@ -113,7 +113,7 @@ async def test_tools_are_those_of_the_request_and_of_the_token(app: ToolServer) 
     assert (denied.status, "No module named 'sqlite3'" in denied.error) == ("invalid", True), denied
 
 
-async def test_paths_out_of_the_workspace_are_refused_in_both_tiers(app: ToolServer) -> None:
+async def test_paths_outside_the_workspace_are_refused_in_both_tiers(app: ToolServer) -> None:
     opened = await app.open()
     await app.call(opened, "files.write", "r-1", path="keep.txt", content="kept\n")
     for number, first in enumerate(("", "import sqlite3\n")):
@@ -129,7 +129,7 @@ told"""
         assert set(data(result)) <= {"invalid", "blocked"}
 
 
-async def test_limits_of_the_request_hold(app: ToolServer) -> None:
+async def test_limits_of_the_request_are_enforced(app: ToolServer) -> None:
     opened = await app.open()
     spin = await app.execute(
         opened, "e-1", "while True:\n    pass", limits=pb.Limits(timeout_ms=500)
@@ -157,7 +157,7 @@ async def test_limits_of_the_request_hold(app: ToolServer) -> None:
         ({"limits": pb.Limits(timeout_ms=-1)}, "limits.timeout_ms"),
     ],
 )
-async def test_what_is_wrong_is_named(
+async def test_an_invalid_request_is_refused_with_the_reason(
     app: ToolServer, fields: dict[str, object], message: str
 ) -> None:
     opened = await app.open()
@@ -177,7 +177,7 @@ async def test_another_caller_and_another_token_are_refused(app: ToolServer) -> 
     assert {stolen.value.code(), tokenless.value.code()} == {grpc.StatusCode.PERMISSION_DENIED}
 
 
-async def test_the_workspace_of_a_kernels_task_is_opened_by_the_first_code_in_it(
+async def test_the_workspace_of_a_kernel_task_is_opened_by_its_first_execution(
     app: ToolServer,
 ) -> None:
     async def find(workspace: str, who: Principal) -> PendingWorkspace | None:
@@ -195,7 +195,7 @@ async def test_the_workspace_of_a_kernels_task_is_opened_by_the_first_code_in_it
     assert (result.status, data(result)) == ("success", "A = 1\n"), result
 
 
-async def test_two_that_ask_at_once_have_one_run_and_one_that_goes_leaves_it_to_the_other(
+async def test_two_concurrent_callers_share_one_run_and_it_survives_a_cancelled_caller(
     app: ToolServer,
 ) -> None:
     opened = await app.open()

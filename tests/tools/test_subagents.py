@@ -59,7 +59,7 @@ def calls_of(app: CouncilEnvironment, step: str = "0.1.") -> list[str]:
     ]
 
 
-async def test_three_are_in_flight_at_once_and_answer_in_order(council: Open) -> None:
+async def test_three_sub_agents_run_concurrently_and_answer_in_order(council: Open) -> None:
     all_there = asyncio.Barrier(3)
 
     async def agent(body: dict[str, Any], _number: int) -> str:
@@ -80,7 +80,7 @@ async def test_three_are_in_flight_at_once_and_answer_in_order(council: Open) ->
     assert outcomes(events) == {ONE: "proposed"}
 
 
-async def test_agents_work_with_the_seats_tools_under_the_seats_name(council: Open) -> None:
+async def test_sub_agents_use_the_seats_tools_under_the_seats_name(council: Open) -> None:
     def agent(_body: dict[str, Any], number: int) -> str:
         return act(("files.read", {"path": "src/utils.py"})) if number == 1 else finish("it greets")
 
@@ -98,7 +98,7 @@ async def test_agents_work_with_the_seats_tools_under_the_seats_name(council: Op
     assert [item["tool"] for item in operations] == ["python", "files.read", "files.append"]
 
 
-async def test_narrowed_agents_have_less(council: Open) -> None:
+async def test_restricted_sub_agents_have_fewer_tools(council: Open) -> None:
     def agent(body: dict[str, Any], number: int) -> str:
         if number == 1:
             assert "files.read(" in body["messages"][0]["content"]
@@ -132,7 +132,7 @@ async def test_narrowed_agents_have_less(council: Open) -> None:
         ("agents.run('a')", {"depth": 0}, "name 'agents' is not defined"),
     ],
 )
-async def test_how_many_is_bounded(
+async def test_the_number_of_sub_agents_is_bounded(
     council: Open, block: str, limits: dict[str, int], message: str
 ) -> None:
     async with council(
@@ -146,7 +146,7 @@ async def test_how_many_is_bounded(
     assert outcomes(events) == {ONE: "proposed"}
 
 
-async def test_agents_of_agents_end_at_the_depth_and_have_numbers_of_their_own(
+async def test_nested_sub_agents_end_at_the_maximum_depth_and_have_unique_numbers(
     council: Open,
 ) -> None:
     deeper = code(
@@ -174,7 +174,7 @@ async def test_agents_of_agents_end_at_the_depth_and_have_numbers_of_their_own(
     assert "middle" in second
 
 
-async def test_agents_have_what_is_left_of_the_budget(council: Open) -> None:
+async def test_sub_agents_share_the_remaining_budget(council: Open) -> None:
     block = "try:\n    agents.run(['a', 'b', 'c'])\nexcept ToolError as error:\n    print(error)"
     async with council(script(code(block), lambda _body, _number: finish("done"))) as app:
         events = await app.run(app.deliberation("single", 1, budget=Budget(calls=2)))
@@ -182,7 +182,7 @@ async def test_agents_have_what_is_left_of_the_budget(council: Open) -> None:
     assert "BUDGET_EXCEEDED" in json.dumps(of(events, EventType.SEAT_FAILED))
 
 
-async def test_agents_share_the_tool_calls_of_their_block(council: Open) -> None:
+async def test_sub_agents_share_the_tool_calls_of_their_block(council: Open) -> None:
     def agent(body: dict[str, Any], _number: int) -> str:
         if "budget_exceeded" in body["messages"][-1]["content"]:
             return finish("no more calls")
@@ -196,7 +196,7 @@ async def test_agents_share_the_tool_calls_of_their_block(council: Open) -> None
     assert len(reads) == 5
 
 
-async def test_recorded_agents_are_not_asked_again(council: Open) -> None:
+async def test_recorded_sub_agents_are_not_called_again(council: Open) -> None:
     async with council(
         script(code("print(agents.run(['a', 'b']))"), lambda _body, _number: finish("done"))
     ) as app:
@@ -222,7 +222,7 @@ async def test_recorded_agents_are_not_asked_again(council: Open) -> None:
         ("I had rather not.", "the same unusable reply", 2),
     ],
 )
-async def test_an_agent_that_goes_in_circles_ends_as_a_seat_does(
+async def test_a_looping_sub_agent_ends_like_a_seat(
     council: Open, reply: str, why: str, turns: int
 ) -> None:
     async with council(

@@ -81,7 +81,7 @@ def places(data_dir: Path, secret: str) -> list[str]:
     return [str(path) for path in recorded(data_dir) if secret.encode() in path.read_bytes()]
 
 
-async def test_no_secret_arrives_and_no_order_is_followed(tmp_path: Path) -> None:
+async def test_no_secret_leaks_and_no_planted_instruction_is_followed(tmp_path: Path) -> None:
     repo = make_repo(tmp_path / "repo", FILES)
     async with scripted_model(answer, api_key=API_KEY) as model:
         command = Command(tmp_path / "data", model.base_url)
@@ -204,7 +204,7 @@ def answer_in_parts(_body: dict[str, Any], headers: Mapping[str, str]) -> str:
     return turn("files.append", path="src/utils.py", content=f"{RIGHT}{more[seat_of(headers)[-1]]}")
 
 
-async def test_a_key_in_parts_is_refused_or_shown_to_a_person(tmp_path: Path) -> None:
+async def test_a_key_split_into_parts_is_refused_or_shown_to_a_person(tmp_path: Path) -> None:
     repo = make_repo(tmp_path / "repo", WITH_HALF)
     async with scripted_model(answer_in_parts) as model:
         command = Command(tmp_path / "data", model.base_url)

@@ -159,7 +159,7 @@ async def _app(folder: Path, **limits: Any) -> AsyncIterator[WasmCaller]:
             yield WasmCaller(workspace.call)
 
 
-async def test_it_gets_its_arguments_and_what_it_names_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_module_gets_only_its_arguments_and_the_files_it_names(tmp_path: Path) -> None:
     async with _app(tmp_path) as run:
         echoed = await run("echo", word="hi", times=2)
         assert echoed.status is ToolStatus.SUCCESS, echoed
@@ -185,7 +185,7 @@ async def test_it_gets_its_arguments_and_what_it_names_and_nothing_else(tmp_path
             )
 
 
-async def test_every_limit_ends_it_in_its_own_way_and_is_counted(tmp_path: Path) -> None:
+async def test_each_limit_ends_a_module_with_its_own_status_and_is_counted(tmp_path: Path) -> None:
     expected = {
         "spin": (ToolStatus.CPU, "fuel"),
         "declared": (ToolStatus.MEMORY, "memory"),
@@ -213,7 +213,7 @@ async def test_every_limit_ends_it_in_its_own_way_and_is_counted(tmp_path: Path)
         assert metrics.WASM_LIMITS.values["wasm.spin", "epoch"] == before + 1
 
 
-async def test_no_more_tables_memories_and_instances_than_there_may_be(tmp_path: Path) -> None:
+async def test_tables_memories_and_instances_are_bounded(tmp_path: Path) -> None:
     async with _app(tmp_path) as run:
         for name, limit in (("tables", "table"), ("memories", "memory")):
             before = metrics.WASM_LIMITS.values.get((f"wasm.{name}", limit), 0)
@@ -236,7 +236,9 @@ async def test_no_more_tables_memories_and_instances_than_there_may_be(tmp_path:
     )
 
 
-async def test_it_is_compiled_once_and_what_is_no_module_stops_the_start(tmp_path: Path) -> None:
+async def test_a_module_is_compiled_once_and_an_invalid_module_stops_the_start(
+    tmp_path: Path,
+) -> None:
     async with _app(tmp_path) as run:
         assert (await run("echo", word="a", times=1)).status is ToolStatus.SUCCESS
     module_folder = tmp_path / "data" / "wasm"

@@ -59,7 +59,7 @@ async def read_until(process: asyncio.subprocess.Process, text: str) -> list[str
     raise AssertionError(f"it ended without {text!r}: {lines}")
 
 
-async def test_a_command_that_is_killed_goes_on_under_its_id(tmp_path: Path) -> None:
+async def test_a_killed_command_continues_under_its_id(tmp_path: Path) -> None:
     repo = make_flow(tmp_path)
     command = Command(tmp_path / "data")
     run = ("tools", "run", str(tmp_path / "flow.yaml"), "--repo", str(repo), "--id", "counting")
@@ -95,7 +95,7 @@ async def test_a_command_that_is_killed_goes_on_under_its_id(tmp_path: Path) -> 
     assert (refused.code, "did you mean 'files.read'" in refused.err) == (2, True)
 
 
-async def test_a_server_that_is_killed_in_a_step_and_between_two_goes_on_by_itself(
+async def test_a_server_killed_in_or_between_steps_continues_by_itself(
     tmp_path: Path,
 ) -> None:
     repo = make_flow(tmp_path)

@@ -69,7 +69,7 @@ async def read(app: ToolServer, opened: pb.OpenWorkspaceResponse, path: str) -> 
     return str(result.output["content"]) if result.status == "success" else result.status
 
 
-async def test_three_steps_pass_outputs_on_retry_and_tell_how_far_they_are(
+async def test_three_steps_pass_outputs_on_and_retry_and_report_progress(
     app: ToolServer,
 ) -> None:
     opened = await app.open()
@@ -117,7 +117,7 @@ async def test_three_steps_pass_outputs_on_retry_and_tell_how_far_they_are(
     assert (report.ok, report.unfinished) == (True, 0)
 
 
-async def test_what_cannot_run_is_refused_before_anything_runs(app: ToolServer) -> None:
+async def test_an_invalid_workflow_is_refused_before_anything_runs(app: ToolServer) -> None:
     opened = await app.open()
     for steps, message in (
         ([count("a"), step("b", "files.raed", path="x")], "step b: there is no tool 'files.raed'"),
@@ -137,7 +137,7 @@ async def test_what_cannot_run_is_refused_before_anything_runs(app: ToolServer) 
     assert await read(app, opened, "count.txt") == "error"
 
 
-async def test_what_was_done_is_undone_in_reverse(app: ToolServer) -> None:
+async def test_completed_steps_are_compensated_in_reverse(app: ToolServer) -> None:
     opened = await app.open()
 
     def undo(name: str) -> dict[str, Any]:
@@ -169,7 +169,7 @@ async def test_what_was_done_is_undone_in_reverse(app: ToolServer) -> None:
     assert await read(app, opened, "count.txt") == "a\nb\n-b\n-a\n"
 
 
-async def test_a_workspace_is_its_workflows_until_that_ends(app: ToolServer) -> None:
+async def test_a_workspace_is_reserved_for_its_workflow_until_that_ends(app: ToolServer) -> None:
     opened = await app.open()
     call = app.flowing(
         opened,
@@ -201,7 +201,7 @@ async def test_a_workspace_is_its_workflows_until_that_ends(app: ToolServer) -> 
     assert (await app.call(opened, "files.write", "mine", path="x", content="")).status == "success"
 
 
-async def test_the_executor_killed_in_the_middle_of_a_step_costs_nothing(app: ToolServer) -> None:
+async def test_a_step_is_repeated_after_its_executor_was_killed(app: ToolServer) -> None:
     opened = await app.open()
     slow = "printf half >> count.txt; sleep 2; printf 'b\\n' >> count.txt"
     call = app.flowing(
@@ -235,7 +235,7 @@ async def test_a_closed_workspace_ends_its_workflow(app: ToolServer) -> None:
     assert event.state == "started"
 
 
-async def test_the_same_over_http_a_line_of_json_an_event(app: ToolServer) -> None:
+async def test_a_workflow_over_http_streams_one_json_line_per_event(app: ToolServer) -> None:
     opened = await app.open()
     dependencies = with_parts(
         api_dependencies(MemoryDeliberations()),

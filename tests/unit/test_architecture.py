@@ -41,17 +41,17 @@ PACKAGES = {path.stem for path in SOURCE.iterdir() if (path / "__init__.py").exi
 }
 
 
-def test_every_package_is_in_the_table_and_no_other() -> None:
+def test_the_table_lists_exactly_the_packages() -> None:
     assert set(re.findall(r"(?m)^\| `(\w+)` \|", TEXT.partition("## To change")[0])) == PACKAGES
 
 
-def test_every_package_is_in_the_picture() -> None:
+def test_every_package_is_in_the_diagram() -> None:
     picture = TEXT.partition("## Packages")[2].split("```")[1]
     assert set(re.findall(r"\w+", picture)) >= PACKAGES
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
-def test_every_file_that_is_named_is_there(page: Path) -> None:
+def test_every_named_file_exists(page: Path) -> None:
     named = set(re.findall(r"`((?:[\w-]+/)+[\w-]+\.py)`", page.read_text()))
     assert not [
         name
@@ -60,7 +60,7 @@ def test_every_file_that_is_named_is_there(page: Path) -> None:
     ]
 
 
-def test_no_word_of_the_old_vocabulary_comes_back() -> None:
+def test_no_word_of_the_old_vocabulary_is_used() -> None:
     places = [*SOURCE.rglob("*.py"), *SOURCE.rglob("*.html"), *(ROOT / "docs").rglob("*.md")]
     places += [
         path

@@ -96,7 +96,7 @@ def same(ours: Objects, theirs: Objects) -> None:
 @pytest.mark.parametrize(
     "overlay", sorted(path.name for path in (DEPLOY / "k8s/overlays").iterdir())
 )
-def test_the_chart_makes_what_the_overlay_makes(helm: str, overlay: str) -> None:
+def test_the_chart_renders_the_objects_of_the_overlay(helm: str, overlay: str) -> None:
     ours = rendered(helm, f"--values={CHART}/ci/{overlay}-values.yaml")
     same(objects(ours), objects(kustomized(DEPLOY / "k8s/overlays" / overlay)))
 
@@ -110,7 +110,7 @@ COMPONENTS = {
 BESIDE = {"roles"}  # requires an overlay with TLS endpoints: prod-roles has them
 
 
-def test_every_component_is_a_value_of_the_chart(helm: str, tmp_path: Path) -> None:
+def test_every_component_can_be_enabled_by_chart_values(helm: str, tmp_path: Path) -> None:
     assert COMPONENTS.keys() | BESIDE == {
         path.name for path in (DEPLOY / "k8s/components").iterdir()
     }
@@ -127,7 +127,7 @@ def test_every_component_is_a_value_of_the_chart(helm: str, tmp_path: Path) -> N
     same(objects(ours), objects(kustomized(tmp_path)))
 
 
-def test_environments_are_mounted_where_workspaces_are_made(helm: str, tmp_path: Path) -> None:
+def test_environments_are_mounted_in_pods_that_create_workspaces(helm: str, tmp_path: Path) -> None:
     inner, outer = tmp_path / "inner", tmp_path / "outer"
     for folder, below, component in (
         (inner, DEPLOY / "k8s/overlays/prod", "environments"),
@@ -179,7 +179,7 @@ egress: {enabled: true, apiServer: [192.0.2.1/32, "::1/128"]}
 """
 
 
-def test_what_a_user_says_is_there_in_another_namespace_too(helm: str, tmp_path: Path) -> None:
+def test_user_values_are_rendered_in_another_namespace(helm: str, tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text(EVERYTHING, encoding="utf-8")
     text = rendered(helm, f"--values={tmp_path}/values.yaml", namespace="other")
     manifests = objects(text)
@@ -216,7 +216,7 @@ vllm: {enabled: true, nodeSelector: {gpu: "yes"}, tolerations: [{key: nvidia.com
 """  # noqa: E501 - a line of embedded text
 
 
-def test_every_pod_runs_where_it_is_said_and_has_the_secrets_for_its_image(
+def test_every_pod_runs_where_configured_with_the_secrets_for_its_image(
     helm: str, tmp_path: Path
 ) -> None:
     (tmp_path / "values.yaml").write_text(PLACED, encoding="utf-8")
@@ -257,7 +257,7 @@ vllm: {enabled: true, contextTokens: 1048576}
 """  # noqa: E501 - a line of embedded text
 
 
-def test_numbers_are_what_was_written(helm: str, tmp_path: Path) -> None:
+def test_numbers_are_rendered_as_written(helm: str, tmp_path: Path) -> None:
     """Helm reads numbers of a file as floats, and takes 0 and false for nothing."""
     (tmp_path / "values.yaml").write_text(NUMBERS, encoding="utf-8")
     manifests = objects(rendered(helm, f"--values={tmp_path}/values.yaml"))
@@ -290,7 +290,7 @@ roles: {enabled: true, minReplicas: 3, maxReplicas: 9, cpu: 500m}
 """  # noqa: E501 - a line of embedded text
 
 
-def test_roles_are_had_with_parts_of_ones_own_and_without_ray(helm: str, tmp_path: Path) -> None:
+def test_roles_are_rendered_with_custom_values_and_without_ray(helm: str, tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text(BY_ROLE, encoding="utf-8")
     manifests = objects(rendered(helm, f"--values={tmp_path}/values.yaml", namespace="other"))
     for each in manifests.values():
@@ -366,7 +366,7 @@ def secrets(node: Any) -> Iterable[str]:
         (["--set=roles.maxReplicas=0"], "/roles/maxReplicas"),
     ],
 )
-def test_values_that_are_wrong_are_named(helm: str, options: list[str], message: str) -> None:
+def test_invalid_values_are_named(helm: str, options: list[str], message: str) -> None:
     completed = subprocess.run(
         [helm, *TEMPLATE, "a", str(CHART), *IMAGES, *options],
         capture_output=True,
@@ -377,7 +377,7 @@ def test_values_that_are_wrong_are_named(helm: str, options: list[str], message:
     assert message in completed.stderr.replace("additional properties ", ""), completed.stderr
 
 
-def test_the_command_that_installs_it_is_one(helm: str) -> None:
+def test_the_documented_install_command_is_valid(helm: str) -> None:
     text = (DEPLOY.parent / "docs/operating.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^    helm upgrade --install (.*)$", text, re.MULTILINE)
     completed = subprocess.run(
@@ -396,20 +396,20 @@ def test_the_command_that_installs_it_is_one(helm: str) -> None:
         accepted(manifest)
 
 
-def test_the_examples_are_what_their_definitions_say() -> None:
+def test_the_examples_match_their_definitions() -> None:
     for path in (DEPLOY / "k8s/examples").glob("*.yaml"):
         for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
             accepted(document)
 
 
-def test_the_chart_has_nothing_that_helm_complains_of(helm: str) -> None:
+def test_helm_lint_reports_nothing(helm: str) -> None:
     completed = subprocess.run(
         [helm, "lint", "--strict", str(CHART), *IMAGES], capture_output=True, text=True, check=False
     )
     assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
-def test_the_schema_of_the_values_leaves_none_out() -> None:
+def test_the_values_schema_is_complete() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     assert schema["properties"].keys() - {"global"} == values.keys()

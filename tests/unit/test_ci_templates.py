@@ -22,7 +22,7 @@ ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(("path", "schema"), FILES.items())
-def test_it_follows_its_schema(path: str, schema: str) -> None:
+def test_each_file_follows_its_schema(path: str, schema: str) -> None:
     folder = files("check_jsonschema") / "builtin_schemas/vendor"
     jsonschema.validate(
         yaml.safe_load((ROOT / path).read_text(encoding="utf-8")),
@@ -54,7 +54,7 @@ def test_the_hook_is_a_command_that_exists() -> None:
     assert (hook["pass_filenames"], hook["always_run"]) == (False, True)
 
 
-def test_the_dev_container_is_the_stage_and_the_profiles_of_compose() -> None:
+def test_the_dev_container_matches_the_stage_and_security_profiles_of_compose() -> None:
     container: dict[str, Any] = orjson.loads(
         (ROOT / ".devcontainer/devcontainer.json").read_bytes()
     )

@@ -27,7 +27,7 @@ def call(breaker: CircuitBreaker, *, failed: bool | None) -> bool:
     return True
 
 
-def test_it_opens_at_half_of_the_last_twenty_queries_and_recovers_through_one_call() -> None:
+def test_the_circuit_opens_at_half_failures_of_twenty_and_closes_after_one_success() -> None:
     clock = Clock()
     breaker = query_breaker(20, 30, clock)
     assert all(call(breaker, failed=True) for _ in range(19)), "nineteen do not decide"
@@ -47,7 +47,7 @@ def test_it_opens_at_half_of_the_last_twenty_queries_and_recovers_through_one_ca
     assert all(call(breaker, failed=False) for _ in range(5))
 
 
-def test_the_rest_doubles_up_to_its_limit_and_starts_anew_after_a_success() -> None:
+def test_the_pause_doubles_up_to_its_limit_and_is_reset_by_a_success() -> None:
     clock = Clock()
     breaker = CircuitBreaker(1, 10, max_rest_seconds=25, clock=clock)
     assert call(breaker, failed=True)
@@ -65,7 +65,7 @@ def test_the_rest_doubles_up_to_its_limit_and_starts_anew_after_a_success() -> N
     assert call(breaker, failed=False)
 
 
-def test_a_call_from_before_the_failures_does_not_decide_for_the_probe() -> None:
+def test_a_call_started_before_the_failures_does_not_decide_for_the_probe() -> None:
     clock = Clock()
     breaker = CircuitBreaker(1, 10, clock=clock)
     slow = breaker.enter()
@@ -79,7 +79,7 @@ def test_a_call_from_before_the_failures_does_not_decide_for_the_probe() -> None
 
 
 @given(st.lists(st.booleans()), st.integers(1, 6))
-def test_it_opens_after_so_many_consecutive_failures_and_not_before(
+def test_the_circuit_opens_after_exactly_the_allowed_consecutive_failures(
     results: list[bool], most: int
 ) -> None:
     breaker = CircuitBreaker(most, 10, clock=Clock())

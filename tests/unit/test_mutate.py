@@ -43,7 +43,7 @@ def _mutations_of(path: str, text: str) -> list[tuple[str, str, str]]:
     ]
 
 
-def test_every_fault_of_python_is_one_change_that_still_can_be_read() -> None:
+def test_every_python_fault_is_one_change_that_still_parses() -> None:
     text = inspect.getsource(search)
     all_faults = faults("src/all.py", text)
     assert len(all_faults) > 20
@@ -53,7 +53,7 @@ def test_every_fault_of_python_is_one_change_that_still_can_be_read() -> None:
         assert fault.function
 
 
-def test_python_s_faults_are_in_functions_and_said_by_kind() -> None:
+def test_faults_of_python_are_in_functions_and_described_by_kind() -> None:
     text = textwrap.dedent(
         '''
         LIMIT = 1 + 2
@@ -87,7 +87,7 @@ _C = (
 )
 
 
-def test_functions_are_found_where_they_are_members_and_in_c() -> None:
+def test_functions_are_found_as_members_and_in_c() -> None:
     assert _mutations_of("a.js", _MEMBERS) == [
         ("make", "+", "-"),
         ("make", "1", "2"),
@@ -96,7 +96,7 @@ def test_functions_are_found_where_they_are_members_and_in_c() -> None:
     assert _mutations_of("a.c", _C) == [("less", "<", ">=")]
 
 
-def test_comments_strings_patterns_and_what_lies_outside_functions_are_left_alone() -> None:
+def test_comments_strings_patterns_and_code_outside_functions_are_not_mutated() -> None:
     assert _mutations_of("sum.go", _GO) == [
         ("Add", "==", "!="),
         ("Add", "<", ">="),
@@ -116,7 +116,7 @@ def test_comments_strings_patterns_and_what_lies_outside_functions_are_left_alon
 @pytest.mark.parametrize(
     "path", ["docs/conf.py", "setup.py", "benches/a.rs", "dist/a.min.js", "a.txt", "examples/x.go"]
 )
-def test_what_is_no_library_code_is_left_alone(path: str) -> None:
+def test_non_library_code_is_not_mutated(path: str) -> None:
     assert not mutable(path)
 
 
@@ -124,7 +124,7 @@ def test_what_is_no_library_code_is_left_alone(path: str) -> None:
     st.text(alphabet="ab \n\t=<>!&|+-1/'\"`{}()#r\\:;,é", max_size=200),
     st.sampled_from(["a.py", "a.go", "a.rs", "a.js", "a.c"]),
 )
-def test_any_text_is_read_to_its_end(text: str, path: str) -> None:
+def test_any_text_is_read_completely(text: str, path: str) -> None:
     for fault in faults(
         path, f"def f():\n    return 1\n{text}" if path == "a.py" else f"fn f() {{\n{text}"
     ):
@@ -155,7 +155,7 @@ _SUMS = (
 
 
 @given(st.integers(0, 5), st.integers(0, 5))
-def test_a_right_seat_brings_the_release_back_and_a_wrong_one_does_not(
+def test_a_correct_seat_restores_the_release_and_a_wrong_one_does_not(
     first: int, second: int
 ) -> None:
     riddle = _riddle(_SUMS, first, second)
@@ -167,19 +167,19 @@ def test_a_right_seat_brings_the_release_back_and_a_wrong_one_does_not(
 
 
 @given(st.text(min_size=1, max_size=20))
-def test_somebody_is_right_unless_nobody_shall_be(task_id: str) -> None:
+def test_at_least_one_seat_is_right_unless_the_probability_is_zero(task_id: str) -> None:
     assert Player(0.5).right_seats(task_id)
     assert Player(0.5).right_seats(task_id) == Player(0.5).right_seats(task_id) <= frozenset(SEATS)
     assert not Player(0.0).right_seats(task_id)
 
 
-def test_half_of_the_seats_are_right() -> None:
+def test_about_half_of_the_seats_are_right() -> None:
     counts = [len(Player(0.5).right_seats(str(number))) for number in range(400)]
     # 12/7: nobody is right in one of eight draws, which are repeated.
     assert 1.6 < sum(counts) / len(counts) < 1.85
 
 
-def test_the_corpus_is_as_large_as_promised_and_every_package_is_pinned() -> None:
+def test_the_corpus_has_its_minimum_size_and_every_package_is_pinned() -> None:
     listed = fetch.projects()
     count = {
         name: sum(project.ecosystem == name for project in listed)
@@ -196,5 +196,5 @@ def test_the_corpus_is_as_large_as_promised_and_every_package_is_pinned() -> Non
     assert len({project.name for project in listed}) == len(listed)
 
 
-def test_a_fault_is_made_of_what_it_says() -> None:
+def test_a_fault_replaces_the_named_text() -> None:
     assert Fault("a.py", 0, 1, "b", "constant", "f").broken("ac") == "bc"

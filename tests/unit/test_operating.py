@@ -62,7 +62,7 @@ def objects(words: list[str]) -> Iterator[tuple[str, str]]:
         if command_line.startswith(("kubectl", "scripts/"))
     ],
 )
-def test_files_and_objects_are_there(command: str) -> None:
+def test_named_files_and_objects_exist(command: str) -> None:
     words = shlex.split(command)
     for word in words:
         if word.startswith(("deploy/k8s/", "deploy/helm/", "scripts/")):
@@ -73,7 +73,7 @@ def test_files_and_objects_are_there(command: str) -> None:
             assert ("namespace", value) in named(), command
 
 
-def test_every_secret_that_is_referred_to_is_in_the_table() -> None:
+def test_every_referenced_secret_is_in_the_table() -> None:
     text = "\n".join(
         path.read_text(encoding="utf-8") for path in MANIFESTS if "examples" not in path.parts
     )

@@ -9,7 +9,7 @@ from support.recovery.matrix import check_covered
 from support.recovery.scene import NOT_SCRIPTED
 
 
-def test_an_event_type_that_is_neither_produced_nor_explained_fails_the_matrix() -> None:
+def test_an_event_type_neither_produced_nor_explained_fails_the_matrix() -> None:
     scripted = EVENT_SPECS.keys() - NOT_SCRIPTED.keys()
     check_covered(scripted)
     with pytest.raises(AssertionError, match=r"no run produces moothall\.seat\.turn"):

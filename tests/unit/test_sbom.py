@@ -54,7 +54,7 @@ def metadata(name: str, version: str) -> bytes:
     )
 
 
-def test_it_says_what_the_last_layer_leaves(tmp_path: Path) -> None:
+def test_the_sbom_lists_the_contents_of_the_final_layer(tmp_path: Path) -> None:
     venv = "opt/venv/lib/python3.11/site-packages"
     lower = {
         "usr/lib/os-release": b'NAME="Debian"\nID=debian\n',
@@ -89,7 +89,7 @@ def test_it_says_what_the_last_layer_leaves(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e  # queries the tools of the whole machine
-def test_it_says_of_this_machine_what_its_own_tools_say(tmp_path: Path) -> None:
+def test_the_sbom_of_this_machine_agrees_with_its_own_tools(tmp_path: Path) -> None:
     if shutil.which("dpkg-query") is None:
         pytest.skip("no dpkg on this machine: this test requires Debian")
     status = Path("/var/lib/dpkg/status")
@@ -142,7 +142,7 @@ def behind_an_index(archive: Path, out: Path) -> None:
     out.write_bytes(layer(blobs))
 
 
-def test_an_index_between_is_followed(tmp_path: Path) -> None:
+def test_a_nested_image_index_is_followed(tmp_path: Path) -> None:
     write(tmp_path / "image.tar", "a:1", [layer({"var/lib/dpkg/status": STATUS.encode()})], {})
     behind_an_index(tmp_path / "image.tar", tmp_path / "indexed.tar")
     result = sbom(tmp_path / "indexed.tar")
@@ -150,7 +150,7 @@ def test_an_index_between_is_followed(tmp_path: Path) -> None:
     assert named(result.stdout) == {"pkg:deb/debian/libc6@2.36-9%2Bdeb12u10?arch=amd64"}
 
 
-def test_what_is_no_archive_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_no_archive_is_reported(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(b"nothing")
     result = sbom(tmp_path / "x.tar")
     assert result.returncode == 1

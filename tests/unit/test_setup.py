@@ -48,7 +48,7 @@ def run(project: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", ["run", "dev"])
-def test_what_is_downloaded_is_named_with_its_size(project: Path, name: str) -> None:
+def test_downloads_are_announced_with_their_size(project: Path, name: str) -> None:
     result = run(project, name)
     assert result.returncode == 0, result.stderr
     lock = (ROOT / f"requirements/{name}.txt").read_text(encoding="utf-8")
@@ -60,6 +60,6 @@ def test_what_is_downloaded_is_named_with_its_size(project: Path, name: str) -> 
     assert run(project, name).stderr == "", "the second run creates nothing"
 
 
-def test_another_environment_is_refused(project: Path) -> None:
+def test_an_unknown_environment_is_refused(project: Path) -> None:
     result = run(project, "prod")
     assert (result.returncode, result.stderr) == (2, "usage: scripts/setup run|dev\n")

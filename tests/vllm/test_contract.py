@@ -58,7 +58,7 @@ class TestBlocks(ServerContract):
         return Expected("blocks", 4096, obeys=False, reasoning="reasoning")
 
 
-async def test_doctor_says_what_is_true_of_each(
+async def test_doctor_reports_the_capabilities_of_each_server(
     coder: OpenAIModel, thinker: OpenAIModel, tmp_path: Path
 ) -> None:
     assert coder.url != thinker.url

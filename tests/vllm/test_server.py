@@ -52,7 +52,7 @@ async def until_running(model: OpenAIModel, expected: int) -> None:
     pytest.fail(f"waited for {expected} running calls; {figures}")
 
 
-async def test_all_figures_that_we_read_are_there(model: OpenAIModel) -> None:
+async def test_all_metrics_that_the_client_reads_exist(model: OpenAIModel) -> None:
     await model.chat(ask(max_tokens=4))
     figures = await model.server_metrics()
     assert figures is not None
@@ -60,7 +60,9 @@ async def test_all_figures_that_we_read_are_there(model: OpenAIModel) -> None:
     assert figures.prompt_tokens
 
 
-async def test_the_same_seed_gives_the_same_answer_and_another_another(model: OpenAIModel) -> None:
+async def test_the_same_seed_gives_the_same_answer_and_another_seed_a_different_one(
+    model: OpenAIModel,
+) -> None:
     texts = [
         (await model.chat(ask(temperature=0.9, seed=seed, max_tokens=24))).text
         for seed in (5, 5, 6)
@@ -86,13 +88,13 @@ async def test_a_call_past_its_deadline_stops_on_the_server(model: OpenAIModel) 
     await until_running(model, 0)
 
 
-async def test_an_answer_comes_piece_by_piece(model: OpenAIModel) -> None:
+async def test_an_answer_is_streamed_in_pieces(model: OpenAIModel) -> None:
     pieces: list[str] = []
     await model.chat(ask(max_tokens=24), pieces.append)
     assert len(pieces) > 3
 
 
-async def test_many_calls_at_once_are_all_answered(model: OpenAIModel) -> None:
+async def test_many_concurrent_calls_are_all_answered(model: OpenAIModel) -> None:
     calls = (
         ask(f"t/-/plan/0.{n}", seed=n, max_tokens=8, seconds=300, temperature=1.0)
         for n in range(40)
@@ -112,7 +114,7 @@ async def test_tenants_do_not_share_a_cache(model: OpenAIModel) -> None:
     assert min(cached[2:]) > 64
 
 
-async def test_a_turn_with_every_tool_is_obeyed(model: OpenAIModel) -> None:
+async def test_a_turn_schema_with_every_tool_is_obeyed(model: OpenAIModel) -> None:
     complete = 0
     for seed in range(30):
         reply = await model.chat(
@@ -143,7 +145,7 @@ async def test_every_other_schema_is_obeyed(model: OpenAIModel, schema: ReplySch
     assert sorted(document) == sorted(schema.schema["properties"])
 
 
-async def test_a_reviewers_score_comes_with_how_likely_others_were(model: OpenAIModel) -> None:
+async def test_a_reviewers_score_includes_token_probabilities(model: OpenAIModel) -> None:
     request = ask(schema=review_schema(3), max_tokens=900, temperature=0.0, seconds=300)
     bare, scored = [await model.chat(replace(request, scored=value)) for value in (False, True)]
     assert (bare.text, bare.digits, bare.earlier_digits) == (scored.text, (), ())
@@ -161,7 +163,7 @@ async def test_a_reviewers_score_comes_with_how_likely_others_were(model: OpenAI
     assert read_review(scored, 3).score != read_review(bare, 3).score
 
 
-async def test_strings_keep_their_bounds(model: OpenAIModel) -> None:
+async def test_string_length_limits_are_obeyed(model: OpenAIModel) -> None:
     bounded = ReplySchema(
         "bounded",
         {
@@ -176,19 +178,23 @@ async def test_strings_keep_their_bounds(model: OpenAIModel) -> None:
         assert 30 <= len(json.loads(reply.text)["word"]) <= 32
 
 
-async def test_a_wrong_model_name_lists_the_right_one(llm: LlmSettings, url: str) -> None:
+async def test_a_wrong_model_name_is_reported_with_the_available_ones(
+    llm: LlmSettings, url: str
+) -> None:
     async with open_model(llm.model_copy(update={"model": "gpt-9"}), url) as client:
         with pytest.raises(ConfigurationError, match=r"no model 'gpt-9'; it has: \S+"):
             await client.chat(ask())
 
 
-async def test_a_prompt_longer_than_the_window_is_told_at_once(model: OpenAIModel) -> None:
+async def test_a_prompt_longer_than_the_context_window_is_refused_at_once(
+    model: OpenAIModel,
+) -> None:
     with pytest.raises(ModelReplyInvalid, match=r"HTTP 400.*context length"):
         await model.chat(ask(messages=(Message("user", "word " * 60_000),)))
     assert (await model.chat(ask(max_tokens=4))).text
 
 
-async def test_a_part_that_it_refuses_is_left_out_from_then_on(llm: LlmSettings, url: str) -> None:
+async def test_a_refused_parameter_is_omitted_from_then_on(llm: LlmSettings, url: str) -> None:
     async with open_model(llm, url) as client:
         assert (await client.chat(ask(temperature=-1.0, max_tokens=4))).text
         assert list(client.capabilities.refused) == ["temperature"]
@@ -197,7 +203,7 @@ async def test_a_part_that_it_refuses_is_left_out_from_then_on(llm: LlmSettings,
         assert (await client.chat(ask(max_tokens=4))).text
 
 
-async def test_a_limit_longer_than_the_window_is_learnt(llm: LlmSettings, url: str) -> None:
+async def test_a_token_limit_beyond_the_window_is_learned(llm: LlmSettings, url: str) -> None:
     async with open_model(llm, url) as client:
         window = (await client.describe()).window
         assert (

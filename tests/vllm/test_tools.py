@@ -22,7 +22,7 @@ TASK = (
 )
 
 
-async def test_a_seat_calls_tools_and_reads_what_they_answer(
+async def test_a_seat_calls_tools_and_reads_their_results(
     coder: OpenAIModel, tmp_path: Path
 ) -> None:
     watched = WatchedModel(coder)

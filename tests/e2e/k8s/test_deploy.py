@@ -108,7 +108,9 @@ async def test_the_cluster_accepts_the_chart(overlay: str, custom_resources: Non
     assert "(server dry run)" in output
 
 
-async def test_a_council_inside_ends_proven_and_leaves_no_job(installed: dict[str, Path]) -> None:
+async def test_a_council_in_the_cluster_ends_proven_and_leaves_no_job(
+    installed: dict[str, Path],
+) -> None:
     result = await deliberate("first", "Add hello_world() function to src/utils.py")
     assert result["proven"] is True
     assert len(result["results"]) == 3
@@ -119,7 +121,7 @@ async def test_a_council_inside_ends_proven_and_leaves_no_job(installed: dict[st
     )
 
 
-async def test_the_doctor_inside_asks_the_cluster_and_finds_nothing_amiss(
+async def test_doctor_in_the_cluster_finds_no_problem(
     installed: dict[str, Path],
 ) -> None:
     output = await run_in_pod("moothall", "doctor", "--json")  # fails if the exit code is not 0
@@ -136,7 +138,7 @@ async def test_the_doctor_inside_asks_the_cluster_and_finds_nothing_amiss(
     )
 
 
-async def test_a_bus_server_that_is_killed_is_not_missed(installed: dict[str, Path]) -> None:
+async def test_a_killed_bus_server_does_not_affect_a_council(installed: dict[str, Path]) -> None:
     second = asyncio.create_task(deliberate("second", "Add hello_world() function to src/utils.py"))
     await asyncio.sleep(6)  # while its seats work
     await ask("-n", "moothall", "delete", "pod", "nats-1", "--grace-period=0", "--force")
@@ -156,7 +158,7 @@ async def test_a_bus_server_that_is_killed_is_not_missed(installed: dict[str, Pa
         ("get", "nodes", "default", "no"),
     ],
 )
-async def test_the_service_account_may_make_jobs_of_workspaces_and_nothing_else(
+async def test_the_service_account_may_create_workspace_jobs_and_nothing_else(
     verb: str, what: str, namespace: str, answer: str
 ) -> None:
     output = await ask(

@@ -57,7 +57,7 @@ async def hosting(folder: Path, url: str, **jobs: Any) -> asyncio.subprocess.Pro
     )
 
 
-async def test_a_host_that_is_killed_leaves_no_job(
+async def test_a_killed_host_leaves_no_job(
     tmp_path: Path,
     bus: str,  # noqa: F811 - the fixture
     api: client.ApiClient,
@@ -82,7 +82,7 @@ NEVER: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("why", NEVER)
-async def test_of_a_killed_host_a_job_whose_link_never_ran_is_deleted_by_another(
+async def test_a_killed_hosts_job_whose_link_never_ran_is_deleted_by_another_host(
     why: str,
     tmp_path: Path,
     bus: str,  # noqa: F811 - the fixture
@@ -100,7 +100,7 @@ async def test_of_a_killed_host_a_job_whose_link_never_ran_is_deleted_by_another
         assert await jobs_left(api, seconds=170) == []
 
 
-async def test_a_spare_is_used_is_replaced_where_it_was_killed_and_is_gone_at_the_end(
+async def test_a_spare_is_used_replaced_after_a_kill_and_deleted_at_the_end(
     tmp_path: Path,
     bus: str,  # noqa: F811 - the fixture
     api: client.ApiClient,

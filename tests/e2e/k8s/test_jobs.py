@@ -86,7 +86,7 @@ async def call(workspace: Any, tool: str, **arguments: Any) -> Any:
     )
 
 
-async def test_a_repository_is_set_up_worked_on_and_proven_in_pods(
+async def test_a_repository_is_set_up_changed_and_proven_in_pods(
     tmp_path: Path, bus: str, api: client.ApiClient
 ) -> None:
     settings = configured(tmp_path, bus)
@@ -130,7 +130,7 @@ async def bare(
 ODD = ['it\'s "quoted".txt', "$(touch pwned).txt", "two;lines&.txt", "-rf", "`id`", "späße 🎉.txt"]
 
 
-async def test_values_full_of_quotes_and_newlines_are_what_they_are(
+async def test_values_with_quotes_and_newlines_are_unchanged(
     tmp_path: Path, bus: str, services: WorkspaceServices, api: client.ApiClient
 ) -> None:
     base = await bare(
@@ -148,7 +148,7 @@ async def test_values_full_of_quotes_and_newlines_are_what_they_are(
         assert [change.path for change in await workspace.changes()] == sorted(ODD[:2])
 
 
-async def test_what_runs_there_has_no_credentials_and_writes_nowhere_else(
+async def test_commands_in_a_pod_have_no_credentials_and_write_nowhere_else(
     tmp_path: Path, bus: str, services: WorkspaceServices
 ) -> None:
     look = (
@@ -167,7 +167,7 @@ async def test_what_runs_there_has_no_credentials_and_writes_nowhere_else(
     assert "UID 1000 LINK False" in output
 
 
-async def test_memory_and_disk_that_are_used_up_are_said(
+async def test_exhausted_memory_and_disk_are_reported(
     tmp_path: Path, bus: str, services: WorkspaceServices
 ) -> None:
     fill = (
@@ -186,7 +186,7 @@ async def test_memory_and_disk_that_are_used_up_are_said(
     assert base.runs["disk"].status == ToolStatus.DISK, base.runs["disk"]
 
 
-async def test_blocks_of_python_run_in_the_pod_on_its_files(
+async def test_python_blocks_run_in_the_pod_on_its_files(
     tmp_path: Path, bus: str, services: WorkspaceServices
 ) -> None:
     async def ask(tool: str, arguments: Mapping[str, Any]) -> ToolResult:
@@ -211,9 +211,7 @@ async def test_blocks_of_python_run_in_the_pod_on_its_files(
         assert [change.path for change in await workspace.changes()] == ["made.txt"]
 
 
-async def test_an_image_that_is_not_there_is_said(
-    tmp_path: Path, bus: str, api: client.ApiClient
-) -> None:
+async def test_a_missing_image_is_reported(tmp_path: Path, bus: str, api: client.ApiClient) -> None:
     async with open_workspace_services(
         configured(tmp_path, bus, image="registry.local/nothing:1")
     ) as services:
@@ -224,7 +222,7 @@ async def test_an_image_that_is_not_there_is_said(
     assert await jobs_left(api) == []
 
 
-async def test_a_quota_that_is_used_up_is_said(
+async def test_an_exhausted_quota_is_reported(
     tmp_path: Path, bus: str, services: WorkspaceServices, api: client.ApiClient
 ) -> None:
     core = client.CoreV1Api(api)
@@ -244,7 +242,7 @@ async def test_a_quota_that_is_used_up_is_said(
     assert await jobs_left(api) == []
 
 
-async def test_a_pod_that_is_killed_in_the_middle_is_said(
+async def test_a_pod_killed_in_the_middle_is_reported(
     tmp_path: Path, bus: str, services: WorkspaceServices, api: client.ApiClient
 ) -> None:
     core = client.CoreV1Api(api)
@@ -263,7 +261,7 @@ async def test_a_pod_that_is_killed_in_the_middle_is_said(
     assert await jobs_left(api) == []
 
 
-async def test_a_council_of_three_in_three_jobs_finds_the_winner_that_it_finds_here(
+async def test_a_council_in_jobs_finds_the_same_winner_as_locally(
     tmp_path: Path, bus: str, model: ScriptedModel, api: client.ApiClient
 ) -> None:
     diffs, seen = [], dict[str, dict[str, str]]()

@@ -44,7 +44,7 @@ FILL = (
 )
 
 
-async def test_processes_that_together_use_more_memory_than_the_container_has_are_said(
+async def test_processes_that_together_exceed_the_containers_memory_are_reported(
     tmp_path: Path,
     bus: str,  # noqa: F811 - the fixture
     services: WorkspaceServices,  # noqa: F811 - the fixture
@@ -57,7 +57,7 @@ async def test_processes_that_together_use_more_memory_than_the_container_has_ar
     assert base.runs["three"].status == ToolStatus.MEMORY, base.runs["three"]
 
 
-async def test_a_pod_that_is_evicted_for_its_disk_is_said(
+async def test_a_pod_evicted_for_its_disk_use_is_reported(
     tmp_path: Path,
     bus: str,  # noqa: F811
     api: client.ApiClient,
@@ -69,7 +69,7 @@ async def test_a_pod_that_is_evicted_for_its_disk_is_said(
     assert await jobs_left(api) == []
 
 
-async def test_a_pod_that_pod_security_refuses_is_said(
+async def test_a_pod_refused_by_pod_security_is_reported(
     tmp_path: Path,
     bus: str,  # noqa: F811
     api: client.ApiClient,

@@ -119,7 +119,7 @@ async def can_connect(where: dict[str, str]) -> dict[str, bool]:
     return connections
 
 
-async def test_hosts_neo4j_vllm_and_what_goes_outwards_are_held_to_what_their_policies_say(
+async def test_network_policies_for_hosts_neo4j_vllm_and_outbound_traffic_are_enforced(
     where: dict[str, str], api: client.ApiClient
 ) -> None:
     free = await can_connect(where)

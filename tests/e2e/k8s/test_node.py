@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 
-async def test_a_node_that_is_lost_is_said_and_another_one_takes_over(
+async def test_a_lost_node_is_reported_and_another_takes_over(
     tmp_path: Path,
     bus: str,  # noqa: F811 - the fixture
     api: client.ApiClient,

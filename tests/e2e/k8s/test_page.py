@@ -18,7 +18,7 @@ from support.kube.ctl import ask
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
 
-async def test_its_scale_is_none_and_one_again(installed: dict[str, Path]) -> None:
+async def test_the_deployment_is_scaled_to_zero_and_back(installed: dict[str, Path]) -> None:
     down, up = (
         page.lines(f"kubectl -n moothall scale deployment/moothall --replicas={count}")[0]
         for count in (0, 1)
@@ -34,7 +34,7 @@ async def test_its_scale_is_none_and_one_again(installed: dict[str, Path]) -> No
     assert "moothall" in await run_in_pod("moothall", "--version")
 
 
-async def test_its_apis_are_reached_by_port_forward(installed: dict[str, Path]) -> None:
+async def test_the_apis_are_reached_by_port_forward(installed: dict[str, Path]) -> None:
     (documented,) = re.findall(r"`(kubectl [^`]*port-forward [^`]*)`", page.TEXT)
     command = re.sub(r" (50055|8080)\b", r" :\1", documented)  # use free local ports
     process = await asyncio.create_subprocess_exec(*command.split(), stdout=asyncio.subprocess.PIPE)
@@ -58,7 +58,7 @@ async def test_its_apis_are_reached_by_port_forward(installed: dict[str, Path]) 
         await process.wait()
 
 
-async def test_doctor_and_fleet_say_what_works_there(installed: dict[str, Path]) -> None:
+async def test_doctor_and_fleet_report_working_parts(installed: dict[str, Path]) -> None:
     (documented,) = re.findall(
         r"`(kubectl -n moothall exec deploy/moothall -- moothall doctor)`", page.TEXT
     )

@@ -131,7 +131,7 @@ async def publish_from(
     )
 
 
-async def test_a_workspace_says_and_hears_nothing_on_another_ones_subjects(
+async def test_a_workspace_neither_publishes_nor_receives_on_subjects_of_others(
     installed: dict[str, Path],
     probes: dict[str, str],
     api: client.ApiClient,

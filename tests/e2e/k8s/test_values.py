@@ -35,7 +35,7 @@ async def git(*arguments: str) -> str:
     return await run_in_pod("git", "-C", "/data/odd", *arguments)
 
 
-async def test_values_full_of_quotes_and_newlines_change_nothing(
+async def test_values_with_quotes_and_newlines_do_not_change_the_outcome(
     installed: dict[str, Path],
 ) -> None:
     await run_in_pod("python", "-c", SAMPLE, "/data/odd")
@@ -83,7 +83,7 @@ async def test_values_full_of_quotes_and_newlines_change_nothing(
     )
 
 
-async def test_a_file_with_a_name_of_two_lines_stays_in_the_repository(
+async def test_a_file_name_with_a_newline_is_kept_in_the_repository(
     installed: dict[str, Path],
 ) -> None:
     await run_in_pod("python", "-c", SAMPLE, "/data/lines")

@@ -100,7 +100,7 @@ def began(deliberations: FakeDeliberations) -> list[str]:
     ]
 
 
-async def test_thirty_agents_are_never_more_than_four_at_once() -> None:
+async def test_at_most_four_of_thirty_agents_run_concurrently() -> None:
     deliberations = FakeDeliberations()
     ended = await run(deliberations).all([agent(f"a{number:02}") for number in range(30)])
     assert deliberations.most == 4
@@ -108,9 +108,7 @@ async def test_thirty_agents_are_never_more_than_four_at_once() -> None:
     assert {end.state for end in ended.values()} == {State.COMPLETED}
 
 
-async def test_a_dependent_begins_after_what_it_needs_whatever_its_priority_and_on_its_commit() -> (
-    None
-):
+async def test_a_dependent_starts_after_its_dependencies_and_on_their_commit() -> None:
     deliberations = FakeDeliberations()
     specs = [
         agent("c", "b", spec={"priority": "critical"}),
@@ -125,7 +123,7 @@ async def test_a_dependent_begins_after_what_it_needs_whatever_its_priority_and_
     assert by_name["b"].repository == replace(HERE, ref=f"commit-of-{by_name['a'].task_id}")
 
 
-async def test_what_several_made_is_brought_together_first() -> None:
+async def test_results_of_several_dependencies_are_merged_first() -> None:
     deliberations = FakeDeliberations()
     await run(deliberations).all([agent("a"), agent("b"), agent("c", "a", "b")])
     a, b, merged, c = deliberations.requests
@@ -143,14 +141,16 @@ async def test_what_several_made_is_brought_together_first() -> None:
         ([agent("a", "nowhere")], "a needs 'nowhere', which does not exist; there are a"),
     ],
 )
-async def test_a_cycle_and_what_is_missing_are_named(specs: Sequence[Spec], message: str) -> None:
+async def test_cycles_and_missing_dependencies_are_named(
+    specs: Sequence[Spec], message: str
+) -> None:
     deliberations = FakeDeliberations()
     with pytest.raises(InvalidRequest, match=message):
         await run(deliberations).all(specs)
     assert not deliberations.requests
 
 
-async def test_what_needs_one_that_failed_is_skipped_but_for_the_optional() -> None:
+async def test_dependents_of_a_failed_agent_are_skipped_unless_optional() -> None:
     deliberations = FakeDeliberations(
         lambda request: failed(request) if "make a" in request.checks else passed(request)
     )
@@ -171,7 +171,7 @@ async def test_what_needs_one_that_failed_is_skipped_but_for_the_optional() -> N
 
 
 @pytest.mark.parametrize("verdict", ["failed", "errored", "missing"])
-async def test_the_validation_decides_and_no_words_do(verdict: str) -> None:
+async def test_only_the_validation_decides_the_result(verdict: str) -> None:
     ended = await run(FakeDeliberations(lambda request: passed(request, verdict))).all([agent("a")])
     assert (ended["a"].state, ended["a"].reason) == (
         "failed",
@@ -179,7 +179,7 @@ async def test_the_validation_decides_and_no_words_do(verdict: str) -> None:
     )
 
 
-async def test_a_run_that_failed_is_made_again_after_a_growing_rest_and_otherwise() -> None:
+async def test_a_failed_run_is_retried_with_a_growing_delay_and_another_seed() -> None:
     waits: list[float] = []
     tries: list[DeliberationRequest] = []
 
@@ -203,7 +203,7 @@ async def test_a_run_that_failed_is_made_again_after_a_growing_rest_and_otherwis
     assert (ended["a"].state, ended["a"].runs, waits) == ("failed", 2, [300])
 
 
-async def test_what_a_spec_says_reaches_the_service() -> None:
+async def test_the_fields_of_a_spec_reach_the_service() -> None:
     deliberations = FakeDeliberations()
     fields = {
         "spec": {"role": "qa", "seats": 3, "protocol": "vote"},
@@ -231,7 +231,7 @@ async def test_what_a_spec_says_reaches_the_service() -> None:
     ("timeout", "longest", "expected"),
     [("2m", 60, 60), ("0.2s", 60, 1), ("9999999999h", 1800, 1800), (None, 60, 0)],
 )
-async def test_a_spec_shortens_what_a_run_may_take_and_never_lengthens_it(
+async def test_a_spec_can_shorten_the_time_limit_and_never_extend_it(
     timeout: str | None, longest: int, expected: int
 ) -> None:
     deliberations = FakeDeliberations()
@@ -241,7 +241,7 @@ async def test_a_spec_shortens_what_a_run_may_take_and_never_lengthens_it(
     assert deliberations.requests[0].constraints.timeout_seconds == expected
 
 
-async def test_interrupted_it_cancels_what_is_under_way() -> None:
+async def test_an_interrupted_run_cancels_running_tasks() -> None:
     deliberations = FakeDeliberations()
     deliberations.go.clear()
     running = asyncio.create_task(run(deliberations).all([agent("a"), agent("b")]))
@@ -256,7 +256,7 @@ async def test_interrupted_it_cancels_what_is_under_way() -> None:
     )
 
 
-async def test_a_seat_tells_why_it_came_to_nothing() -> None:
+async def test_a_seat_reports_why_it_failed() -> None:
     def seat(request: DeliberationRequest) -> Outcome:
         return replace(
             failed(request),

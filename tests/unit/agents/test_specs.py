@@ -101,7 +101,7 @@ def spec(**more: Any) -> Spec:
         {"build": "100%", "time": "30"},
     ],
 )
-def test_metrics_in_every_shape(written: Any) -> None:
+def test_metrics_are_read_in_every_format(written: Any) -> None:
     assert [
         (metric.name, metric.target)
         for metric in spec(reporting={"metrics": written}).reporting.metrics
@@ -123,14 +123,14 @@ def test_metrics_in_every_shape(written: Any) -> None:
         [{"name": "b", "why": "its types"}, {"name": "c"}],
     ],
 )
-def test_dependencies_in_every_shape(written: Any) -> None:
+def test_dependencies_are_read_in_every_format(written: Any) -> None:
     dependencies = spec(dependencies=written).dependencies
     assert [dependency.name for dependency in dependencies] == ["b", "c"]
     assert dependencies[0].optional is False
     assert dependencies[1].optional == (isinstance(written, dict) and "optional" in written)
 
 
-def test_measures_and_what_is_unknown_is_kept() -> None:
+def test_limits_are_parsed_and_unknown_fields_kept() -> None:
     limits = {"max_memory": "512MB", "max_cpu": "75%", "timeout": "2h", "max_disk": "1GB"}
     parsed = spec(
         security={"resource_limits": limits},
@@ -147,7 +147,7 @@ def test_measures_and_what_is_unknown_is_kept() -> None:
     assert parsed.capabilities == ("primary: yaml", "secondary: c")
 
 
-def test_tasks_come_in_the_order_of_their_dependencies_and_priorities() -> None:
+def test_tasks_are_ordered_by_dependencies_and_priorities() -> None:
     tasks = {
         "default": [
             {"name": "last", "description": "c", "dependencies": ["first"], "priority": "critical"},
@@ -236,7 +236,7 @@ def test_tasks_come_in_the_order_of_their_dependencies_and_priorities() -> None:
         *HOSTILE,
     ],
 )
-def test_a_bad_file_is_named_with_line_and_reason_while_the_others_load(
+def test_an_invalid_file_is_named_with_line_and_reason_while_the_others_load(
     tmp_path: Path, text: str, line: int, reason: str
 ) -> None:
     (tmp_path / "good.yaml").write_text(
@@ -276,7 +276,7 @@ _VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(sorted(Spec.model_fields)), _VALUES, max_size=3))
-def test_whatever_sections_hold_it_is_taken_or_named(sections: dict[str, Any]) -> None:
+def test_any_combination_of_sections_is_loaded_or_reported(sections: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "a.yaml").write_text(
             yaml.safe_dump(MINIMAL | sections, sort_keys=False), encoding="utf-8"
@@ -289,7 +289,7 @@ def test_whatever_sections_hold_it_is_taken_or_named(sections: dict[str, Any]) -
         assert request_of(parsed, RepositoryRef(id="sample")).checks == parsed.validations
 
 
-def test_thousands_of_tasks_are_taken_and_a_cycle_of_thousands_is_named_in_a_line(
+def test_thousands_of_tasks_load_and_a_cycle_of_thousands_is_reported_briefly(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "many.yaml").write_text(
@@ -317,7 +317,7 @@ def test_thousands_of_tasks_are_taken_and_a_cycle_of_thousands_is_named_in_a_lin
     assert load([tmp_path]).kept[-1].line == 2_003
 
 
-def test_a_date_is_text_and_what_is_empty_is_nothing(tmp_path: Path) -> None:
+def test_dates_are_read_as_text_and_empty_sections_as_empty(tmp_path: Path) -> None:
     text = (
         f"{GOOD.replace('name: a', 'name: a, version: 2026-13-45, workstream: 2026-01-02')}risks:\n"
         "tasks:\ndependencies:\n"
@@ -328,7 +328,7 @@ def test_a_date_is_text_and_what_is_empty_is_nothing(tmp_path: Path) -> None:
     assert (parsed.risks, parsed.tasks, parsed.dependencies) == ((), (), ())
 
 
-def test_only_files_of_a_folder_are_read(tmp_path: Path) -> None:
+def test_only_regular_files_of_a_folder_are_read(tmp_path: Path) -> None:
     (tmp_path / "folder.yaml").mkdir()
     (tmp_path / "endless.yaml").symlink_to("/dev/zero")
     (tmp_path / "nothing.yaml").symlink_to("nowhere")
@@ -336,7 +336,7 @@ def test_only_files_of_a_folder_are_read(tmp_path: Path) -> None:
     assert load([tmp_path]) == Loaded()
 
 
-def test_two_agents_of_one_name_and_what_is_kept_are_told(tmp_path: Path) -> None:
+def test_two_agents_of_one_name_and_stored_data_are_reported(tmp_path: Path) -> None:
     for file in ("1.yaml", "2.yaml"):
         (tmp_path / file).write_text(
             yaml.safe_dump(MINIMAL | {"deployment": {}}, sort_keys=False), encoding="utf-8"
@@ -355,7 +355,7 @@ def test_two_agents_of_one_name_and_what_is_kept_are_told(tmp_path: Path) -> Non
         load([tmp_path / "nowhere"])
 
 
-def test_the_examples_are_right_and_the_schema_allows_them() -> None:
+def test_the_examples_are_valid_and_match_the_schema() -> None:
     loaded = load([ROOT / "agents"])
     assert not loaded.wrong
     assert not loaded.kept
@@ -375,7 +375,7 @@ def test_the_examples_are_right_and_the_schema_allows_them() -> None:
         Draft202012Validator(schema()).validate(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
-def test_the_table_of_capabilities_is_published_and_names_tools_that_there_are() -> None:
+def test_the_documented_capabilities_match_the_code_and_name_existing_tools() -> None:
     rows = [
         line
         for line in (ROOT / "docs/agents.md").read_text(encoding="utf-8").splitlines()

@@ -96,7 +96,7 @@ async def test_a_message_starts_a_deliberation_and_its_result_is_an_artifact(
         ({"final_state": "answered", "branch": ""}, "COMPLETED"),
     ],
 )
-async def test_how_a_deliberation_ended_is_the_state_of_its_task(
+async def test_the_end_of_a_deliberation_sets_the_state_of_its_task(
     web: Web, deliberations: MemoryDeliberations, fields: dict[str, Any], state: str
 ) -> None:
     task = (await rpc(web, "SendMessage", message()))["task"]
@@ -139,7 +139,7 @@ async def test_a_waiting_call_answers_at_the_end(
         ("Delete", {}, -32601, ""),
     ],
 )
-async def test_what_is_refused(
+async def test_invalid_requests_are_refused(
     web: Web, method: str, params: dict[str, Any], code: int, text: str
 ) -> None:
     error = await rpc(web, method, params)
@@ -155,7 +155,7 @@ async def test_the_log_has_no_text_of_refused_requests(
     assert not caplog.records
 
 
-async def test_the_endpoint_has_the_checks_of_all_others(web: Web) -> None:
+async def test_the_a2a_endpoint_has_the_checks_of_all_endpoints(web: Web) -> None:
     assert problem(await web("POST", "/a2a", {}, token=None))[0] == 401
     assert problem(await web("POST", "/a2a"))[:2] == (415, "NOT_JSON")
     large = {"x": "y" * 10_000}

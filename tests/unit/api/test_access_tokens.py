@@ -91,7 +91,7 @@ async def test_a_token_is_refused_from_the_moment_it_expires(
         await tokens.find(secret)
 
 
-async def test_tokens_are_revoked_by_id_or_name_also_by_another_process(
+async def test_tokens_are_revoked_by_id_or_name_even_by_another_process(
     tokens: AccessTokens, tmp_path: Path
 ) -> None:
     first, record = tokens.create("ci", DAY)
@@ -109,7 +109,7 @@ async def test_tokens_are_revoked_by_id_or_name_also_by_another_process(
         of_command.revoke("ci")
 
 
-def test_records_of_ended_tokens_are_forgotten_after_90_days(
+def test_records_of_ended_tokens_are_deleted_after_90_days(
     tokens: AccessTokens, clock: Clock
 ) -> None:
     tokens.create("short", DAY)
@@ -155,7 +155,7 @@ async def test_a_damaged_file_is_named(tokens: AccessTokens, tmp_path: Path) -> 
         await tokens.find(secret)
 
 
-async def test_grpc_refuses_a_revoked_token_without_a_restart_and_says_why(
+async def test_grpc_refuses_a_revoked_token_without_a_restart_and_gives_the_reason(
     tmp_path: Path,
 ) -> None:
     tokens = AccessTokens(tmp_path)
@@ -181,7 +181,7 @@ async def test_grpc_refuses_a_revoked_token_without_a_restart_and_says_why(
         await Client(channel, "a-token-of-the-settings").GetStatus(pb.GetStatusRequest())
 
 
-async def test_http_and_the_page_end_with_the_token(tmp_path: Path) -> None:
+async def test_http_and_page_access_end_when_the_token_is_revoked(tmp_path: Path) -> None:
     tokens = AccessTokens(tmp_path)
     dependencies = with_parts(api_dependencies(MemoryDeliberations()), board=Board(MemoryBus()))
     async with (

@@ -22,7 +22,7 @@ from support.agents import Agent, answer, read, refused, requested
 from support.callers import OTHER
 
 
-async def test_a_query_that_takes_too_long_is_ended(agent: Agent) -> None:
+async def test_a_query_that_exceeds_its_timeout_is_ended(agent: Agent) -> None:
     config = pb.AgentConfig(timeout_seconds=1)
     unary, stream = (
         requested("Why?", metadata=common.TaskMetadata(task_id=task_id), config=config)
@@ -46,7 +46,7 @@ async def test_a_query_that_takes_too_long_is_ended(agent: Agent) -> None:
         (common.EXECUTION_MODE_COMPLEX, DeliberationStatus.FAILED),
     ],
 )
-async def test_seats_that_were_late_are_a_timeout_once_the_time_is_over(
+async def test_late_seats_are_reported_as_a_timeout_once_the_time_is_up(
     agent: Agent, mode: common.ExecutionMode.ValueType, status: DeliberationStatus
 ) -> None:
     late = SeatOutcome(
@@ -77,7 +77,7 @@ async def test_seats_that_were_late_are_a_timeout_once_the_time_is_over(
     assert time.monotonic() - began >= 1, "the caller gave a second"
 
 
-async def test_one_agent_may_work_for_all_of_the_time_and_a_council_judges_within_it(
+async def test_one_agent_gets_extra_time_and_a_council_keeps_to_the_timeout(
     agent: Agent,
 ) -> None:
     given = {}
@@ -114,7 +114,9 @@ class TestTight:
                 "token_limit",
             )
 
-    async def test_whoever_asks_too_often_is_refused_and_others_are_not(self, agent: Agent) -> None:
+    async def test_a_caller_over_the_rate_limit_is_refused_and_others_are_not(
+        self, agent: Agent
+    ) -> None:
         request = requested(context={"tool_parameters": {"tool": "files.list"}})
         await agent.ExecuteTask(request)
         for call in (agent.ExecuteTask(request), agent.StreamExecuteTask(request).read()):
@@ -131,7 +133,7 @@ class TestFragile:
     def settings(self) -> AgentSettings:
         return AgentSettings(calls_a_second=1000)
 
-    async def test_after_many_failures_nothing_is_asked_for_a_while(self, agent: Agent) -> None:
+    async def test_many_failures_stop_model_queries_for_a_while(self, agent: Agent) -> None:
         agent.deliberations.failure = Temporary("the bus is away")
         for _ in range(BREAKER_CALLS):
             assert (await refused(agent.ExecuteTask(requested("Why?"))))[
@@ -160,7 +162,7 @@ class TestFragile:
         )
         assert (await read(agent.StreamExecuteTask(tool)))[-1].state == pb.AGENT_STATE_COMPLETED
 
-    async def test_limits_that_callers_choose_are_not_failures(self, agent: Agent) -> None:
+    async def test_limits_chosen_by_callers_are_not_failures(self, agent: Agent) -> None:
         brief = pb.AgentConfig(timeout_seconds=1)
         calls = [agent.ExecuteTask(requested("Why?", config=brief)) for _ in range(3)]
         calls += [read(agent.StreamExecuteTask(requested("Why?", config=brief))) for _ in range(3)]
@@ -203,7 +205,7 @@ class TestFull:
     def settings(self) -> AgentSettings:
         return AgentSettings(calls_a_second=1000, tasks=2)
 
-    async def test_a_tenant_that_has_all_its_queries_under_way_leaves_room_for_others(
+    async def test_a_tenant_at_its_query_limit_leaves_capacity_for_others(
         self, agent: Agent
     ) -> None:
         running = [asyncio.ensure_future(agent.ExecuteTask(requested("Why?"))) for _ in range(2)]

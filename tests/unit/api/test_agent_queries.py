@@ -30,7 +30,7 @@ from support.callers import OTHER
 # ---- sessions
 
 
-async def test_a_session_has_one_workspace_and_remembers(agent: Agent) -> None:
+async def test_a_session_keeps_its_workspace_and_history(agent: Agent) -> None:
     meta = common.TaskMetadata(session_id="The Session 7")
     write = {"tool_parameters": {"tool": "files.write", "path": "new.py", "content": "x = 1\n"}}
     await agent.ExecuteTask(requested(context=write, metadata=meta))
@@ -52,7 +52,7 @@ async def test_a_session_has_one_workspace_and_remembers(agent: Agent) -> None:
     )
 
 
-async def test_a_query_is_told_what_the_session_knows(agent: Agent) -> None:
+async def test_a_query_gets_the_context_of_the_session(agent: Agent) -> None:
     meta = common.TaskMetadata(task_id="first", session_id="s")
     first = asyncio.ensure_future(agent.ExecuteTask(requested("What is 2 + 2?", metadata=meta)))
     await answer(agent, "first", "4")
@@ -84,7 +84,7 @@ async def test_a_query_is_told_what_the_session_knows(agent: Agent) -> None:
 # ---- queries
 
 
-async def test_an_agent_answers_and_what_it_used_is_said(agent: Agent) -> None:
+async def test_an_agent_answers_and_reports_its_usage(agent: Agent) -> None:
     meta = common.TaskMetadata(task_id="q-1", token_budget=5000)
     running = asyncio.ensure_future(
         agent.ExecuteTask(
@@ -118,7 +118,7 @@ async def test_an_agent_answers_and_what_it_used_is_said(agent: Agent) -> None:
     )
 
 
-async def test_complex_is_a_council_on_the_repository_that_the_context_names(agent: Agent) -> None:
+async def test_complex_mode_is_a_council_on_the_repository_of_the_context(agent: Agent) -> None:
     meta = common.TaskMetadata(task_id="q-2", max_agents=5)
     running = asyncio.ensure_future(
         agent.ExecuteTask(
@@ -154,7 +154,7 @@ async def test_complex_is_a_council_on_the_repository_that_the_context_names(age
         ((), {"allowed_tools": ["slow.ponder"]}, ("slow.ponder",)),
     ],
 )
-async def test_an_agent_on_a_repository_has_the_tools_that_its_caller_allows(
+async def test_an_agent_on_a_repository_has_the_tools_its_caller_allows(
     agent: Agent, available: tuple[str, ...], context: dict[str, Any], tools: tuple[str, ...]
 ) -> None:
     query = requested(
@@ -181,7 +181,7 @@ async def test_an_agent_on_a_repository_has_the_tools_that_its_caller_allows(
         (("no.tool",), {"tool_parameters": {}}, "available_tools"),
     ],
 )
-async def test_names_of_tools_that_do_not_exist_are_an_error(
+async def test_unknown_tool_names_are_an_error(
     agent: Agent,
     available: tuple[str, ...],
     context: dict[str, Any],
@@ -215,7 +215,7 @@ async def test_names_of_tools_that_do_not_exist_are_an_error(
         (common.EXECUTION_MODE_COMPLEX, (), False),
     ],
 )
-async def test_an_agent_without_a_repository_has_the_empty_workspace_of_direct_tools(
+async def test_an_agent_without_a_repository_uses_the_empty_workspace_of_direct_tools(
     agent: Agent,
     mode: common.ExecutionMode.ValueType,
     available: tuple[str, ...],
@@ -242,7 +242,7 @@ async def test_an_agent_without_a_repository_has_the_empty_workspace_of_direct_t
     ("available", "context"),
     [((), {"allowed_tools": []}), (("files.read",), {"allowed_tools": ["files.list"]})],
 )
-async def test_where_no_tool_is_left_it_is_said_at_once(
+async def test_a_missing_tool_is_reported_at_once(
     agent: Agent, available: tuple[str, ...], context: dict[str, Any]
 ) -> None:
     query = requested("Mend it", {"repository": "sample", **context}, available_tools=available)
@@ -254,7 +254,7 @@ async def test_where_no_tool_is_left_it_is_said_at_once(
 
 
 @pytest.mark.parametrize("allowed", ["files.read", 3, {"a": 1}, [1]])
-async def test_a_list_of_tools_that_is_none_is_refused(agent: Agent, allowed: Any) -> None:
+async def test_an_invalid_list_of_tools_is_refused(agent: Agent, allowed: Any) -> None:
     code, output_text = await refused(
         agent.ExecuteTask(requested("Mend it", {"repository": "sample", "allowed_tools": allowed}))
     )
@@ -263,7 +263,7 @@ async def test_a_list_of_tools_that_is_none_is_refused(agent: Agent, allowed: An
     )
 
 
-def test_who_may_search_the_web_may_read_what_is_found_and_the_reverse() -> None:
+def test_web_search_and_web_fetch_allow_each_other() -> None:
     for name in ("web.search", "web.fetch"):
         assert Query("t", available_tools=(name, "files.read")).tools() == frozenset(
             {"web.search", "web.fetch", "files.read"}
@@ -275,7 +275,7 @@ def test_who_may_search_the_web_may_read_what_is_found_and_the_reverse() -> None
     ("requested_by", "model"),
     [({"model_tier": 3}, "large"), ({"model_profile": "large", "model_tier": 1}, "large")],
 )
-async def test_a_query_names_a_model_by_tier_or_profile_and_is_told_which_answered(
+async def test_a_query_names_a_model_by_tier_or_profile_and_reports_the_one_that_answered(
     agent: Agent, requested_by: dict[str, Any], model: str
 ) -> None:
     running = asyncio.ensure_future(
@@ -296,13 +296,13 @@ async def test_a_query_names_a_model_by_tier_or_profile_and_is_told_which_answer
 
 
 @pytest.mark.parametrize("tier", [4, 1.5, True, "huge"])
-async def test_a_tier_that_there_is_not_is_refused(agent: Agent, tier: Any) -> None:
+async def test_an_unknown_model_tier_is_refused(agent: Agent, tier: Any) -> None:
     code, output_text = await refused(agent.ExecuteTask(requested("Why?", {"model_tier": tier})))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "there are 1 (small), 2 (medium) and 3 (large)" in output_text
 
 
-async def test_an_id_of_another_systems_kind_is_taken(agent: Agent) -> None:
+async def test_a_task_id_in_a_foreign_format_is_accepted(agent: Agent) -> None:
     meta = common.TaskMetadata(task_id="Task/User_1 42")
     running = asyncio.ensure_future(agent.ExecuteTask(requested("Why?", metadata=meta)))
     async with asyncio.timeout(10):
@@ -312,7 +312,7 @@ async def test_an_id_of_another_systems_kind_is_taken(agent: Agent) -> None:
     assert (await running).task_id == "Task/User_1 42"
 
 
-async def test_what_cost_more_than_it_may_says_so(agent: Agent) -> None:
+async def test_a_query_over_its_budget_ends_as_budget_exceeded(agent: Agent) -> None:
     running = asyncio.ensure_future(
         agent.ExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="q-3")))
     )
@@ -333,7 +333,7 @@ async def test_what_cost_more_than_it_may_says_so(agent: Agent) -> None:
 @pytest.mark.parametrize(
     ("status", "code"), [(DeliberationStatus.TIMEOUT, 3), (DeliberationStatus.FAILED, 2)]
 )
-async def test_a_query_that_came_to_nothing_says_so(
+async def test_a_failed_query_reports_its_status_and_error(
     agent: Agent, status: DeliberationStatus, code: int
 ) -> None:
     running = asyncio.ensure_future(
@@ -351,7 +351,7 @@ async def test_a_query_that_came_to_nothing_says_so(
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_the_tools_that_an_agent_ran_are_told(agent: Agent, *, streamed: bool) -> None:
+async def test_the_tools_that_an_agent_ran_are_shown(agent: Agent, *, streamed: bool) -> None:
     request = requested("Why?", metadata=common.TaskMetadata(task_id="tools"))
     running = asyncio.ensure_future(
         read(agent.StreamExecuteTask(request)) if streamed else agent.ExecuteTask(request)
@@ -401,7 +401,7 @@ async def test_the_tools_that_an_agent_ran_are_told(agent: Agent, *, streamed: b
     assert json_format.MessageToDict(results[0].output) == {"content": "x"}
 
 
-async def test_more_calls_than_fit_in_a_message_are_told_by_name(agent: Agent) -> None:
+async def test_calls_that_do_not_fit_in_a_message_are_named(agent: Agent) -> None:
     running = asyncio.ensure_future(
         agent.ExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="many")))
     )
@@ -428,7 +428,7 @@ async def test_more_calls_than_fit_in_a_message_are_told_by_name(agent: Agent) -
     assert json_format.MessageToDict(received[-1].output) == {}
 
 
-async def test_usage_is_written_as_other_systems_read_it_and_as_it_was_before(agent: Agent) -> None:
+async def test_usage_is_written_in_the_old_and_the_new_format(agent: Agent) -> None:
     request = requested("Why?", metadata=common.TaskMetadata(task_id="used"))
     reading = asyncio.ensure_future(read(agent.StreamExecuteTask(request)))
     async with asyncio.timeout(10):
@@ -464,7 +464,7 @@ async def test_usage_is_written_as_other_systems_read_it_and_as_it_was_before(ag
     assert received["model"]
 
 
-async def test_a_stream_plans_works_and_ends_with_the_whole_text(agent: Agent) -> None:
+async def test_a_stream_plans_and_works_and_ends_with_the_complete_text(agent: Agent) -> None:
     stream = agent.StreamExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="q-4")))
     reading = asyncio.ensure_future(read(stream))
     async with asyncio.timeout(10):
@@ -500,7 +500,7 @@ async def test_a_stream_plans_works_and_ends_with_the_whole_text(agent: Agent) -
         (("Because of it. Or", ""), ["Because of it. Or", "Because of it."], True),
     ],
 )
-async def test_the_text_comes_in_pieces_as_it_is_written(
+async def test_the_reply_is_streamed_as_it_is_written(
     agent: Agent, writes: Sequence[str], deltas: list[str], *, anew: bool
 ) -> None:
     agent.deliberations.writes = [Writing("agent-dev-001", text, text) for text in writes]
@@ -523,7 +523,7 @@ async def test_the_text_comes_in_pieces_as_it_is_written(
     assert all(update.progress <= after.progress for update, after in pairwise(updates))
 
 
-async def test_of_a_council_no_seats_text_is_given(agent: Agent) -> None:
+async def test_a_councils_stream_contains_no_text_of_its_seats(agent: Agent) -> None:
     agent.deliberations.writes = [Writing("agent-dev-001", "Mine", "Mine")]
     request = requested(
         "Why?", metadata=common.TaskMetadata(task_id="q-4"), mode=common.EXECUTION_MODE_COMPLEX
@@ -533,7 +533,7 @@ async def test_of_a_council_no_seats_text_is_given(agent: Agent) -> None:
     assert [update.delta for update in await reading if update.delta] == ["Because."]
 
 
-async def test_a_stream_of_a_tool_shows_call_and_result(agent: Agent) -> None:
+async def test_the_stream_of_a_tool_call_shows_call_and_result(agent: Agent) -> None:
     updates = await read(
         agent.StreamExecuteTask(requested(context={"tool_parameters": {"tool": "files.list"}}))
     )
@@ -544,7 +544,7 @@ async def test_a_stream_of_a_tool_shows_call_and_result(agent: Agent) -> None:
     assert [result.tool_id.rpartition(".")[2] for result in results] == ["0", "usage_metrics"]
 
 
-async def test_a_caller_that_goes_ends_its_query(agent: Agent) -> None:
+async def test_a_disconnected_caller_ends_its_query(agent: Agent) -> None:
     stream = agent.StreamExecuteTask(requested("Why?", metadata=common.TaskMetadata(task_id="q-5")))
     await stream.read()
     stream.cancel()

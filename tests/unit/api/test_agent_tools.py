@@ -29,7 +29,7 @@ from support.deliberation_service import MemoryDeliberations
 # ---- tools without a model
 
 
-async def test_a_direct_tool_asks_no_model_and_leaves_no_workspace(agent: Agent) -> None:
+async def test_a_direct_tool_uses_no_model_and_leaves_no_workspace(agent: Agent) -> None:
     response = await agent.ExecuteTask(
         requested(
             context={"tool_parameters": {"tool": "files.read", "path": "a.py", "lines": 3}},
@@ -69,7 +69,7 @@ async def test_a_direct_tool_asks_no_model_and_leaves_no_workspace(agent: Agent)
         ({"tool_parameters": {"tool": "files.list"}, "allowed_tools": ["files.list"]}, ()),
     ],
 )
-async def test_a_tools_name_is_found_where_callers_put_it(
+async def test_a_tool_name_is_found_in_every_supported_place(
     agent: Agent, context: dict[str, Any], available: tuple[str, ...]
 ) -> None:
     response = await agent.ExecuteTask(requested(context=context, available_tools=available))
@@ -115,7 +115,7 @@ async def test_a_tools_name_is_found_where_callers_put_it(
         ({}, (), grpc.StatusCode.INVALID_ARGUMENT, "the query is empty"),
     ],
 )
-async def test_what_cannot_be_run_is_refused_in_words(
+async def test_calls_that_cannot_run_are_refused_with_a_reason(
     agent: Agent,
     context: dict[str, Any],
     available: tuple[str, ...],
@@ -158,7 +158,7 @@ async def test_what_cannot_be_run_is_refused_in_words(
         ),
     ],
 )
-async def test_a_tool_runs_by_the_name_that_other_systems_give_it(
+async def test_a_tool_runs_by_its_alias_of_other_systems(
     agent: Agent, name: str, given: dict[str, Any], tool: str, arguments: dict[str, Any]
 ) -> None:
     one = requested(
@@ -172,7 +172,7 @@ async def test_a_tool_runs_by_the_name_that_other_systems_give_it(
         assert json_format.MessageToDict(call.parameters) == arguments
 
 
-def test_the_document_has_the_table_of_names() -> None:
+def test_the_api_document_has_the_table_of_aliases() -> None:
     text = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| `([\w.]+)` \| (.*) \|$", text, re.MULTILINE)
     received = {
@@ -204,7 +204,7 @@ async def test_a_sequence_runs_four_at_a_time_and_answers_in_order(agent: Agent)
     assert response.status == common.STATUS_CODE_OK
 
 
-async def test_one_failure_of_a_sequence_is_said_and_stops_no_other(agent: Agent) -> None:
+async def test_a_failure_in_a_sequence_is_reported_and_stops_no_other(agent: Agent) -> None:
     calls = [
         {"tool": "files.list"},
         {"tool": "files.read", "parameters": {}},
@@ -224,7 +224,7 @@ async def test_one_failure_of_a_sequence_is_said_and_stops_no_other(agent: Agent
     assert response.error_message == f"{first}; {second}"
 
 
-async def test_the_eleventh_dangerous_call_in_a_minute_is_refused_whatever_its_workspace(
+async def test_the_eleventh_dangerous_call_in_a_minute_is_refused_in_any_workspace(
     agent: Agent,
 ) -> None:
     request = requested(context={"tool_parameters": {"tool": "tests.pytest"}})
@@ -237,7 +237,9 @@ async def test_the_eleventh_dangerous_call_in_a_minute_is_refused_whatever_its_w
     assert theirs.status == common.STATUS_CODE_OK
 
 
-async def test_what_stands_from_an_earlier_call_is_a_hit_of_that_tenant_alone(agent: Agent) -> None:
+async def test_a_result_of_an_earlier_call_is_a_cache_hit_for_the_same_tenant_only(
+    agent: Agent,
+) -> None:
     agent.slow.go.set()
     request = requested(context={"tool_parameters": {"tool": "slow.look"}})
     found = [await agent.ExecuteTask(request, token) for token in (TOKEN, TOKEN, OTHER)]
@@ -268,7 +270,7 @@ async def test_tools_are_found_by_words_category_tag_and_danger(agent: Agent) ->
     ] is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_tool_is_described_whole(agent: Agent) -> None:
+async def test_a_tool_is_described_completely(agent: Agent) -> None:
     tool = (await agent.GetToolCapability(pb.GetToolCapabilityRequest(tool_id="tests.pytest"))).tool
     spec = CATALOGUE["tests.pytest"]
     assert (tool.name, tool.description, tool.version, tool.is_dangerous) == (
@@ -286,7 +288,7 @@ async def test_a_tool_is_described_whole(agent: Agent) -> None:
     assert code is grpc.StatusCode.NOT_FOUND
 
 
-async def test_capabilities_and_health_are_those_of_the_server(agent: Agent) -> None:
+async def test_capabilities_and_health_match_the_server(agent: Agent) -> None:
     found = await agent.GetCapabilities(pb.GetCapabilitiesRequest())
     assert "files.read" in found.supported_tools
     assert list(found.supported_modes) == [1, 2, 3]
@@ -329,7 +331,7 @@ async def _full() -> tuple[Condition, str]:
     ],
     ids=["stopped", "silent", "slow", "full"],
 )
-async def test_what_is_stopped_is_unhealthy_and_what_is_slow_degraded(
+async def test_a_stopped_or_slow_part_makes_the_server_unhealthy_or_degraded(
     deliberations: MemoryDeliberations,
     tmp_path: Path,
     probe: Probe,

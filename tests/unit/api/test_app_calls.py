@@ -77,7 +77,7 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str, str]:
     return caught.value.code(), info.reason, status.message
 
 
-async def test_a_council_is_made_listed_and_deleted(client: Client) -> None:
+async def test_a_council_is_created_listed_and_deleted(client: Client) -> None:
     made = await client.CreateCouncil(DEV)
     assert (made.council_id, made.agents_created, list(made.agent_ids)) == (
         "council-dev",
@@ -106,7 +106,9 @@ async def test_a_council_is_made_listed_and_deleted(client: Client) -> None:
     ] is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_registered_agent_sits_and_its_endpoint_is_never_called(client: Client) -> None:
+async def test_a_registered_agent_gets_a_seat_and_its_endpoint_is_never_called(
+    client: Client,
+) -> None:
     await client.CreateCouncil(DEV)
     can = pb.AgentCapabilities(
         supported_tasks=["code"],
@@ -149,7 +151,7 @@ async def test_a_registered_agent_sits_and_its_endpoint_is_never_called(client: 
     assert "its agents: agent-dev-001, agent-dev-002" in output_text
 
 
-async def test_tenants_have_councils_stories_and_figures_of_their_own(
+async def test_tenants_have_separate_councils_stories_and_metrics(
     deliberations: MemoryDeliberations, client: Client, eve: Client
 ) -> None:
     await client.CreateCouncil(DEV)
@@ -196,7 +198,7 @@ class Parts:
         raise GraphUnavailable("the graph is away")
 
 
-async def test_status_says_which_part_is_not_well_and_why() -> None:
+async def test_status_names_the_unhealthy_part_and_the_reason() -> None:
     deliberations, parts = MemoryDeliberations(), Parts()
     checkup = HealthCheck({"model": Probe(parts.model), "bus": Probe(parts.model)}, cache_seconds=0)
     async with serving(deliberations, api_dependencies(deliberations, checkup=checkup)) as served:
@@ -215,7 +217,7 @@ async def test_status_says_which_part_is_not_well_and_why() -> None:
         ]
 
 
-async def test_a_part_that_is_not_needed_only_degrades() -> None:
+async def test_an_optional_part_only_degrades_the_status() -> None:
     deliberations, parts = MemoryDeliberations(), Parts()
     checkup = HealthCheck({"model": Probe(parts.model), "graph": Probe(parts.graph, needed=False)})
     async with serving(deliberations, api_dependencies(deliberations, checkup=checkup)) as served:
@@ -226,7 +228,7 @@ async def test_a_part_that_is_not_needed_only_degrades() -> None:
     )
 
 
-async def test_status_and_metrics_are_true(
+async def test_status_and_metrics_are_correct(
     deliberations: MemoryDeliberations, client: Client
 ) -> None:
     assert not (await client.GetStatus(pb.GetStatusRequest())).HasField("stats")
@@ -267,7 +269,7 @@ async def test_status_and_metrics_are_true(
     assert (council.status, council.agents[0].status) == ("busy", "busy")
 
 
-async def test_orchestrate_gives_winner_and_candidates_in_the_order_of_the_ranking(
+async def test_orchestrate_returns_winner_and_candidates_in_ranking_order(
     deliberations: MemoryDeliberations, client: Client
 ) -> None:
     requested = pb.OrchestrateRequest(
@@ -325,7 +327,7 @@ async def test_orchestrate_gives_winner_and_candidates_in_the_order_of_the_ranki
     )
 
 
-async def test_without_a_winner_there_is_none_and_the_reason_is_told(
+async def test_the_reason_for_a_missing_winner_is_shown(
     deliberations: MemoryDeliberations, client: Client
 ) -> None:
     async with asyncio.TaskGroup() as group:
@@ -345,7 +347,7 @@ async def test_without_a_winner_there_is_none_and_the_reason_is_told(
     )
 
 
-async def test_orchestrate_dies_with_its_caller(
+async def test_an_orchestrate_call_that_times_out_cancels_its_deliberation(
     deliberations: MemoryDeliberations, client: Client
 ) -> None:
     with pytest.raises(grpc.aio.AioRpcError):
@@ -357,7 +359,7 @@ async def test_orchestrate_dies_with_its_caller(
             await asyncio.sleep(0.01)
 
 
-async def test_what_is_known_of_the_story_goes_into_the_task(
+async def test_the_storys_context_is_added_to_the_task(
     deliberations: MemoryDeliberations, client: Client, graph: MemoryGraph
 ) -> None:
     graph.announce("context", {"story": {"headline": "Greet the world"}})
@@ -389,7 +391,7 @@ async def test_unknown_parameters_are_refused(
     assert wanted in output_text
 
 
-async def test_two_names_of_a_story_that_differ_are_refused(client: Client) -> None:
+async def test_different_story_and_case_ids_are_refused(client: Client) -> None:
     requested = pb.OrchestrateRequest(task_description="t", role="dev", story_id="a", case_id="b")
     assert "differ" in (await refused(client.Orchestrate(requested)))[2]
 
@@ -420,7 +422,7 @@ async def test_a_planning_event_derives_tasks_once(client: Client) -> None:
     assert (code.case_id, code.plan_id, code.priority) == ("story-1", "plan-2", 2)
 
 
-async def test_a_tasks_context_is_told(client: Client, graph: MemoryGraph) -> None:
+async def test_a_tasks_context_is_shown(client: Client, graph: MemoryGraph) -> None:
     graph.announce("context", {"brief": {"brief": "Say hello", "criteria": ["polite"]}})
     graph.announce(
         "timeline", {"time": "t", "kind": "story.created", "task_id": "", "text": "Greet"}
@@ -444,7 +446,7 @@ async def _awaited(call: Any) -> Any:
     return await call
 
 
-async def test_a_derived_task_is_pending_until_the_tasks_before_it_have_ended(
+async def test_a_derived_task_is_pending_until_its_predecessors_have_ended(
     client: Client, eve: Client
 ) -> None:
     answer = await client.ProcessPlanningEvent(MOVED)
@@ -459,7 +461,7 @@ async def test_a_derived_task_is_pending_until_the_tasks_before_it_have_ended(
         assert code is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_planning_event_about_a_repository_that_is_not_there_is_not_processed(
+async def test_a_planning_event_for_an_unknown_repository_is_not_processed(
     deliberations: MemoryDeliberations, client: Client
 ) -> None:
     deliberations.unable["ghost"] = NotFound("no repository 'ghost'")
@@ -474,7 +476,7 @@ async def test_a_planning_event_about_a_repository_that_is_not_there_is_not_proc
     assert answer.message == "not recorded: no repository 'ghost'"
 
 
-async def test_operators_set_the_quotas_of_any_tenant_and_others_see_their_own(
+async def test_operators_set_quotas_of_any_tenant_and_others_see_only_their_own(
     client: Client, app: Serving
 ) -> None:
     await client.SetQuotas(
@@ -498,7 +500,7 @@ async def test_operators_set_the_quotas_of_any_tenant_and_others_see_their_own(
     assert (await refused(client.SetQuotas(bad)))[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_deliberations_are_listed_in_pages_by_state_and_words(
+async def test_deliberations_are_listed_in_pages_by_state_and_search_words(
     client: Client, eve: Client, bus: MemoryBus
 ) -> None:
     for number in range(5):

@@ -53,7 +53,7 @@ async def client(graph: CypherGraph) -> AsyncIterator[Any]:
         yield app
 
 
-async def test_a_pack_is_what_get_task_context_and_seats_are_told(
+async def test_a_pack_is_the_context_that_callers_and_seats_get(
     client: Any, graph: CypherGraph
 ) -> None:
     stub: Any = pb_grpc.ContextServiceStub(client.channel)
@@ -89,7 +89,7 @@ async def test_a_pack_is_what_get_task_context_and_seats_are_told(
         )
 
 
-async def test_packs_of_several_roles_come_with_what_is_known(client: Any) -> None:
+async def test_contexts_of_several_roles_include_timeline_and_summaries(client: Any) -> None:
     stub: Any = pb_grpc.ContextServiceStub(client.channel)
     requested = pb.RehydrateSessionRequest(
         case_id="story-2", roles=["DEV", "qa", "dev"], include_timeline=True, include_summaries=True
@@ -123,7 +123,7 @@ async def test_packs_of_several_roles_come_with_what_is_known(client: Any) -> No
             await stub.RehydrateSession(wrong, **CALL_OPTIONS)
 
 
-async def test_a_bundle_is_kept_as_it_was_for_its_caller_alone(graph: CypherGraph) -> None:
+async def test_a_bundle_stays_unchanged_and_private_to_its_caller(graph: CypherGraph) -> None:
     bus, now = MemoryBus(), [1_000.0]
     dependencies = with_parts(
         api_dependencies(MemoryDeliberations(), bus),
@@ -160,7 +160,7 @@ async def test_a_bundle_is_kept_as_it_was_for_its_caller_alone(graph: CypherGrap
         assert (fresh.expires_at_ms, "much later" in fresh.packs["dev"].context) == (0, True)
 
 
-async def test_what_is_noted_is_told_to_who_may_know_it(graph: CypherGraph) -> None:
+async def test_notes_reach_those_who_may_read_them(graph: CypherGraph) -> None:
     bus = MemoryBus()
     dependencies = with_parts(
         api_dependencies(MemoryDeliberations(), bus),
@@ -244,7 +244,7 @@ async def test_what_is_noted_is_told_to_who_may_know_it(graph: CypherGraph) -> N
             assert refused.value.code() is code
 
 
-async def test_scopes_are_the_tables(client: Any) -> None:
+async def test_scopes_are_validated_against_the_tables(client: Any) -> None:
     stub: Any = pb_grpc.ContextServiceStub(client.channel)
     allowed = scopes().allowed_scopes("data", "build")
     fine = await stub.ValidateScope(
@@ -266,7 +266,7 @@ async def test_scopes_are_the_tables(client: Any) -> None:
     assert wide.reason == "not for data in build: comments, moon"
 
 
-async def test_the_graph_is_walked(client: Any) -> None:
+async def test_graph_relationships_are_returned_by_node(client: Any) -> None:
     stub: Any = pb_grpc.ContextServiceStub(client.channel)
     found = await stub.GetGraphRelationships(
         pb.GetGraphRelationshipsRequest(node_id="task-b", node_type="Task"), **CALL_OPTIONS

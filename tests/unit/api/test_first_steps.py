@@ -27,12 +27,12 @@ def card(name: str, state: str, seq: int = 1) -> StoryState:
         (("test",), ["done", "done", "current"]),
     ],
 )
-def test_steps_are_done_in_order(states: tuple[str, ...], statuses: list[str]) -> None:
+def test_steps_are_completed_in_order(states: tuple[str, ...], statuses: list[str]) -> None:
     cards = [card(f"story-{number}", state, number) for number, state in enumerate(states)]
     assert [step.status for step in first_steps(cards)] == statuses
 
 
-def test_a_step_leads_to_the_story_that_waits_for_it() -> None:
+def test_a_step_links_to_the_story_that_needs_it() -> None:
     cards = [card("story-a", "design", 1), card("story-b", "backlog", 2)]
     assert [step.link for step in first_steps(cards)][:2] == ["/stories/new", "/stories/story-a"]
     cards.append(card("story-c", "test", 3))
@@ -40,7 +40,7 @@ def test_a_step_leads_to_the_story_that_waits_for_it() -> None:
     assert first_steps([card("story-b", "draft")])[1].link == "/stories/story-b"
 
 
-def test_nothing_is_shown_once_a_story_was_done() -> None:
+def test_no_steps_are_shown_once_a_story_was_done() -> None:
     done = card("story-a", "done")
     assert first_steps([done]) == ()
     assert first_steps([replace(done, seq=2), card("story-b", "backlog")]) == ()

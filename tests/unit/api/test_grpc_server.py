@@ -48,7 +48,9 @@ async def start(deliberations: MemoryDeliberations, **settings: Any) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-async def test_it_serves_on_loopback(deliberations: MemoryDeliberations, host: str) -> None:
+async def test_the_server_listens_on_loopback(
+    deliberations: MemoryDeliberations, host: str
+) -> None:
     async with serving(deliberations, host=host) as app:
         assert app.server.port > 0
         answer = await app.client.SubmitDeliberation(
@@ -57,13 +59,13 @@ async def test_it_serves_on_loopback(deliberations: MemoryDeliberations, host: s
         assert answer.agent_count == 3
 
 
-async def test_beyond_loopback_it_needs_tls(deliberations: MemoryDeliberations) -> None:
+async def test_a_non_loopback_address_requires_tls(deliberations: MemoryDeliberations) -> None:
     with pytest.raises(ConfigurationError, match=r"grpc\.tls_cert and grpc\.tls_key"):
         await start(deliberations, host=EVERYWHERE)
 
 
 @pytest.mark.parametrize("tokens", [{}, {"": TOKENS[TOKEN]}])
-async def test_it_never_serves_without_a_token(
+async def test_the_server_requires_a_token(
     deliberations: MemoryDeliberations, tokens: dict[str, object]
 ) -> None:
     with pytest.raises(ConfigurationError, match="token"):
@@ -79,7 +81,7 @@ async def test_it_never_serves_without_a_token(
     shutil.which("openssl") is None,
     reason="needs openssl to make a certificate: apt-get install openssl",
 )
-async def test_with_tls_it_serves_everywhere_and_plain_text_is_refused(
+async def test_tls_allows_any_address_and_plain_text_is_refused(
     deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     files = certificate(tmp_path)
@@ -98,7 +100,7 @@ async def test_with_tls_it_serves_everywhere_and_plain_text_is_refused(
     shutil.which("openssl") is None,
     reason="needs openssl to make a certificate: apt-get install openssl",
 )
-async def test_a_client_that_does_not_know_the_authority_gets_nothing(
+async def test_a_client_that_does_not_trust_the_authority_is_refused(
     deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -124,7 +126,7 @@ async def test_a_client_that_does_not_know_the_authority_gets_nothing(
     shutil.which("openssl") is None,
     reason="needs openssl to make a certificate: apt-get install openssl",
 )
-async def test_where_clients_need_a_certificate_one_without_gets_nothing(
+async def test_a_client_without_a_required_certificate_is_refused(
     deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     (tmp_path / "client").mkdir()
@@ -149,19 +151,21 @@ async def test_where_clients_need_a_certificate_one_without_gets_nothing(
             assert (await Client(channel).GetStatus(pb.GetStatusRequest())).status == "healthy"
 
 
-async def test_an_authority_for_clients_without_tls_is_an_error(
+async def test_a_client_authority_without_tls_is_an_error(
     deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError, match="tls_client_ca needs"):
         await start(deliberations, tls_client_ca=tmp_path / "ca.pem")
 
 
-async def test_half_of_tls_is_an_error(deliberations: MemoryDeliberations, tmp_path: Path) -> None:
+async def test_a_certificate_without_its_key_is_an_error(
+    deliberations: MemoryDeliberations, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigurationError, match="belong together"):
         await start(deliberations, tls_cert=tmp_path / "cert.pem")
 
 
-async def test_tls_files_that_are_missing_or_no_pem_are_errors(
+async def test_missing_or_invalid_tls_files_are_errors(
     deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     paths = {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
@@ -173,21 +177,19 @@ async def test_tls_files_that_are_missing_or_no_pem_are_errors(
         await start(deliberations, **paths)
 
 
-async def test_a_port_that_is_taken_is_an_error(
-    deliberations: MemoryDeliberations, app: Serving
-) -> None:
+async def test_a_port_in_use_is_an_error(deliberations: MemoryDeliberations, app: Serving) -> None:
     with pytest.raises(ConfigurationError, match="cannot listen"):
         await start(deliberations, port=app.server.port)
 
 
-async def test_a_port_is_free_again_after_the_server(deliberations: MemoryDeliberations) -> None:
+async def test_a_port_is_free_after_the_server_stops(deliberations: MemoryDeliberations) -> None:
     async with serving(deliberations) as first:
         port = first.server.port
     async with serving(deliberations, port=port) as second:
         assert second.server.port == port
 
 
-async def test_health_is_open_to_all(app: Serving) -> None:
+async def test_the_health_service_needs_no_token(app: Serving) -> None:
     health: Any = health_pb2_grpc.HealthStub(app.channel)
     for service in ("", SERVICE):
         answer = await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
@@ -222,7 +224,7 @@ async def test_calls_in_flight_may_end_within_the_grace_time(
     assert answer.result().status == pb.DELIBERATION_STATUS_CANCELLED
 
 
-async def test_a_call_that_waits_for_longer_is_told_to_ask_again_and_what_it_asked_for_goes_on(
+async def test_a_call_that_waits_too_long_may_be_repeated_and_its_work_goes_on(
     deliberations: MemoryDeliberations,
 ) -> None:
     async with serving(deliberations, grace_seconds=0.1) as app:
@@ -265,7 +267,7 @@ class _SlowDeliberations(MemoryDeliberations):
             await asyncio.sleep(1.3)
 
 
-async def test_it_is_told_so_where_what_it_waited_for_is_slow_to_let_go_too() -> None:
+async def test_a_slow_release_is_reported_too() -> None:
     deliberations = _SlowDeliberations()
     async with serving(deliberations, grace_seconds=0.1) as app:
         call = app.client.Deliberate(
@@ -277,7 +279,7 @@ async def test_it_is_told_so_where_what_it_waited_for_is_slow_to_let_go_too() ->
         await answer
 
 
-async def test_its_health_is_not_serving_while_it_still_takes_calls(
+async def test_a_stopping_server_reports_not_serving_while_it_accepts_calls(
     deliberations: MemoryDeliberations,
 ) -> None:
     leaving, dependencies = asyncio.Event(), api_dependencies(deliberations)
@@ -345,7 +347,9 @@ async def buf(app: Serving, *arguments: str) -> str:
 
 
 @pytest.mark.skipif(not BUF.exists(), reason="needs buf: scripts/setup dev")
-async def test_a_client_by_reflection(deliberations: MemoryDeliberations, app: Serving) -> None:
+async def test_a_reflection_client_lists_and_calls_methods(
+    deliberations: MemoryDeliberations, app: Serving
+) -> None:
     methods = (await buf(app, "--list-methods", "")).split()
     assert f"{SERVICE}/Deliberate" in methods
     assert "grpc.health.v1.Health/Check" in methods
@@ -361,7 +365,7 @@ async def test_a_client_by_reflection(deliberations: MemoryDeliberations, app: S
     }
 
 
-def test_generated_code_is_what_the_protos_say_and_lives_under_moothall_pb(tmp_path: Path) -> None:
+def test_generated_code_matches_the_protos_and_is_loaded_under_moothall_pb(tmp_path: Path) -> None:
     here, root = Path(pb.__file__).parents[2], Path(__file__).parents[3]
     shutil.copytree(root / "protos", tmp_path / "protos")
     made = runpy.run_path(str(root / "scripts" / "protoc.py"))["generate"](tmp_path)
@@ -385,7 +389,7 @@ def sources(folder: Path) -> dict[Path, str]:
     }
 
 
-async def test_a_used_up_quota_is_reported_at_once_with_its_reset_time(
+async def test_an_exhausted_quota_is_reported_immediately_with_its_reset_time(
     deliberations: MemoryDeliberations,
 ) -> None:
     deliberations.failure = QuotaExceeded("the quota of tenant team-a is used up: …", 7200.0)

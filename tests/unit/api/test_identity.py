@@ -14,7 +14,7 @@ from moothall.domain.identity import LOCAL, Principal
 from moothall.errors import ConfigurationError
 
 
-def test_the_first_run_makes_a_token_that_only_its_owner_reads(tmp_path: Path) -> None:
+def test_the_first_run_creates_a_token_readable_only_by_its_owner(tmp_path: Path) -> None:
     home = tmp_path / "data dir"
     token = ensure_token(home)
     assert len(token) >= 43
@@ -23,7 +23,7 @@ def test_the_first_run_makes_a_token_that_only_its_owner_reads(tmp_path: Path) -
     assert [file.name for file in home.iterdir()] == ["token"]
 
 
-def test_many_first_runs_at_once_agree_on_one_token(tmp_path: Path) -> None:
+def test_concurrent_first_runs_agree_on_one_token(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
         assert len(set(pool.map(ensure_token, [tmp_path] * 64))) == 1
 
@@ -32,7 +32,7 @@ def test_two_data_directories_have_two_tokens(tmp_path: Path) -> None:
     assert ensure_token(tmp_path / "a") != ensure_token(tmp_path / "b")
 
 
-def test_a_token_that_others_can_read_is_no_secret(tmp_path: Path) -> None:
+def test_a_token_readable_by_others_is_refused(tmp_path: Path) -> None:
     ensure_token(tmp_path)
     (tmp_path / "token").chmod(0o644)
     with pytest.raises(ConfigurationError, match="chmod 600"):
@@ -46,7 +46,7 @@ def test_an_empty_token_file_is_an_error(tmp_path: Path) -> None:
         ensure_token(tmp_path)
 
 
-def test_a_data_directory_that_is_a_file_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_data_directory_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("", encoding="ascii")
     with pytest.raises(ConfigurationError, match="cannot be used"):
         ensure_token(tmp_path / "data")
@@ -57,7 +57,7 @@ def test_the_configured_token_is_the_only_one(tmp_path: Path) -> None:
     assert not (tmp_path / "token").exists()
 
 
-def test_beyond_loopback_a_token_must_be_configured(tmp_path: Path) -> None:
+def test_a_non_loopback_address_requires_a_configured_token(tmp_path: Path) -> None:
     assert list(read_tokens(config.GrpcSettings(), tmp_path)) == [ensure_token(tmp_path)]
     with pytest.raises(ConfigurationError, match=r"grpc\.token"):
         read_tokens(config.GrpcSettings(host="0.0.0.0"), tmp_path)  # noqa: S104 - refused
@@ -74,7 +74,7 @@ ALICE = '[[principals]]\ntoken = "alices-token-0123456789"\nname = "alice"\ntena
 BOB = '[[principals]]\ntoken = "bobs-token-0123456789"\nname = "bob"\ntenant = "team-b"\n'
 
 
-def test_a_file_of_tokens_names_principals_and_their_tenants(tmp_path: Path) -> None:
+def test_a_tokens_file_names_principals_and_their_tenants(tmp_path: Path) -> None:
     path = tokens_file(tmp_path, ALICE + BOB)
     alice, bob = Principal("alice", "team-a"), Principal("bob", "team-b")
     expected = {"alices-token-0123456789": alice, "bobs-token-0123456789": bob}
@@ -99,7 +99,7 @@ def test_a_file_of_tokens_names_principals_and_their_tenants(tmp_path: Path) -> 
         (ALICE + 'role = "admin"\n', 0o600, r"principals\.0\.role"),
     ],
 )
-def test_a_wrong_file_of_tokens_is_named_and_no_token_is_shown(
+def test_an_invalid_tokens_file_is_reported_without_its_tokens(
     tmp_path: Path, text: str, mode: int, wanted: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=wanted) as caught:
@@ -119,14 +119,14 @@ def test_a_wrong_file_of_tokens_is_named_and_no_token_is_shown(
         (0o440, 7, 1000, True),
     ],
 )
-def test_a_secret_of_a_pod_is_its_own(
+def test_a_pod_secret_is_open_if_others_can_read_it(
     mode: int, owner: int, uid: int, *, open_to_others: bool
 ) -> None:
     about = os.stat_result((0o100000 | mode, 0, 0, 1, owner, 1000, 0, 0, 0, 0))
     assert is_open(about, uid) is open_to_others
 
 
-def test_a_missing_file_of_tokens_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_tokens_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_tokens(config.GrpcSettings(tokens_file=tmp_path / "none"), tmp_path)
 
@@ -134,7 +134,7 @@ def test_a_missing_file_of_tokens_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST"]
 )
-def test_loopback(host: str) -> None:
+def test_loopback_addresses_are_recognised(host: str) -> None:
     assert is_loopback(host)
 
 
@@ -142,5 +142,5 @@ def test_loopback(host: str) -> None:
     "host",
     ["0.0.0.0", "::", "10.0.0.1", "localhost.example.org", "127.0.0.1.example.org", ""],  # noqa: S104 - told apart
 )
-def test_not_loopback(host: str) -> None:
+def test_other_addresses_are_not_loopback(host: str) -> None:
     assert not is_loopback(host)

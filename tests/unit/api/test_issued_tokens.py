@@ -92,7 +92,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("how", REFUSED)
-async def test_a_token_that_is_not_for_this_server_is_refused_with_the_reason(
+async def test_a_token_not_issued_for_this_server_is_refused_with_the_reason(
     there: Provider, clock: Clock, how: str
 ) -> None:
     claims, reason = REFUSED[how]
@@ -145,7 +145,7 @@ async def test_a_new_key_is_fetched_without_a_restart_but_not_for_every_token(
     assert there.keys_fetched == 2
 
 
-async def test_a_withdrawn_key_is_forgotten_after_a_quarter_of_an_hour(
+async def test_a_withdrawn_key_is_dropped_after_fifteen_minutes(
     there: Provider, clock: Clock
 ) -> None:
     tokens = issued(there, clock)
@@ -159,7 +159,7 @@ async def test_a_withdrawn_key_is_forgotten_after_a_quarter_of_an_hour(
         await tokens.find(there.access_token())
 
 
-async def test_known_keys_outlast_a_failure_and_unknown_ones_are_tried_later(
+async def test_known_keys_survive_a_failed_fetch_and_unknown_ones_are_retried(
     there: Provider, clock: Clock
 ) -> None:
     there.published = ("one",)
@@ -174,7 +174,7 @@ async def test_known_keys_outlast_a_failure_and_unknown_ones_are_tried_later(
     assert await tokens.find(there.access_token()) is not None
 
 
-async def test_a_session_of_a_token_ends_with_it(there: Provider, clock: Clock) -> None:
+async def test_a_session_ends_when_its_token_expires(there: Provider, clock: Clock) -> None:
     wall = [float(NOW)]
     tokens = IssuedTokens(Issuer(settings(there.issuer), clock), lambda: wall[0])
     caller = await tokens.find(there.access_token(exp=NOW + 3600))
@@ -184,7 +184,7 @@ async def test_a_session_of_a_token_ends_with_it(there: Provider, clock: Clock) 
     assert not caller.is_valid()
 
 
-async def test_an_issuer_needs_no_endpoints_to_sign_in_at(there: Provider, clock: Clock) -> None:
+async def test_an_issuer_needs_no_sign_in_endpoints(there: Provider, clock: Clock) -> None:
     there.about = {"authorization_endpoint": "", "token_endpoint": "", "end_session_endpoint": ""}
     assert await issued(there, clock).find(there.access_token()) is not None
 
@@ -196,7 +196,7 @@ async def test_an_unreachable_issuer_is_a_temporary_error() -> None:
         await tokens.find(token)
 
 
-async def test_another_issuer_at_the_address_is_an_error(there: Provider) -> None:
+async def test_a_different_issuer_at_the_address_is_an_error(there: Provider) -> None:
     there.about = {"issuer": "https://id.example.org"}
     with pytest.raises(ConfigurationError, match="must be exactly the configured issuer"):
         await Issuer(settings(there.issuer)).check()
@@ -231,7 +231,9 @@ async def servers(there: Provider) -> AsyncIterator[tuple[grpc.aio.Channel, str]
         yield channel, f"http://127.0.0.1:{web.port}"
 
 
-async def test_grpc_and_http_accept_a_token_and_say_why_they_refuse_one(there: Provider) -> None:
+async def test_grpc_and_http_accept_a_valid_token_and_give_the_reason_for_a_refusal(
+    there: Provider,
+) -> None:
     async with servers(there) as (channel, url), aiohttp.ClientSession() as http:
         await Client(channel, there.access_token()).GetStatus(pb.GetStatusRequest())
         late = there.access_token(exp=NOW - 3600)

@@ -130,7 +130,7 @@ async def test_a_task_is_a_deliberation_of_one_seat(
     )
 
 
-async def test_events_come_as_they_are_and_a_client_that_reconnects_misses_nothing(
+async def test_events_are_streamed_in_order_and_a_reconnecting_client_misses_none(
     deliberations: MemoryDeliberations, kernel: Kernel
 ) -> None:
     task = await created(kernel)
@@ -168,7 +168,7 @@ async def test_events_come_as_they_are_and_a_client_that_reconnects_misses_nothi
     assert (await refused(wrong.read()))[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_tool_runs_in_the_tasks_own_workspace_once_an_execution(
+async def test_a_tool_runs_once_per_execution_id_in_the_workspace_of_its_task(
     kernel: Kernel, behind: SessionsFixture
 ) -> None:
     task = await created(kernel)
@@ -191,7 +191,7 @@ async def test_a_tool_runs_in_the_tasks_own_workspace_once_an_execution(
     assert (blocked.status, "not granted" in blocked.error) == ("blocked", True)
 
 
-async def test_a_port_of_its_own_serves_the_same(
+async def test_an_additional_port_serves_the_same_services(
     deliberations: MemoryDeliberations, behind: SessionsFixture
 ) -> None:
     with socket.socket() as free:
@@ -208,7 +208,7 @@ async def test_a_port_of_its_own_serves_the_same(
         assert (await created(Kernel(channel), task_id="elsewhere")).task_id == "elsewhere"
 
 
-async def test_the_token_is_of_this_task_and_caller(kernel: Kernel) -> None:
+async def test_a_capability_token_is_bound_to_its_task_and_caller(kernel: Kernel) -> None:
     task, other = await created(kernel), await created(kernel)
     crossed = pb.CreateTaskResponse(task_id=other.task_id, capability_token=task.capability_token)
     text = await created(kernel, workspace="")
@@ -227,7 +227,7 @@ async def test_the_token_is_of_this_task_and_caller(kernel: Kernel) -> None:
     ] is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_what_goes_wrong_at_the_opening_is_told_and_does_no_harm(
+async def test_an_error_at_the_opening_is_reported_and_harmless(
     kernel: Kernel, behind: SessionsFixture
 ) -> None:
     missing = await created(kernel, workspace="nowhere")
@@ -244,7 +244,7 @@ async def test_what_goes_wrong_at_the_opening_is_told_and_does_no_harm(
     assert "there is no open workspace" in (await refused(kernel.ExecuteTool(execution(gone))))[1]
 
 
-async def test_cancelling_closes_the_workspace_for_good(
+async def test_cancelling_closes_the_workspace_permanently(
     deliberations: MemoryDeliberations, kernel: Kernel, behind: SessionsFixture
 ) -> None:
     task = await created(kernel)
@@ -265,7 +265,7 @@ async def test_cancelling_closes_the_workspace_for_good(
     ] is grpc.StatusCode.NOT_FOUND
 
 
-async def test_two_tenants_have_tasks_of_one_id_each_with_its_own_workspace(
+async def test_tasks_of_two_tenants_with_the_same_id_have_separate_workspaces(
     kernel: Kernel, behind: SessionsFixture
 ) -> None:
     requested = pb.CreateTaskRequest(

@@ -46,7 +46,7 @@ def check(received: dict[str, Any], schema: dict[str, Any], value: object) -> No
     Draft202012Validator(whole).validate(value)
 
 
-async def test_it_tells_of_every_operation_of_the_api(
+async def test_every_operation_of_the_api_is_described(
     received: dict[str, Any], deliberations: MemoryDeliberations
 ) -> None:
     assert received["openapi"] == "3.1.0"
@@ -71,7 +71,7 @@ async def test_it_tells_of_every_operation_of_the_api(
     assert len(set(named)) == len(named)
 
 
-async def test_answers_are_what_it_says(
+async def test_responses_match_the_openapi_schemas(
     web: Web, received: dict[str, Any], deliberations: MemoryDeliberations
 ) -> None:
     async def ask(method: str, path: str, at: str, body: Any = None) -> Any:
@@ -117,7 +117,7 @@ async def test_answers_are_what_it_says(
         ("POST", "/api/v1/coach/score", []),
     ],
 )
-async def test_refusals_are_what_it_says(
+async def test_errors_match_the_problem_schema(
     web: Web, received: dict[str, Any], method: str, path: str, body: Any
 ) -> None:
     answer = await web(method, path, body)
@@ -126,9 +126,7 @@ async def test_refusals_are_what_it_says(
 
 
 @pytest.mark.e2e
-async def test_a_stranger_who_reads_it_finds_nothing_that_it_does_not_say(
-    web: Web, tmp_path: Path
-) -> None:
+async def test_schemathesis_finds_no_undocumented_behaviour(web: Web, tmp_path: Path) -> None:
     """Schemathesis makes requests of it, right and wrong ones, and chains of them. What rules of
     ours refuse (a story without a title) it cannot know.
     """

@@ -56,7 +56,7 @@ async def take(stream: AsyncIterator[Any], count: int) -> list[Any]:
     return [await anext(stream) for _ in range(count)]
 
 
-async def test_a_client_that_waits_gets_the_outcome(
+async def test_a_waiting_client_gets_the_outcome(
     deliberations: MemoryDeliberations, client: Client
 ) -> None:
     async with asyncio.TaskGroup() as group:
@@ -83,7 +83,7 @@ async def _waited(client: Client, request: pb.DeliberateRequest) -> pb.Deliberat
     return answer
 
 
-async def test_submit_answers_at_once_and_the_result_can_be_polled(
+async def test_submit_returns_immediately_and_the_result_can_be_polled(
     deliberations: MemoryDeliberations, client: Client
 ) -> None:
     answer = await client.SubmitDeliberation(ASK)
@@ -102,7 +102,7 @@ async def test_submit_answers_at_once_and_the_result_can_be_polled(
     )
 
 
-async def test_a_stream_tells_every_event_and_ends_with_the_decision(
+async def test_a_stream_sends_every_event_and_ends_with_the_decision(
     deliberations: MemoryDeliberations, client: Client
 ) -> None:
     stream = client.StreamDeliberation(ASK)
@@ -134,7 +134,7 @@ async def test_a_stream_tells_every_event_and_ends_with_the_decision(
     assert all(update.current_step for update in rest)
 
 
-async def test_a_watcher_that_comes_back_misses_nothing_and_sees_nothing_twice(
+async def test_a_reconnecting_watcher_misses_nothing_and_gets_no_duplicates(
     deliberations: MemoryDeliberations, client: Client
 ) -> None:
     await client.SubmitDeliberation(ASK)
@@ -184,7 +184,7 @@ async def test_a_deadline_stops_the_deliberation(
     await until(lambda: deliberations.cancelled)
 
 
-async def test_a_caller_that_cancels_stops_the_deliberation(
+async def test_a_cancelled_call_stops_the_deliberation(
     deliberations: MemoryDeliberations, client: Client
 ) -> None:
     call = client.Deliberate(pb.DeliberateRequest(task_description="t", role="dev"))
@@ -193,7 +193,7 @@ async def test_a_caller_that_cancels_stops_the_deliberation(
     await until(lambda: deliberations.cancelled)
 
 
-async def test_a_connection_that_breaks_stops_the_deliberation(
+async def test_a_broken_connection_stops_the_deliberation(
     deliberations: MemoryDeliberations, app: Serving
 ) -> None:
     async with grpc.aio.insecure_channel(app.server.target) as channel:
@@ -203,7 +203,7 @@ async def test_a_connection_that_breaks_stops_the_deliberation(
     await until(lambda: deliberations.cancelled)
 
 
-async def test_a_caller_that_leaves_in_the_middle_of_the_submission_leaves_nothing_running(
+async def test_a_caller_that_cancels_during_submission_leaves_nothing_running(
     deliberations: MemoryDeliberations, client: Client
 ) -> None:
     deliberations.open_gate.clear()
@@ -215,7 +215,7 @@ async def test_a_caller_that_leaves_in_the_middle_of_the_submission_leaves_nothi
     await until(lambda: deliberations.cancelled)
 
 
-async def test_leaving_never_stops_a_deliberation_that_has_the_same_id(
+async def test_a_cancelled_call_never_stops_another_deliberation_with_the_same_id(
     deliberations: MemoryDeliberations, client: Client
 ) -> None:
     await client.SubmitDeliberation(ASK)
@@ -231,7 +231,7 @@ async def test_leaving_never_stops_a_deliberation_that_has_the_same_id(
     assert deliberations.cancelled == {}
 
 
-async def test_a_stream_whose_client_goes_away_only_detaches(
+async def test_a_stream_whose_client_disconnects_only_detaches(
     deliberations: MemoryDeliberations, client: Client
 ) -> None:
     call = client.StreamDeliberation(ASK)
@@ -243,7 +243,7 @@ async def test_a_stream_whose_client_goes_away_only_detaches(
     assert (await deliberations.result("task-1", LOCAL)).status is DeliberationStatus.PENDING
 
 
-async def test_a_server_that_stops_lets_deliberations_live(
+async def test_a_stopping_server_does_not_cancel_deliberations(
     deliberations: MemoryDeliberations,
 ) -> None:
     async with serving(deliberations) as app:
@@ -289,7 +289,7 @@ async def test_every_error_reaches_the_caller_with_its_code(
 
 
 @pytest.mark.parametrize("rpc", ["Deliberate", "StreamDeliberation"])
-async def test_the_text_of_a_bug_stays_inside(
+async def test_the_text_of_a_bug_is_not_disclosed(
     deliberations: MemoryDeliberations, client: Client, rpc: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deliberations.failure = ValueError("the password is hunter2")
@@ -304,7 +304,7 @@ async def test_the_text_of_a_bug_stays_inside(
 
 
 @pytest.mark.parametrize("task_id", ["task-unknown", "", "../x", "A" * 100_000])
-async def test_an_unknown_or_impossible_id(client: Client, task_id: str) -> None:
+async def test_unknown_and_invalid_ids_are_refused(client: Client, task_id: str) -> None:
     expected = (
         grpc.StatusCode.NOT_FOUND if task_id == "task-unknown" else grpc.StatusCode.INVALID_ARGUMENT
     )
@@ -318,7 +318,7 @@ async def test_an_unknown_or_impossible_id(client: Client, task_id: str) -> None
         assert (await refusal(call))[0] is expected
 
 
-async def test_a_negative_seq_is_refused(client: Client) -> None:
+async def test_a_negative_sequence_number_is_refused(client: Client) -> None:
     await client.SubmitDeliberation(ASK)
     call = client.WatchDeliberation(pb.WatchDeliberationRequest(task_id="task-1", after_seq=-1))
     assert (await refusal(call.__aiter__().__anext__()))[0] is grpc.StatusCode.INVALID_ARGUMENT
@@ -331,7 +331,7 @@ async def test_ten_thousand_agents_are_refused_by_the_service(client: Client) ->
     assert "10000" in output_text[0]
 
 
-async def test_a_message_that_is_too_large_is_refused(client: Client) -> None:
+async def test_an_oversized_message_is_refused(client: Client) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await client.SubmitDeliberation(
             pb.DeliberateRequest(task_description="x" * 5_000_000, role="dev")
@@ -339,7 +339,7 @@ async def test_a_message_that_is_too_large_is_refused(client: Client) -> None:
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_bytes_that_are_no_message_are_refused(client: Client, app: Serving) -> None:
+async def test_bytes_that_are_not_a_message_are_refused(client: Client, app: Serving) -> None:
     for rpc, streaming in (
         ("Deliberate", False),
         ("StreamDeliberation", True),
@@ -368,7 +368,7 @@ async def test_bytes_that_are_no_message_are_refused(client: Client, app: Servin
     ],
 )
 @pytest.mark.parametrize("rpc", ["SubmitDeliberation", "StreamDeliberation"])
-async def test_without_a_valid_token_nothing_happens(
+async def test_a_call_without_a_valid_token_is_refused(
     deliberations: MemoryDeliberations, client: Client, rpc: str, metadata: list[tuple[str, str]]
 ) -> None:
     call = getattr(client, rpc)(ASK, metadata=metadata)
@@ -379,13 +379,13 @@ async def test_without_a_valid_token_nothing_happens(
     assert deliberations.known() == []
 
 
-async def test_the_scheme_is_read_in_any_case(client: Client) -> None:
+async def test_the_authorization_scheme_is_case_insensitive(client: Client) -> None:
     await client.SubmitDeliberation(
         ASK, metadata=[("authorization", "bearer a-token-of-the-tests")]
     )
 
 
-async def test_another_tenant_sees_nothing(app: Serving, client: Client) -> None:
+async def test_another_tenants_deliberation_is_not_found(app: Serving, client: Client) -> None:
     await client.SubmitDeliberation(ASK)
     eve = Client(app.channel, OTHER)
     for call in (
@@ -398,7 +398,7 @@ async def test_another_tenant_sees_nothing(app: Serving, client: Client) -> None
         assert (await refusal(call))[0] is grpc.StatusCode.NOT_FOUND
 
 
-async def test_calls_side_by_side_keep_their_principals_apart(
+async def test_concurrent_calls_keep_their_own_principals(
     deliberations: MemoryDeliberations, app: Serving
 ) -> None:
     mine, hers = Client(app.channel), Client(app.channel, OTHER)

@@ -52,7 +52,7 @@ def owner(browser: Browser) -> Principal:
     return TOKENS[TOKEN]
 
 
-async def test_a_token_signs_in_and_is_in_no_cookie(browser: Browser) -> None:
+async def test_a_token_signs_in_and_is_not_stored_in_a_cookie(browser: Browser) -> None:
     assert (await browser.get("/")).headers["Location"] == "/sign-in"
     assert (await browser.send("/sign-in", token="nobody's")).status == 403
     got = await browser.send("/sign-in", token=TOKEN)
@@ -63,7 +63,7 @@ async def test_a_token_signs_in_and_is_in_no_cookie(browser: Browser) -> None:
     assert (await browser.get("/")).status == 200
 
 
-async def test_a_form_of_another_origin_signs_nobody_in(browser: Browser) -> None:
+async def test_a_sign_in_form_from_another_origin_is_refused(browser: Browser) -> None:
     assert (
         await browser.send("/sign-in", origin="http://elsewhere.example", token=TOKEN)
     ).status == 403
@@ -71,7 +71,7 @@ async def test_a_form_of_another_origin_signs_nobody_in(browser: Browser) -> Non
         assert answer.status == 403
 
 
-def test_a_link_signs_in_once_and_not_for_ever() -> None:
+def test_a_sign_in_link_works_once_and_expires() -> None:
     now = [0.0]
     sessions, who = Sessions(2, 100, 10, lambda: now[0]), Caller(TOKENS[TOKEN])
     link, late = sessions.link(who), sessions.link(who)
@@ -85,7 +85,7 @@ def test_a_link_signs_in_once_and_not_for_ever() -> None:
     assert sessions.find(session.id) is None
 
 
-def test_sessions_are_bounded() -> None:
+def test_the_number_of_sessions_is_limited() -> None:
     sessions = Sessions(2, 100, 10)
     opened = [sessions.open(Caller(TOKENS[TOKEN])) for _ in range(3)]
     assert [sessions.find(session.id) is not None for session in opened] == [False, True, True]
@@ -111,7 +111,7 @@ async def test_a_link_used_twice_is_refused() -> None:
                 assert answer.status == status
 
 
-async def test_what_happens_on_the_board_is_told_to_who_is_signed_in(browser: Browser) -> None:
+async def test_events_on_the_board_reach_signed_in_users(browser: Browser) -> None:
     got = await browser.get("/changes")
     assert (got.status, got.headers["location"]) == (303, "/sign-in")
 
@@ -122,7 +122,7 @@ async def test_signing_out_ends_the_session(browser: Browser) -> None:
     assert (await browser.get("/")).status == 303
 
 
-async def test_without_the_secret_of_the_session_no_form_is_taken(browser: Browser) -> None:
+async def test_a_form_without_the_session_secret_is_refused(browser: Browser) -> None:
     await browser.sign_in()
     for given in ({}, {"form": "guessed"}):
         got = await browser.send("/stories/new", title="A", do="save", **given)
@@ -130,7 +130,7 @@ async def test_without_the_secret_of_the_session_no_form_is_taken(browser: Brows
     assert await browser.dependencies.stories.board.cards(owner(browser)) == []
 
 
-async def test_score_saves_nothing_and_create_does(browser: Browser) -> None:
+async def test_scoring_saves_nothing_and_creating_does(browser: Browser) -> None:
     form = await browser.sign_in()
     fields = {
         "title": DRAFT.title,
@@ -148,7 +148,7 @@ async def test_score_saves_nothing_and_create_does(browser: Browser) -> None:
     assert (await browser.send("/stories/new", do="save", **(fields | {"title": ""}))).status == 400
 
 
-async def test_a_story_on_a_repository_that_is_not_there_is_not_created(browser: Browser) -> None:
+async def test_a_story_on_an_unknown_repository_is_not_created(browser: Browser) -> None:
     form = await browser.sign_in()
     browser.dependencies.deliberations.unable["ghost"] = NotFound("no repository 'ghost'")  # type: ignore[attr-defined]  # it is a MemoryDesk
     got = await browser.send("/stories/new", do="save", title="A", repository="ghost", form=form)
@@ -162,7 +162,7 @@ async def test_a_story_on_a_repository_that_is_not_there_is_not_created(browser:
     assert await browser.dependencies.stories.board.cards(owner(browser)) == []
 
 
-async def test_a_story_is_moved_and_its_history_told(browser: Browser) -> None:
+async def test_a_story_is_moved_and_its_history_shown(browser: Browser) -> None:
     form = await browser.sign_in()
     card = await browser.dependencies.stories.board.create(DRAFT, owner(browser), key="one")
     path = f"/stories/{card.story.id}"
@@ -174,7 +174,7 @@ async def test_a_story_is_moved_and_its_history_told(browser: Browser) -> None:
     assert (await browser.send(f"{path}/move", event="accept", form=form)).status == 400
 
 
-async def test_a_board_is_drawn_once_per_set_of_roles_and_holds_no_secret_of_a_session(
+async def test_a_board_is_identical_across_sessions_and_has_no_session_secret(
     browser: Browser,
 ) -> None:
     forms = [await browser.sign_in()]
@@ -210,7 +210,7 @@ async def test_a_board_is_drawn_once_per_set_of_roles_and_holds_no_secret_of_a_s
         if "{" in route.path
     ),
 )
-async def test_no_path_shows_or_changes_what_is_another_tenants(
+async def test_no_path_shows_or_changes_data_of_another_tenant(
     browser: Browser, method: str, path: str
 ) -> None:
     card = await browser.dependencies.stories.board.create(
@@ -229,7 +229,7 @@ async def test_no_path_shows_or_changes_what_is_another_tenants(
     assert await browser.dependencies.stories.board.history(card.story.id, owner(browser)) == before
 
 
-async def test_the_longest_story_is_shown_and_one_that_is_longer_is_refused(
+async def test_the_longest_story_is_shown_and_a_longer_one_is_refused(
     browser: Browser,
 ) -> None:
     form = await browser.sign_in()
@@ -254,7 +254,7 @@ async def test_the_longest_story_is_shown_and_one_that_is_longer_is_refused(
     assert len(await browser.dependencies.stories.board.cards(owner(browser))) == 1
 
 
-async def test_words_and_the_check_of_the_whole_are_shown(browser: Browser) -> None:
+async def test_comments_and_the_check_of_the_whole_story_are_shown(browser: Browser) -> None:
     form = await browser.sign_in()
     story_id = (
         await browser.dependencies.stories.board.create(DRAFT, owner(browser), key="1")
@@ -304,14 +304,14 @@ async def test_words_and_the_check_of_the_whole_are_shown(browser: Browser) -> N
         ),
     ],
 )
-def test_the_page_comes_again_while_the_server_works(
+def test_a_story_is_working_while_the_server_processes_it(
     state: str, facts: set[Need], changed: dict[str, Any], *, working: bool
 ) -> None:
     card = StoryState(Story("s"), StoryPosition(state, facts=frozenset(facts)), **changed)
     assert is_working(card) is working
 
 
-async def test_what_others_wrote_is_text(browser: Browser) -> None:
+async def test_user_text_is_escaped(browser: Browser) -> None:
     await browser.sign_in()
     card = await browser.dependencies.stories.board.create(
         StoryDraft(HOSTILE, HOSTILE, (HOSTILE,)), owner(browser), key="one"
@@ -323,11 +323,11 @@ async def test_what_others_wrote_is_text(browser: Browser) -> None:
         assert "\u202e" not in shown
 
 
-def test_what_cannot_be_seen_is_shown() -> None:
+def test_invisible_characters_are_made_visible() -> None:
     assert visible("+" + HOSTILE) == "+" + SHOWN
 
 
-async def test_anothers_story_is_not_found(browser: Browser) -> None:
+async def test_another_tenants_story_is_not_found(browser: Browser) -> None:
     form = await browser.sign_in(OTHER)
     card = await browser.dependencies.stories.board.create(DRAFT, owner(browser), key="one")
     for got in (
@@ -351,7 +351,7 @@ async def test_anothers_story_is_not_found(browser: Browser) -> None:
         "/councils/none",
     ],
 )
-async def test_every_answer_has_the_policy(browser: Browser, path: str) -> None:
+async def test_every_response_has_the_security_policy(browser: Browser, path: str) -> None:
     for _ in range(2):
         headers = (await browser.get(path)).headers
         assert headers["Content-Security-Policy"].startswith("default-src 'none'")
@@ -365,7 +365,7 @@ async def test_every_answer_has_the_policy(browser: Browser, path: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["po", "qa", "architect"])
-async def test_buttons_are_what_the_table_says(browser: Browser, role: str) -> None:
+async def test_buttons_match_the_transition_table(browser: Browser, role: str) -> None:
     card = await browser.dependencies.stories.board.create(DRAFT, owner(browser), key="one")
     for state in lifecycle().order:
         stand = replace(card, position=replace(card.position, state=state))
@@ -379,7 +379,7 @@ async def test_buttons_are_what_the_table_says(browser: Browser, role: str) -> N
         } == wanted
 
 
-async def test_what_is_blocked_says_why(browser: Browser) -> None:
+async def test_a_blocked_transition_shows_the_reason(browser: Browser) -> None:
     await browser.sign_in()
     card = await browser.dependencies.stories.board.create(
         StoryDraft("A"), owner(browser), key="one"
@@ -389,7 +389,7 @@ async def test_what_is_blocked_says_why(browser: Browser) -> None:
     assert "Blocked: the story coach gives it" in shown
 
 
-async def test_a_token_alone_opens_no_page_and_a_session_no_api(browser: Browser) -> None:
+async def test_a_token_opens_no_page_and_a_session_opens_no_api(browser: Browser) -> None:
     async with browser.http.get(
         f"{browser.url}/", headers={"Authorization": f"Bearer {TOKEN}"}, allow_redirects=False
     ) as answer:
@@ -398,7 +398,7 @@ async def test_a_token_alone_opens_no_page_and_a_session_no_api(browser: Browser
     assert (await browser.get("/tasks")).status == 401
 
 
-async def test_a_process_without_the_page_gives_no_link_to_it() -> None:
+async def test_a_process_without_the_page_issues_no_sign_in_link() -> None:
     for served, given in ((frozenset({"api"}), False), (frozenset({"page"}), True)):
         dependencies = with_parts(api_dependencies(MemoryDeliberations()), roles=served)
         async with (
@@ -413,7 +413,7 @@ async def test_a_process_without_the_page_gives_no_link_to_it() -> None:
             assert (answer.status, bool(page_server.link)) == (201 if given else 404, given)
 
 
-async def test_a_link_for_a_caller_leads_to_a_story_and_nowhere_else() -> None:
+async def test_a_sign_in_link_leads_to_a_story_and_to_no_other_address() -> None:
     async with serving_http(api_dependencies(MemoryDeliberations())) as web:
         assert (await web("POST", "/api/v1/sign-in-links", token=None)).status == 401
         for story, place in (

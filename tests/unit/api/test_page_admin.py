@@ -75,7 +75,7 @@ async def announce(
     )
 
 
-async def test_the_last_decisions_are_told_the_latest_first_and_each_once(bus: MemoryBus) -> None:
+async def test_the_last_decisions_are_sent_latest_first_and_each_once(bus: MemoryBus) -> None:
     decisions = Decisions(bus)
     assert await decisions.last(LOCAL) == ()
     await announce(
@@ -116,12 +116,14 @@ async def test_the_last_decisions_are_told_the_latest_first_and_each_once(bus: M
     "data",
     [{"record": 1}, {"records": 3, "record": {"phase": "start"}}, {"records": [1], "record": None}],
 )
-async def test_what_is_malformed_tells_nothing(bus: MemoryBus, data: dict[str, Any]) -> None:
+async def test_malformed_data_is_ignored(bus: MemoryBus, data: dict[str, Any]) -> None:
     await bus.publish(write(EventType.AUDIT_RECORDED, "local", {"tenant": "local", **data}))
     assert await Decisions(bus).last(LOCAL) == ()
 
 
-async def test_operators_see_the_audit_and_others_do_not(browser: Browser, bus: MemoryBus) -> None:
+async def test_operators_see_the_audit_log_and_others_do_not(
+    browser: Browser, bus: MemoryBus
+) -> None:
     await browser.sign_in()
     assert "No tool has been called yet." in (await browser.get("/system/audit")).text
     await announce(bus, 1, record(1, tool=HOSTILE), record(2, status="blocked", tool="net.get"))
@@ -138,7 +140,7 @@ async def test_operators_see_the_audit_and_others_do_not(browser: Browser, bus: 
     assert "/system/audit" not in (await browser.get("/system")).text
 
 
-async def test_each_part_says_how_it_is(browser: Browser) -> None:
+async def test_each_part_shows_its_condition(browser: Browser) -> None:
     assert (await browser.get("/system")).status == 303
     await browser.sign_in()
     shown = (await browser.get("/system")).text
@@ -152,7 +154,7 @@ async def test_each_part_says_how_it_is(browser: Browser) -> None:
         assert words in shown
 
 
-async def test_what_each_story_used_is_told(browser: Browser) -> None:
+async def test_the_usage_of_each_story_is_shown(browser: Browser) -> None:
     await browser.sign_in()
     assert "There are no stories yet." in (await browser.get("/system/budgets")).text
     card = await browser.dependencies.stories.board.create(
@@ -166,7 +168,7 @@ async def test_what_each_story_used_is_told(browser: Browser) -> None:
     assert book.lines()[0] in shown
 
 
-async def test_an_operator_changes_quotas_and_sees_who_did(browser: Browser) -> None:
+async def test_an_operator_changes_quotas_and_the_author_is_shown(browser: Browser) -> None:
     form = await browser.sign_in()
     shown = (await browser.get("/system/budgets")).text
     assert "Nothing limits the tokens and the cost." in shown
@@ -185,7 +187,7 @@ async def test_an_operator_changes_quotas_and_sees_who_did(browser: Browser) -> 
     assert "Quotas of team-a" in (await browser.get("/system/budgets?tenant=team-a")).text
 
 
-async def test_others_see_their_quotas_and_change_none(browser: Browser) -> None:
+async def test_other_users_see_their_quotas_and_cannot_change_them(browser: Browser) -> None:
     form = await browser.sign_in(OTHER)
     shown = (await browser.get("/system/budgets")).text
     assert "Quotas of elsewhere" in shown
@@ -195,7 +197,7 @@ async def test_others_see_their_quotas_and_change_none(browser: Browser) -> None
     assert (sent.status, "is no operator" in sent.text) == (403, True)
 
 
-async def test_tools_are_found_by_their_words(browser: Browser) -> None:
+async def test_tools_are_searched_by_words(browser: Browser) -> None:
     await browser.sign_in()
     assert "files.append" in (await browser.get("/system/tools")).text
     found = (await browser.get("/system/tools?query=FILES.append")).text

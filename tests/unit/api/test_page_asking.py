@@ -63,7 +63,7 @@ async def app() -> AsyncIterator[SignedIn]:
         yield SignedIn(browser, await browser.sign_in(), deliberations, bus)
 
 
-async def test_a_question_and_the_next_one_are_a_conversation(app: SignedIn) -> None:
+async def test_a_question_and_a_follow_up_form_a_conversation(app: SignedIn) -> None:
     shown = await app.browser.get("/ask")
     assert (shown.status, "Nothing yet." in shown.text) == (200, True)
     sent = await app.browser.send(
@@ -105,7 +105,7 @@ async def test_a_question_and_the_next_one_are_a_conversation(app: SignedIn) -> 
     ) == ("first", True)
 
 
-async def test_a_fork_says_of_what_it_is_another_run(app: SignedIn) -> None:
+async def test_a_fork_shows_the_run_it_was_made_from(app: SignedIn) -> None:
     await app.browser.send("/ask", form=app.form, key="first", question="What does add do?")
     received = {
         "task_id": "first",
@@ -123,7 +123,7 @@ async def test_a_fork_says_of_what_it_is_another_run(app: SignedIn) -> None:
     )
 
 
-async def test_what_cannot_be_asked_is_said_beside_what_was_written(app: SignedIn) -> None:
+async def test_an_impossible_question_is_reported_beside_the_text(app: SignedIn) -> None:
     for fields, wanted in (
         ({"question": "  "}, "the task is empty"),
         ({"question": "And now?", "follows": "nowhere"}, "no deliberation"),
@@ -137,7 +137,7 @@ async def test_what_cannot_be_asked_is_said_beside_what_was_written(app: SignedI
     assert (await app.browser.send("/ask", form="another", key="k", question="Q")).status == 403
 
 
-async def test_what_others_asked_is_theirs(app: SignedIn) -> None:
+async def test_another_tenants_questions_are_not_visible(app: SignedIn) -> None:
     await app.browser.send("/ask", form=app.form, key="first", question="A secret of mine")
     await app.answer("first", "yes")
     form = await app.browser.sign_in(OTHER)

@@ -67,7 +67,7 @@ def cards_of(body: bytes) -> list[str]:
     return re.findall(r'<li id="card-(story-[0-9a-f]+)"', body.decode())
 
 
-async def test_a_page_that_a_browser_has_is_not_sent_again(browser: Browser) -> None:
+async def test_an_unchanged_page_is_not_sent_again(browser: Browser) -> None:
     await sign_in(browser)
     await browser.dependencies.stories.board.create(DRAFT, OWNER, key="1")
     for path in ("/", "/stories/new", "/runs"):
@@ -104,7 +104,9 @@ async def test_pages_and_assets_are_compressed_and_streams_are_not(browser: Brow
 
 
 @pytest.mark.e2e  # a thousand stories
-async def test_a_large_board_is_small_on_the_wire_and_a_change_of_it_tiny(browser: Browser) -> None:
+async def test_a_large_board_is_small_when_compressed_and_a_change_is_tiny(
+    browser: Browser,
+) -> None:
     await sign_in(browser)
     board = browser.dependencies.stories.board
     for number in range(MANY):
@@ -123,7 +125,7 @@ async def test_a_large_board_is_small_on_the_wire_and_a_change_of_it_tiny(browse
     assert len(change) < CHANGE_KILOBYTES * 1024, "even uncompressed"
 
 
-async def test_a_column_shows_the_latest_cards_and_a_link_to_those_before(browser: Browser) -> None:
+async def test_a_column_shows_the_latest_cards_and_a_link_to_older_ones(browser: Browser) -> None:
     await sign_in(browser)
     board = browser.dependencies.stories.board
     ids = [(await board.create(DRAFT, OWNER, key=str(number))).story.id for number in range(33)]
@@ -143,7 +145,7 @@ async def test_a_column_shows_the_latest_cards_and_a_link_to_those_before(browse
         assert (await fetch(browser, f"/cards?{wrong}"))[0].status == 400
 
 
-async def test_a_change_says_what_no_longer_matches(browser: Browser) -> None:
+async def test_a_change_names_cards_that_no_longer_match(browser: Browser) -> None:
     await sign_in(browser)
     board = browser.dependencies.stories.board
     card = await board.create(DRAFT, OWNER, key="1")
@@ -213,7 +215,7 @@ async def test_a_page_is_rendered_outside_the_event_loop() -> None:
     assert int(response.headers["Content-Length"]) == len(response.body)
 
 
-async def test_a_card_is_that_of_its_reader_and_of_its_last_event(browser: Browser) -> None:
+async def test_a_card_reflects_its_reader_and_its_last_event(browser: Browser) -> None:
     await sign_in(browser)
     board = browser.dependencies.stories.board
     card = await board.create(DRAFT, OWNER, key="1")

@@ -70,7 +70,7 @@ async def story() -> AsyncIterator[Story]:
         yield Story(browser, card.story.id)
 
 
-async def test_tasks_are_described_anew_added_and_tied_together(story: Story) -> None:
+async def test_tasks_are_edited_added_and_linked(story: Story) -> None:
     form = await story.browser.sign_in()
     assert (
         f'href="/stories/{story.id}/plan"' in (await story.browser.get(f"/stories/{story.id}")).text
@@ -97,7 +97,7 @@ async def test_tasks_are_described_anew_added_and_tied_together(story: Story) ->
     assert (await story.shown()).count("<fieldset") == 2
 
 
-async def test_what_is_wrong_is_said_and_what_was_written_stays(story: Story) -> None:
+async def test_errors_are_reported_and_the_written_text_stays(story: Story) -> None:
     form = await story.browser.sign_in()
     for fields, output_text in (
         ({"description_1": "Mine.", "criteria_1": "1"}, "no task fulfils criterion 2"),
@@ -118,7 +118,7 @@ async def test_what_is_wrong_is_said_and_what_was_written_stays(story: Story) ->
     assert await story.plan() == "plan-0"
 
 
-async def test_who_is_late_is_told_and_keeps_what_was_written(story: Story) -> None:
+async def test_a_late_writer_is_told_and_keeps_the_text(story: Story) -> None:
     form = await story.browser.sign_in()
     fields = {"role_1": "dev", "criteria_1": "1, 2"}
     assert (
@@ -132,7 +132,7 @@ async def test_who_is_late_is_told_and_keeps_what_was_written(story: Story) -> N
     ) == (409, True, True)
 
 
-async def test_another_session_another_tenant_and_a_story_that_is_built_change_nothing(
+async def test_plan_changes_by_others_and_during_build_are_refused(
     story: Story,
 ) -> None:
     form = await story.browser.sign_in()

@@ -27,7 +27,7 @@ def compared(story: Story) -> tuple[Outcome, Comparison]:
     return outcome, compare(outcome, Progress(state, outcome.status, seats=seats))
 
 
-def test_a_row_has_the_numbers_of_its_candidate() -> None:
+def test_a_row_has_the_figures_of_its_candidate() -> None:
     _, comparison = compared(full())
     won, lost = comparison.rows
     assert (won.result.seat, won.failed_checks, won.tests) == (FIRST, (), Share(1, 1))
@@ -40,7 +40,7 @@ def test_a_row_has_the_numbers_of_its_candidate() -> None:
     assert comparison.decisive.startswith(f"{FIRST} above {SECOND}: failed acceptance checks")
 
 
-def test_what_accepted_candidates_share_is_said_once() -> None:
+def test_text_shared_by_accepted_candidates_appears_once() -> None:
     story = Story().begun()
     for seat, body in zip(SEATS, ("good", "fine", "bad"), strict=True):
         story.proposed(seat, body).checked(seat, green=body != "bad", proven=body != "bad")
@@ -55,13 +55,13 @@ def test_what_accepted_candidates_share_is_said_once() -> None:
     assert comparison.rows[2].reasons == outcome.results[2].reasons
 
 
-def test_a_single_candidate_shares_nothing() -> None:
+def test_a_single_candidate_has_no_common_reasons() -> None:
     _, comparison = compared(Story().begun().proposed(FIRST, "good").checked(FIRST))
     assert comparison.common_reasons == ()
     assert comparison.rows[0].reasons
 
 
-def test_the_level_of_evidence_has_its_reason() -> None:
+def test_the_evidence_level_has_a_reason() -> None:
     outcome, _ = compared(Story().begun().proposed(FIRST, "x").checked(FIRST, proven=False))
     [result] = outcome.results
     assert level_reason(result) == "no test that failed on the base passes."

@@ -78,7 +78,7 @@ async def app() -> AsyncIterator[App]:
         yield App(browser, bus)
 
 
-async def test_a_running_council_has_a_lane_a_seat(app: App) -> None:
+async def test_a_running_council_has_a_lane_per_seat(app: App) -> None:
     shown = await app.shown()
     assert "asked for" in shown
     assert shown.count("Waiting") == 2
@@ -105,7 +105,7 @@ async def test_a_running_council_has_a_lane_a_seat(app: App) -> None:
     assert f'data-changes="/councils/{TASK}/changes"' in shown
 
 
-async def test_what_happens_in_it_is_told_at_once(app: App) -> None:
+async def test_its_events_are_sent_at_once(app: App) -> None:
     async with (
         asyncio.timeout(10),
         app.browser.http.get(f"{app.browser.url}/councils/{TASK}/changes") as received,
@@ -116,7 +116,7 @@ async def test_what_happens_in_it_is_told_at_once(app: App) -> None:
             assert not line.strip() or line.startswith((b":", b"id:"))
 
 
-async def test_what_a_seat_writes_is_told_as_it_grows_to_its_own_tenant(app: App) -> None:
+async def test_partial_replies_are_published_to_their_own_tenant(app: App) -> None:
     assert f'data-growing="/councils/{TASK}/text"' in await app.shown()
     assert f'data-grows="{SEAT}" hidden' in await app.shown()
     path = f"{app.browser.url}/councils/{TASK}/text"
@@ -150,7 +150,7 @@ async def test_what_a_seat_writes_is_told_as_it_grows_to_its_own_tenant(app: App
     assert (await app.browser.get(f"/councils/{TASK}/text")).status == 404
 
 
-async def test_at_its_end_it_shows_the_ranking_with_its_evidence_and_who_failed(
+async def test_an_ended_council_shows_the_ranking_with_evidence_and_failed_seats(
     app: App,
 ) -> None:
     evidence = Evidence(
@@ -201,7 +201,7 @@ async def test_at_its_end_it_shows_the_ranking_with_its_evidence_and_who_failed(
         assert words in shown
 
 
-async def test_answers_that_only_a_hash_orders_are_asked_of_the_reader(app: App) -> None:
+async def test_the_reader_is_asked_about_answers_ordered_only_by_hash(app: App) -> None:
     def result(rank: int, diff: str, *, undecided: bool) -> Result:
         content = f"Adds {diff}, {HOSTILE}"
         return Result(
@@ -246,7 +246,7 @@ async def _story_with_a_diff(app: App) -> str:
     return story_id
 
 
-async def test_a_browser_gets_no_more_than_it_shows_well(app: App) -> None:
+async def test_a_large_diff_is_sent_to_the_browser_in_limited_parts(app: App) -> None:
     diff = "--- a/a\n+++ b/a\n@@ -0,0 +1,9000 @@\n" + "+x\n" * 9_000
     result = Result(1, SEAT, "dev", 0.5, (), passed_gates=True, proven=True, diff=diff)
     outcome = Outcome(TASK, DeliberationStatus.COMPLETED, role="dev", results=(result,))
@@ -290,7 +290,7 @@ async def test_a_large_diff_is_shown_file_by_file(app: App) -> None:
     assert 'id="line-1.3000"' in text
 
 
-async def test_something_is_said_of_a_line_which_the_diff_names(app: App) -> None:
+async def test_a_comment_on_a_line_that_the_diff_names(app: App) -> None:
     story_id = await _story_with_a_diff(app)
     shown = await app.shown()
     assert f'href="/councils/{TASK}?on=1.5#line-1.5"' in shown
@@ -321,7 +321,7 @@ async def test_something_is_said_of_a_line_which_the_diff_names(app: App) -> Non
     ).status == 403
 
 
-async def test_a_running_council_is_cancelled_by_who_has_a_role(app: App) -> None:
+async def test_a_running_council_is_cancelled_by_a_user_with_a_role(app: App) -> None:
     form = form_of(await app.shown())
     path = f"/councils/{TASK}/cancel"
     assert (await app.browser.send(path, form="other")).status == 403
@@ -333,7 +333,7 @@ async def test_a_running_council_is_cancelled_by_who_has_a_role(app: App) -> Non
     assert (event.data["reason"], event.data["by"]) == ("too dear", LOCAL.name)
 
 
-async def test_it_is_paused_and_goes_on_by_a_button(app: App) -> None:
+async def test_a_council_is_paused_and_resumed_by_a_button(app: App) -> None:
     await app.say(EventType.SEAT_STARTED, approach="")
     form = form_of(await app.shown())
     path = f"/councils/{TASK}/pause"
@@ -352,7 +352,7 @@ async def test_it_is_paused_and_goes_on_by_a_button(app: App) -> None:
     assert received[-2:] == [EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED]
 
 
-async def test_what_an_agent_tells_of_itself_is_shown(app: App) -> None:
+async def test_an_agents_description_of_itself_is_shown(app: App) -> None:
     assert "CPU of its tools" not in await app.shown()
     metrics = {
         "turns": 3,
@@ -385,7 +385,7 @@ async def test_what_an_agent_tells_of_itself_is_shown(app: App) -> None:
     assert "<script>" not in (await app.shown()).replace("<script src", "")
 
 
-async def test_seats_are_told_something_and_who_heard_it_is_shown(app: App) -> None:
+async def test_seats_are_steered_and_the_receivers_are_shown(app: App) -> None:
     form = form_of(await app.shown())
     path = f"/councils/{TASK}/steer"
     assert (await app.browser.send(path, form="other", key="k", message="x")).status == 403
@@ -413,7 +413,7 @@ async def test_seats_are_told_something_and_who_heard_it_is_shown(app: App) -> N
     assert (got.status, "has ended" in got.text) == (400, True)
 
 
-async def test_who_has_no_role_may_only_look(app: App) -> None:
+async def test_a_user_without_a_role_can_only_look(app: App) -> None:
     form = await app.browser.sign_in(OTHER)
     dependencies = app.browser.dependencies
     await dependencies.deliberations.submit(
@@ -424,13 +424,13 @@ async def test_who_has_no_role_may_only_look(app: App) -> None:
     assert (got.status, "one of the roles po, qa, architect" in got.text) == (403, True)
 
 
-async def test_anothers_council_is_not_found(app: App) -> None:
+async def test_another_tenants_council_is_not_found(app: App) -> None:
     await app.browser.sign_in(OTHER)
     for path in (f"/councils/{TASK}", f"/councils/{TASK}/changes"):
         assert (await app.browser.get(path)).status == 404
 
 
-async def test_a_story_says_what_became_of_its_tasks_and_draws_them(app: App) -> None:
+async def test_a_story_shows_the_results_and_the_graph_of_its_tasks(app: App) -> None:
     board = Board(app.bus)
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
     tasks = [
@@ -495,7 +495,7 @@ async def _build_story(app: App, board: Board, passed: int = 3) -> str:
     return story_id
 
 
-async def test_a_result_is_reviewed_until_it_is_sent_back(app: App) -> None:
+async def test_a_result_can_be_reviewed_until_it_is_sent_back(app: App) -> None:
     board = Board(app.bus)
     story_id = await _build_story(app, board)
     path = f"/stories/{story_id}"
@@ -520,14 +520,14 @@ async def test_a_result_is_reviewed_until_it_is_sent_back(app: App) -> None:
     assert "Send back" not in await app.shown()
 
 
-async def test_a_check_that_counts_no_tests_is_said_to_have_passed(app: App) -> None:
+async def test_a_check_that_counts_no_tests_is_reported_as_passed(app: App) -> None:
     story_id = await _build_story(app, Board(app.bus), passed=0)
     shown = (await app.browser.get(f"/stories/{story_id}")).text
     assert "<dt>Tests passed</dt><dd>the check passed" in shown
     assert "no test<" not in shown
 
 
-def test_tasks_are_drawn_below_what_they_build_on() -> None:
+def test_tasks_are_drawn_below_their_dependencies() -> None:
     drawn = draw(
         [
             RoundTask(1, TaskId("a"), "dev", ""),
@@ -547,7 +547,7 @@ def test_tasks_are_drawn_below_what_they_build_on() -> None:
     assert draw([]).boxes == ()
 
 
-def test_times_are_told_in_words() -> None:
+def test_times_are_shown_in_words() -> None:
     assert [span(number) for number in (-1, 7.9, 65, 7384)] == [
         "0 s",
         "7 s",
@@ -620,7 +620,7 @@ async def test_a_step_has_its_prompt_reply_and_tool_output(app: App) -> None:
         assert (await app.browser.get(f"/councils/{TASK}/steps/{path}")).status == 404
 
 
-async def test_the_reason_of_a_choice_of_models_is_above_the_timeline(app: App) -> None:
+async def test_the_reason_of_the_model_choice_is_above_the_timeline(app: App) -> None:
     deliberations = DeliberationService(app.bus, Remembering(), Defaults(config.LimitSettings()))
     request = DeliberationRequest(
         "Say hello",

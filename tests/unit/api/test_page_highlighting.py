@@ -29,7 +29,7 @@ def texts_of(file: DiffFile) -> list[str]:
     ]
 
 
-def test_each_side_is_read_as_its_own_text() -> None:
+def test_each_side_of_a_diff_is_highlighted_as_its_own_text() -> None:
     lines = (' """Begins', '-ends."""', '+ends here."""', " x = 1")
     file = file_of(*lines)
     assert texts_of(file) == list(lines)
@@ -40,7 +40,7 @@ def test_each_side_is_read_as_its_own_text() -> None:
 
 
 @pytest.mark.parametrize("ending", sorted(_LEXERS))
-def test_no_text_is_lost_or_slow_whatever_the_language(ending: str) -> None:
+def test_highlighting_loses_no_text_and_is_fast_in_every_language(ending: str) -> None:
     path = f"a{ending}" if ending.startswith(".") else ending
     hostile = [HOSTILE, "\t\r\f\v x", "", "'" * 399, '"\\' * 190, "(" * 399, "/*" * 190, "<" * 399]
     hostile += ["a" * 399, " " * 399, "{{%" * 130, "=" * 399, "#" * 399, "[" * 399, "x:" * 190]
@@ -51,7 +51,7 @@ def test_no_text_is_lost_or_slow_whatever_the_language(ending: str) -> None:
     assert time.perf_counter() - start < 5
 
 
-def test_an_unknown_language_and_what_is_too_large_has_no_colours() -> None:
+def test_unknown_languages_and_oversized_files_have_no_colours() -> None:
     assert highlight(file_of("+x = 1", path="a.unknown")) == {}
     assert highlight(file_of(*["+x = 1 # " + "y" * 90] * 1100)) == {}
     [pieces] = highlight(file_of("+" + "x = 1;" * 100)).values()

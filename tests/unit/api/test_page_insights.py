@@ -75,20 +75,20 @@ def outcome(task_id: str, story_id: str = "", **changes: object) -> Outcome:
     return replace(ended, **changes)  # type: ignore[arg-type] # each test names fields
 
 
-def test_nine_of_ten_stories_take_no_longer_than_the_longest() -> None:
+def test_the_ninth_decile_is_interpolated() -> None:
     assert ninth_decile([60]) == 60
     assert ninth_decile([600, 60]) == pytest.approx(546)
     assert ninth_decile(range(11)) == 9
 
 
-async def test_without_runs_it_says_how_one_starts(browser: Browser) -> None:
+async def test_a_page_without_runs_explains_how_to_start_one(browser: Browser) -> None:
     shown = (await browser.get("/insights")).text
     assert "Nothing has ended in the last 14 days" in shown
     assert 'href="/stories/new">Write a story' in shown
     assert '<svg class="bars"' not in shown
 
 
-async def test_it_shows_tokens_and_cost_by_model_rates_and_budgets(
+async def test_insights_show_tokens_and_cost_by_model_rates_and_budgets(
     browser: Browser, bus: MemoryBus
 ) -> None:
     board = browser.dependencies.stories.board
@@ -130,7 +130,7 @@ async def test_it_shows_tokens_and_cost_by_model_rates_and_budgets(
     assert "Nothing has ended" in (await browser.get("/insights")).text
 
 
-def test_bars_are_stacked_on_a_round_scale() -> None:
+def test_bars_are_stacked_on_a_round_scale_with_short_numbers() -> None:
     days = [date(2026, 11, day) for day in range(1, 15)]
     first = Series("one", "tone-0", {days[0]: 30, days[1]: 700})
     chart = draw_bars(

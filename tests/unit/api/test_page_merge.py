@@ -32,7 +32,7 @@ LEFT = StoryState(
     ],
     ids=["product owner", "operator", "tester"],
 )
-def test_the_button_is_for_those_who_may_merge(who: Principal, may: bool) -> None:  # noqa: FBT001
+def test_the_merge_button_is_shown_to_users_who_may_merge(who: Principal, may: bool) -> None:  # noqa: FBT001
     assert may_merge(LEFT, who) is may
     assert next_step(LEFT, who) == (
         "merge the result" if may else "merge the result (po or operator)"

@@ -91,7 +91,7 @@ async def sign_in(browser: Browser, path: str = "/sign-in/oidc") -> Got:
     return await browser.get(await came_back(browser, path))
 
 
-async def test_who_is_signed_in_there_is_signed_in_here_and_out_of_both(there: Provider) -> None:
+async def test_signing_in_and_out_at_the_provider_applies_to_the_page(there: Provider) -> None:
     async with at_server(settings(there.issuer)) as browser:
         assert "Sign in at 127.0.0.1" in (await browser.get("/sign-in")).text
         got = await sign_in(browser, "/sign-in/oidc?story=story-1")
@@ -107,7 +107,7 @@ async def test_who_is_signed_in_there_is_signed_in_here_and_out_of_both(there: P
         assert (await browser.get("/")).headers["Location"] == "/sign-in"
 
 
-async def test_roles_are_what_the_groups_give_and_nothing_else(there: Provider) -> None:
+async def test_roles_come_only_from_the_configured_groups(there: Provider) -> None:
     async with at_server(settings(there.issuer)) as browser:
         for groups, may_look in ((["operations"], True), (["product"], False), ("guests", False)):
             there.claims = {"sub": "ann", "groups": groups, "roles": ["operator"], "operator": True}
@@ -116,7 +116,7 @@ async def test_roles_are_what_the_groups_give_and_nothing_else(there: Provider) 
 
 
 @pytest.mark.parametrize("groups", [[], ["others"], None, {"product": 1}, [["product"]]])
-async def test_who_belongs_to_nothing_that_is_named_is_not_let_in(
+async def test_a_user_without_a_configured_group_is_refused(
     there: Provider, groups: object
 ) -> None:
     there.claims = {"sub": "eve", "groups": groups}
@@ -151,7 +151,7 @@ FORGED: dict[str, Forge] = {
 
 
 @pytest.mark.parametrize("how", FORGED)
-async def test_a_forged_token_signs_nobody_in(there: Provider, how: str) -> None:
+async def test_a_forged_id_token_is_refused(there: Provider, how: str) -> None:
     async with at_server(settings(there.issuer)) as browser:
         there.forge = FORGED[how]
         got = await sign_in(browser)
@@ -161,7 +161,7 @@ async def test_a_forged_token_signs_nobody_in(there: Provider, how: str) -> None
         assert (await sign_in(browser)).status == 200
 
 
-async def test_an_answer_counts_once_and_in_the_browser_that_asked(there: Provider) -> None:
+async def test_a_sign_in_response_counts_once_and_only_in_its_browser(there: Provider) -> None:
     async with at_server(settings(there.issuer)) as browser:
         back = await came_back(browser)
         jar = aiohttp.CookieJar(unsafe=True)
@@ -182,14 +182,14 @@ async def test_an_answer_counts_once_and_in_the_browser_that_asked(there: Provid
         assert (await browser.get("/")).headers["Location"] == "/sign-in"
 
 
-async def test_a_sign_in_that_takes_too_long_is_over(there: Provider) -> None:
+async def test_a_slow_sign_in_expires(there: Provider) -> None:
     async with at_server(settings(there.issuer), sign_in_seconds=0.2) as browser:
         back = await came_back(browser)
         await asyncio.sleep(0.3)
         assert (await browser.get(back)).status == 403
 
 
-async def test_a_no_of_the_provider_is_said_as_text(there: Provider) -> None:
+async def test_a_refusal_of_the_provider_is_shown_as_text(there: Provider) -> None:
     async with at_server(settings(there.issuer)) as browser:
         state = (await came_back(browser)).partition("state=")[2]
         output_text = urlencode(
@@ -199,7 +199,7 @@ async def test_a_no_of_the_provider_is_said_as_text(there: Provider) -> None:
         assert (got.status, SHOWN in got.text) == (403, True)
 
 
-async def test_another_provider_in_the_answer_is_refused(there: Provider) -> None:
+async def test_a_response_from_another_provider_is_refused(there: Provider) -> None:
     there.about = {"authorization_response_iss_parameter_supported": True}
     async with at_server(settings(there.issuer)) as browser:
         back = await came_back(browser)
@@ -208,7 +208,7 @@ async def test_another_provider_in_the_answer_is_refused(there: Provider) -> Non
         assert (await browser.get(f"{await came_back(browser)}&iss={there.issuer}")).status == 200
 
 
-async def test_a_new_key_is_looked_for_and_one_of_another_kind_serves(there: Provider) -> None:
+async def test_a_new_key_is_fetched_after_a_delay_and_other_key_types_work(there: Provider) -> None:
     there.published, now = ("one",), [0.0]
     client = Client(settings(there.issuer), lambda: now[0])
     dependencies = api_dependencies(MemoryDeliberations())
@@ -257,7 +257,7 @@ async def test_a_new_key_is_looked_for_and_one_of_another_kind_serves(there: Pro
         ({"tenant_claim": "org"}, {}, ""),
     ],
 )
-async def test_who_it_is_comes_of_the_claims_that_the_settings_name(
+async def test_the_user_name_comes_from_the_configured_claims(
     there: Provider, more: dict[str, Any], claims: dict[str, Any], who: str
 ) -> None:
     there.claims = {"sub": "ann", "groups": ["product"]} | claims
@@ -267,7 +267,7 @@ async def test_who_it_is_comes_of_the_claims_that_the_settings_name(
         assert (f"Sign out {who}" in got.text) if who else got.headers["Location"] == "/sign-in"
 
 
-async def test_a_tenant_sees_its_own(there: Provider) -> None:
+async def test_a_tenants_users_see_only_its_stories(there: Provider) -> None:
     from support.browsing import DRAFT
 
     async with at_server(settings(there.issuer, tenant_claim="org")) as browser:
@@ -289,7 +289,7 @@ async def test_a_tenant_sees_its_own(there: Provider) -> None:
         ({"token_endpoint": "http://elsewhere.example/token"}, "not an https:// address"),
     ],
 )
-async def test_a_provider_that_is_not_what_it_should_be_is_said_at_the_start(
+async def test_a_wrong_provider_is_reported_at_the_start(
     there: Provider, about: dict[str, Any], output_text: str
 ) -> None:
     there.about = about
@@ -298,7 +298,7 @@ async def test_a_provider_that_is_not_what_it_should_be_is_said_at_the_start(
             pass
 
 
-async def test_an_issuer_where_nothing_is_one_is_said_at_the_start(there: Provider) -> None:
+async def test_an_issuer_that_does_not_answer_is_reported_at_the_start(there: Provider) -> None:
     with pytest.raises(ConfigurationError, match="404"):
         async with at_server(settings(f"{there.issuer}/realms/main")):
             pass
@@ -306,14 +306,14 @@ async def test_an_issuer_where_nothing_is_one_is_said_at_the_start(there: Provid
         Client(settings("http://id.example.org"))
 
 
-async def test_a_provider_that_is_away_keeps_nobody_else_out() -> None:
+async def test_an_unreachable_provider_keeps_nobody_else_out() -> None:
     async with at_server(settings("http://127.0.0.1:1")) as browser:
         got = await browser.get("/sign-in/oidc")
         assert (got.status, "cannot be reached" in got.text) == (503, True)
         await browser.sign_in()
 
 
-async def test_a_wrong_secret_is_said_and_shown_to_nobody(there: Provider) -> None:
+async def test_a_wrong_secret_is_reported_and_not_shown(there: Provider) -> None:
     async with at_server(settings(there.issuer, client_secret="another secret")) as browser:
         got = await sign_in(browser)
         assert (got.status, "invalid_client" in got.text, "another secret" in got.text) == (
@@ -323,7 +323,7 @@ async def test_a_wrong_secret_is_said_and_shown_to_nobody(there: Provider) -> No
         )
 
 
-def test_settings_that_are_half_there_are_told() -> None:
+def test_incomplete_settings_are_reported() -> None:
     for given, output_text in (
         ({"client_id": "a"}, "oidc.issuer is missing"),
         ({"issuer": "https://id.example.org"}, "oidc.client_id is missing"),
@@ -338,9 +338,7 @@ def test_settings_that_are_half_there_are_told() -> None:
             config.OidcSettings(**given)
 
 
-async def test_a_page_that_others_reach_has_to_say_where_it_is(
-    there: Provider, tmp_path: Any
-) -> None:
+async def test_a_page_reachable_by_others_requires_its_url(there: Provider, tmp_path: Any) -> None:
     from moothall.api.http.server import _check_provider
 
     with pytest.raises(ConfigurationError, match=r"set oidc\.url"):

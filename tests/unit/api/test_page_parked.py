@@ -65,7 +65,7 @@ async def app(tmp_path: Path) -> AsyncIterator[App]:
             yield App(browser, bus, behind.parking)
 
 
-async def test_an_operator_sees_what_waits_and_says_a_word_once(app: App) -> None:
+async def test_an_operator_sees_parked_requests_and_decides_each_once(app: App) -> None:
     form = await app.browser.sign_in()
     assert "There are no parked requests." in (await app.browser.get("/system/parked")).text
     await app.park(
@@ -93,7 +93,7 @@ async def test_an_operator_sees_what_waits_and_says_a_word_once(app: App) -> Non
     assert (again.status, "it was allowed already" in again.text) == (400, True)
 
 
-async def test_a_word_that_is_none_or_of_somebody_else_changes_nothing(app: App) -> None:
+async def test_invalid_decisions_and_decisions_of_others_change_nothing(app: App) -> None:
     form = await app.browser.sign_in()
     await app.park(ITEM)
     assert (await app.browser.send("/system/parked/a1", form="other", do="allow")).status == 403

@@ -88,9 +88,7 @@ async def received(stream: aiohttp.ClientResponse) -> tuple[int, list[str]]:
     return int(line[4:]), data[6:].split()
 
 
-async def test_many_readers_cost_no_calls_and_the_log_is_read_once(
-    browser: Browser, bus: CountingBus
-) -> None:
+async def test_many_readers_share_one_reader_of_the_log(browser: Browser, bus: CountingBus) -> None:
     await browser.sign_in()
     await browser.dependencies.stories.board.create(DRAFT, TOKENS[TOKEN], key="before")
     async with AsyncExitStack() as stack:
@@ -128,7 +126,7 @@ async def test_many_readers_cost_no_calls_and_the_log_is_read_once(
             await asyncio.sleep(0.01)
 
 
-async def test_what_happens_at_once_is_told_once(browser: Browser) -> None:
+async def test_simultaneous_events_are_sent_once(browser: Browser) -> None:
     await browser.sign_in()
     async with AsyncExitStack() as stack:
         stream = await listen(browser, stack)
@@ -143,7 +141,9 @@ async def test_what_happens_at_once_is_told_once(browser: Browser) -> None:
         assert [name for _, names in heard for name in names] == [card.story.id for card in cards]
 
 
-async def test_all_who_fetch_a_change_read_the_log_once(browser: Browser, bus: CountingBus) -> None:
+async def test_all_readers_of_a_change_share_one_read_of_the_log(
+    browser: Browser, bus: CountingBus
+) -> None:
     await browser.sign_in()
     board, who = browser.dependencies.stories.board, TOKENS[TOKEN]
     cards = [await board.create(DRAFT, who, key=str(number)) for number in range(2)]
@@ -159,7 +159,7 @@ async def test_all_who_fetch_a_change_read_the_log_once(browser: Browser, bus: C
     assert bus.reads == before + 2  # the first event of the log, and the new ones
 
 
-async def test_who_connects_again_is_told_what_changed_since(browser: Browser) -> None:
+async def test_a_reconnecting_client_gets_the_changes_since(browser: Browser) -> None:
     await browser.sign_in()
     board, who = browser.dependencies.stories.board, TOKENS[TOKEN]
     cards = [await board.create(DRAFT, who, key=str(number)) for number in range(3)]
@@ -176,14 +176,14 @@ async def test_who_connects_again_is_told_what_changed_since(browser: Browser) -
     assert (await browser.get("/changes?after=-1")).status == 400
 
 
-def test_the_more_listen_the_longer_is_the_time_over_which_they_are_told() -> None:
+def test_updates_are_spread_over_more_time_for_more_listeners() -> None:
     assert max(reload_delay(2) for _ in range(100)) < 0.01
     waits = [reload_delay(1000) for _ in range(1000)]
     assert min(waits) < 0.5
     assert 2 < max(waits) <= 3
 
 
-async def test_readers_of_one_tenant_hear_nothing_of_another(browser: Browser) -> None:
+async def test_readers_of_one_tenant_receive_nothing_of_another(browser: Browser) -> None:
     await browser.sign_in(OTHER)
     async with AsyncExitStack() as stack:
         stream = await listen(browser, stack)
@@ -192,7 +192,7 @@ async def test_readers_of_one_tenant_hear_nothing_of_another(browser: Browser) -
         assert await received(stream) == (own.seq, [own.story.id])
 
 
-async def test_who_was_away_hears_what_it_missed_and_then_what_comes_each_once(
+async def test_a_reconnected_subscriber_gets_missed_and_new_events_once(
     browser: Browser,
 ) -> None:
     board, who = browser.dependencies.stories.board, TOKENS[TOKEN]

@@ -26,7 +26,7 @@ async def browser() -> AsyncIterator[Browser]:
         yield browser
 
 
-def test_words_are_compared_and_nothing_is_lost() -> None:
+def test_words_are_compared_without_losing_any() -> None:
     before, after = "It returns a list.", "It always returns a short list"
     pieces = compare_words(before, after)
     assert "".join(text for kind, text in pieces if kind != "added") == before
@@ -37,7 +37,7 @@ def test_words_are_compared_and_nothing_is_lost() -> None:
     assert compare_words(long, f"{long}x") == (("removed", long), ("added", f"{long}x"))
 
 
-def test_criteria_are_compared_one_by_one() -> None:
+def test_criteria_are_compared_individually() -> None:
     before, after = StoryDraft("T", "B", ("one", "two")), StoryDraft("T", "B", ("one", "2", "3"))
     changed = {part.label: part.pieces for part in compare_drafts(before, after)}
     assert changed["Title"] == (("same", "T"),)
@@ -46,7 +46,7 @@ def test_criteria_are_compared_one_by_one() -> None:
     assert changed["Criterion 3"] == (("added", "3"),)
 
 
-async def test_a_rewrite_is_shown_and_taken(browser: Browser) -> None:
+async def test_a_rewrite_is_shown_and_accepted(browser: Browser) -> None:
     form = await browser.sign_in()
     board = browser.dependencies.stories.board
     card = await board.create(WEAK, OWNER, key="1", repository="repo", rigor="L2")
@@ -84,7 +84,7 @@ async def test_a_rewrite_is_shown_and_taken(browser: Browser) -> None:
     assert (await browser.get(rewrite)).headers["Location"] == story
 
 
-async def test_a_good_story_is_left_as_it_is(browser: Browser) -> None:
+async def test_a_good_story_is_not_rewritten(browser: Browser) -> None:
     form = await browser.sign_in()
     draft = StoryDraft(
         "Export", "As a clerk, I want it, so that I sleep.", (BETTER, BETTER[:-3] + "405")
@@ -95,7 +95,7 @@ async def test_a_good_story_is_left_as_it_is(browser: Browser) -> None:
     assert "has nothing to change" in shown.text
 
 
-async def test_only_its_owner_can_have_a_story_rewritten_and_only_before_the_design(
+async def test_a_story_is_rewritten_only_for_its_owner_and_before_the_design(
     browser: Browser,
 ) -> None:
     form = await browser.sign_in()
@@ -108,7 +108,7 @@ async def test_only_its_owner_can_have_a_story_rewritten_and_only_before_the_des
     assert (await browser.send(path, form=other)).status == 404
 
 
-async def test_a_first_version_is_suggested_for_a_sentence(browser: Browser) -> None:
+async def test_a_first_draft_is_suggested_for_a_goal(browser: Browser) -> None:
     form = await browser.sign_in()
     goal = f"Export {HOSTILE} so that I can book"
     asked = await browser.send("/stories/suggest", form=form, key="task-mine", goal=goal)

@@ -40,7 +40,7 @@ async def find(browser: Browser, query: str) -> list[dict[str, Any]]:
     return list(json.loads(answer.text))
 
 
-async def test_stories_and_runs_are_found_by_their_words(browser: Browser, bus: MemoryBus) -> None:
+async def test_stories_and_runs_are_found_by_words(browser: Browser, bus: MemoryBus) -> None:
     assert (await browser.get("/search?q=a")).headers["Location"].startswith("/sign-in")
     await browser.sign_in()
     board = browser.dependencies.stories.board
@@ -65,7 +65,7 @@ async def test_stories_and_runs_are_found_by_their_words(browser: Browser, bus: 
     assert await find(browser, "hats") == []
 
 
-async def test_the_stream_says_how_many_stories_need_the_user(
+async def test_the_stream_reports_how_many_stories_need_the_user(
     browser: Browser, bus: MemoryBus
 ) -> None:
     await browser.sign_in()

@@ -61,7 +61,7 @@ async def test_a_story_is_edited_on_the_page(browser: Browser) -> None:
     assert (story.budget.tokens, story.budget.cost_usd) == (5000, 1.5)
 
 
-async def test_each_term_that_has_a_button_is_explained(browser: Browser) -> None:
+async def test_every_term_with_a_button_is_explained(browser: Browser) -> None:
     await browser.sign_in()
     card = await create(browser, "Export", rigor="L2")
     text = (await browser.get(f"/stories/{card.story.id}")).text
@@ -71,7 +71,7 @@ async def test_each_term_that_has_a_button_is_explained(browser: Browser) -> Non
     assert "from 85 points, built by dev, qa" in text
 
 
-async def test_a_late_edit_keeps_what_was_typed(browser: Browser) -> None:
+async def test_a_conflicting_edit_keeps_the_typed_text(browser: Browser) -> None:
     form = await browser.sign_in()
     card = await create(browser, "Export")
     board = browser.dependencies.stories.board
@@ -95,7 +95,7 @@ async def test_an_invalid_budget_is_refused(browser: Browser, field: str, value:
     assert await browser.dependencies.stories.board.cards(OWNER) == []
 
 
-async def test_the_board_is_filtered_by_its_url(browser: Browser) -> None:
+async def test_the_board_is_filtered_by_its_url_parameters(browser: Browser) -> None:
     await browser.sign_in()
     await create(browser, "Export invoices", repository="shop")
     await create(browser, "Import orders", repository="store")
@@ -170,7 +170,7 @@ async def test_sign_in_leads_back_to_the_page(browser: Browser) -> None:
         "/" + "a" * 3000,
     ],
 )
-def test_sign_in_leads_nowhere_else(path: str) -> None:
+def test_sign_in_redirects_to_no_other_site(path: str) -> None:
     assert safe_path(path) == "/"
 
 

@@ -72,7 +72,7 @@ def result_of(*councils: TaskCouncil) -> StoryResult:
     return story_result(card, Councils(councils, None), [plan], ())
 
 
-def test_a_criterion_is_shown_by_the_tests_of_its_tasks_and_others_by_none() -> None:
+def test_a_criterion_is_shown_only_by_the_tests_of_its_tasks() -> None:
     review = Review(SECOND, FIRST, 0.9, met=(CRITERIA[0],), unmet=(CRITERIA[1],))
     result = result_of(
         council(1, CRITERIA[0], fixed=("test_greets",), review=review),
@@ -92,19 +92,19 @@ def test_a_criterion_is_shown_by_the_tests_of_its_tasks_and_others_by_none() -> 
     )
 
 
-def test_tests_of_a_task_with_several_criteria_are_said_to_be_shared() -> None:
+def test_tests_of_a_task_with_several_criteria_are_marked_as_shared() -> None:
     result = result_of(council(1, *CRITERIA[:2], fixed=("test_greets",)))
     assert [len(item.tests) for item in result.criteria] == [1, 1, 0]
     assert result.shares_tests
 
 
-def test_a_task_without_a_winner_shows_nothing() -> None:
+def test_a_task_without_a_winner_is_no_evidence_for_a_criterion() -> None:
     result = result_of(council(1, CRITERIA[0], fixed=("test_greets",), status="no winner"))
     assert result.criteria[0].tasks == ()
     assert result.criteria[0].tests == ()
 
 
-def test_the_time_is_from_the_last_submission_to_the_check() -> None:
+def test_the_duration_is_from_the_last_submission_to_the_check() -> None:
     def event(kind: EventType, time: str, **data: str) -> Any:
         return write(kind, "story-1", {"story_id": "story-1", **data}, time=time)
 

@@ -81,7 +81,7 @@ async def app(tmp_path: Path) -> AsyncIterator[App]:
         yield App(browser, graph, head)
 
 
-async def test_from_a_repository_to_a_file_to_a_line_to_its_approver(app: App) -> None:
+async def test_the_origin_of_a_line_is_found_from_repository_to_approver(app: App) -> None:
     assert "<option>project</option>" in await app.shown("/origins")
     files = await app.shown("/origins", repository="project")
     assert f"ref={app.head}&amp;path=src/a.py" in files
@@ -106,7 +106,7 @@ async def test_from_a_repository_to_a_file_to_a_line_to_its_approver(app: App) -
     assert "The file has more lines" not in shown
 
 
-async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_not_answer(
+async def test_unknown_ids_and_an_unreachable_graph_are_reported(
     app: App,
 ) -> None:
     shown = await app.shown("/origins", repository="project", path="src/a.py", line="900")
@@ -143,7 +143,7 @@ async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_
         ({"repository": "/etc"}, 400),
     ],
 )
-async def test_what_is_not_there_is_refused(
+async def test_unknown_origins_are_refused(
     app: App, requested: dict[str, str], status: int
 ) -> None:
     got = await app.browser.get(f"/origins?{urlencode(requested)}")
@@ -151,7 +151,7 @@ async def test_what_is_not_there_is_refused(
     assert "Traceback" not in got.text
 
 
-async def test_another_tenant_sees_neither_repository_nor_node(app: App) -> None:
+async def test_another_tenant_sees_no_repository_and_no_node(app: App) -> None:
     app.graph.announce(
         "neighbours",
         {
@@ -167,7 +167,7 @@ async def test_another_tenant_sees_neither_repository_nor_node(app: App) -> None
     assert app.graph.requested[-1][1]["tenant"] == TOKENS[OTHER].tenant
 
 
-async def test_the_graph_is_walked_from_a_story_to_what_is_around_it(app: App) -> None:
+async def test_the_graph_is_navigated_from_a_story_to_its_neighbours(app: App) -> None:
     assert "There are no stories yet." in await app.shown("/graph")
     card = await app.browser.dependencies.stories.board.create(
         replace(DRAFT, title=HOSTILE), LOCAL, key="1"
@@ -245,7 +245,7 @@ async def test_forms_offer_the_repositories_of_the_tenant(app: App) -> None:
         assert '<option value="project">' not in await app.shown(path)
 
 
-def test_more_than_fits_is_listed_and_not_drawn_and_nothing_lies_outside() -> None:
+def test_excess_neighbours_are_not_drawn_and_the_drawing_stays_in_bounds() -> None:
     near = [
         Neighbour("Task", str(number), "", "HAS", leads)
         for leads, many in ((True, 3), (False, 40))

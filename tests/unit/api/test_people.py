@@ -56,7 +56,7 @@ def serve(people: UserAccounts) -> Serve:
     return serving
 
 
-def test_an_account_is_what_was_said_of_it(people: UserAccounts, tmp_path: Path) -> None:
+def test_an_account_is_what_its_events_say(people: UserAccounts, tmp_path: Path) -> None:
     people.add("bob", GOOD, tenant="team-a")
     assert people.list() == [
         Principal("alice", "local", True, frozenset({"po"})),
@@ -69,7 +69,7 @@ def test_an_account_is_what_was_said_of_it(people: UserAccounts, tmp_path: Path)
     assert GOOD.encode() not in file.read_bytes()
 
 
-def test_what_is_wrong_with_an_account_is_said(people: UserAccounts) -> None:
+def test_errors_in_an_account_are_reported(people: UserAccounts) -> None:
     with pytest.raises(AlreadyExists, match="alice"):
         people.add("alice", GOOD)
     with pytest.raises(InvalidRequest, match="11 characters"):
@@ -86,7 +86,7 @@ def test_what_is_wrong_with_an_account_is_said(people: UserAccounts) -> None:
     assert [who.name for who in people.list()] == ["alice"]
 
 
-def test_a_file_that_others_read_or_that_is_damaged_is_not_used(
+def test_a_readable_or_damaged_accounts_file_is_refused(
     people: UserAccounts, tmp_path: Path
 ) -> None:
     file = tmp_path / "accounts.db"
@@ -99,7 +99,7 @@ def test_a_file_that_others_read_or_that_is_damaged_is_not_used(
         people.find("any")
 
 
-def test_who_has_no_account_is_nobody_and_makes_no_file(tmp_path: Path) -> None:
+def test_a_lookup_without_accounts_finds_nobody_and_creates_no_file(tmp_path: Path) -> None:
     none = UserAccounts(tmp_path / "none")
     assert none.list() == []
     assert none.sign_in("alice", GOOD, 60, 9) is None
@@ -112,7 +112,7 @@ def test_who_has_no_account_is_nobody_and_makes_no_file(tmp_path: Path) -> None:
     assert [who.name for who in UserAccounts(tmp_path).list()] == ["alice"]
 
 
-def test_a_session_ends_by_time_by_sign_out_and_by_what_happens_to_its_account(
+def test_a_session_ends_by_time_sign_out_and_changes_of_its_account(
     tmp_path: Path,
 ) -> None:
     now = [1000.0]
@@ -140,7 +140,7 @@ def test_a_session_ends_by_time_by_sign_out_and_by_what_happens_to_its_account(
     assert people.find(removed) is None
 
 
-def test_of_more_sessions_than_allowed_the_oldest_is_over(tmp_path: Path) -> None:
+def test_the_oldest_session_ends_when_there_are_too_many(tmp_path: Path) -> None:
     now = [1000.0]
     people = UserAccounts(tmp_path, lambda: now[0], CHEAP)
     people.add("alice", GOOD)
@@ -151,7 +151,7 @@ def test_of_more_sessions_than_allowed_the_oldest_is_over(tmp_path: Path) -> Non
     assert [people.find(str(each)) is None for each in made] == [True, False, False]
 
 
-def test_a_password_is_the_same_however_its_letters_are_composed(tmp_path: Path) -> None:
+def test_a_password_matches_in_any_unicode_composition(tmp_path: Path) -> None:
     people = UserAccounts(tmp_path, hasher=CHEAP)
     people.add("zoe", "schöne gr\u00fc\u00dfe 1")
     assert people.sign_in("zoe", "scho\u0308ne gru\u0308\u00dfe 1", 60, 9)
@@ -159,7 +159,7 @@ def test_a_password_is_the_same_however_its_letters_are_composed(tmp_path: Path)
         assert people.sign_in("zoe", wrong, 60, 9) is None
 
 
-def test_attempts_are_counted_by_name_and_address_and_forgotten() -> None:
+def test_attempts_are_counted_by_name_and_address_and_expire() -> None:
     now = [0.0]
     attempts = Attempts(lambda: now[0])
     assert [attempts.begin("alice", "a") for _ in range(11)] == [True] * 10 + [False]
@@ -173,7 +173,7 @@ def test_attempts_are_counted_by_name_and_address_and_forgotten() -> None:
         assert attempts.begin("alice", "a")
 
 
-async def test_a_password_signs_in_over_a_restart(serve: Serve) -> None:
+async def test_a_password_session_survives_a_restart(serve: Serve) -> None:
     async with serve() as browser:
         assert 'name="password"' in (await browser.get("/sign-in")).text
         got = await browser.send("/sign-in", name="alice", password=GOOD)
@@ -194,7 +194,7 @@ async def test_a_password_signs_in_over_a_restart(serve: Serve) -> None:
         assert (await again.get("/")).headers["Location"] == "/sign-in"
 
 
-async def test_a_wrong_name_and_a_wrong_password_are_told_the_same(serve: Serve) -> None:
+async def test_a_wrong_name_and_a_wrong_password_get_the_same_answer(serve: Serve) -> None:
     async with serve() as browser:
         received = [
             await browser.send("/sign-in", name=name, password=OTHER)
@@ -211,7 +211,7 @@ async def test_a_wrong_name_and_a_wrong_password_are_told_the_same(serve: Serve)
 
 
 @pytest.mark.parametrize("name", ["alice", "nobody"])
-async def test_many_attempts_at_once_are_too_many_whether_or_not_there_is_the_name(
+async def test_too_many_attempts_are_refused_whether_or_not_the_name_exists(
     serve: Serve, name: str
 ) -> None:
     async with serve() as browser:
@@ -223,7 +223,7 @@ async def test_many_attempts_at_once_are_too_many_whether_or_not_there_is_the_na
         await browser.sign_in()  # by the token, still
 
 
-async def test_who_is_removed_is_signed_out_and_hears_nothing_more(
+async def test_a_removed_user_is_signed_out_and_receives_nothing_more(
     serve: Serve, people: UserAccounts
 ) -> None:
     async with serve() as browser:
@@ -238,9 +238,7 @@ async def test_who_is_removed_is_signed_out_and_hears_nothing_more(
         assert "Your session has ended" in got.text
 
 
-async def test_a_role_is_what_the_account_has_and_a_tenant_too(
-    serve: Serve, people: UserAccounts
-) -> None:
+async def test_roles_and_tenant_come_from_the_account(serve: Serve, people: UserAccounts) -> None:
     people.add("eve", GOOD, tenant="elsewhere", roles=["po"])
     people.add("qa-one", GOOD, roles=["qa"])
     async with serve() as browser:
@@ -254,7 +252,7 @@ async def test_a_role_is_what_the_account_has_and_a_tenant_too(
         ).status == 403
 
 
-async def test_without_accounts_a_token_is_asked_for_alone(
+async def test_without_accounts_only_a_token_is_requested(
     serve: Serve, people: UserAccounts
 ) -> None:
     people.remove("alice")
@@ -264,7 +262,7 @@ async def test_without_accounts_a_token_is_asked_for_alone(
         assert "moothall account add NAME" in shown
 
 
-def test_a_session_that_another_process_ends_is_over_at_once(tmp_path: Path) -> None:
+def test_a_session_ended_by_another_process_ends_immediately(tmp_path: Path) -> None:
     here, there, ann = (
         UserAccounts(tmp_path, hasher=CHEAP),
         UserAccounts(tmp_path, hasher=CHEAP),

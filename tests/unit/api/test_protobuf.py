@@ -44,7 +44,7 @@ def result(
     )
 
 
-def test_the_seed_clients_four_fields_are_enough() -> None:
+def test_a_request_with_four_fields_is_enough() -> None:
     requested = protobuf.read_request(
         pb.DeliberateRequest(
             task_description="Add hello_world()", role="DEV", rounds=1, num_agents=3
@@ -55,12 +55,12 @@ def test_the_seed_clients_four_fields_are_enough() -> None:
     )
 
 
-def test_rounds_that_are_absent_are_told_from_none_at_all() -> None:
+def test_missing_rounds_are_distinguished_from_none() -> None:
     assert protobuf.read_request(pb.DeliberateRequest()).rounds is None
     assert protobuf.read_request(pb.DeliberateRequest(rounds=0)).rounds == 0
 
 
-def test_every_field_of_a_request_arrives() -> None:
+def test_every_field_of_a_request_is_read() -> None:
     requested = protobuf.read_request(
         pb.DeliberateRequest(
             task_description="t",
@@ -107,14 +107,14 @@ def test_an_empty_repository_is_none() -> None:
 
 
 @pytest.mark.parametrize("status", DeliberationStatus)
-def test_every_status_has_its_number(status: DeliberationStatus) -> None:
+def test_every_status_has_its_enum_value(status: DeliberationStatus) -> None:
     assert (
         pb.DeliberationStatus.Name(protobuf.status_message(status))
         == f"DELIBERATION_STATUS_{status}"
     )
 
 
-def test_checks_go_where_they_belong_and_what_did_not_run_stays_unset() -> None:
+def test_checks_are_sorted_into_their_fields_and_missing_ones_stay_unset() -> None:
     suite = protobuf.check_suite(
         (
             Evidence("tests", Verdict.PASSED, passed=3, duration_ms=9, proven=True),
@@ -137,7 +137,7 @@ def test_checks_go_where_they_belong_and_what_did_not_run_stays_unset() -> None:
 
 @pytest.mark.parametrize("verdict", [Verdict.FAILED, Verdict.ERRORED, Verdict.MISSING])
 @pytest.mark.parametrize("check", ["lint", "policy", "tests"])
-def test_nothing_but_passed_is_passed(check: str, verdict: Verdict) -> None:
+def test_only_the_verdict_passed_counts_as_passed(check: str, verdict: Verdict) -> None:
     suite = protobuf.check_suite((Evidence(check, verdict),), all_passed=False)
     parts = [
         part
@@ -163,7 +163,7 @@ def test_nothing_but_passed_is_passed(check: str, verdict: Verdict) -> None:
         ("warning: unused variable: `x`\n --> src/lib.rs:3:5\n", 0, 1),
     ],
 )
-def test_warnings_of_a_linter_are_counted_apart(output: str, errors: int, warnings: int) -> None:
+def test_linter_warnings_are_counted_separately(output: str, errors: int, warnings: int) -> None:
     failed = protobuf.check_suite(
         (Evidence("lint", Verdict.FAILED, output=output),), all_passed=False
     ).lint
@@ -175,7 +175,7 @@ def test_warnings_of_a_linter_are_counted_apart(output: str, errors: int, warnin
 
 
 @pytest.mark.parametrize(("verdict", "code"), [(Verdict.PASSED, 0), (Verdict.FAILED, 1)])
-def test_the_dry_run_is_whether_the_change_applies_to_a_clean_base(
+def test_the_dry_run_reports_whether_the_change_applies_to_a_clean_base(
     verdict: Verdict, code: int
 ) -> None:
     suite = protobuf.check_suite(
@@ -199,7 +199,7 @@ def test_a_policy_check_is_shown_with_its_violations() -> None:
     assert (suite.policy.passed, list(suite.policy.violations)) == (False, ["no network"])
 
 
-def test_a_whole_outcome_arrives() -> None:
+def test_a_complete_outcome_is_converted() -> None:
     outcome = Outcome(
         "task-1",
         DeliberationStatus.COMPLETED,
@@ -262,7 +262,7 @@ def test_a_whole_outcome_arrives() -> None:
         assert [operation.tool for operation in first.proposal.operations] == ["files.edit"]
 
 
-def test_revisions_are_the_seats_own_earlier_contents_oldest_first() -> None:
+def test_revisions_are_the_earlier_contents_of_the_same_seat_oldest_first() -> None:
     ranked = [
         result(revision=2, content="third"),
         result("agent-dev-002", content="other"),
@@ -289,13 +289,13 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=5), JSON, max_size=4))
-def test_the_data_of_an_event_arrives(data: dict[str, Any]) -> None:
+def test_the_data_of_an_event_is_converted(data: dict[str, Any]) -> None:
     message = protobuf.event_message(new_event(EventType.SEAT_TURN, "task-1", data))
     assert json_format.MessageToDict(message)["data"] == data
 
 
 @pytest.mark.parametrize("nested", ["list", "map"])
-def test_data_that_no_struct_can_hold_is_told_as_text(nested: str) -> None:
+def test_data_that_no_struct_can_hold_is_sent_as_text(nested: str) -> None:
     deep: Any = 1
     for _ in range(500):
         deep = [deep] if nested == "list" else {"more": deep}

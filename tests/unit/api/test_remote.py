@@ -52,7 +52,7 @@ REQUESTED = DeliberationRequest(
 QUICK = [(f"grpc.{name}_reconnect_backoff_ms", 50) for name in ("initial", "min", "max")]
 
 
-async def test_a_task_from_its_prompt_to_its_end(
+async def test_a_task_runs_from_submission_to_outcome(
     deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     async with (
@@ -95,7 +95,7 @@ async def test_a_task_from_its_prompt_to_its_end(
     shutil.which("openssl") is None,
     reason="needs openssl to make a certificate: apt-get install openssl",
 )
-async def test_a_server_that_is_not_on_loopback_is_asked_over_tls(
+async def test_a_non_loopback_server_is_called_over_tls(
     deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     files = certificate(tmp_path)
@@ -115,7 +115,7 @@ async def test_a_server_that_is_not_on_loopback_is_asked_over_tls(
         assert deliberations.request("task-1").description == REQUESTED.description
 
 
-async def test_a_council_is_asked_of_a_server_that_has_no_kernel(
+async def test_a_council_can_be_requested_from_a_server_without_a_kernel(
     deliberations: MemoryDeliberations,
 ) -> None:
     """As the role `api` serves it."""
@@ -130,7 +130,7 @@ async def test_a_council_is_asked_of_a_server_that_has_no_kernel(
         )
 
 
-async def test_what_the_server_says_is_said_in_our_errors(
+async def test_messages_of_the_server_appear_in_our_errors(
     deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     async with (
@@ -159,7 +159,7 @@ async def test_what_the_server_says_is_said_in_our_errors(
                 await kernel.submit(wrong, LOCAL)
 
 
-async def test_a_council_is_asked_for_whole_or_not_at_all(
+async def test_a_council_request_is_sent_completely_or_refused(
     deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     constraints = Constraints("short", ("polite",), max_iterations=3)
@@ -187,7 +187,7 @@ async def test_a_council_is_asked_for_whole_or_not_at_all(
                 await kernel.submit(wrong, LOCAL)
 
 
-async def test_a_lost_server_is_found_again_and_nothing_is_seen_twice(
+async def test_a_client_reconnects_to_a_lost_server_without_duplicates(
     deliberations: MemoryDeliberations, tmp_path: Path
 ) -> None:
     async with open_session_manager(tmp_path) as behind, AsyncExitStack() as later:
@@ -217,7 +217,7 @@ async def test_a_lost_server_is_found_again_and_nothing_is_seen_twice(
     assert seen == [1, 2, 3, 4]
 
 
-async def test_an_address_that_is_none_and_a_server_that_is_not_there() -> None:
+async def test_invalid_addresses_and_unreachable_servers_are_errors() -> None:
     for wrong in ("nowhere", ":50055", "host:port"):
         with pytest.raises(ConfigurationError, match="HOST:PORT"):
             async with remote_kernel(wrong, TOKEN):

@@ -138,7 +138,7 @@ async def elsewhere(folder: Path, count: int = 2, **limits: Any) -> AsyncIterato
         yield Elsewhere(replicas, ends, agents[ENDPOINT])
 
 
-async def test_it_is_asked_with_the_base_and_answers_with_a_diff_and_what_it_used(
+async def test_a_remote_agent_gets_the_base_and_returns_a_diff_and_its_usage(
     tmp_path: Path,
 ) -> None:
     async with elsewhere(tmp_path, 1) as app, asyncio.TaskGroup() as group:
@@ -157,7 +157,7 @@ def about_text(seconds: float = 30) -> ChatRequest:
     return replace(chat_request(seconds), messages=(received, Message("user", "Why?")))
 
 
-async def test_where_no_tools_are_involved_its_text_is_told_while_it_comes(tmp_path: Path) -> None:
+async def test_text_is_streamed_if_no_tools_are_involved(tmp_path: Path) -> None:
     async with elsewhere(tmp_path, 1) as app:
         (far,) = app.replicas
         far.deliberations.writes = [Writing("agent-dev-001", "It is", "It is")]
@@ -187,7 +187,7 @@ async def test_where_no_tools_are_involved_its_text_is_told_while_it_comes(tmp_p
         (DeliberationStatus.TIMEOUT, 2, DeadlineExceeded, "did not finish in time"),
     ],
 )
-async def test_a_stream_that_comes_to_nothing_says_so(
+async def test_a_stream_without_a_result_reports_its_error(
     tmp_path: Path,
     status: DeliberationStatus,
     seconds: float,
@@ -230,7 +230,7 @@ class Streams:
         ([], "failed: no reason"),
     ],
 )
-async def test_a_stream_that_means_no_good_is_no_answer(
+async def test_an_oversized_or_unfinished_stream_is_an_invalid_reply(
     tmp_path: Path, updates: list[pb.TaskUpdate], output_text: str
 ) -> None:
     async with elsewhere(tmp_path, 1, max_chars=1000) as app:
@@ -241,7 +241,7 @@ async def test_a_stream_that_means_no_good_is_no_answer(
         assert stream.stopped
 
 
-async def test_what_a_stream_says_that_it_used_is_a_count_or_nothing(tmp_path: Path) -> None:
+async def test_invalid_usage_figures_of_a_stream_are_ignored(tmp_path: Path) -> None:
     used: dict[str, Any] = {
         "prompt_tokens": float("nan"),
         "completion_tokens": -7,
@@ -289,7 +289,7 @@ async def test_what_a_stream_says_that_it_used_is_a_count_or_nothing(tmp_path: P
         (None, Usage(calls=1)),
     ],
 )
-async def test_usage_is_read_as_other_systems_write_it_with_the_end_or_not_at_all(
+async def test_usage_is_read_in_the_formats_of_other_systems_or_is_absent(
     tmp_path: Path, received: dict[str, Any] | None, used: Usage
 ) -> None:
     end = pb.TaskUpdate(state=pb.AGENT_STATE_COMPLETED, message="done", progress=1.0)
@@ -307,7 +307,7 @@ async def test_usage_is_read_as_other_systems_write_it_with_the_end_or_not_at_al
     assert (json.loads(reply.text)["result"], reply.usage) == ("done", used)
 
 
-async def test_a_stream_that_failed_is_no_answer_whatever_its_usage_says(tmp_path: Path) -> None:
+async def test_a_failed_stream_is_an_error_even_with_usage(tmp_path: Path) -> None:
     received = common.ToolResult(
         tool_id="usage_metrics",
         output=protobuf.value({"input_tokens": 1}),
@@ -321,7 +321,7 @@ async def test_a_stream_that_failed_is_no_answer_whatever_its_usage_says(tmp_pat
             await app.model.chat(about_text())
 
 
-async def test_of_two_the_one_with_more_room_is_asked(tmp_path: Path) -> None:
+async def test_the_replica_with_more_capacity_is_called(tmp_path: Path) -> None:
     async with elsewhere(tmp_path) as app:
         full, free = app.replicas
         full.tasks._admission._active[LOCAL.tenant] = 60
@@ -331,7 +331,7 @@ async def test_of_two_the_one_with_more_room_is_asked(tmp_path: Path) -> None:
         assert TASK not in full.deliberations.known()
 
 
-async def test_a_replica_that_is_killed_under_a_call_is_made_up_for_by_the_other_once(
+async def test_another_replica_takes_over_once_for_a_killed_one(
     tmp_path: Path,
 ) -> None:
     async with elsewhere(tmp_path) as app:
@@ -357,7 +357,7 @@ async def test_a_replica_that_is_killed_under_a_call_is_made_up_for_by_the_other
         assert "It is there." in (await again).text
 
 
-async def test_where_none_is_left_it_says_so_and_what_is_over_is_over(tmp_path: Path) -> None:
+async def test_a_missing_replica_and_an_elapsed_deadline_are_errors(tmp_path: Path) -> None:
     async with elsewhere(tmp_path, 1) as app:
         with pytest.raises(DeadlineExceeded):
             await app.model.chat(chat_request(0))
@@ -395,7 +395,7 @@ class Gone:
         return await self.there.ExecuteTask(*args, **more)
 
 
-async def test_the_breaker_lives_across_calls_and_recovers_through_one_that_is_let_through(
+async def test_the_circuit_breaker_persists_across_calls_and_closes_after_a_success(
     tmp_path: Path,
 ) -> None:
     async with elsewhere(tmp_path, 1, breaker_seconds=0.3) as app:
@@ -412,7 +412,7 @@ async def test_the_breaker_lives_across_calls_and_recovers_through_one_that_is_l
         assert "It is there." in (await reply).text
 
 
-async def test_a_replica_that_refuses_too_long_queries_is_asked_again_at_once(
+async def test_a_replica_that_refuses_long_queries_stays_available(
     tmp_path: Path,
 ) -> None:
     long = replace(
@@ -458,7 +458,7 @@ ONE, TWO = seat_id("dev", 1), seat_id("dev", 2)
 
 
 @pytest.mark.e2e  # executors that run tests
-async def test_its_proposal_is_a_diff_re_checked_like_any_other_and_not_asked_again(
+async def test_a_remote_proposal_is_checked_like_any_other_and_requested_once(
     tmp_path: Path,
 ) -> None:
     far = Responding(diff=DIFF)
@@ -493,7 +493,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("received", "code"), HOSTILE)
-async def test_what_is_no_patch_of_the_repository_is_refused(
+async def test_an_invalid_patch_is_refused(
     tmp_path: Path, received: dict[str, str], code: str
 ) -> None:
     async with open_council(tmp_path, by_seat()) as app:
@@ -512,7 +512,7 @@ ANSWERS = [
 
 @pytest.mark.e2e  # executors that run tests
 @pytest.mark.parametrize(("received", "end"), ANSWERS)
-async def test_a_question_is_answered_in_words_or_by_a_change(
+async def test_a_question_is_answered_with_text_or_a_change(
     tmp_path: Path, received: dict[str, str], end: str
 ) -> None:
     async with open_council(tmp_path, by_seat()) as app:
@@ -528,7 +528,7 @@ async def test_a_question_is_answered_in_words_or_by_a_change(
             )
 
 
-async def test_where_the_task_narrows_its_tools_to_reading_a_diff_is_refused(
+async def test_a_diff_is_refused_if_the_tasks_tools_are_read_only(
     tmp_path: Path,
 ) -> None:
     async with open_council(tmp_path, by_seat()) as app:
@@ -540,13 +540,13 @@ async def test_where_the_task_narrows_its_tools_to_reading_a_diff_is_refused(
         assert outcomes(events) == {ONE: "failed PATCH_REFUSED"}
 
 
-async def test_one_that_the_settings_allow_no_more_is_not_asked(tmp_path: Path) -> None:
+async def test_an_endpoint_removed_from_the_settings_is_not_called(tmp_path: Path) -> None:
     async with open_council(tmp_path, by_seat()) as app:
         events = await app.run(app.deliberation("single", seats=1, elsewhere={ONE: ENDPOINT}))
         assert outcomes(events) == {ONE: "failed CONFIGURATION"}
 
 
-async def test_a_token_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_a_missing_token_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="endpoint_token_file"):
         async with open_remote_agents(
             AgentSettings(endpoints={ENDPOINT: ()}, endpoint_token_file=tmp_path / "none")

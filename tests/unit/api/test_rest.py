@@ -27,7 +27,7 @@ SAMPLE = {"repository": {"id": "sample"}, "role": "DEV"}
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - refused
 
 
-async def test_open_call_close(web: Web, behind: SessionsFixture) -> None:
+async def test_a_workspace_is_opened_used_and_closed(web: Web, behind: SessionsFixture) -> None:
     workspace = await opened(web, ttl_seconds=60)
     answer = await web("POST", "/v1/tools/files.read", call(workspace, path="a.py"))
     assert (answer.status, answer.json["status"], answer.json["request_id"]) == (
@@ -64,7 +64,9 @@ async def test_open_call_close(web: Web, behind: SessionsFixture) -> None:
         {"Authorization": ""},
     ],
 )
-async def test_without_a_valid_token_nothing_is_answered(web: Web, headers: dict[str, str]) -> None:
+async def test_requests_without_a_valid_token_are_refused(
+    web: Web, headers: dict[str, str]
+) -> None:
     for method, path in (
         ("POST", "/v1/workspaces"),
         ("GET", "/v1/tools"),
@@ -76,7 +78,7 @@ async def test_without_a_valid_token_nothing_is_answered(web: Web, headers: dict
         assert answer.headers["WWW-Authenticate"] == "Bearer"
 
 
-async def test_a_stolen_capability_is_worth_nothing_to_another_tenant(web: Web) -> None:
+async def test_a_stolen_capability_is_useless_to_another_tenant(web: Web) -> None:
     workspace = await opened(web)
     stolen = await web("POST", "/v1/tools/files.read", call(workspace, path="a.py"), token=OTHER)
     assert problem(stolen)[:2] == (403, "REFUSED")
@@ -98,13 +100,13 @@ async def test_a_stolen_capability_is_worth_nothing_to_another_tenant(web: Web) 
         ([], "body"),
     ],
 )
-async def test_what_is_wrong_is_named(web: Web, body: Any, wanted: str) -> None:
+async def test_the_invalid_field_is_named(web: Web, body: Any, wanted: str) -> None:
     status, code, output_text = problem(await web("POST", "/v1/workspaces", body))
     assert (status, code) == (400, "INVALID_REQUEST")
     assert wanted in output_text
 
 
-async def test_bodies_are_json_bounded_and_not_too_deep(web: Web) -> None:
+async def test_bodies_must_be_json_within_size_and_depth_limits(web: Web) -> None:
     url = f"http://127.0.0.1:{web.port}/v1/workspaces"
     carried = {"Authorization": f"Bearer {next(iter(TOKENS))}"}
     for data, kind, wanted in (
@@ -123,7 +125,7 @@ async def test_bodies_are_json_bounded_and_not_too_deep(web: Web) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/nowhere", "/v1/tools/files.read/x"])
-async def test_what_is_not_here_is_a_problem_too(web: Web, path: str) -> None:
+async def test_an_unknown_path_is_a_problem_document(web: Web, path: str) -> None:
     nowhere = await web("GET", path)
     assert problem(nowhere)[:2] == (404, "NOT_FOUND")
     assert path in nowhere.json["detail"]
@@ -144,14 +146,16 @@ async def test_what_is_not_here_is_a_problem_too(web: Web, path: str) -> None:
         ({"Origin": "http://127.0.0.1:1"}, "WRONG_ORIGIN"),
     ],
 )
-async def test_pages_of_others_reach_nothing(web: Web, headers: dict[str, str], code: str) -> None:
+async def test_requests_from_other_sites_are_refused(
+    web: Web, headers: dict[str, str], code: str
+) -> None:
     for path in ("/v1/tools", "/health"):
         answer = await web("GET", path, headers=headers)
         assert problem(answer)[:2] == (403, code)
         assert not [name for name in answer.headers if name.lower().startswith("access-control")]
 
 
-async def test_our_own_names_and_pages_are_answered(behind: SessionsFixture) -> None:
+async def test_requests_with_our_host_and_origin_are_answered(behind: SessionsFixture) -> None:
     dependencies = with_parts(
         api_dependencies(MemoryDeliberations()), sessions=behind.session_manager
     )
@@ -167,7 +171,7 @@ async def test_our_own_names_and_pages_are_answered(behind: SessionsFixture) -> 
         assert preflight.status == 403
 
 
-async def test_a_request_that_dies_with_its_client_stops_its_tool(
+async def test_a_request_of_a_disconnected_client_stops_its_tool(
     web: Web, behind: SessionsFixture
 ) -> None:
     workspace = await opened(web)
@@ -187,7 +191,7 @@ async def test_a_request_that_dies_with_its_client_stops_its_tool(
     ] == "success"
 
 
-async def test_who_repeats_a_request_that_died_with_its_client_gets_it_made(
+async def test_a_repeated_request_runs_after_the_first_clients_disconnect(
     web: Web, behind: SessionsFixture
 ) -> None:
     workspace = await opened(web)
@@ -207,7 +211,7 @@ async def test_who_repeats_a_request_that_died_with_its_client_gets_it_made(
     assert (answer.status, answer.json["status"]) == (200, "success")
 
 
-async def test_discovery_shows_what_the_tenant_has(tmp_path: Path) -> None:
+async def test_discovery_shows_the_tools_of_the_tenant(tmp_path: Path) -> None:
     async with (
         open_session_manager(
             tmp_path, off=lambda tenant: ("files.delete",) if tenant == "local" else ()
@@ -234,7 +238,7 @@ async def test_discovery_shows_what_the_tenant_has(tmp_path: Path) -> None:
             assert output_text in problem(await web("GET", f"/v1/tools?{wrong}"))[2]
 
 
-async def test_a_parked_request_that_is_allowed_runs_once(tmp_path: Path) -> None:
+async def test_an_allowed_parked_request_runs_once(tmp_path: Path) -> None:
     class Parks(Policy):
         async def check(self, seat: CallContext, checked: CheckedCall) -> None:
             from moothall.authorization.call_context import Stopped
@@ -280,7 +284,7 @@ async def test_a_parked_request_that_is_allowed_runs_once(tmp_path: Path) -> Non
             following.cancel()
 
 
-async def test_health_is_503_where_a_needed_part_is_down(behind: SessionsFixture) -> None:
+async def test_health_is_503_if_a_required_part_is_down(behind: SessionsFixture) -> None:
     output_text = {"model": Condition.HEALTHY, "graph": Condition.HEALTHY}
 
     def probe(name: str) -> Any:
@@ -321,7 +325,7 @@ async def test_health_is_503_where_a_needed_part_is_down(behind: SessionsFixture
         )
 
 
-async def test_a_part_that_does_not_answer_is_down_and_whoever_asks_often_costs_nothing() -> None:
+async def test_an_unresponsive_part_is_down_and_probed_once_for_many_callers() -> None:
     looked = 0
 
     async def silent() -> tuple[Condition, str]:

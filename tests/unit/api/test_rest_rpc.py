@@ -46,7 +46,7 @@ async def over_http(
         yield web
 
 
-async def test_every_method_of_the_protos_is_answered_and_served(
+async def test_every_method_of_the_protos_is_implemented_and_routed(
     deliberations: MemoryDeliberations, behind: SessionsFixture
 ) -> None:
     executions = cast("Executions", object())
@@ -79,7 +79,7 @@ async def test_every_method_of_the_protos_is_answered_and_served(
             assert f"/{service.descriptor.full_name}/{method.name}" in paths
 
 
-async def test_an_answer_is_the_one_that_grpc_gives(
+async def test_a_response_equals_the_one_over_grpc(
     deliberations: MemoryDeliberations, over_http: Web, app: Serving
 ) -> None:
     client = Client(app.channel)
@@ -109,7 +109,7 @@ async def test_an_answer_is_the_one_that_grpc_gives(
     )  # 64 bits, as protobuf's JSON has them
 
 
-async def test_a_stream_is_a_line_for_each_message(
+async def test_a_stream_has_one_line_per_message(
     deliberations: MemoryDeliberations, over_http: Web
 ) -> None:
     url = f"http://127.0.0.1:{over_http.port}{ORCHESTRATOR}/StreamDeliberation"
@@ -134,7 +134,7 @@ async def test_a_stream_is_a_line_for_each_message(
     )  # before the first line it is an answer of its own
 
 
-async def test_a_deliberation_dies_with_the_call_and_a_stream_only_detaches(
+async def test_a_disconnect_cancels_a_deliberate_call_but_not_a_stream(
     deliberations: MemoryDeliberations, over_http: Web
 ) -> None:
     for method, dies in (("Deliberate", True), ("StreamDeliberation", False)):
@@ -149,9 +149,7 @@ async def test_a_deliberation_dies_with_the_call_and_a_stream_only_detaches(
         assert (body["task_id"] in deliberations.cancelled) == dies
 
 
-async def test_tools_go_by_it_too_under_the_same_tokens(
-    over_http: Web, behind: SessionsFixture
-) -> None:
+async def test_tool_calls_use_the_same_tokens(over_http: Web, behind: SessionsFixture) -> None:
     workspace = await opened(over_http)
     body = call(workspace, path="a.py") | {"tool": "files.read"}
     answer = await over_http("POST", f"{TOOLS}/CallTool", body)
@@ -189,7 +187,7 @@ async def test_tools_go_by_it_too_under_the_same_tokens(
         ({"role": "wizard", "task_description": "t"}, "unknown role"),
     ],
 )
-async def test_what_is_no_message_is_named(over_http: Web, body: Any, wanted: str) -> None:
+async def test_invalid_messages_are_reported(over_http: Web, body: Any, wanted: str) -> None:
     status, code, output_text = problem(
         await over_http("POST", f"{ORCHESTRATOR}/SubmitDeliberation", body)
     )
@@ -215,7 +213,7 @@ JSON = st.recursive(
 
 
 @given(JSON | st.binary())
-def test_whatever_is_sent_is_a_message_or_refused(sent: Any) -> None:
+def test_any_input_is_a_message_or_refused(sent: Any) -> None:
     raw = sent if isinstance(sent, bytes) else json.dumps(sent).encode()
     for kind in (pb.DeliberateRequest, tool_pb2.CallToolRequest):
         with suppress(InvalidRequest):

@@ -39,7 +39,7 @@ from support.rest import Web, call, opened, problem, serving_http
 from support.session_manager import SessionsFixture
 
 
-def test_what_we_override_in_uvicorn_is_as_it_was() -> None:
+def test_the_uvicorn_internals_in_use_are_unchanged() -> None:
     """A release of uvicorn that changes what `ClientConnection` and `serve_asgi` stand on fails
     here.
     """
@@ -83,7 +83,7 @@ def test_what_we_override_in_uvicorn_is_as_it_was() -> None:
         assert name in inspect.signature(uvicorn.Config).parameters, name
 
 
-async def test_figures_and_spans_know_routes_and_no_paths(web: Web) -> None:
+async def test_metrics_have_routes_and_no_paths(web: Web) -> None:
     before = metrics.REGISTRY.snapshot()
     await web("GET", "/v1/tools")
     await web("GET", "/v1/secret-path")
@@ -99,7 +99,9 @@ async def test_figures_and_spans_know_routes_and_no_paths(web: Web) -> None:
     assert grown == {("/v1/tools", "200"), ("other", "404"), ("/v1/tools/{name}", "400")}
 
 
-async def test_over_tls_with_a_certificate(behind: SessionsFixture, tmp_path: Path) -> None:
+async def test_the_server_uses_tls_with_a_certificate(
+    behind: SessionsFixture, tmp_path: Path
+) -> None:
     files = certificate(tmp_path)
     dependencies = with_parts(
         api_dependencies(MemoryDeliberations()), sessions=behind.session_manager
@@ -143,7 +145,7 @@ async def test_more_requests_than_allowed_are_refused(behind: SessionsFixture) -
         ({"tls_cert": "/nowhere", "tls_key": "/nowhere"}, True, "not a PEM certificate"),
     ],
 )
-async def test_no_start_beyond_loopback_without_walls(
+async def test_a_non_loopback_start_requires_token_and_tls(
     settings: dict[str, Any], *, configured: bool, wanted: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=wanted):
@@ -156,7 +158,7 @@ async def test_no_start_beyond_loopback_without_walls(
             pass
 
 
-async def test_a_chosen_port_that_is_taken_is_an_error_and_tokens_are_needed() -> None:
+async def test_a_port_in_use_and_a_missing_token_are_errors() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -178,7 +180,7 @@ async def test_a_chosen_port_that_is_taken_is_an_error_and_tokens_are_needed() -
             pass
 
 
-async def test_connections_that_ask_for_nothing_are_closed_and_others_are_not(
+async def test_idle_connections_are_closed_and_active_ones_are_not(
     behind: SessionsFixture,
 ) -> None:
     dependencies = with_parts(
@@ -210,7 +212,7 @@ async def test_connections_that_ask_for_nothing_are_closed_and_others_are_not(
     "header",
     ["Authorization: Bearer SECRET\x01WORD", "Authorization : Bearer SECRET", "A: SECRET" * 2000],
 )
-async def test_what_is_no_http_is_in_no_log(
+async def test_invalid_http_is_not_logged(
     web: Web, header: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
@@ -241,7 +243,7 @@ def dependencies(behind: SessionsFixture) -> ApiDependencies:
 
 
 @pytest.mark.parametrize("more", [b"GET /tasks HT", b"\r\n", b"X" * 900])
-async def test_what_trickles_in_after_an_answer_must_become_a_request_in_time(
+async def test_a_partial_request_after_a_response_times_out(
     behind: SessionsFixture, more: bytes
 ) -> None:
     async with serving_http(dependencies(behind), head_seconds=0.3) as web, asyncio.timeout(10):
@@ -258,7 +260,7 @@ async def test_what_trickles_in_after_an_answer_must_become_a_request_in_time(
         writer.close()
 
 
-async def test_a_body_that_nobody_reads_holds_no_connection(behind: SessionsFixture) -> None:
+async def test_an_unread_body_does_not_hold_a_connection(behind: SessionsFixture) -> None:
     async with serving_http(dependencies(behind), head_seconds=0.3) as web, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
         writer.write(
@@ -273,7 +275,7 @@ async def test_a_body_that_nobody_reads_holds_no_connection(behind: SessionsFixt
         writer.close()
 
 
-async def test_a_connection_that_asks_for_nothing_more_is_closed(behind: SessionsFixture) -> None:
+async def test_an_idle_keep_alive_connection_is_closed(behind: SessionsFixture) -> None:
     async with serving_http(dependencies(behind), keep_seconds=0.6) as web, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
         writer.write(ASK)
@@ -282,7 +284,7 @@ async def test_a_connection_that_asks_for_nothing_more_is_closed(behind: Session
         writer.close()
 
 
-async def test_a_slow_body_and_one_that_is_encoded_are_refused(behind: SessionsFixture) -> None:
+async def test_slow_and_encoded_bodies_are_refused(behind: SessionsFixture) -> None:
     async with serving_http(dependencies(behind), body_seconds=0.2) as web, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
         head = (
@@ -298,7 +300,7 @@ async def test_a_slow_body_and_one_that_is_encoded_are_refused(behind: SessionsF
         )[:2] == (415, "NOT_JSON")
 
 
-async def test_more_connections_than_allowed_are_closed(behind: SessionsFixture) -> None:
+async def test_connections_above_the_limit_are_closed(behind: SessionsFixture) -> None:
     async with serving_http(dependencies(behind), connections=3) as web, asyncio.timeout(10):
         open_now = [await asyncio.open_connection("127.0.0.1", web.port) for _ in range(3)]
         for reader, writer in open_now:
@@ -320,7 +322,7 @@ async def test_more_connections_than_allowed_are_closed(behind: SessionsFixture)
             held.close()
 
 
-async def test_a_client_that_takes_nothing_of_its_answer_is_let_go(behind: SessionsFixture) -> None:
+async def test_a_client_that_reads_nothing_is_disconnected(behind: SessionsFixture) -> None:
     async with serving_http(dependencies(behind), stall_seconds=0.3) as web, asyncio.timeout(20):
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -339,7 +341,7 @@ async def test_a_client_that_takes_nothing_of_its_answer_is_let_go(behind: Sessi
         sock.close()
 
 
-async def test_a_request_sent_along_with_another_is_nobody_elses(behind: SessionsFixture) -> None:
+async def test_pipelined_requests_are_authenticated_separately(behind: SessionsFixture) -> None:
     async def look() -> tuple[Condition, str]:
         return Condition.HEALTHY, "where it is"
 
@@ -359,7 +361,7 @@ async def test_a_request_sent_along_with_another_is_nobody_elses(behind: Session
         writer.close()
 
 
-async def test_at_its_end_a_request_under_way_may_end_and_one_that_does_not_is_stopped(
+async def test_a_stopping_server_waits_for_running_requests_and_stops_late_ones(
     behind: SessionsFixture,
 ) -> None:
     async with serving_http(dependencies(behind)) as web:
@@ -398,7 +400,7 @@ async def test_at_its_end_a_request_under_way_may_end_and_one_that_does_not_is_s
                     await asyncio.open_connection("127.0.0.1", served.port)
 
 
-async def test_a_bug_behind_the_api_is_logged_and_not_told(
+async def test_a_bug_behind_the_api_is_logged_and_not_disclosed(
     behind: SessionsFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def look() -> tuple[Condition, str]:
@@ -433,7 +435,7 @@ async def test_a_bug_behind_the_api_is_logged_and_not_told(
         (f"Host: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n", (401, "UNAUTHENTICATED")),
     ],
 )
-async def test_a_header_that_is_said_twice_or_not_at_all_opens_nothing(
+async def test_a_repeated_or_missing_header_authorizes_nothing(
     web: Web, headers: str, wanted: tuple[int, str]
 ) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
@@ -445,7 +447,7 @@ async def test_a_header_that_is_said_twice_or_not_at_all_opens_nothing(
     writer.close()
 
 
-async def test_an_answer_that_fails_by_a_bug_on_its_way_is_cut_off(behind: SessionsFixture) -> None:
+async def test_a_response_that_fails_midway_is_cut_off(behind: SessionsFixture) -> None:
     async def facts() -> AsyncGenerator[int, None]:
         yield 1
         raise RuntimeError("a detail of ours")

@@ -45,7 +45,7 @@ async def made(web: Web, token: str = TOKEN, **more: Any) -> str:
     return str(answer.json["story_id"])
 
 
-async def test_a_story_is_made_moved_told_and_commented_on(web: Web) -> None:
+async def test_a_story_is_created_moved_shown_and_commented_on(web: Web) -> None:
     story = await made(web)
     for event, state in (("refine", "draft"), ("submit", "design")):
         moved = await web("POST", f"{STORIES}/{story}/transitions", {"event": event})
@@ -83,7 +83,7 @@ async def test_a_story_is_made_moved_told_and_commented_on(web: Web) -> None:
     assert listed.json["stories"] == [received.json["story"]]
 
 
-async def test_a_key_names_one_story_of_its_caller(web: Web) -> None:
+async def test_an_idempotency_key_names_one_story_of_its_caller(web: Web) -> None:
     async def create(title: str, token: str = TOKEN) -> Any:
         return await web(
             "POST",
@@ -101,7 +101,7 @@ async def test_a_key_names_one_story_of_its_caller(web: Web) -> None:
     assert "1 to 200" in problem(too_long)[2]
 
 
-async def test_a_move_from_what_is_over_is_refused_with_the_state(web: Web) -> None:
+async def test_a_transition_from_an_outdated_state_is_refused_with_the_state(web: Web) -> None:
     story = await made(web)
     seen = (await web("GET", f"{STORIES}/{story}")).headers["ETag"]
     path = f"{STORIES}/{story}/transitions"
@@ -126,7 +126,7 @@ async def test_a_move_from_what_is_over_is_refused_with_the_state(web: Web) -> N
     )
 
 
-async def test_a_comment_since_it_was_seen_refuses_a_move_too(web: Web) -> None:
+async def test_a_transition_is_refused_if_a_comment_was_added_since(web: Web) -> None:
     story = await made(web)
     seen = (await web("GET", f"{STORIES}/{story}")).headers["ETag"]
     assert (await web("POST", f"{STORIES}/{story}/comments", {"comment": "wait"})).status == 204
@@ -137,7 +137,7 @@ async def test_a_comment_since_it_was_seen_refuses_a_move_too(web: Web) -> None:
     assert (await web("GET", f"{STORIES}/{story}")).json["story"]["state"] == "backlog"
 
 
-async def test_something_is_said_of_a_line_and_to_the_seats_once_a_key(
+async def test_a_comment_on_a_line_reaches_the_seats_once_per_key(
     web: Web, deliberations: MemoryDeliberations
 ) -> None:
     story, task = await made(web), "/api/v1/deliberations/task-1"
@@ -182,7 +182,7 @@ async def _steered(deliberations: MemoryDeliberations) -> AsyncIterator[Any]:
             yield recorded.event
 
 
-async def test_tasks_are_changed_before_they_begin_and_who_is_late_gets_409(
+async def test_tasks_are_changed_before_they_start_and_a_late_change_gets_409(
     deliberations: MemoryDeliberations,
 ) -> None:
     bus = MemoryBus()
@@ -217,7 +217,7 @@ async def test_tasks_are_changed_before_they_begin_and_who_is_late_gets_409(
         assert problem(await web("GET", path, token=OTHER))[0] == 404
 
 
-async def test_another_tenant_and_nobody_see_nothing(web: Web) -> None:
+async def test_other_tenants_and_anonymous_callers_see_nothing(web: Web) -> None:
     story = await made(web)
     assert problem(await web("GET", f"{STORIES}/{story}", token=OTHER))[0] == 404
     assert (
@@ -235,7 +235,7 @@ async def test_another_tenant_and_nobody_see_nothing(web: Web) -> None:
     assert all("one of the roles po" in move["missing"] for move in moves)
 
 
-async def test_a_story_is_edited_unless_it_changed_since(web: Web) -> None:
+async def test_a_story_is_edited_unless_it_changed_meanwhile(web: Web) -> None:
     story = await made(web)
     received = await web("GET", f"{STORIES}/{story}")
     seen = {"If-Match": received.headers["ETag"]}
@@ -256,7 +256,7 @@ async def test_a_story_is_edited_unless_it_changed_since(web: Web) -> None:
     assert problem(await web("POST", f"{STORIES}/{story}/merge", headers=seen))[0] == 400
 
 
-async def test_the_score_rises_with_criteria(web: Web) -> None:
+async def test_a_story_with_criteria_scores_higher(web: Web) -> None:
     draft = {"title": STORY["title"], "description": STORY["brief"]}
     bare = await web("POST", "/api/v1/coach/score", draft)
     whole = await web("POST", "/api/v1/coach/score", draft | {"ac": STORY["ac"]})
@@ -264,7 +264,7 @@ async def test_the_score_rises_with_criteria(web: Web) -> None:
     assert bare.json["findings"]
 
 
-async def test_a_deliberation_is_told_as_over_grpc(
+async def test_a_deliberation_is_described_as_over_grpc(
     deliberations: MemoryDeliberations, web: Web
 ) -> None:
     ask = {"task_description": "Add hello_world()", "role": "DEV", "task_id": "task-1"}
@@ -299,7 +299,7 @@ async def following(web: Web, count: int, after: str | None = None) -> list[tupl
     return found
 
 
-async def test_events_go_on_after_the_last_that_was_seen(web: Web) -> None:
+async def test_events_resume_after_the_last_one_received(web: Web) -> None:
     story = await made(web, brief="As a clerk, I want it\n\nid: 99\nevent: forged")
     await web("POST", f"{STORIES}/{story}/transitions", {"event": "refine"})
     (begun, kind, first), (moved, _, second) = await following(web, 2)
@@ -315,7 +315,7 @@ async def test_events_go_on_after_the_last_that_was_seen(web: Web) -> None:
     assert problem(wrong)[:2] == (400, "INVALID_REQUEST")
 
 
-async def test_a_storys_budget_is_told(web: Web) -> None:
+async def test_a_storys_budget_is_shown(web: Web) -> None:
     story = await made(web, budget={"tokens": "5000", "cost_usd": 1.5})
     account = (await web("GET", f"{STORIES}/{story}")).json["account"]
     assert account["limit"] == {"tokens": "5000", "calls": "10000", "cost_usd": 1.5}

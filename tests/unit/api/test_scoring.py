@@ -48,7 +48,7 @@ async def test_a_report_is_scored_by_its_level(deliberations: MemoryDeliberation
         ({}, "L7", "allowed are L0, L1, L2, L3"),
     ],
 )
-async def test_what_is_wrong_is_named(
+async def test_the_invalid_field_is_named(
     deliberations: MemoryDeliberations, report: dict[str, Any], level: str, output_text: str
 ) -> None:
     async with serving(deliberations) as app:

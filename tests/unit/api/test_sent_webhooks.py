@@ -107,7 +107,7 @@ async def decide(bus: MemoryBus, task_id: str) -> None:
     )
 
 
-async def test_each_decision_is_told_once_in_order_with_nothing_that_a_model_wrote() -> None:
+async def test_each_decision_is_sent_once_in_order_without_model_text() -> None:
     bus = MemoryBus()
     await decide(bus, "before")
     async with hearing() as hook, delivering(bus, hook):
@@ -133,9 +133,7 @@ async def test_each_decision_is_told_once_in_order_with_nothing_that_a_model_wro
     }
 
 
-async def test_a_move_of_a_story_is_told_between_decisions_without_the_words_of_who_moved_it() -> (
-    None
-):
+async def test_a_storys_transition_is_sent_between_decisions_without_its_comment() -> None:
     bus = MemoryBus()
     moved = {
         "story_id": "s-1",
@@ -173,7 +171,7 @@ async def test_a_move_of_a_story_is_told_between_decisions_without_the_words_of_
     }
 
 
-async def test_what_is_not_taken_is_sent_again_and_redirects_are_not_followed() -> None:
+async def test_a_failed_delivery_is_retried_and_redirects_are_not_followed() -> None:
     bus = MemoryBus()
     async with hearing(500, 302, 404) as hook, delivering(bus, hook):
         await decide(bus, "t-1")
@@ -184,7 +182,7 @@ async def test_what_is_not_taken_is_sent_again_and_redirects_are_not_followed() 
     assert hook.slept == [1.0, 2.0, 4.0]
 
 
-async def test_what_nobody_takes_is_left_out_in_the_end() -> None:
+async def test_an_undeliverable_event_is_skipped_in_the_end() -> None:
     bus = MemoryBus()
     async with hearing(500, 500, 500) as hook, delivering(bus, hook, tries=3):
         await decide(bus, "t-1")
@@ -193,7 +191,7 @@ async def test_what_nobody_takes_is_left_out_in_the_end() -> None:
     assert [received["task_id"] for received in hook.received] == ["t-2"]
 
 
-async def test_what_was_decided_while_nobody_told_is_told_later_and_nothing_twice() -> None:
+async def test_decisions_made_while_the_sender_was_down_are_sent_later_and_once() -> None:
     bus = MemoryBus()
     async with hearing() as hook:
         async with delivering(bus, hook):
@@ -210,12 +208,12 @@ async def test_what_was_decided_while_nobody_told_is_told_later_and_nothing_twic
     assert [received["task_id"] for received in hook.received] == ["t-1", "t-2"]
 
 
-def test_whoever_is_told_can_know_who_tells() -> None:
+def test_receivers_can_verify_the_sender() -> None:
     with pytest.raises(ValidationError, match=r"webhook\.secret is missing"):
         WebhookSettings(url="https://hooks.example/x")
 
 
-async def test_over_a_plain_connection_only_this_machine_is_told() -> None:
+async def test_only_this_machine_is_answered_over_a_plain_connection() -> None:
     settings = WebhookSettings(url="http://hooks.example/x", secret=SecretStr(SECRET))
     with pytest.raises(ConfigurationError, match="https://"):
         async with open_webhooks(MemoryBus(), settings):

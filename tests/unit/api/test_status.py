@@ -15,7 +15,7 @@ def all_kinds(
 
 
 @pytest.mark.parametrize("kind", all_kinds(), ids=lambda kind: kind.__name__)
-def test_every_error_has_a_status_that_is_no_success(kind: type[errors.MoothallError]) -> None:
+def test_every_error_has_a_failure_status(kind: type[errors.MoothallError]) -> None:
     assert grpc_code(kind("x")) not in {grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN}
 
 
@@ -28,7 +28,7 @@ def test_every_error_has_a_status_that_is_no_success(kind: type[errors.MoothallE
         (errors.RepositoryError, grpc.StatusCode.FAILED_PRECONDITION),
     ],
 )
-def test_a_kind_has_its_own_status_or_that_of_the_kind_above(
+def test_an_error_type_has_its_own_status_or_that_of_its_parent(
     kind: type[errors.MoothallError], code: grpc.StatusCode
 ) -> None:
     assert grpc_code(kind("x")) is code
@@ -45,7 +45,7 @@ def test_the_status_names_reason_domain_and_when_to_retry() -> None:
 
 
 @pytest.mark.parametrize("character", ["a", "é", "\N{PILE OF POO}", "\udcff"])
-def test_a_long_message_still_fits_into_headers(character: str) -> None:
+def test_a_long_message_is_cut_to_fit_headers(character: str) -> None:
     message = rich_status(grpc.StatusCode.NOT_FOUND, "NOT_FOUND", character * 100_000).message
     assert 900 < len(message.encode()) <= 1003
     assert message.endswith("…")

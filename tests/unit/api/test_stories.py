@@ -65,7 +65,7 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
     return error.value.code(), error.value.details() or ""
 
 
-async def test_a_story_on_a_repository_that_is_not_there_is_refused(
+async def test_a_story_on_an_unknown_repository_is_refused(
     calls: Calls, deliberations: MemoryDeliberations
 ) -> None:
     deliberations.unable["ghost"] = NotFound("no repository 'ghost'")
@@ -76,7 +76,7 @@ async def test_a_story_on_a_repository_that_is_not_there_is_refused(
     assert not (await calls.ListStories(pb.ListStoriesRequest())).stories
 
 
-async def test_a_story_without_a_title_is_refused_for_that_whatever_its_repository(
+async def test_a_missing_title_is_reported_before_an_unknown_repository(
     calls: Calls,
 ) -> None:
     code, output_text = await refused(
@@ -88,7 +88,7 @@ async def test_a_story_without_a_title_is_refused_for_that_whatever_its_reposito
     )
 
 
-async def test_a_story_is_made_listed_moved_and_told(calls: Calls, bus: MemoryBus) -> None:
+async def test_a_story_is_created_listed_moved_and_shown(calls: Calls, bus: MemoryBus) -> None:
     made = await calls.CreateStory(pb.CreateStoryRequest(**STORY, rigor_level="L2"))
     assert (made.state, made.dor_score) == ("backlog", 100)
     for event, state in (("refine", "draft"), ("submit", "design")):
@@ -126,7 +126,7 @@ async def test_a_story_is_made_listed_moved_and_told(calls: Calls, bus: MemoryBu
     assert not (await calls.ListStories(pb.ListStoriesRequest(), OTHER)).stories
 
 
-async def test_what_is_not_allowed_has_a_status_of_its_own(calls: Calls) -> None:
+async def test_refusals_have_distinct_status_codes(calls: Calls) -> None:
     story_id = (await calls.CreateStory(pb.CreateStoryRequest(**STORY))).story_id
     ask = pb.TransitionRequest
     code, output_text = await refused(calls.Transition(ask(story_id=story_id, event="accept")))
@@ -154,7 +154,9 @@ async def test_what_is_not_allowed_has_a_status_of_its_own(calls: Calls) -> None
     ] is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_watcher_sees_every_move_and_misses_none_when_it_comes_back(calls: Calls) -> None:
+async def test_a_watcher_gets_every_transition_and_misses_none_after_reconnecting(
+    calls: Calls,
+) -> None:
     story_id = (await calls.CreateStory(pb.CreateStoryRequest(**STORY))).story_id
     await calls.CreateStory(pb.CreateStoryRequest(**STORY), OTHER)
     watching = calls.WatchStories(pb.WatchStoriesRequest())
@@ -175,7 +177,7 @@ async def test_a_watcher_sees_every_move_and_misses_none_when_it_comes_back(call
     assert code is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_something_is_said_of_a_story_and_of_a_line(
+async def test_comments_on_a_story_and_on_a_line(
     calls: Calls, bus: MemoryBus, deliberations: MemoryDeliberations
 ) -> None:
     made = await calls.CreateStory(pb.CreateStoryRequest(**STORY))
@@ -211,7 +213,7 @@ async def test_something_is_said_of_a_story_and_of_a_line(
     assert code is grpc.StatusCode.NOT_FOUND
 
 
-async def test_tasks_are_told_and_changed_before_they_begin(
+async def test_tasks_are_shown_and_changed_before_they_begin(
     deliberations: MemoryDeliberations,
 ) -> None:
     bus = MemoryBus()

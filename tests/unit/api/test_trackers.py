@@ -84,7 +84,7 @@ async def stories(web: Web) -> list[dict[str, Any]]:
     ("tracker", "event", "title"),
     [("linear", LINEAR, "ENG-12 Round totals"), ("jira", JIRA, "APP-7 Round totals")],
 )
-async def test_an_issue_with_the_label_is_on_the_board_once(
+async def test_a_labelled_issue_creates_one_story(
     web: Web, tracker: str, event: dict[str, Any], title: str
 ) -> None:
     assert await send(web, tracker, event) == 204
@@ -113,12 +113,12 @@ async def test_a_changed_issue_does_not_change_the_story(web: Web) -> None:
     ],
     ids=["removed", "comment", "other label", "no label"],
 )
-async def test_other_events_put_nothing_on_the_board(web: Web, event: dict[str, Any]) -> None:
+async def test_other_events_create_no_story(web: Web, event: dict[str, Any]) -> None:
     assert await send(web, "linear", event) == 204
     assert await stories(web) == []
 
 
-async def test_a_webhook_of_somebody_else_is_refused(web: Web) -> None:
+async def test_a_webhook_with_a_wrong_or_missing_signature_is_refused(web: Web) -> None:
     for tracker, event in (("linear", LINEAR), ("jira", JIRA)):
         assert await send(web, tracker, event, secret="another") == 401
     unsigned = await web("POST", "/hooks/linear", LINEAR, token=None)
@@ -126,7 +126,7 @@ async def test_a_webhook_of_somebody_else_is_refused(web: Web) -> None:
     assert await stories(web) == []
 
 
-async def test_nonsense_is_an_invalid_request(web: Web) -> None:
+async def test_a_malformed_event_is_an_invalid_request(web: Web) -> None:
     wrong: list[Any] = [[], "x", {"type": "Issue", "action": "create"}]
     for event in (*wrong, {**LINEAR, "data": {"id": 7}}):
         assert await send(web, "linear", event) == 400
@@ -135,7 +135,9 @@ async def test_nonsense_is_an_invalid_request(web: Web) -> None:
     assert await stories(web) == []
 
 
-async def test_without_a_secret_there_is_no_such_path(deliberations: MemoryDeliberations) -> None:
+async def test_without_a_secret_the_webhook_path_does_not_exist(
+    deliberations: MemoryDeliberations,
+) -> None:
     async with serving_http(api_dependencies(deliberations), TrackerSettings()) as web:
         assert (await web("POST", "/hooks/linear", LINEAR)).status == 404
         assert await send(web, "linear", LINEAR) == 401
@@ -147,7 +149,9 @@ async def test_without_a_secret_there_is_no_such_path(deliberations: MemoryDelib
     count=st.integers(0, 400),
     boxes=st.booleans(),
 )
-def test_a_story_is_within_the_limits(title: str, line: str, count: int, *, boxes: bool) -> None:
+def test_a_story_from_an_issue_is_within_the_limits(
+    title: str, line: str, count: int, *, boxes: bool
+) -> None:
     text = "\n".join(f"{'- [ ] ' if boxes else ''}{line}{'x' * 100}" for _ in range(count))
     draft = draft_of(TrackedIssue("1", "ENG-1", "ENG", title * 20, text, ()))
     assert coach.check(draft).title.startswith("ENG-1")

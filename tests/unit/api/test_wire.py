@@ -314,21 +314,21 @@ def promised(table: str) -> dict[str, tuple[int, str]]:
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_the_orchestrators_messages_are_as_promised(name: str) -> None:
+def test_orchestrator_messages_match_the_specification(name: str) -> None:
     assert described(pb.DESCRIPTOR.message_types_by_name[name]) == promised(MESSAGES[name])
 
 
 @pytest.mark.parametrize("name", COMMON)
-def test_the_shared_messages_are_as_promised(name: str) -> None:
+def test_shared_messages_match_the_specification(name: str) -> None:
     assert described(common_pb2.DESCRIPTOR.message_types_by_name[name]) == promised(COMMON[name])
 
 
 @pytest.mark.parametrize("name", KERNEL)
-def test_the_kernels_messages_are_as_promised(name: str) -> None:
+def test_kernel_messages_match_the_specification(name: str) -> None:
     assert described(kernel_pb2.DESCRIPTOR.message_types_by_name[name]) == promised(KERNEL[name])
 
 
-def test_the_kernels_rpcs_are_as_promised() -> None:
+def test_kernel_rpcs_match_the_specification() -> None:
     assert set(kernel_pb2.DESCRIPTOR.message_types_by_name) == set(KERNEL)
     service = kernel_pb2.DESCRIPTOR.services_by_name["AgentKernel"]
     assert service.full_name == "kernel.v1.AgentKernel"
@@ -340,12 +340,12 @@ def test_the_kernels_rpcs_are_as_promised() -> None:
     }
 
 
-def test_nothing_is_on_the_wire_that_was_not_promised() -> None:
+def test_no_message_is_outside_the_specification() -> None:
     assert set(pb.DESCRIPTOR.message_types_by_name) == set(MESSAGES)
     assert set(common_pb2.DESCRIPTOR.message_types_by_name) == set(COMMON)
 
 
-def test_the_runners_messages_are_as_promised() -> None:
+def test_runner_messages_match_the_specification() -> None:
     assert (
         runner_pb2.DESCRIPTOR.services_by_name["SecureRunner"].full_name == "runner.v1.SecureRunner"
     )
@@ -356,7 +356,7 @@ def test_the_runners_messages_are_as_promised() -> None:
     assert found == {name: promised(table) for name, table in RUNNER.items()}
 
 
-def test_the_rpcs_are_as_promised() -> None:
+def test_orchestrator_rpcs_match_the_specification() -> None:
     service = pb.DESCRIPTOR.services_by_name["OrchestratorService"]
     assert service.full_name == "orchestrator.v1.OrchestratorService"
     assert {
@@ -367,7 +367,7 @@ def test_the_rpcs_are_as_promised() -> None:
     } == RPCS
 
 
-def test_the_states_are_as_promised() -> None:
+def test_deliberation_states_match_the_specification() -> None:
     names = ("UNKNOWN", "PENDING", "IN_PROGRESS", "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
     assert pb.DeliberationStatus.items() == [
         (f"DELIBERATION_STATUS_{name}", number) for number, name in enumerate(names)
@@ -377,13 +377,13 @@ def test_the_states_are_as_promised() -> None:
 @pytest.mark.parametrize(
     ("module", "name"), [(module, name) for module, named in SHANNON.items() for name in named]
 )
-def test_the_agent_services_messages_are_as_promised(module: Any, name: str) -> None:
+def test_agent_service_messages_match_the_specification(module: Any, name: str) -> None:
     assert described(module.DESCRIPTOR.message_types_by_name[name]) == promised(
         SHANNON[module][name]
     )
 
 
-def test_the_agent_service_is_called_as_promised() -> None:
+def test_the_agent_service_matches_the_specification() -> None:
     assert (agent_pb2.DESCRIPTOR.package, shannon_pb2.DESCRIPTOR.package) == (
         "shannon.agent",
         "shannon.common",
@@ -431,7 +431,7 @@ def breaks(folder: Path, change: tuple[str, str] | None = None) -> str:
 
 
 @pytest.mark.skipif(not BUF.exists(), reason="needs buf: scripts/setup dev")
-def test_the_protos_break_no_client_of_the_last_release(tmp_path: Path) -> None:
+def test_the_protos_are_compatible_with_clients_of_the_last_release(tmp_path: Path) -> None:
     assert breaks(tmp_path) == ""
 
 
@@ -456,7 +456,7 @@ def test_the_protos_break_no_client_of_the_last_release(tmp_path: Path) -> None:
         (("  rpc GetStatus(", "  rpc FetchStatus("), "Previously present RPC"),
     ],
 )
-def test_what_would_break_a_client_is_caught(
+def test_a_breaking_change_is_detected(
     tmp_path: Path, change: tuple[str, str], output_text: str
 ) -> None:
     assert output_text in breaks(tmp_path, change)

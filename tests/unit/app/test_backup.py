@@ -109,7 +109,7 @@ async def wait_for(writer: Writer, written: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_backup_under_load_equals_the_log_up_to_its_mark(tmp_path: Path) -> None:
+async def test_a_backup_under_load_equals_the_log_up_to_its_position(tmp_path: Path) -> None:
     data_dir, file = tmp_path / "data", tmp_path / "backup.tar"
     data_dir.mkdir(mode=0o700)
     async with embedded_server(BusSettings(), tmp_path / "bus") as url:
@@ -175,7 +175,7 @@ async def check_files(data_dir: Path) -> None:
     assert AccessTokens(data_dir).list()
 
 
-async def test_files_that_cannot_be_restored_or_written_are_named(tmp_path: Path) -> None:
+async def test_a_backup_file_that_cannot_be_restored_or_written_is_named(tmp_path: Path) -> None:
     data_dir, file = tmp_path / "data", tmp_path / "backup.tar"
     settings = Settings(data_dir=data_dir)
     with pytest.raises(ConfigurationError, match="cannot be read as a backup"):

@@ -26,7 +26,7 @@ async def registered(settings: Settings, tmp_path: Path) -> tuple[Repo, Reposito
     return repo, await register(settings, str(repo.path), "")
 
 
-async def test_a_repository_is_forgotten_with_its_clone_and_stays_itself(
+async def test_unregistering_a_repository_removes_its_clone_and_keeps_the_repository(
     settings: Settings, registered: tuple[Repo, RepositoryRef], tmp_path: Path
 ) -> None:
     repo, ref = registered
@@ -45,7 +45,7 @@ async def test_a_repository_is_forgotten_with_its_clone_and_stays_itself(
         await unregister(settings, ref.id)
 
 
-async def test_nothing_goes_while_a_process_serves(
+async def test_nothing_is_removed_while_a_process_serves(
     settings: Settings, registered: tuple[Repo, RepositoryRef]
 ) -> None:
     _, ref = registered
@@ -85,7 +85,7 @@ async def test_a_dry_run_changes_nothing(
     assert list((settings.data_dir / "repos").glob("*.git"))
 
 
-def test_commands_are_said_on_the_command_line_over_a_file(tmp_path: Path) -> None:
+def test_commands_on_the_command_line_override_a_file(tmp_path: Path) -> None:
     assert commands_from_options((), ()) is None
     file = tmp_path / "p.toml"
     file.write_text('setup = ["a"]\nknown_failures = ["x"]\n', encoding="utf-8")
@@ -107,6 +107,6 @@ def test_commands_are_said_on_the_command_line_over_a_file(tmp_path: Path) -> No
         ((), "Big=x", "name is 1 to"),
     ],
 )
-def test_a_wrong_command_is_named(setup: tuple[str, ...], check: str, message: str) -> None:
+def test_an_invalid_command_is_named(setup: tuple[str, ...], check: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         commands_from_options(setup, (check,))

@@ -24,14 +24,14 @@ def serving(path: Path, settings: AllSettings, port: int = 50055) -> preflight.A
     return address
 
 
-def test_settings_that_do_the_same_work_do_not_differ(tmp_path: Path) -> None:
+def test_settings_without_effect_on_results_do_not_differ(tmp_path: Path) -> None:
     address = serving(
         tmp_path, AllSettings(ray=RaySettings(mode="process"), llm=LlmSettings(wait_seconds=9))
     )
     assert describe_difference(AllSettings(), address) == ""
 
 
-def test_settings_that_differ_are_named_with_the_way_to_attach(
+def test_differing_settings_are_named_with_the_way_to_attach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served_settings = AllSettings(
@@ -54,7 +54,7 @@ def test_settings_that_differ_are_named_with_the_way_to_attach(
     )
 
 
-def test_neither_secrets_nor_values_are_written(tmp_path: Path) -> None:
+def test_secrets_and_values_are_not_written(tmp_path: Path) -> None:
     served_settings = AllSettings(
         llm=LlmSettings(
             base_url="http://ada:hidden-word@127.0.0.1:1/v1", api_key=SecretStr("hidden-key")

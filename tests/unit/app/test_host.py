@@ -38,7 +38,7 @@ OUTSIDER = "import os, sys; os.setgid(65534); os.setuid(65534); os.listdir(sys.a
 
 
 @pytest.mark.e2e  # a host's process
-async def test_a_host_that_makes_the_data_directory_makes_it_for_its_owner_alone(
+async def test_a_host_creates_the_data_directory_for_its_owner_only(
     tmp_path: Path,
 ) -> None:
     data = tmp_path / "data"
@@ -79,7 +79,7 @@ async def _count() -> tuple[int, int]:
     return 1, 1
 
 
-async def test_hosts_that_ray_does_not_bring_in_time_run_in_this_process() -> None:
+async def test_hosts_that_ray_starts_too_late_run_in_this_process() -> None:
     messages: list[str] = []
     async with first_ready(starting(LATE), starting(None), messages.append)(
         MemoryBus(),  # type: ignore[arg-type] # not used
@@ -92,14 +92,14 @@ async def test_hosts_that_ray_does_not_bring_in_time_run_in_this_process() -> No
     ]
 
 
-async def test_in_a_server_it_is_an_error_that_names_the_setting() -> None:
+async def test_a_server_reports_late_hosts_as_an_error_with_the_setting() -> None:
     with pytest.raises(FleetUnavailable, match="MOOTHALL_RAY__MODE=subprocess") as caught:
         async with first_ready(starting(LATE), starting(None), None)(MemoryBus(), "", ""):  # type: ignore[arg-type] # not used
             pass
     assert caught.value.code == "RAY_UNAVAILABLE"
 
 
-async def test_a_bug_of_a_host_is_not_taken_for_a_late_ray() -> None:
+async def test_a_bug_of_a_host_is_not_treated_as_a_late_ray() -> None:
     with pytest.raises(ExceptionGroup):
         async with first_ready(starting(ValueError("a bug of a host")), starting(None), print)(
             MemoryBus(),  # type: ignore[arg-type] # not used

@@ -16,7 +16,7 @@ class FakeWorkspaces:
         yield FakeWorkspace()
 
 
-async def test_who_wants_to_know_hears_of_every_end() -> None:
+async def test_subscribers_get_every_end() -> None:
     ended: list[str] = []
 
     async def on_end(workspace_id: str) -> None:

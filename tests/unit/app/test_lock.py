@@ -12,7 +12,7 @@ from moothall.app.bus import hold_or_find
 from moothall.errors import ConfigurationError
 
 
-def test_one_holder_at_a_time(tmp_path: Path) -> None:
+def test_the_lock_has_one_holder_at_a_time(tmp_path: Path) -> None:
     with (
         preflight.hold(tmp_path),
         pytest.raises(preflight.DirectoryTaken),
@@ -23,7 +23,7 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with (
         pytest.raises(ConfigurationError, match="file/below"),
@@ -32,7 +32,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_the_address_is_found_until_it_is_withdrawn_and_private(tmp_path: Path) -> None:
+def test_the_address_is_private_and_found_until_it_is_withdrawn(tmp_path: Path) -> None:
     assert preflight.find(tmp_path) is None
     address = preflight.Address(1, "nats://secret@127.0.0.1:1", 2, {"llm.model": "0"})
     preflight.announce(tmp_path, address)
@@ -42,7 +42,9 @@ def test_the_address_is_found_until_it_is_withdrawn_and_private(tmp_path: Path) 
     assert preflight.find(tmp_path) is None
 
 
-async def test_who_waits_for_one_that_ends_without_serving_takes_its_place(tmp_path: Path) -> None:
+async def test_a_waiting_process_takes_the_lock_of_one_that_ends_without_serving(
+    tmp_path: Path,
+) -> None:
     messages: list[str] = []
     async with AsyncExitStack() as stack, AsyncExitStack() as ours:
         # Like a short command, which publishes no address.
@@ -56,7 +58,7 @@ async def test_who_waits_for_one_that_ends_without_serving_takes_its_place(tmp_p
             pytest.fail("held twice")
 
 
-async def test_who_waits_for_one_that_starts_finds_it(tmp_path: Path) -> None:
+async def test_a_waiting_process_finds_the_address_of_a_starting_one(tmp_path: Path) -> None:
     address = preflight.Address(1, "nats://127.0.0.1:1", 2, {"llm.model": "0"})
     async with AsyncExitStack() as stack:
         with preflight.hold(tmp_path):

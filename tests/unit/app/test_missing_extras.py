@@ -23,7 +23,7 @@ from moothall.testing.bus import MemoryBus
 from moothall.workspace.runner import can_run_blocks
 
 
-async def test_without_the_embedded_graph_councils_work(
+async def test_councils_work_without_the_embedded_graph(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "kglite", None)  # as Python marks a module that is missing
@@ -42,7 +42,7 @@ async def test_without_the_embedded_graph_councils_work(
     ("extra", "mend"),
     [("ray", "pip install 'moothall[ray]'"), ("", "pip install no-such-package-anywhere")],
 )
-def test_a_missing_package_is_a_fault_only_if_it_is_needed(extra: str, mend: str) -> None:
+def test_a_missing_package_is_a_fault_only_if_needed(extra: str, mend: str) -> None:
     name = "no-such-package-anywhere"
     needed = doctor._package(name, extra, is_needed=True)
     assert (needed.ok, mend in needed.mend) == (False, True)
@@ -60,7 +60,7 @@ async def test_a_configured_neo4j_needs_its_driver(
             pass
 
 
-def test_keys_of_a_bus_need_nkeys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_creating_bus_keys_needs_nkeys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delitem(sys.modules, "moothall.events.nats.accounts", raising=False)
     monkeypatch.setitem(sys.modules, "nkeys", None)
     result = CliRunner().invoke(keys, [str(tmp_path / "keys")])
@@ -69,7 +69,7 @@ def test_keys_of_a_bus_need_nkeys(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert not (tmp_path / "keys").exists()
 
 
-async def test_credentials_of_a_bus_need_nkeys(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bus_credentials_need_nkeys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nkeys", None)
     url = "nats://127.0.0.1:1"
     settings = BusSettings(url=url, credentials=SecretStr("any"))
@@ -78,7 +78,7 @@ async def test_credentials_of_a_bus_need_nkeys(monkeypatch: pytest.MonkeyPatch) 
             pass
 
 
-async def test_without_monty_python_is_off_and_doctor_says_how_to_get_it(
+async def test_without_monty_python_is_off_and_doctor_explains_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "pydantic_monty", None)

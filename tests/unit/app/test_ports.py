@@ -18,7 +18,7 @@ def used_port() -> Iterator[int]:
         yield int(listener.getsockname()[1])
 
 
-def test_each_port_that_is_taken_is_named_by_its_setting(used_port: int) -> None:
+def test_each_port_in_use_is_named_by_its_setting(used_port: int) -> None:
     free = {"grpc": GrpcSettings(port=0)}
     for wrong, name in (
         ({"grpc": GrpcSettings(port=used_port)}, "grpc.port"),
@@ -32,7 +32,7 @@ def test_each_port_that_is_taken_is_named_by_its_setting(used_port: int) -> None
             check_ports(Settings.model_validate(wrong))
 
 
-def test_what_is_switched_off_may_be_taken_and_what_is_free_stays_free(used_port: int) -> None:
+def test_ports_of_disabled_parts_may_be_in_use_and_checked_ports_stay_free(used_port: int) -> None:
     off = {
         "web": WebSettings(port=used_port, enabled=False),
         "metrics": MetricsSettings(port=used_port, enabled=False),
@@ -46,6 +46,6 @@ def test_what_is_switched_off_may_be_taken_and_what_is_free_stays_free(used_port
         again.bind(("127.0.0.1", free))
 
 
-def test_an_address_of_another_machine_is_said() -> None:
+def test_an_address_of_another_machine_is_reported() -> None:
     with pytest.raises(ConfigurationError, match=r"192\.0\.2\.1:0 cannot be listened on"):
         check_ports(Settings(grpc=GrpcSettings(host="192.0.2.1", port=0)))

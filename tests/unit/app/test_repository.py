@@ -29,7 +29,9 @@ def repo(tmp_path: Path) -> Repo:
     return make_sample(tmp_path / "sample")
 
 
-async def test_inside_a_repository_it_is_that_one(settings: Settings, repo: Repo) -> None:
+async def test_the_current_repository_is_used_inside_a_repository(
+    settings: Settings, repo: Repo
+) -> None:
     with contextlib.chdir(repo.path / "src"):
         repository = await find_repository(settings, NamedRepository())
     assert repository is not None
@@ -38,7 +40,7 @@ async def test_inside_a_repository_it_is_that_one(settings: Settings, repo: Repo
     )
 
 
-async def test_outside_of_one_or_about_text_it_is_none(
+async def test_no_repository_is_used_outside_one_or_for_text(
     settings: Settings, tmp_path: Path, repo: Repo
 ) -> None:
     with contextlib.chdir(tmp_path):
@@ -55,12 +57,14 @@ async def test_outside_of_one_or_about_text_it_is_none(
         NamedRepository(profile=Path("p"), text=True),
     ],
 )
-async def test_text_and_a_repository_contradict(settings: Settings, named: NamedRepository) -> None:
+async def test_text_and_a_repository_exclude_each_other(
+    settings: Settings, named: NamedRepository
+) -> None:
     with pytest.raises(InvalidRequest, match="--text is about no repository; leave it or --"):
         await find_repository(settings, named)
 
 
-async def test_what_is_not_committed_is_said(settings: Settings, repo: Repo) -> None:
+async def test_uncommitted_changes_are_reported(settings: Settings, repo: Repo) -> None:
     repository = await find_repository(settings, NamedRepository(str(repo.path)))
     assert repository is not None
     assert await unseen(settings, repository) == ""
@@ -77,7 +81,7 @@ async def test_what_is_not_committed_is_said(settings: Settings, repo: Repo) -> 
     assert "--profile" not in await unseen(settings, repository, Path(".moothall.toml"))
 
 
-async def test_a_profile_stands_for_the_repositorys_own_this_time(
+async def test_a_given_profile_replaces_the_repositorys_own_once(
     settings: Settings, repo: Repo, tmp_path: Path
 ) -> None:
     repo.commit({".moothall.toml": 'known_failures = ["a"]\n[checks]\ntests = "false"\n'})
@@ -100,9 +104,7 @@ async def test_a_profile_stands_for_the_repositorys_own_this_time(
     assert [entry.id for entry in repositories.registry.list(LOCAL.tenant)] == [plain.id]
 
 
-async def test_a_profile_that_is_none_is_named(
-    settings: Settings, repo: Repo, tmp_path: Path
-) -> None:
+async def test_an_invalid_profile_is_named(settings: Settings, repo: Repo, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     with pytest.raises(ConfigurationError, match=r"mine\.toml cannot be read: No such file"):
         await find_repository(settings, NamedRepository(str(repo.path), profile=file))
@@ -111,7 +113,7 @@ async def test_a_profile_that_is_none_is_named(
         await find_repository(settings, NamedRepository(str(repo.path), profile=file))
 
 
-async def test_whose_deliberation_a_line_comes_from_is_read_from_branch_commit_or_record(
+async def test_the_tenant_of_a_line_is_read_from_branch_commit_or_record(
     settings: Settings, repo: Repo
 ) -> None:
     async def owner(where: str, ref: str = "", tenant: str = "") -> str:

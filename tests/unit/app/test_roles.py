@@ -14,7 +14,7 @@ from moothall.errors import ConfigurationError
 FAR = BusSettings(url="nats://127.0.0.1:4222")
 
 
-def test_roles_are_named_once_in_any_case_and_with_commas_or_without() -> None:
+def test_roles_are_parsed_once_in_any_case_with_or_without_commas() -> None:
     assert parse_roles(["api, Page", "api", "hosts"]) == ("api", "page", "hosts")
 
 
@@ -22,16 +22,16 @@ def test_roles_are_named_once_in_any_case_and_with_commas_or_without() -> None:
     ("roles", "wrong"),
     [(["api,kitchen"], "unknown role 'kitchen'; the roles are api, page"), ([" , "], "no role")],
 )
-def test_what_is_no_role_is_refused_with_those_that_are(roles: list[str], wrong: str) -> None:
+def test_an_unknown_role_is_refused_with_the_valid_ones(roles: list[str], wrong: str) -> None:
     with pytest.raises(ConfigurationError, match=wrong):
         parse_roles(roles)
 
 
-def test_all_roles_by_default() -> None:
+def test_all_roles_are_served_by_default() -> None:
     assert roles_of(Settings()) == ALL
 
 
-def test_a_bus_that_nobody_else_reaches_needs_who_works_on_it() -> None:
+def test_an_embedded_bus_needs_the_collector_and_hosts_roles() -> None:
     with pytest.raises(ConfigurationError, match="nobody on it does the work of collector, hosts"):
         roles_of(Settings(serve=ServeSettings(only=("api",))))
     without_page = Settings(serve=ServeSettings(only=("api", "collector", "hosts")))
@@ -39,7 +39,7 @@ def test_a_bus_that_nobody_else_reaches_needs_who_works_on_it() -> None:
     assert roles_of(Settings(bus=FAR, serve=ServeSettings(only=("page",)))) == {"page"}
 
 
-def test_the_data_directory_is_for_the_embedded_parts_alone() -> None:
+def test_only_embedded_parts_use_the_data_directory() -> None:
     assert embedded_parts(Settings(), ALL) == ("bus", "graph", "model")
     shared = Settings(bus=FAR)
     assert (
@@ -55,7 +55,7 @@ def test_the_data_directory_is_for_the_embedded_parts_alone() -> None:
     assert embedded_parts(remote, ALL) == ()
 
 
-def test_no_two_processes_on_a_bus_have_one_name_and_one_that_comes_again_has_its_own(
+def test_processes_on_a_bus_have_unique_names_and_reuse_freed_ones(
     tmp_path: Path,
 ) -> None:
     shared = Settings(bus=FAR, data_dir=tmp_path / "data")
@@ -68,7 +68,7 @@ def test_no_two_processes_on_a_bus_have_one_name_and_one_that_comes_again_has_it
     assert not instance(Settings(data_dir=tmp_path / "other"), ExitStack())
 
 
-def test_numbers_are_taken_in_order_and_given_back(tmp_path: Path) -> None:
+def test_numbers_are_assigned_in_order_and_released(tmp_path: Path) -> None:
     with preflight.take_number(tmp_path) as one, preflight.take_number(tmp_path) as two:
         assert (one, two) == (1, 2)
         assert preflight.is_shared(tmp_path)

@@ -37,7 +37,7 @@ def settings(folder: Path, **guard: object) -> Settings:
     return load_settings(data_dir=folder / "data", guard=GuardSettings.model_validate(guard))
 
 
-async def test_a_gate_from_settings_lets_through_what_is_granted_and_follows_revocations(
+async def test_a_gateway_from_settings_allows_granted_calls_and_follows_revocations(
     tmp_path: Path,
 ) -> None:
     bus = MemoryBus()
@@ -64,7 +64,7 @@ async def test_a_gate_from_settings_lets_through_what_is_granted_and_follows_rev
                 await asyncio.sleep(0.01)
 
 
-async def test_a_second_process_of_the_data_directory_takes_the_tokens_of_the_first(
+async def test_a_second_process_of_the_data_directory_accepts_tokens_of_the_first(
     tmp_path: Path,
 ) -> None:
     async with (
@@ -78,7 +78,7 @@ async def test_a_second_process_of_the_data_directory_takes_the_tokens_of_the_fi
     assert (tmp_path / "data/guard.key").stat().st_mode & 0o077 == 0
 
 
-async def test_hosts_elsewhere_check_what_the_server_approves_and_sign_none_of_it(
+async def test_remote_hosts_check_approvals_of_the_server_and_cannot_sign_them(
     tmp_path: Path,
 ) -> None:
     keys = keys_of(settings(tmp_path).guard, tmp_path)
@@ -117,7 +117,7 @@ async def test_hosts_elsewhere_check_what_the_server_approves_and_sign_none_of_i
     assert not (tmp_path / "host/data/guard.key").exists()
 
 
-def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
+def test_a_shared_disk_is_recognised_and_a_copy_is_not(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir(mode=0o700)
     (tmp_path / "elsewhere").symlink_to(tmp_path)
     one, same, other = (settings(tmp_path / name) for name in ("", "elsewhere", "other"))
@@ -162,7 +162,7 @@ def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
     )
 
 
-async def test_a_table_and_a_policy_of_ones_own(tmp_path: Path) -> None:
+async def test_custom_role_tables_and_policies_are_used(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     (own / "roles.yaml").write_text("roles: {dev: {tools: {files.read: [read]}}}", encoding="utf-8")
@@ -180,6 +180,6 @@ async def test_a_table_and_a_policy_of_ones_own(tmp_path: Path) -> None:
             pass
 
 
-def test_a_seats_token_lasts_as_long_as_a_deliberation(tmp_path: Path) -> None:
+def test_a_seat_token_is_valid_for_the_longest_deliberation(tmp_path: Path) -> None:
     assert longest_token(settings(tmp_path).limits) == 3600
     assert longest_token(LimitSettings(deliberation_seconds=4000)) > 4000

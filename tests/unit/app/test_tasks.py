@@ -67,7 +67,7 @@ async def tasks_of(*events: Event) -> tuple[MemoryBus, Tasks]:
     return bus, Tasks(AllSettings(), bus, served=False)  # type: ignore[arg-type]  # all in memory
 
 
-async def test_of_a_long_log_the_latest_are_read_however_far_back_they_are() -> None:
+async def test_the_latest_tasks_are_found_at_any_depth_of_a_long_log() -> None:
     ends = [decided(f"task-{number}") for number in range(3)]
     later = [
         new_event(EventType.SEAT_TURN, "x", {"task_id": "x"}, ordinal=str(n)) for n in range(900)
@@ -79,7 +79,7 @@ async def test_of_a_long_log_the_latest_are_read_however_far_back_they_are() -> 
     assert await tasks.latest("live") == []
 
 
-async def test_what_is_under_way_is_read_from_the_log_alone() -> None:
+async def test_running_tasks_are_read_from_the_log_only() -> None:
     _, tasks = await tasks_of(
         request_event("task-a1"), request_event("task-b2"), decided("task-a1")
     )
@@ -93,7 +93,7 @@ async def test_what_is_under_way_is_read_from_the_log_alone() -> None:
     assert await tasks.repository(TaskId("task-b2")) == RepositoryRef(id="sample")
 
 
-async def test_the_end_of_one_that_is_paused_is_not_waited_for() -> None:
+async def test_waiting_for_a_paused_task_is_refused() -> None:
     paused, goes_on = (
         new_event(
             kind,
@@ -113,7 +113,7 @@ async def test_the_end_of_one_that_is_paused_is_not_waited_for() -> None:
     await tasks.check_not_paused(TaskId("task-a1"))
 
 
-async def test_a_task_is_found_by_its_beginning_and_the_latest_by_nothing() -> None:
+async def test_a_task_is_found_by_a_prefix_and_the_latest_by_default() -> None:
     _, tasks = await tasks_of(
         request_event("task-a1"),
         request_event("task-a2"),
@@ -137,7 +137,7 @@ async def test_a_task_is_found_by_its_beginning_and_the_latest_by_nothing() -> N
 
 
 @pytest.mark.e2e
-async def test_who_works_on_a_bus_of_its_own_is_known_by_its_hosts(tmp_path: Path) -> None:
+async def test_a_served_external_bus_is_recognised_by_its_hosts(tmp_path: Path) -> None:
     async def announce(_requested: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
         return dump(HostState("host-1", "here", 1, 0.0, ())), b""
 
@@ -155,7 +155,9 @@ async def test_who_works_on_a_bus_of_its_own_is_known_by_its_hosts(tmp_path: Pat
 
 
 @pytest.mark.e2e
-async def test_on_a_bus_of_its_own_a_cancel_waits_for_who_decides(tmp_path: Path) -> None:
+async def test_a_cancel_on_an_external_bus_leaves_the_decision_to_the_lease_holder(
+    tmp_path: Path,
+) -> None:
     async with (
         embedded_server(config.BusSettings(), tmp_path / "bus") as url,
         open_bus(config.BusSettings(), url) as bus,
@@ -181,13 +183,13 @@ async def test_on_a_bus_of_its_own_a_cancel_waits_for_who_decides(tmp_path: Path
         assert messages == []
 
 
-async def test_nothing_yet_is_said() -> None:
+async def test_an_empty_list_is_reported() -> None:
     _, tasks = await tasks_of()
     with pytest.raises(NotFound, match="no task yet"):
         await tasks.find_or_latest(None)
 
 
-async def test_only_what_has_ended_can_be_forgotten_and_then_all_of_it() -> None:
+async def test_only_an_ended_task_can_be_deleted_and_then_completely() -> None:
     bus, tasks = await tasks_of(
         request_event("task-a1"), request_event("task-b2"), decided("task-a1")
     )
@@ -211,14 +213,14 @@ async def test_only_what_has_ended_can_be_forgotten_and_then_all_of_it() -> None
         ("002", SEATS[1]),
     ],
 )
-def test_a_seat_is_named_or_numbered(seat: str, expected: str) -> None:
+def test_a_seat_is_given_by_name_or_number(seat: str, expected: str) -> None:
     outcome = Outcome(
         "t", DeliberationStatus.COMPLETED, winner_id=SEATS[1], results=results(SEATS[1], SEATS[0])
     )
     assert choose_result(outcome, seat).seat == expected
 
 
-def test_no_winner_and_no_such_seat_are_named() -> None:
+def test_a_missing_winner_and_an_unknown_seat_are_reported() -> None:
     outcome = Outcome("t", DeliberationStatus.COMPLETED, results=results(*SEATS))
     with pytest.raises(
         NotFound, match="t has no winner; name a seat: agent-dev-001, agent-dev-002"
@@ -238,7 +240,7 @@ def test_no_winner_and_no_such_seat_are_named() -> None:
         choose_result(outcome, "1")
 
 
-async def test_of_a_running_task_it_is_said_how_far_it_is() -> None:
+async def test_the_progress_of_a_running_task_is_shown() -> None:
     _, tasks = await tasks_of(
         request_event("task-a1"), decided("task-a1"), request_event("task-b2")
     )
@@ -250,7 +252,7 @@ async def test_of_a_running_task_it_is_said_how_far_it_is() -> None:
     assert (await tasks.choose("task-a1"))[1].seat == SEATS[1]
 
 
-async def test_a_seat_without_a_task_is_one_of_the_latest_task() -> None:
+async def test_a_seat_without_a_task_refers_to_the_latest_task() -> None:
     _, tasks = await tasks_of(
         request_event("3"), decided("3"), request_event("task-a1"), decided("task-a1")
     )

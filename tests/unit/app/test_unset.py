@@ -12,7 +12,7 @@ from moothall.toolkits.families import unset_tools
 from support.tool_gateway import App, Facts, tool_call
 
 
-async def test_nobody_is_offered_a_tool_that_lacks_a_setting_and_who_calls_it_hears_which(
+async def test_a_tool_without_its_setting_is_not_offered_and_a_call_names_the_setting(
     tmp_path: Path,
 ) -> None:
     settings = load_settings(
@@ -38,7 +38,7 @@ async def test_nobody_is_offered_a_tool_that_lacks_a_setting_and_who_calls_it_he
         assert parked.status is ToolStatus.PARKED
 
 
-def test_no_role_has_what_reaches_outside(tmp_path: Path) -> None:
+def test_no_role_has_tools_with_outside_access(tmp_path: Path) -> None:
     from moothall.authorization.grants import grant_for
     from moothall.tools.catalogue import list_tools
 

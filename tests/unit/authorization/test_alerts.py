@@ -28,7 +28,7 @@ async def refused(
         assert result.status is ToolStatus.BLOCKED
 
 
-async def test_many_refusals_raise_one_alert_and_then_the_counting_begins_anew(
+async def test_many_refusals_raise_one_alert_and_reset_the_count(
     tmp_path: Path,
 ) -> None:
     async with open_app(tmp_path, alerts=AlertLimits(denials=5)) as app:
@@ -54,7 +54,7 @@ async def test_many_refusals_raise_one_alert_and_then_the_counting_begins_anew(
 
 
 @pytest.mark.parametrize("path", ["../etc/passwd", "/etc/passwd", "a/../../b"])
-async def test_attempts_to_leave_the_workspace_are_called_out_soon(
+async def test_attempts_to_leave_the_workspace_raise_an_early_alert(
     tmp_path: Path, path: str
 ) -> None:
     async with open_app(tmp_path, alerts=AlertLimits(escapes=3)) as app:
@@ -63,7 +63,9 @@ async def test_attempts_to_leave_the_workspace_are_called_out_soon(
     assert (alert.data["kind"], alert.data["count"]) == ("escapes", 3)
 
 
-async def test_what_a_wall_refuses_is_an_attempt_to_get_past_it(tmp_path: Path) -> None:
+async def test_an_action_that_isolation_refuses_counts_as_an_attempted_escape(
+    tmp_path: Path,
+) -> None:
     def refuse(call: ToolCall) -> ToolResult:
         return ToolResult(
             call.request_id, call.tool, ToolStatus.BLOCKED, error="a link that leaves the workspace"
@@ -79,7 +81,7 @@ async def test_what_a_wall_refuses_is_an_attempt_to_get_past_it(tmp_path: Path) 
     )
 
 
-async def test_mistakes_are_no_refusals(tmp_path: Path) -> None:
+async def test_invalid_calls_do_not_count_as_refusals(tmp_path: Path) -> None:
     async with open_app(tmp_path, alerts=AlertLimits(denials=2, escapes=1)) as app:
         for number in range(6):
             await app.tool_gateway.call(app.seat(), tool_call("files.raed", number=number))
@@ -87,7 +89,7 @@ async def test_mistakes_are_no_refusals(tmp_path: Path) -> None:
         assert alerts_of(app) == []
 
 
-async def test_one_window_knows_nothing_of_what_is_long_past(app: App) -> None:
+async def test_refusals_outside_the_window_are_not_counted(app: App) -> None:
     now = 0.0
     alerts = Alerts(AlertLimits(denials=3, seconds=10), lambda: now)
     for moment in (0, 4, 9, 15, 16, 30):
@@ -100,7 +102,7 @@ async def test_one_window_knows_nothing_of_what_is_long_past(app: App) -> None:
     assert alerts.pop_raised() == []
 
 
-async def test_who_approved_is_on_the_audit_before_it_runs(tmp_path: Path) -> None:
+async def test_the_approver_is_audited_before_the_call_runs(tmp_path: Path) -> None:
     from moothall.authorization.approvals import BUCKET, SPENT_BUCKET, ApprovalQueue, Approvals
     from moothall.authorization.policy import Policy
     from moothall.testing.bus import MemoryBus

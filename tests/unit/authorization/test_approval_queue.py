@@ -83,7 +83,7 @@ async def test_an_allowed_request_runs_once(tmp_path: Path) -> None:
         ]
 
 
-async def test_a_seat_that_asks_again_later_spends_the_approval(tmp_path: Path) -> None:
+async def test_a_repeated_request_of_a_seat_uses_the_approval(tmp_path: Path) -> None:
     parking = parking_on(MemoryBus())
     async with open_gateway(tmp_path, parking) as app:
         await delete(app, 1)
@@ -100,7 +100,7 @@ async def test_a_seat_that_asks_again_later_spends_the_approval(tmp_path: Path) 
         }
 
 
-async def test_a_refused_request_is_refused_for_good_and_says_why(tmp_path: Path) -> None:
+async def test_a_refused_request_stays_refused_with_the_reason(tmp_path: Path) -> None:
     parking = parking_on(MemoryBus())
     async with open_gateway(tmp_path, parking) as app:
         await delete(app)
@@ -122,7 +122,7 @@ async def test_a_refused_request_is_refused_for_good_and_says_why(tmp_path: Path
         {"arguments_digest": "1"},
     ],
 )
-def test_an_approval_is_over_one_request(change: dict[str, str]) -> None:
+def test_an_approval_is_bound_to_one_request(change: dict[str, str]) -> None:
     approvals = Approvals(KEY, 900)
     grant = approvals.sign(SUBJECT, "ann")
     assert approvals.check(grant, SUBJECT).approver == "ann"
@@ -142,7 +142,7 @@ def test_forged_and_expired_approvals_are_refused() -> None:
         approvals.check(grant, SUBJECT)
 
 
-async def test_what_somebody_wrote_into_the_bucket_runs_nothing(tmp_path: Path) -> None:
+async def test_a_forged_decision_in_the_bucket_runs_nothing(tmp_path: Path) -> None:
     bus = MemoryBus()
     parking = parking_on(bus)
     async with open_gateway(tmp_path, parking) as app:
@@ -157,7 +157,7 @@ async def test_what_somebody_wrote_into_the_bucket_runs_nothing(tmp_path: Path) 
     assert app.workspace.calls == []
 
 
-async def test_an_approval_that_is_spent_elsewhere_is_spent(tmp_path: Path) -> None:
+async def test_an_approval_used_by_another_process_is_used_up(tmp_path: Path) -> None:
     bus = MemoryBus()
     first_queue, second_queue = parking_on(bus), parking_on(bus)
     async with (
@@ -173,7 +173,7 @@ async def test_an_approval_that_is_spent_elsewhere_is_spent(tmp_path: Path) -> N
         ]
 
 
-async def test_who_listens_hears_of_each_allowed_request_once_wherever_it_was_allowed(
+async def test_listeners_get_each_allowed_request_once_wherever_it_was_allowed(
     tmp_path: Path,
 ) -> None:
     bus = MemoryBus()
@@ -193,7 +193,7 @@ async def test_who_listens_hears_of_each_allowed_request_once_wherever_it_was_al
     assert resolved.empty()
 
 
-def test_only_operators_resolve() -> None:
+def test_only_operators_may_decide_requests() -> None:
     refuse_unless_operator(Principal("ann", "local", operator=True))
     with pytest.raises(Refused, match="eve is no operator"):
         refuse_unless_operator(Principal("eve", "local"))

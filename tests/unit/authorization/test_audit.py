@@ -47,7 +47,7 @@ async def write(data_dir: Path, count: int, *, writer: str = "host-1") -> Path:
     return data_dir / "audit" / "local" / f"{writer}.jsonl"
 
 
-async def test_calls_side_by_side_make_one_chain(tmp_path: Path) -> None:
+async def test_concurrent_calls_write_one_chain(tmp_path: Path) -> None:
     async with AuditLog(tmp_path, "host-1", sync_records=7) as audit, asyncio.TaskGroup() as group:
         ids = [group.create_task(audit.append(entry(number))) for number in range(100)]
     assert {task.result() for task in ids} == {f"host-1:{seq}" for seq in range(1, 101)}
@@ -55,7 +55,7 @@ async def test_calls_side_by_side_make_one_chain(tmp_path: Path) -> None:
     assert (report.ok, report.chains, report.records, report.problems) == (True, 1, 100, ())
 
 
-async def test_calls_without_an_end_are_counted(tmp_path: Path) -> None:
+async def test_calls_without_a_finish_record_are_counted(tmp_path: Path) -> None:
     async with AuditLog(tmp_path, "host-1") as audit:
         for number, phase in (
             (1, "start"),
@@ -70,14 +70,14 @@ async def test_calls_without_an_end_are_counted(tmp_path: Path) -> None:
     assert verify_all(tmp_path).unfinished == 2
 
 
-async def test_a_restart_goes_on_with_the_chain(tmp_path: Path) -> None:
+async def test_a_restart_continues_the_chain(tmp_path: Path) -> None:
     await write(tmp_path, 3)
     path = await write(tmp_path, 2)
     assert [json.loads(line)["seq"] for line in path.read_text().splitlines()] == [1, 2, 3, 4, 5]
     assert verify(path) == ()
 
 
-async def test_tenants_and_writers_have_chains_of_their_own(tmp_path: Path) -> None:
+async def test_each_tenant_and_writer_has_its_own_chain(tmp_path: Path) -> None:
     async with AuditLog(tmp_path, "host-1") as one, AuditLog(tmp_path, "host-2") as two:
         await one.append(entry(tenant="a"))
         await one.append(entry(tenant="b"))
@@ -96,13 +96,13 @@ async def test_two_processes_cannot_share_a_writer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tenant", ["../up", "", "a/b"])
-async def test_a_tenant_is_no_path(tmp_path: Path, tenant: str) -> None:
+async def test_a_tenant_must_be_an_id(tmp_path: Path, tenant: str) -> None:
     async with AuditLog(tmp_path, "host-1") as audit:
         with pytest.raises(AuditUnavailable, match="not an id"):
             await audit.append(entry(tenant=tenant))
 
 
-async def test_a_closed_audit_takes_nothing(tmp_path: Path) -> None:
+async def test_a_closed_audit_log_accepts_no_records(tmp_path: Path) -> None:
     async with AuditLog(tmp_path, "host-1") as audit:
         pass
     with pytest.raises(AuditUnavailable, match="closed"):
@@ -110,7 +110,7 @@ async def test_a_closed_audit_takes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e  # a process whose disk is full
-def test_a_full_disk_is_visible_and_the_chain_goes_on_after_it(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_chain_continues_afterwards(tmp_path: Path) -> None:
     # RLIMIT_FSIZE makes the kernel cut a write short and refuse the rest, as a full disk does.
     script = f"""
 import asyncio, resource, signal
@@ -144,7 +144,7 @@ asyncio.run(main())
     assert [problem.serious for problem in report.problems].count(False) == 1
 
 
-async def test_a_record_torn_by_a_crash_is_marked_and_not_taken_for_tampering(
+async def test_a_record_torn_by_a_crash_is_marked_and_not_treated_as_tampering(
     tmp_path: Path,
 ) -> None:
     path = await write(tmp_path, 3)
@@ -164,7 +164,7 @@ async def test_a_record_torn_by_a_crash_is_marked_and_not_taken_for_tampering(
     assert phases == ["start"] * 3 + ["torn"] + ["start"] * 2
 
 
-async def test_a_whole_record_without_its_newline_is_kept(tmp_path: Path) -> None:
+async def test_a_complete_record_without_its_newline_is_kept(tmp_path: Path) -> None:
     path = await write(tmp_path, 3)
     path.write_bytes(path.read_bytes().removesuffix(b"\n"))
     await write(tmp_path, 1)
@@ -172,7 +172,7 @@ async def test_a_whole_record_without_its_newline_is_kept(tmp_path: Path) -> Non
     assert len(path.read_text().splitlines()) == 4
 
 
-async def test_a_head_that_lags_by_a_crash_is_no_problem(tmp_path: Path) -> None:
+async def test_a_head_that_lags_after_a_crash_is_no_problem(tmp_path: Path) -> None:
     path = await write(tmp_path, 3)
     old = head_path(path).read_bytes()
     await write(tmp_path, 1)
@@ -183,7 +183,9 @@ async def test_a_head_that_lags_by_a_crash_is_no_problem(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("keep", [0, 1, 4])
-async def test_a_cut_end_shows_and_keeps_showing_after_a_restart(tmp_path: Path, keep: int) -> None:
+async def test_a_truncated_chain_is_detected_even_after_a_restart(
+    tmp_path: Path, keep: int
+) -> None:
     path = await write(tmp_path, 5)
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:keep]))
     assert any("cut off" in problem.what for problem in verify(path))
@@ -191,13 +193,13 @@ async def test_a_cut_end_shows_and_keeps_showing_after_a_restart(tmp_path: Path,
     assert any(problem.serious and "removed" in problem.what for problem in verify(path))
 
 
-async def test_a_removed_file_shows(tmp_path: Path) -> None:
+async def test_a_removed_file_is_detected(tmp_path: Path) -> None:
     path = await write(tmp_path, 2)
     path.unlink()
     assert not verify_all(tmp_path).ok
 
 
-async def test_a_removed_head_shows(tmp_path: Path) -> None:
+async def test_a_removed_head_is_detected(tmp_path: Path) -> None:
     path = await write(tmp_path, 2)
     head_path(path).unlink()
     assert not verify_all(tmp_path).ok
@@ -265,7 +267,7 @@ def untouched() -> tuple[bytes, bytes]:
     st.integers(0, 11),
     st.randoms(use_true_random=False),
 )
-def test_whatever_was_touched_wherever_shows(
+def test_any_change_to_the_chain_is_detected(
     untouched: tuple[bytes, bytes],
     touch: Callable[[Lines, int, random.Random], Lines],
     at: int,
@@ -281,7 +283,7 @@ def test_whatever_was_touched_wherever_shows(
 
 
 @pytest.mark.e2e  # a process that is killed
-def test_kill_9_in_the_middle_loses_no_answered_record(tmp_path: Path) -> None:
+def test_a_kill_9_loses_no_confirmed_record(tmp_path: Path) -> None:
     script = f"""
 import asyncio
 from pathlib import Path
@@ -317,7 +319,7 @@ async def write_signed(data_dir: Path, count: int) -> Path:
     return data_dir / "audit" / "local" / "host-1.jsonl"
 
 
-async def test_an_end_that_was_cut_off_with_its_head_made_anew_is_found_by_the_signature(
+async def test_a_truncated_chain_with_a_forged_head_is_detected_by_the_signature(
     tmp_path: Path,
 ) -> None:
     path = await write_signed(tmp_path, 5)
@@ -337,7 +339,7 @@ async def test_an_end_that_was_cut_off_with_its_head_made_anew_is_found_by_the_s
     )
 
 
-async def test_a_chain_from_before_signatures_stays_readable_and_is_said_to_be_one(
+async def test_a_chain_without_signatures_stays_readable_and_is_named_so(
     tmp_path: Path,
 ) -> None:
     path = await write(tmp_path, 3)

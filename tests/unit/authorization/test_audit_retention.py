@@ -62,7 +62,7 @@ def day(number: int) -> datetime:
     return START + timedelta(days=number)
 
 
-def test_the_rest_of_a_pruned_chain_is_whole(tmp_path: Path) -> None:
+def test_the_rest_of_a_pruned_chain_verifies(tmp_path: Path) -> None:
     path = write_days(tmp_path, 10)
     hashes = {
         record["seq"]: record["hash"] for record in map(json.loads, path.read_text().splitlines())
@@ -75,7 +75,7 @@ def test_the_rest_of_a_pruned_chain_is_whole(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_the_last_record_stays_and_the_chain_goes_on(tmp_path: Path) -> None:
+async def test_pruning_keeps_the_last_record_and_the_chain_continues(tmp_path: Path) -> None:
     path = write_days(tmp_path, 2)
     assert prune_chain(path, KEY, day(1000)) == 3
     async with AuditLog(tmp_path, "host-1", key=KEY) as audit:
@@ -84,7 +84,7 @@ async def test_the_last_record_stays_and_the_chain_goes_on(tmp_path: Path) -> No
     assert (report.problems, report.records, report.pruned) == ((), 2, 3)
 
 
-async def test_a_writer_removes_old_records_of_its_own_and_of_former_writers(
+async def test_a_writer_removes_its_own_old_records_and_those_of_former_writers(
     tmp_path: Path,
 ) -> None:
     for writer in ("host-1", "host-2"):
@@ -97,7 +97,7 @@ async def test_a_writer_removes_old_records_of_its_own_and_of_former_writers(
     assert report.pruned >= 10  # the last record of a chain stays
 
 
-async def test_a_chain_that_a_process_writes_is_left_to_it(tmp_path: Path) -> None:
+async def test_a_chain_in_use_by_a_process_is_not_pruned(tmp_path: Path) -> None:
     path = write_days(tmp_path, 3)
     async with AuditLog(tmp_path, "host-1", key=KEY) as audit:
         await audit.append(entry(9))
@@ -154,7 +154,7 @@ def test_an_anchor_that_differs_from_the_stream_is_detected(tmp_path: Path) -> N
     ]
 
 
-def test_a_call_that_began_in_the_pruned_part_is_not_unfinished(tmp_path: Path) -> None:
+def test_a_call_started_in_the_pruned_part_is_not_unfinished(tmp_path: Path) -> None:
     path = write_days(tmp_path, 2)
     lines = path.read_bytes().splitlines(keepends=True)
     last = json.loads(lines[0])

@@ -66,7 +66,7 @@ async def test_a_collector_that_is_down_gets_everything_once_it_is_back(tmp_path
     assert collector.calls == calls, "nothing is new"
 
 
-async def test_the_next_process_continues_and_one_of_several_sends(tmp_path: Path) -> None:
+async def test_the_next_process_continues_and_only_one_of_several_sends(tmp_path: Path) -> None:
     first, second = Collector(), Collector()
     await write(tmp_path, 2)
     one = AuditShipper(tmp_path, first.send, 1)
@@ -81,7 +81,7 @@ async def test_the_next_process_continues_and_one_of_several_sends(tmp_path: Pat
     assert (first.seqs(), second.seqs()) == ([1, 2, 1, 2], [3, 4, 5])
 
 
-async def test_a_damaged_chain_holds_up_no_other(tmp_path: Path) -> None:
+async def test_a_damaged_chain_delays_no_other(tmp_path: Path) -> None:
     collector = Collector()
     shipper = AuditShipper(tmp_path, collector.send, 1)
     (tmp_path / "audit/acme/host-1.jsonl").mkdir(parents=True)

@@ -55,7 +55,7 @@ async def write(folder: Path, stream: Stream, count: int, tenant: str = "local")
     return folder / "audit" / tenant / "host-1.jsonl"
 
 
-async def test_every_record_is_told_in_its_order(tmp_path: Path) -> None:
+async def test_every_record_is_sent_in_order(tmp_path: Path) -> None:
     stream = Stream()
     await write(tmp_path, stream, 150)
     assert {event.type for event in stream.events} == {EventType.AUDIT_RECORDED}
@@ -69,7 +69,7 @@ async def test_every_record_is_told_in_its_order(tmp_path: Path) -> None:
     assert (report.ok, report.problems) == (True, ())
 
 
-async def test_an_older_genuine_file_and_head_that_are_put_back_show(tmp_path: Path) -> None:
+async def test_restored_older_files_are_detected_by_the_stream(tmp_path: Path) -> None:
     stream = Stream()
     path = await write(tmp_path, stream, 3)
     before = path.read_bytes(), head_path(path).read_bytes()
@@ -87,7 +87,7 @@ async def test_an_older_genuine_file_and_head_that_are_put_back_show(tmp_path: P
     ]
 
 
-async def test_a_chain_that_is_gone_shows(tmp_path: Path) -> None:
+async def test_a_missing_chain_is_detected(tmp_path: Path) -> None:
     stream = Stream()
     path = await write(tmp_path, stream, 3, "acme")
     path.unlink()
@@ -97,7 +97,7 @@ async def test_a_chain_that_is_gone_shows(tmp_path: Path) -> None:
     assert [problem.path for problem in report.problems] == [path]
 
 
-async def test_what_is_not_signed_with_the_key_says_nothing(tmp_path: Path) -> None:
+async def test_records_without_a_valid_signature_are_ignored(tmp_path: Path) -> None:
     stream, other = Stream(), Stream()
     await write(tmp_path, stream, 3)
     async with AuditLog(
@@ -118,7 +118,7 @@ async def test_what_is_not_signed_with_the_key_says_nothing(tmp_path: Path) -> N
     ).ok
 
 
-async def test_a_bus_that_is_away_stops_no_call_and_the_next_record_vouches_for_all(
+async def test_calls_go_on_while_the_bus_is_down_and_the_next_record_covers_them(
     tmp_path: Path,
 ) -> None:
     stream = Stream()
@@ -145,7 +145,7 @@ async def elsewhere(folder: Path, stream: Stream, count: int, key: bytes = HOSTS
             await audit.append(entry(number))
 
 
-async def test_chains_of_hosts_elsewhere_are_read_from_the_stream(tmp_path: Path) -> None:
+async def test_chains_of_remote_hosts_are_read_from_the_stream(tmp_path: Path) -> None:
     stream = Stream()
     await write(tmp_path / "server", stream, 3)
     await elsewhere(tmp_path / "far", stream, 100)
@@ -158,7 +158,7 @@ async def test_chains_of_hosts_elsewhere_are_read_from_the_stream(tmp_path: Path
     assert [problem.path.stem for problem in shared.problems] == ["host-1"]
 
 
-async def test_what_happens_to_a_chain_from_elsewhere_shows(tmp_path: Path) -> None:
+async def test_a_change_to_a_remote_chain_is_detected(tmp_path: Path) -> None:
     stream = Stream()
     await elsewhere(tmp_path / "far", stream, 3)
     await elsewhere(tmp_path / "far", stream, 3)
@@ -232,7 +232,7 @@ def signed(record: dict[str, Any], records: list[Any], **more: Any) -> Event:
     ],
     ids=lambda event: str(event.data["record"]),
 )
-async def test_a_host_that_signs_nonsense_is_found_out_and_ends_no_verification(
+async def test_an_invalid_chain_signed_by_a_host_is_reported_and_verification_continues(
     tmp_path: Path, event: Event
 ) -> None:
     stream = Stream()

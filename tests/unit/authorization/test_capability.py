@@ -71,7 +71,7 @@ class Web:
         (lambda app, token: Rules().tokens.check, "is refused"),
     ],
 )
-async def test_without_a_good_token_nothing_runs(app: App, token: Any, message: str) -> None:
+async def test_nothing_runs_without_a_valid_token(app: App, token: Any, message: str) -> None:
     seat = app.seat()
     token_value = token(app, seat.token)
     result = await app.tool_gateway.call(
@@ -83,14 +83,14 @@ async def test_without_a_good_token_nothing_runs(app: App, token: Any, message: 
     assert app.workspace.calls == []
 
 
-async def test_a_token_bound_to_the_request_serves_it(app: App) -> None:
+async def test_a_token_bound_to_a_request_is_valid_for_it_only(app: App) -> None:
     seat, call = app.seat(), tool_call(path="a")
     bound = replace(seat, token=narrow(seat.token, seconds=60, request=request_digest(call)))
     assert (await app.tool_gateway.call(bound, call)).status is ToolStatus.SUCCESS
     assert (await app.tool_gateway.call(bound, tool_call(path="b"))).status is ToolStatus.BLOCKED
 
 
-async def test_a_revoked_seat_stops_at_once(tmp_path: Path) -> None:
+async def test_a_revoked_seat_is_stopped_immediately(tmp_path: Path) -> None:
     revoked: set[str] = set()
     tokens = Tokens(b"k" * 32, 3600, revoked=lambda ids: not revoked.isdisjoint(ids))
     async with open_app(tmp_path, tokens=tokens) as app:
@@ -121,7 +121,7 @@ async def test_the_eleventh_dangerous_call_is_refused_and_does_not_run(app: App)
     ).status is ToolStatus.SUCCESS
 
 
-async def test_a_tool_that_keeps_failing_is_left_alone(tmp_path: Path) -> None:
+async def test_a_tool_that_keeps_failing_opens_its_circuit(tmp_path: Path) -> None:
     async with open_app(tmp_path, breaker_seconds=600) as app:
         app.workspace.answer = lambda call: ToolResult(
             call.request_id, call.tool, ToolStatus.TIMEOUT
@@ -139,7 +139,7 @@ async def test_a_tool_that_keeps_failing_is_left_alone(tmp_path: Path) -> None:
     assert len(app.workspace.calls) == 6
 
 
-async def test_a_toolkit_runs_its_category_and_what_may_be_cached_is_asked_once(
+async def test_a_toolkit_serves_its_category_and_cacheable_results_are_cached(
     tmp_path: Path,
 ) -> None:
     web = Web()

@@ -34,20 +34,20 @@ ALL = Grant(tools=("*",))
 @pytest.mark.parametrize(
     "nested", [10**5000, json.loads("[" * 900 + "]" * 900)], ids=["long", "deep"]
 )
-def test_arguments_that_break_json_are_refused_not_raised(nested: Any) -> None:
+def test_arguments_that_break_json_are_refused_without_an_exception(nested: Any) -> None:
     with pytest.raises(Stopped) as stopped:
         check_schema(tool_call("files.read", path=nested), ALL, 10**6)
     assert stopped.value.status is ToolStatus.INVALID
 
 
-def test_every_role_has_a_grant_and_none_reaches_outside() -> None:
+def test_every_role_has_a_grant_without_outside_access() -> None:
     for role in ROLES:
         names = {spec.name for spec in list_tools(grant_for(role))}
         assert "files.read" in names
         assert not any(CATALOGUE[name].outside for name in names)
 
 
-def test_po_and_architect_write_nothing() -> None:
+def test_po_and_architect_have_no_writing_tools() -> None:
     for role in ("po", "architect"):
         assert not any(spec.writes for spec in list_tools(grant_for(role)))
 
@@ -57,7 +57,7 @@ def test_an_unknown_role_is_named() -> None:
         grant_for("king")
 
 
-def test_a_grant_carries_what_the_profile_protects() -> None:
+def test_a_grant_includes_the_protected_paths_of_the_profile() -> None:
     assert grant_for("DEV", ["tests/**"]).judged == ("tests/**",)
 
 
@@ -73,13 +73,13 @@ def test_a_grant_carries_what_the_profile_protects() -> None:
         ("", "table of roles"),
     ],
 )
-def test_a_wrong_table_of_roles_is_refused(text: str, message: str) -> None:
+def test_an_invalid_table_of_roles_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match="table of roles") as refused:
         read_grants(text)
     assert message in refused.value.message
 
 
-def test_a_role_is_granted_operations_of_tools() -> None:
+def test_a_role_is_granted_tools_by_operation() -> None:
     grants = read_grants(
         "roles: {dev: {tools: {'files.*': [read], git.push: [outside], git.commit: [read]}}}"
     )
@@ -90,7 +90,7 @@ def test_a_role_is_granted_operations_of_tools() -> None:
     assert grants.of("qa").tools == ()
 
 
-def test_a_persona_narrows_its_role_and_never_adds() -> None:
+def test_a_persona_can_only_narrow_its_role() -> None:
     grants = shipped_grants()
     for role in ROLES:
         for persona in grants.personas:
@@ -105,13 +105,13 @@ _NAMES = st.lists(st.sampled_from(sorted(CATALOGUE)), unique=True)
 
 
 @given(_NAMES, _NAMES)
-def test_what_is_narrowed_is_what_both_allow(one: list[str], two: list[str]) -> None:
+def test_an_intersection_allows_only_tools_of_both_grants(one: list[str], two: list[str]) -> None:
     both = intersection(Grant(tuple(one), ("a",)), Grant(tuple(two), ("b",)))
     assert set(both.tools) == set(one) & set(two)
     assert set(both.protected) == {"a", "b"}
 
 
-def test_the_grant_step_stands_alone() -> None:
+def test_the_grant_check_works_on_its_own() -> None:
     checked = check_schema(tool_call("files.edit", path="a", old="b", new="c"), ALL, 1000)
     check_grants(ALL, checked)
     with pytest.raises(Stopped, match=r"granted are files\.read"):
@@ -136,7 +136,7 @@ def test_the_grant_step_stands_alone() -> None:
         ("src//a.py", "src//a.py"),
     ],
 )
-def test_an_absolute_path_below_the_workspace_is_its_relative_one(path: str, expected: str) -> None:
+def test_an_absolute_path_in_the_workspace_becomes_relative(path: str, expected: str) -> None:
     assert relative_path(path) == expected
 
 
@@ -146,7 +146,7 @@ def test_an_absolute_path_below_the_workspace_is_its_relative_one(path: str, exp
 @pytest.mark.parametrize(
     "path", ["/workspace/tests/a.py", "//workspace//tests/./a.py", "/workspace/./tests//a.py"]
 )
-def test_a_protected_path_is_protected_when_it_is_absolute(tool: str, path: str) -> None:
+def test_a_protected_path_is_protected_in_absolute_form(tool: str, path: str) -> None:
     more: dict[str, Any] = {
         "files.edit": {"old": "b", "new": "c"},
         "files.define": {"name": "f", "content": "x"},
@@ -176,7 +176,7 @@ def test_a_protected_path_is_protected_when_it_is_absolute(tool: str, path: str)
         ("x::/.git/config", r"is inside \.git"),
     ],
 )
-def test_no_absolute_path_leads_out(path: str, why: str) -> None:
+def test_an_absolute_path_outside_the_workspace_is_refused(path: str, why: str) -> None:
     with pytest.raises(Stopped, match=why) as stopped:
         check_grants(ALL, check_schema(tool_call("files.read", path=path), ALL, 1000))
     assert stopped.value.escape
@@ -187,7 +187,7 @@ def test_no_absolute_path_leads_out(path: str, why: str) -> None:
         st.sampled_from(["", ".", "..", "workspace", "tests", "a.py", ".git", "b::c"]), max_size=8
     )
 )
-def test_an_absolute_path_is_judged_as_what_it_leads_to(parts: list[str]) -> None:
+def test_an_absolute_path_is_judged_by_its_real_target(parts: list[str]) -> None:
     path = "/" + "/".join(parts)
     relative = relative_path(path)
     if refuse_path(relative):
@@ -224,11 +224,11 @@ def test_an_absolute_path_is_judged_as_what_it_leads_to(parts: list[str]) -> Non
         ("**", "a", True),
     ],
 )
-def test_patterns_cover_like_gitignore(pattern: str, path: str, expected: bool) -> None:  # noqa: FBT001
+def test_patterns_match_like_gitignore(pattern: str, path: str, expected: bool) -> None:  # noqa: FBT001
     assert covers(pattern, path) is expected
 
 
-def test_a_pattern_made_to_be_slow_is_not() -> None:
+def test_a_pathological_pattern_is_matched_quickly() -> None:
     assert not covers("/".join(["**", "*a*a*a*a*a*b"] * 30), "/".join(["a" * 60] * 60))
 
 
@@ -258,7 +258,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=50), JSON, max_size=8), st.integers(200, 1000))
-def test_output_is_kept_or_cut_to_its_limit(output: dict[str, Any], limit: int) -> None:
+def test_output_is_unchanged_or_cut_to_its_limit(output: dict[str, Any], limit: int) -> None:
     cut = cut_output(output, limit)
     size = len(json.dumps(output, ensure_ascii=False).encode())
     if size <= limit:
@@ -268,14 +268,14 @@ def test_output_is_kept_or_cut_to_its_limit(output: dict[str, Any], limit: int) 
         assert len(json.dumps(cut, ensure_ascii=False).encode()) <= limit + 200
 
 
-def test_a_long_text_does_not_push_out_the_verdict() -> None:
+def test_a_long_text_does_not_displace_the_verdict() -> None:
     cut = cut_output({"output": "x" * 10_000 + "END", "verdict": "failed", "exit_code": 1}, 500)
     assert (cut["verdict"], cut["exit_code"]) == ("failed", 1)
     assert cut["output"].endswith("END")
     assert list(cut)[:3] == ["output", "verdict", "exit_code"]
 
 
-def test_cut_text_says_how_much_is_missing() -> None:
+def test_shortened_text_shows_how_much_is_missing() -> None:
     assert "900 characters left out" in shorten("x" * 1000, 100)
     assert shorten("short", 100) == "short"
 
@@ -283,20 +283,20 @@ def test_cut_text_says_how_much_is_missing() -> None:
 @pytest.mark.parametrize(
     ("length", "limit"), [(93, 80), (81, 80), (1000, 80), (125, 100), (220, 200), (5, 1), (5, 0)]
 )
-def test_a_name_and_what_is_hardly_too_long_is_cut_at_its_end(length: int, limit: int) -> None:
+def test_slightly_long_text_is_cut_at_its_end(length: int, limit: int) -> None:
     cut = shorten("x" * length, limit)
     assert cut == "x" * (limit - 1) + "…"
     assert len(cut) <= max(limit, 1)
 
 
 @given(st.text(max_size=2000), st.integers(0, 1500))
-def test_what_is_cut_is_no_longer_than_before(text: str, limit: int) -> None:
+def test_shortened_text_is_never_longer_than_before(text: str, limit: int) -> None:
     cut = shorten(text, limit)
     assert len(cut) <= max(len(encodable(text)), 1)
     assert cut.startswith(encodable(text)[: min(limit // 3, max(limit - 1, 0))])
 
 
-def test_a_seats_seconds_are_held_while_it_runs_and_booked_after() -> None:
+def test_a_seats_seconds_are_reserved_while_a_call_runs_and_booked_afterwards() -> None:
     limits, meter = GatewayLimits(), Meter()
     with reserve(meter, 700) as first, reserve(meter, 700) as second:
         assert (first, second) == (700, 500)
@@ -310,12 +310,12 @@ def test_a_seats_seconds_are_held_while_it_runs_and_booked_after() -> None:
     assert meter.calls == 2
 
 
-def test_the_limit_step_stands_alone() -> None:
+def test_the_limit_check_works_on_its_own() -> None:
     check_limits(Meter(in_flight=1), 2)
     with pytest.raises(Stopped, match="still running"):
         check_limits(Meter(in_flight=2), 2)
 
 
-def test_grants_are_patterns() -> None:
+def test_granted_tools_are_patterns() -> None:
     assert is_granted(Grant(tools=("files.*",)), "files.read")
     assert not is_granted(Grant(tools=("files.*",)), "filesystem.read")

@@ -23,7 +23,7 @@ from support.tool_gateway import App, echo, in_seconds, open_app, tool_call
 from support.tools import CATALOGUE
 
 
-async def test_a_call_that_passes_every_step_runs_with_its_defaults_filled_in(app: App) -> None:
+async def test_a_call_that_passes_every_check_runs_with_defaults_filled_in(app: App) -> None:
     result = await app.tool_gateway.call(app.seat(), tool_call(path="src/utils.py"))
 
     assert result.status is ToolStatus.SUCCESS
@@ -46,7 +46,7 @@ async def test_start_and_finish_are_audited_without_the_arguments(app: App) -> N
     assert verify(app.chain) == ()
 
 
-async def test_one_event_tells_of_each_result(app: App) -> None:
+async def test_each_result_has_one_event(app: App) -> None:
     await app.tool_gateway.call(app.seat(), tool_call(path="a.py"))
     await app.tool_gateway.call(app.seat(), tool_call("files.nothing", number=2))
 
@@ -96,7 +96,7 @@ async def test_one_event_tells_of_each_result(app: App) -> None:
         ("files.read", {"path": object()}, "are not JSON"),
     ],
 )
-async def test_a_wrong_call_is_told_what_would_be_right(
+async def test_a_wrong_call_is_answered_with_the_right_form(
     app: App, tool: str, arguments: Any, message: str
 ) -> None:
     result = await app.tool_gateway.call(app.seat(), tool_call(tool, **arguments))
@@ -107,7 +107,7 @@ async def test_a_wrong_call_is_told_what_would_be_right(
     assert [record["status"] for record in app.records()] == ["", "invalid"]
 
 
-async def test_arguments_may_be_no_object_at_all(app: App) -> None:
+async def test_arguments_must_be_an_object(app: App) -> None:
     arguments: Any = ["a.py"]
     call = replace(tool_call(), arguments=arguments)
     result = await app.tool_gateway.call(app.seat(), call)
@@ -116,7 +116,7 @@ async def test_arguments_may_be_no_object_at_all(app: App) -> None:
     assert "the arguments are not an object" in result.error
 
 
-async def test_too_many_bytes_of_arguments(tmp_path: Path) -> None:
+async def test_oversized_arguments_are_refused(tmp_path: Path) -> None:
     async with open_app(tmp_path, argument_bytes=1000) as app:
         result = await app.tool_gateway.call(
             app.seat(), tool_call("files.write", path="a", content="é" * 400)
@@ -140,7 +140,7 @@ async def test_too_many_bytes_of_arguments(tmp_path: Path) -> None:
         "a\\..\\x",
     ],
 )
-async def test_paths_stay_inside(app: App, path: str) -> None:
+async def test_paths_outside_the_workspace_are_blocked(app: App, path: str) -> None:
     for tool, arguments in (
         ("files.read", {"path": path}),
         ("files.write", {"path": path, "content": ""}),
@@ -165,9 +165,7 @@ async def test_paths_stay_inside(app: App, path: str) -> None:
         ("architect", "files.edit", {"path": "a", "old": "b", "new": "c"}),
     ],
 )
-async def test_what_is_not_granted_is_blocked(
-    app: App, role: str, tool: str, arguments: Any
-) -> None:
+async def test_ungranted_tools_are_blocked(app: App, role: str, tool: str, arguments: Any) -> None:
     result = await app.tool_gateway.call(app.seat(role=role), tool_call(tool, **arguments))
 
     assert result.status is ToolStatus.BLOCKED
@@ -175,7 +173,7 @@ async def test_what_is_not_granted_is_blocked(
     assert app.workspace.calls == []
 
 
-async def test_a_role_may_not_write_its_protected_paths_but_may_read_them(app: App) -> None:
+async def test_a_role_may_read_its_protected_paths_but_not_write_them(app: App) -> None:
     path = "./.github/workflows/ci.yml"
     written = await app.tool_gateway.call(
         app.seat(), tool_call("files.write", path=path, content="x")
@@ -192,7 +190,7 @@ async def test_a_role_may_not_write_its_protected_paths_but_may_read_them(app: A
     )
 
 
-async def test_editing_a_protected_test_is_allowed_and_said_to_gain_nothing(app: App) -> None:
+async def test_editing_a_protected_test_is_allowed_and_gains_nothing(app: App) -> None:
     test = await app.tool_gateway.call(
         app.seat(), tool_call("files.write", path="tests/test_a.py", content="x")
     )
@@ -213,7 +211,7 @@ async def test_editing_a_protected_test_is_allowed_and_said_to_gain_nothing(app:
         {"tenant": "../x", "principal": Principal("a", "../x")},
     ],
 )
-async def test_a_seat_that_is_not_what_it_says_is_stopped(
+async def test_a_seat_with_an_invalid_identity_is_stopped(
     app: App, changes: dict[str, Any]
 ) -> None:
     grant = app.seat().grant
@@ -223,7 +221,7 @@ async def test_a_seat_that_is_not_what_it_says_is_stopped(
     assert app.workspace.calls == []
 
 
-async def test_the_deadline_is_the_nearest_of_call_tool_and_seat(app: App) -> None:
+async def test_the_earliest_deadline_of_call_tool_and_seat_applies(app: App) -> None:
     await app.tool_gateway.call(app.seat(), tool_call(path="a", seconds=5))
     await app.tool_gateway.call(app.seat(seconds=3), tool_call(path="a"))
     await app.tool_gateway.call(app.seat(), tool_call(path="a", seconds=5000))
@@ -238,7 +236,7 @@ async def test_the_deadline_is_the_nearest_of_call_tool_and_seat(app: App) -> No
     ("arguments", "seconds"),
     [({}, 120), ({"timeout_seconds": 300}, 300), ({"timeout_seconds": 3600}, 600)],
 )
-async def test_a_command_of_the_shell_gets_the_time_that_it_asks_for(
+async def test_a_shell_command_gets_the_time_it_requests(
     app: App, arguments: dict[str, int], seconds: int
 ) -> None:
     await app.tool_gateway.call(
@@ -254,7 +252,7 @@ async def test_a_call_after_its_deadline_does_not_run(app: App) -> None:
     assert app.workspace.calls == []
 
 
-async def test_a_deadline_that_the_caller_chose_opens_no_circuit(app: App) -> None:
+async def test_a_deadline_chosen_by_the_caller_opens_no_circuit(app: App) -> None:
     for number in range(6):
         late = await app.tool_gateway.call(
             app.seat(), tool_call(path="a", number=number, seconds=-1)
@@ -269,7 +267,9 @@ async def test_a_deadline_that_the_caller_chose_opens_no_circuit(app: App) -> No
     ).status is ToolStatus.SUCCESS
 
 
-async def test_a_workspace_that_does_not_stop_by_itself_is_stopped(tmp_path: Path) -> None:
+async def test_a_workspace_that_does_not_stop_is_stopped_after_the_grace_period(
+    tmp_path: Path,
+) -> None:
     async with open_app(tmp_path, grace_seconds=0.05) as app:
         app.workspace.open.clear()
         result = await app.tool_gateway.call(app.seat(), tool_call(path="a", seconds=0.05))
@@ -295,7 +295,7 @@ async def test_a_cancelled_call_is_audited_as_cancelled(app: App) -> None:
     assert [record["status"] for record in app.records()] == ["", "cancelled"]
 
 
-async def test_a_call_cancelled_at_once_leaves_both_records(app: App) -> None:
+async def test_a_call_cancelled_immediately_leaves_both_records(app: App) -> None:
     async with asyncio.TaskGroup() as group:
         running = group.create_task(app.tool_gateway.call(app.seat(), tool_call(path="a")))
         await asyncio.sleep(0)
@@ -305,7 +305,7 @@ async def test_a_call_cancelled_at_once_leaves_both_records(app: App) -> None:
     assert app.workspace.calls == []
 
 
-async def test_no_audit_no_tool(app: App) -> None:
+async def test_no_tool_runs_without_an_audit(app: App) -> None:
     app.chain.parent.parent.mkdir(parents=True)
     app.chain.parent.write_text("a file where the folder should be")
     result = await app.tool_gateway.call(app.seat(), tool_call(path="a"))
@@ -316,7 +316,7 @@ async def test_no_audit_no_tool(app: App) -> None:
     assert app.workspace.calls == []
 
 
-async def test_an_audit_that_fails_after_the_run_is_not_hidden(app: App) -> None:
+async def test_an_audit_failure_after_the_run_is_reported(app: App) -> None:
     def lose_the_audit(call: ToolCall) -> ToolResult:
         app.audit._thread.shutdown(wait=True)
         return ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS)
@@ -327,7 +327,7 @@ async def test_an_audit_that_fails_after_the_run_is_not_hidden(app: App) -> None
     assert "the tool ran" in result.error
 
 
-async def test_calls_side_by_side_are_bounded_for_a_seat_and_wait_for_the_gate(
+async def test_concurrent_calls_of_a_seat_are_limited_and_queued(
     tmp_path: Path,
 ) -> None:
     async with open_app(tmp_path, calls_in_flight=1, seat_in_flight=2) as app:
@@ -351,7 +351,9 @@ async def test_calls_side_by_side_are_bounded_for_a_seat_and_wait_for_the_gate(
         assert seat.meter.held_seconds == 0
 
 
-async def test_a_full_gate_refuses_a_call_whose_time_runs_out_in_the_queue(tmp_path: Path) -> None:
+async def test_a_full_gateway_refuses_a_call_whose_deadline_passes_in_the_queue(
+    tmp_path: Path,
+) -> None:
     async with open_app(tmp_path, calls_in_flight=1) as app:
         app.workspace.open.clear()
         async with asyncio.TaskGroup() as group:
@@ -366,7 +368,7 @@ async def test_a_full_gate_refuses_a_call_whose_time_runs_out_in_the_queue(tmp_p
     assert again.status is ToolStatus.SUCCESS
 
 
-async def test_a_seats_calls_are_a_budget(tmp_path: Path) -> None:
+async def test_the_number_of_calls_of_a_seat_is_limited(tmp_path: Path) -> None:
     async with open_app(tmp_path, seat_calls=2) as app:
         seat = app.seat()
         results = [
@@ -380,13 +382,13 @@ async def test_a_seats_calls_are_a_budget(tmp_path: Path) -> None:
     ]
 
 
-async def test_refused_calls_cost_nothing(app: App) -> None:
+async def test_refused_calls_are_not_counted(app: App) -> None:
     seat = app.seat()
     await app.tool_gateway.call(seat, tool_call("nothing"))
     assert seat.meter.calls == 0
 
 
-async def test_an_overspent_deliberation_runs_no_more_tools_but_its_last_paid_turn_does(
+async def test_a_deliberation_over_budget_runs_no_tools_except_for_its_last_paid_turn(
     app: App,
 ) -> None:
     last = Ledger(Budget(tokens=100), spent=Usage(prompt_tokens=100))
@@ -397,7 +399,7 @@ async def test_an_overspent_deliberation_runs_no_more_tools_but_its_last_paid_tu
     assert "100 tokens" in unpaid.error
 
 
-async def test_what_an_executor_says_is_cut_cleaned_and_answers_this_call_only(
+async def test_an_executors_result_is_cut_and_cleaned_and_bound_to_its_call(
     tmp_path: Path,
 ) -> None:
     async with open_app(tmp_path, result_bytes=2000, event_bytes=1000) as app:
@@ -415,7 +417,7 @@ async def test_what_an_executor_says_is_cut_cleaned_and_answers_this_call_only(
     result.output["text"].encode()
 
 
-async def test_a_bus_that_is_down_is_the_callers_matter(app: App) -> None:
+async def test_an_unavailable_bus_is_an_error_for_the_caller(app: App) -> None:
     async def down(event: Event) -> int:
         raise BusUnavailable(f"no bus for {event.id}")
 
@@ -444,7 +446,7 @@ KEYS = st.sampled_from(
 
 
 @given(st.lists(st.tuples(NAMES, JSON | st.dictionaries(KEYS, JSON)), min_size=1, max_size=8))
-def test_whatever_a_model_says_there_is_one_result_two_records_and_one_event(
+def test_any_model_call_has_one_result_two_records_and_one_event(
     calls: list[tuple[str, Any]],
 ) -> None:
     async def play(folder: Path) -> None:

@@ -60,7 +60,7 @@ def rego(folder: Path, text: str = DENY_SECRETS) -> Iterator[Rego]:
         yield engine
 
 
-async def test_a_policy_in_rego_refuses_with_its_reason(tmp_path: Path) -> None:
+async def test_a_rego_policy_refuses_with_its_reason(tmp_path: Path) -> None:
     with rego(tmp_path) as engine:
         async with open_app(tmp_path, policy=Policy("enforce", engine.decide)) as app:
             closed = await app.tool_gateway.call(app.seat(), tool_call(path="secret/a"))
@@ -77,7 +77,7 @@ async def test_a_policy_in_rego_refuses_with_its_reason(tmp_path: Path) -> None:
     "answer",
     [None, {}, {"allow": "yes"}, {"allow": 1}, {"allow": True, "park": "no"}, [], {"allow": None}],
 )
-async def test_no_clear_answer_is_a_no(tmp_path: Path, answer: Any) -> None:
+async def test_an_unclear_policy_answer_is_a_deny(tmp_path: Path, answer: Any) -> None:
     async with open_app(tmp_path, policy=Policy("enforce", Decides(answer).decide)) as app:
         result = await app.tool_gateway.call(app.seat(), tool_call(path="a"))
     assert result.status is ToolStatus.BLOCKED
@@ -86,7 +86,7 @@ async def test_no_clear_answer_is_a_no(tmp_path: Path, answer: Any) -> None:
 
 
 @pytest.mark.parametrize(("mode", "ran"), [("enforce", False), ("dry-run", True), ("off", True)])
-async def test_an_engine_that_is_down_blocks_where_it_is_enforced(
+async def test_an_unavailable_engine_blocks_calls_only_if_enforced(
     tmp_path: Path,
     mode: Mode,
     ran: bool,  # noqa: FBT001 - a column of the table
@@ -105,7 +105,7 @@ async def test_an_engine_that_is_down_blocks_where_it_is_enforced(
 
 
 @pytest.mark.parametrize(("mode", "ran"), [("enforce", False), ("dry-run", True), ("off", True)])
-async def test_what_a_policy_denies_runs_where_it_is_not_enforced(
+async def test_a_denied_call_runs_if_the_policy_is_not_enforced(
     tmp_path: Path,
     mode: Mode,
     ran: bool,  # noqa: FBT001 - as above
@@ -119,7 +119,7 @@ async def test_what_a_policy_denies_runs_where_it_is_not_enforced(
             )
 
 
-async def test_an_answer_stands_for_its_time_and_for_the_same_question_only(app: App) -> None:
+async def test_a_policy_answer_is_cached_for_its_time_and_the_same_question_only(app: App) -> None:
     clock = [0.0]
     engine = Decides({"allow": True})
     policy = Policy("enforce", engine.decide, keep_seconds=60, clock=lambda: clock[0])
@@ -134,7 +134,7 @@ async def test_an_answer_stands_for_its_time_and_for_the_same_question_only(app:
     assert len(engine.documents) == 4
 
 
-async def test_all_that_the_policy_reads_is_what_it_was_asked(app: App) -> None:
+async def test_a_policy_receives_all_fields_that_it_reads(app: App) -> None:
     engine = Decides({"allow": True})
     checked = check_schema(tool_call("files.write", path="a", content="x" * 301), ALL, 1000)
     await Policy("enforce", engine.decide).check(app.seat(), checked)
@@ -164,7 +164,7 @@ _ARGUMENTS = st.fixed_dictionaries(
 
 
 @given(one=_ARGUMENTS, two=_ARGUMENTS)
-async def test_questions_that_differ_are_never_taken_for_one(
+async def test_different_policy_questions_are_never_equal(
     one: dict[str, Any], two: dict[str, Any]
 ) -> None:
     import tempfile
@@ -180,7 +180,7 @@ async def test_questions_that_differ_are_never_taken_for_one(
     assert (one == two) is (queries[0] == queries[1])
 
 
-def test_files_that_are_no_policy_are_named(tmp_path: Path) -> None:
+def test_invalid_policy_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no policy in"):
         Rego(tmp_path)
     with (
@@ -216,13 +216,17 @@ async def test_a_policy_without_a_default_gives_no_answer(tmp_path: Path) -> Non
         ("new", False, False),
     ],
 )
-async def test_the_policy_that_comes_with_moothall(operation: str, allow: bool, park: bool) -> None:  # noqa: FBT001 - columns of the table
+async def test_the_default_policy_allows_workspace_operations_and_parks_outside_ones(
+    operation: str,
+    allow: bool,  # noqa: FBT001 - a column of the table
+    park: bool,  # noqa: FBT001 - as above
+) -> None:
     with closing(Rego(policies_folder())) as engine:
         decision = await engine.decide({"operation": operation})
     assert (decision["allow"], decision.get("park", False)) == (allow, park)
 
 
-async def test_a_refusal_says_whether_an_operator_may_allow_it(app: App, tmp_path: Path) -> None:
+async def test_a_refusal_states_whether_an_operator_may_allow_it(app: App, tmp_path: Path) -> None:
     with rego(tmp_path) as engine:
         policy = Policy("enforce", engine.decide)
         for tool, path, may in (("files.delete", "a", True), ("files.info", "secret/a", False)):

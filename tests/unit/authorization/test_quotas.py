@@ -55,7 +55,7 @@ class App:
         return reservation
 
 
-async def test_a_day_ends_at_midnight_and_each_tenant_has_its_own() -> None:
+async def test_daily_quotas_reset_at_midnight_and_are_separate_per_tenant() -> None:
     app = App(tokens_per_day=2000)
     await app.admit("t-1")
     await app.spend("t-1")
@@ -74,7 +74,7 @@ async def test_a_day_ends_at_midnight_and_each_tenant_has_its_own() -> None:
     await app.spend("t-3")
 
 
-async def test_a_month_is_the_sum_of_its_days() -> None:
+async def test_monthly_quotas_sum_the_days() -> None:
     app = App(cost_usd_per_month=2.5)
     for day in (1, 15):
         app.now = datetime(2026, 12, day, 23, 59, tzinfo=UTC)
@@ -92,7 +92,7 @@ async def test_a_month_is_the_sum_of_its_days() -> None:
     await app.spend("t-33", cost=1.0)
 
 
-async def test_a_tenants_own_quota_replaces_the_default_and_inherits_the_rest() -> None:
+async def test_a_tenants_own_quota_overrides_single_default_values() -> None:
     app = App(tokens_per_day=1000, deliberations=1)
     for number in range(5):
         await app.spend(f"t-{number}", "team-big")
@@ -105,7 +105,7 @@ async def test_a_tenants_own_quota_replaces_the_default_and_inherits_the_rest() 
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=20))
-async def test_deliberations_at_once_never_use_more_than_the_quota(calls: list[int]) -> None:
+async def test_concurrent_deliberations_never_exceed_the_quota(calls: list[int]) -> None:
     app = App(tokens_per_day=1000)
     spent = 0
 
@@ -127,7 +127,7 @@ async def test_deliberations_at_once_never_use_more_than_the_quota(calls: list[i
     assert spent or min(calls) > 1000
 
 
-async def test_deliberations_at_once_are_limited_and_the_end_of_one_makes_room() -> None:
+async def test_concurrent_deliberations_are_limited_and_an_end_frees_capacity() -> None:
     app = App(deliberations=3)
     results = await asyncio.gather(
         *(app.admit(f"t-{number}") for number in range(3)), return_exceptions=True
@@ -176,7 +176,7 @@ async def test_operators_change_quotas_and_other_processes_follow() -> None:
     ]
 
 
-async def test_no_limit_is_another_value_than_that_of_the_settings() -> None:
+async def test_an_explicit_zero_removes_the_default_limit() -> None:
     app = App(tokens_per_day=1000)
     await app.quotas.change("team-a", {"tokens_per_day": 0}, OPERATOR)
     assert await app.quotas.list_uses("team-a") == []
@@ -199,7 +199,7 @@ async def test_the_settings_apply_if_the_document_of_a_tenant_is_malformed() -> 
     assert (await app.quotas.read("team-a")).quota.tokens_per_day == 1000
 
 
-def test_old_closed_draws_are_summed_up_and_open_ones_stay() -> None:
+def test_old_closed_draws_are_merged_and_open_ones_kept() -> None:
     account = BudgetAccount(draws={"open": BudgetDraw(Amount(tokens=9), Amount(tokens=1))})
     for number in range(10):
         account = account.close(f"t-{number}", Amount(tokens=2)).fold_closed(3)
@@ -216,6 +216,6 @@ def test_old_closed_draws_are_summed_up_and_open_ones_stay() -> None:
         ({"tenants": {"team-a": {"tokens": 1}}}, "tokens"),
     ],
 )
-def test_wrong_settings_are_named(values: dict[str, object], message: str) -> None:
+def test_invalid_settings_are_named(values: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         QuotaSettings.model_validate(values)

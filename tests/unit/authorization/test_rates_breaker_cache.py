@@ -60,7 +60,7 @@ def test_the_eleventh_dangerous_call_in_a_minute_is_refused() -> None:
     assert rates.take(("local", "git.push"), PUSH) > 0
 
 
-def test_the_hour_counts_too() -> None:
+def test_the_hourly_rate_applies_too() -> None:
     clock = Clock()
     rates, spec = Rates(clock), spec_of(own_rate=Rate(2, 3))
     assert [rates.take(("a",), spec) == 0 for _ in range(3)] == [True, True, False]
@@ -71,7 +71,7 @@ def test_the_hour_counts_too() -> None:
 
 
 @given(st.lists(st.floats(0, 30), max_size=60), st.integers(1, 5))
-def test_no_minute_has_more_calls_than_are_allowed(pauses: list[float], most: int) -> None:
+def test_no_minute_has_more_calls_than_allowed(pauses: list[float], most: int) -> None:
     clock = Clock()
     rates, spec, let = Rates(clock), spec_of(own_rate=Rate(most)), []
     for pause in pauses:
@@ -91,7 +91,7 @@ def call(breakers: ToolCircuits, status: ToolStatus, spec: ToolSpec = PUSH) -> T
     return status
 
 
-def test_five_failures_in_a_row_open_the_circuit_and_one_good_call_closes_it() -> None:
+def test_five_consecutive_failures_open_the_circuit_and_a_success_closes_it() -> None:
     clock = Clock()
     breakers = ToolCircuits(5, 30, clock)
     for _ in range(4):
@@ -118,7 +118,7 @@ def test_five_failures_in_a_row_open_the_circuit_and_one_good_call_closes_it() -
     assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.SUCCESS
 
 
-def test_what_is_raised_is_a_failure_but_a_cancel_and_a_refusal_are_none() -> None:
+def test_an_exception_counts_as_a_failure_except_for_cancels_and_refusals() -> None:
     breakers = ToolCircuits(1, 30, Clock())
     with pytest.raises(Stopped), breakers.watching(("a",), PUSH):
         raise Stopped(ToolStatus.BUDGET_EXCEEDED, "all used")
@@ -132,7 +132,7 @@ def test_what_is_raised_is_a_failure_but_a_cancel_and_a_refusal_are_none() -> No
         pass
 
 
-def test_that_a_file_is_not_there_is_an_answer() -> None:
+def test_a_missing_file_does_not_count_as_a_failure() -> None:
     breakers = ToolCircuits(1, 30, Clock())
     read = CATALOGUE["files.read"]
     assert call(breakers, ToolStatus.ERROR, read) is ToolStatus.ERROR
@@ -143,7 +143,7 @@ def result(status: ToolStatus = ToolStatus.SUCCESS, text: str = "x") -> ToolResu
     return ToolResult("r-1", "web.look", status, {"text": text})
 
 
-def test_results_stand_for_as_long_as_the_catalogue_says_and_failures_not_at_all() -> None:
+def test_results_are_cached_as_the_catalogue_says_and_failures_never() -> None:
     clock = Clock()
     cache, spec = ResultCache(1000, clock), spec_of()
     cache.put("a", spec, result())
@@ -156,7 +156,7 @@ def test_results_stand_for_as_long_as_the_catalogue_says_and_failures_not_at_all
     assert cache.get("a") is None
 
 
-def test_the_cache_holds_only_so_much() -> None:
+def test_the_cache_size_is_limited() -> None:
     cache, spec = ResultCache(1000, Clock()), spec_of()
     for number in range(10):
         cache.put(str(number), spec, result(text="x" * 300))
@@ -176,7 +176,7 @@ _CALLS = st.tuples(
 
 
 @given(one=_CALLS, two=_CALLS, files=st.booleans())
-def test_two_calls_share_a_key_only_if_they_are_the_same(
+def test_two_calls_share_a_cache_key_only_if_they_are_equal(
     one: Any, two: Any, *, files: bool
 ) -> None:
     needs = Requirements(file_system="read") if files else Requirements(network_access=True)
@@ -194,7 +194,7 @@ def test_two_calls_share_a_key_only_if_they_are_the_same(
     assert (key(one) == key(two)) is (seen(one) == seen(two))
 
 
-def test_a_cached_result_is_not_changed_by_who_reads_it() -> None:
+def test_a_cached_result_is_not_changed_by_its_readers() -> None:
     cache, spec = ResultCache(1000, Clock()), spec_of()
     cache.put("a", spec, result())
     cached = cache.get("a")
@@ -203,7 +203,7 @@ def test_a_cached_result_is_not_changed_by_who_reads_it() -> None:
     assert cache.get("a") == result()
 
 
-async def test_all_gates_on_one_bus_count_together_what_reaches_beyond_the_workspace(
+async def test_all_gateways_on_one_bus_share_the_rate_of_outside_calls(
     tmp_path: Path,
 ) -> None:
     bus = MemoryBus()
@@ -237,7 +237,7 @@ async def test_all_gates_on_one_bus_count_together_what_reaches_beyond_the_works
         assert await bus.bucket("rates").entries() == before
 
 
-async def test_shared_windows_slide(tmp_path: Path) -> None:
+async def test_shared_rate_windows_slide(tmp_path: Path) -> None:
     del tmp_path
     now = 1000.0
     rates = SharedRates(MemoryBus().bucket("rates"), lambda: now)
@@ -252,7 +252,7 @@ async def test_shared_windows_slide(tmp_path: Path) -> None:
     assert await rates.take("local", PUSH) == 0
 
 
-async def test_a_bus_that_is_away_lets_nothing_out(tmp_path: Path) -> None:
+async def test_nothing_is_delivered_while_the_bus_is_down(tmp_path: Path) -> None:
     class Away:
         async def get_with_revision(self, key: str) -> Any:
             raise BusUnavailable(f"no {key}")

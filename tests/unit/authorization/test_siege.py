@@ -21,14 +21,14 @@ ANN = Principal("ann", "local")
 SAMPLE = RepositoryRef(id="sample")
 
 
-async def test_a_name_of_a_megabyte_is_no_record_of_a_megabyte(app: App) -> None:
+async def test_a_megabyte_long_tool_name_is_cut_in_the_record(app: App) -> None:
     result = await app.tool_gateway.call(app.seat(), tool_call("x" * 1_000_000))
     assert result.status == "invalid"
     assert len(result.tool) < 300
     assert len(app.chain.read_text()) < 3000
 
 
-async def test_a_request_id_is_kept_and_so_it_is_short(tmp_path: Path) -> None:
+async def test_a_request_id_must_be_short(tmp_path: Path) -> None:
     async with open_session_manager(tmp_path, MemoryBus()) as app:
         opened = await app.session_manager.open(ANN, SAMPLE, "DEV")
         for name in ("", "x" * 201):
@@ -41,7 +41,7 @@ async def test_a_request_id_is_kept_and_so_it_is_short(tmp_path: Path) -> None:
                 )
 
 
-async def test_a_result_is_not_told_to_a_token_that_does_not_cover_it(tmp_path: Path) -> None:
+async def test_a_result_is_hidden_from_a_token_that_does_not_cover_it(tmp_path: Path) -> None:
     async with open_session_manager(tmp_path, MemoryBus()) as app:
         opened = await app.session_manager.open(ANN, SAMPLE, "DEV")
         call = tool_call(path="secret.py")
@@ -52,7 +52,7 @@ async def test_a_result_is_not_told_to_a_token_that_does_not_cover_it(tmp_path: 
         assert await app.session_manager.call(ANN, opened.workspace, opened.token, call) == first
 
 
-async def test_a_token_for_a_moment_opens_a_workspace_for_as_long_as_its_first_one(
+async def test_a_short_lived_token_opens_a_workspace_for_the_time_of_its_parent(
     tmp_path: Path,
 ) -> None:
     async def find(workspace: str, who: Principal) -> PendingWorkspace | None:
@@ -67,7 +67,7 @@ async def test_a_token_for_a_moment_opens_a_workspace_for_as_long_as_its_first_o
             assert loan.seat.deadline > in_seconds(500)
 
 
-async def test_a_token_of_another_tenant_opens_nothing(tmp_path: Path) -> None:
+async def test_a_token_of_another_tenant_opens_no_workspace(tmp_path: Path) -> None:
     lookups = []
 
     async def find(workspace: str, who: Principal) -> PendingWorkspace | None:

@@ -27,7 +27,7 @@ async def _book(accounts: StoryBudgets, tokens: int) -> tuple[int, int, int]:
 
 
 @given(st.integers(1, 400), _CALLS)
-async def test_processes_at_once_never_overspend(
+async def test_concurrent_processes_never_overspend(
     tokens: int, calls: list[tuple[int, int, int, int]]
 ) -> None:
     """Each deliberation runs in its own process, which knows the others only by the bucket."""
@@ -72,7 +72,7 @@ async def _draw(reservation: BudgetReservation, ledger: Ledger, call: str, token
     await reservation.cover(ledger, Usage(prompt_tokens=tokens, calls=1))
 
 
-async def test_just_as_many_calls_go_as_there_is_room_for() -> None:
+async def test_exactly_as_many_calls_run_as_the_budget_allows() -> None:
     accounts = StoryBudgets(MemoryBus().bucket(BUCKET), LimitSettings())
     reservation, ledger = (
         accounts.reservation("story-1", "local", TaskKey("task-1"), Budget(tokens=500)),
@@ -90,7 +90,7 @@ async def test_just_as_many_calls_go_as_there_is_room_for() -> None:
     assert sum(await asyncio.gather(*(call(str(number)) for number in range(12)))) == 5
 
 
-async def test_what_was_spent_before_a_crash_counts_once() -> None:
+async def test_spending_before_a_crash_is_counted_once() -> None:
     bus = MemoryBus()
     budget = Budget(tokens=300)
     first, ledger = (
@@ -114,7 +114,7 @@ async def test_what_was_spent_before_a_crash_counts_once() -> None:
     assert await _book(accounts, 300) == (100, 0, 200)
 
 
-async def test_a_story_without_a_budget_has_the_servers_and_one_of_another_tenant_its_own() -> None:
+async def test_a_story_without_a_budget_gets_the_default_and_each_tenant_its_own() -> None:
     accounts = StoryBudgets(
         MemoryBus().bucket(BUCKET), LimitSettings(story_tokens=50, story_calls=2)
     )
@@ -133,7 +133,7 @@ async def test_a_story_without_a_budget_has_the_servers_and_one_of_another_tenan
     assert (book.limit, book.reserved.tokens) == (Amount(50, 9), 50)
 
 
-async def test_a_call_within_what_is_granted_asks_nobody() -> None:
+async def test_a_call_within_the_reserved_amount_needs_no_bus_access() -> None:
     bus = MemoryBus()
     bucket = bus.bucket(BUCKET)
     reservation, ledger = (

@@ -29,7 +29,7 @@ async def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         yield bus.bucket(SWITCHES)
 
 
-async def test_what_one_process_switches_another_follows(bucket: Bucket) -> None:
+async def test_a_switch_set_by_one_process_reaches_another(bucket: Bucket) -> None:
     first_process, second_process = Switches(bucket), Switches(bucket)
     async with asyncio.TaskGroup() as group:
         following = group.create_task(second_process.run())
@@ -49,14 +49,14 @@ async def test_what_one_process_switches_another_follows(bucket: Bucket) -> None
     assert (stored["who"], stored["reason"]) == ("ann", "too slow")
 
 
-async def test_an_unknown_tool_is_not_switched() -> None:
+async def test_an_unknown_tool_cannot_be_switched() -> None:
     with pytest.raises(InvalidRequest, match=r"there is no tool 'files\.reed'"):
         await Switches(MemoryBus().bucket(SWITCHES)).switch(
             "local", "files.reed", enabled=False, who="ann"
         )
 
 
-async def test_a_document_that_says_nothing_takes_the_tool_away() -> None:
+async def test_an_empty_document_removes_the_tool() -> None:
     bucket = MemoryBus().bucket(SWITCHES)
     await bucket.put("local.files.read", {"enabled": "yes"})
     switches = Switches(bucket)
@@ -64,7 +64,7 @@ async def test_a_document_that_says_nothing_takes_the_tool_away() -> None:
     assert switches.off("local") == {"files.read"}
 
 
-async def test_to_a_seat_there_is_no_disabled_tool(tmp_path: Path) -> None:
+async def test_a_disabled_tool_is_hidden_from_seats(tmp_path: Path) -> None:
     switches = Switches(MemoryBus().bucket(SWITCHES))
     async with open_app(tmp_path, off=switches.off) as app:
         grant = grant_for("dev")

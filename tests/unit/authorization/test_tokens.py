@@ -52,7 +52,7 @@ def claims_of(token: str) -> dict[str, Any]:
     return jwt.decode(token, options={"verify_signature": False})
 
 
-def test_a_token_says_who_where_and_what() -> None:
+def test_a_token_carries_principal_tenant_role_workspace_and_grant() -> None:
     capability = Tokens(KEY, 100).check(minted(Tokens(KEY, 100)), "ws-1")
     assert (capability.principal, capability.tenant, capability.role, capability.workspace) == (
         "ann",
@@ -84,7 +84,7 @@ def signed(
         ({"exp": None}, "exp"),
     ],
 )
-def test_claims_that_are_wrong_are_refused(change: dict[str, Any], message: str) -> None:
+def test_invalid_claims_are_refused(change: dict[str, Any], message: str) -> None:
     tokens = Tokens(KEY, 100)
     claims = claims_of(minted(tokens))
     now = int(time.time())
@@ -98,7 +98,7 @@ def test_claims_that_are_wrong_are_refused(change: dict[str, Any], message: str)
         )
 
 
-def test_algorithm_type_and_key_must_be_ours() -> None:
+def test_a_wrong_algorithm_type_or_key_is_refused() -> None:
     tokens = Tokens(KEY, 100)
     claims = claims_of(minted(tokens))
     none = jwt.encode(claims, "", algorithm="none", headers={"typ": TYPE})
@@ -115,7 +115,7 @@ def test_algorithm_type_and_key_must_be_ours() -> None:
             tokens.check(broken, "ws-1")
 
 
-def test_a_token_that_was_good_is_refused_once_it_is_expired_or_revoked() -> None:
+def test_an_expired_or_revoked_token_is_refused() -> None:
     clock, revoked = Clock(), set[str]()
     tokens = Tokens(KEY, 100, revoked=lambda ids: not revoked.isdisjoint(ids), clock=clock)
     token, other = minted(tokens, seconds=60), minted(tokens, seconds=60)
@@ -136,7 +136,7 @@ def test_a_token_that_was_good_is_refused_once_it_is_expired_or_revoked() -> Non
         tokens.check(other, "ws-1")
 
 
-def test_a_bound_token_is_bound_for_good() -> None:
+def test_a_bound_token_stays_bound() -> None:
     tokens = Tokens(KEY, 100)
     bound = narrow(minted(tokens), seconds=30, request=request_digest(tool_call(path="a")))
     assert tokens.check(bound, "ws-1").request == request_digest(tool_call(path="a"))
@@ -148,7 +148,7 @@ def test_a_bound_token_is_bound_for_good() -> None:
     assert request_digest(tool_call(path="a", number=2)) != request_digest(tool_call(path="a"))
 
 
-def test_a_child_does_not_carry_what_would_make_its_parent() -> None:
+def test_a_child_token_does_not_reveal_its_parent() -> None:
     tokens = Tokens(KEY, 100)
     parent = minted(tokens)
     child = narrow(parent, seconds=30, tools=["files.read"])
@@ -159,14 +159,14 @@ def test_a_child_does_not_carry_what_would_make_its_parent() -> None:
         tokens.check(widened, "ws-1")
 
 
-def test_a_child_of_somebody_elses_parent_is_refused() -> None:
+def test_a_child_of_a_forged_parent_is_refused() -> None:
     tokens = Tokens(KEY, 100)
     forged = minted(Tokens(b"e" * 32, 100))
     with pytest.raises(Refused, match="Signature"):
         tokens.check(narrow(forged, seconds=30), "ws-1")
 
 
-def test_lines_are_short_and_children_short_lived() -> None:
+def test_token_chains_are_short_and_children_expire_soon() -> None:
     tokens = Tokens(KEY, 100)
     token = minted(tokens)
     with pytest.raises(Refused, match="lives too long"):
@@ -178,7 +178,7 @@ def test_lines_are_short_and_children_short_lived() -> None:
         tokens.check(narrow(token, seconds=30), "ws-1")
 
 
-def test_deeply_nested_claims_are_refused_and_not_a_crash() -> None:
+def test_deeply_nested_claims_are_refused_without_a_crash() -> None:
     tokens = Tokens(KEY, 100)
     head = base64.urlsafe_b64encode(
         json.dumps({"alg": "HS256", "typ": CHILD_TYPE}).encode()
@@ -207,7 +207,7 @@ def allows(capability: Capability) -> set[str]:
 
 
 @given(st.lists(st.sampled_from(NAMES), unique=True, max_size=10), st.lists(_STEP, max_size=3))
-def test_delegation_only_narrows(tools: list[str], steps: list[dict[str, Any]]) -> None:
+def test_delegation_never_widens_a_token(tools: list[str], steps: list[dict[str, Any]]) -> None:
     tokens = Tokens(KEY, 100)
     token = minted(tokens, tuple(tools))
     before = tokens.check(token, "ws-1")
@@ -231,7 +231,7 @@ def test_delegation_only_narrows(tools: list[str], steps: list[dict[str, Any]]) 
 @pytest.mark.parametrize(
     "times", [{"exp": 10**400}, {"iat": 10**400}, {"iat": -(10**400)}, {"exp": float("inf")}]
 )
-def test_times_that_no_clock_shows_are_refused(times: dict[str, Any]) -> None:
+def test_impossible_times_are_refused(times: dict[str, Any]) -> None:
     tokens = Tokens(KEY, 100)
     parent = minted(tokens)
     now = int(time.time())

@@ -71,7 +71,7 @@ def _kill(*pids: int) -> None:
 
 @pytest.mark.e2e  # starts and kills processes
 @pytest.mark.parametrize("mount", [_GROUPS, _GROUPS / "unified"], ids=["cgroup", "unified"])
-async def test_a_child_that_was_killed_counts(mount: Path) -> None:
+async def test_the_cpu_time_of_killed_children_is_counted(mount: Path) -> None:
     async with cpu_group(mount) as group:
         if group is None:
             pytest.skip(f"no control group can be made in {mount}: run as root")
@@ -90,7 +90,7 @@ async def test_a_child_that_was_killed_counts(mount: Path) -> None:
 
 
 @pytest.mark.e2e
-async def test_processes_that_are_left_in_a_group_are_killed() -> None:
+async def test_processes_left_in_a_group_are_killed() -> None:
     async with cpu_group(end_seconds=0) as group:
         if group is None:
             pytest.skip("no control group can be made: run as root")
@@ -114,7 +114,7 @@ def test_without_a_control_group_the_total_is_not_measured(tmp_path: Path) -> No
     assert figure(used.total) == "not measured"
 
 
-def test_a_process_that_ended_has_no_clock() -> None:
+def test_an_ended_process_has_no_cpu_time() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
     with pytest.raises(ProcessLookupError):
@@ -122,7 +122,7 @@ def test_a_process_that_ended_has_no_clock() -> None:
 
 
 @pytest.mark.e2e
-def test_the_cpu_of_a_rivals_server_counts() -> None:
+def test_the_cpu_of_another_systems_server_is_counted() -> None:
     before = _cpu()
     with _running(None, _CHILD) as server:
         assert server.stdout
@@ -130,7 +130,9 @@ def test_the_cpu_of_a_rivals_server_counts() -> None:
         assert _cpu()["server"] - before["server"] > _BURNT * 0.9
 
 
-async def test_restate_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_dependency_of_restate_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Missing, match=r"npm is missing; install Node\.js"):
         await ensure_restate(tmp_path / "restate")

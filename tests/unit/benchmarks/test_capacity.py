@@ -19,7 +19,7 @@ _CORES = st.floats(0.1, 1.0)
     fleet=st.builds(Fleet, st.lists(_CORES, min_size=1, max_size=4).map(tuple), _CORES, _CORES),
     at_once=st.integers(1, 32),
 )
-def test_nothing_passes_the_bound(demand: Demand, fleet: Fleet, at_once: int) -> None:
+def test_no_simulation_exceeds_the_bound(demand: Demand, fleet: Fleet, at_once: int) -> None:
     load = simulate(demand, fleet, at_once, seconds=4)
     assert load.rate <= bound(demand, fleet, at_once) * 1.2 + 0.1, (
         "jobs vary by a half, and the window cuts some"
@@ -27,7 +27,7 @@ def test_nothing_passes_the_bound(demand: Demand, fleet: Fleet, at_once: int) ->
 
 
 @pytest.mark.e2e
-def test_a_crowd_reaches_the_busiest_part() -> None:
+def test_many_callers_saturate_the_busiest_part() -> None:
     demand = Demand(serve_ms=3, host_ms=5, bus_ms=1, model_ms=50)
     assert simulate(demand, Fleet((0.25,)), 64).rate == pytest.approx(50, rel=0.05)
     assert simulate(demand, Fleet((0.25, 0.25)), 64).rate == pytest.approx(100, rel=0.05)
@@ -36,7 +36,7 @@ def test_a_crowd_reaches_the_busiest_part() -> None:
     )
 
 
-def test_one_caller_waits_for_nobody() -> None:
+def test_a_single_caller_never_waits_for_others() -> None:
     demand, fleet = Demand(serve_ms=3, host_ms=5, bus_ms=1, model_ms=50), Fleet((1.0,))
     alone = alone_ms(demand, fleet)
     assert alone > PHASES * 50
@@ -44,10 +44,10 @@ def test_one_caller_waits_for_nobody() -> None:
 
 
 @pytest.mark.e2e
-def test_a_smaller_host_is_given_less() -> None:
+def test_a_smaller_host_gets_less_work() -> None:
     demand = Demand(serve_ms=0.1, host_ms=10, bus_ms=0.1, model_ms=10)
     assert simulate(demand, Fleet((0.9, 0.1)), 64).rate == pytest.approx(100, rel=0.05)
 
 
-def test_hosts_are_left_room() -> None:
+def test_hosts_keep_spare_capacity() -> None:
     assert hosts_for(Demand(3, 5, 1, 50), 140, busy=0.7) == pytest.approx(1.0)

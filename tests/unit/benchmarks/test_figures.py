@@ -40,7 +40,7 @@ class Work:
         return {"host": self.done * 0.002, "caller": 1.0 * self.done}
 
 
-async def test_in_turn_counts_each_and_only_the_system() -> None:
+async def test_sequential_runs_count_every_call_and_only_the_systems_cpu() -> None:
     work = Work()
     run = await in_turn(work.act, 5, work.probe)
     assert (run.count, work.done, work.peak) == (5, 5, 1)
@@ -48,7 +48,7 @@ async def test_in_turn_counts_each_and_only_the_system() -> None:
     assert Run.read(run.document()) == run
 
 
-async def test_side_by_side_measures_the_middle() -> None:
+async def test_concurrent_runs_measure_the_steady_middle() -> None:
     work = Work()
     run = await side_by_side(work.act, 8, 0.02, work.probe)
     assert work.peak == 8
@@ -58,7 +58,7 @@ async def test_side_by_side_measures_the_middle() -> None:
 
 
 @pytest.mark.e2e  # the stub's process
-async def test_the_stub_speaks_to_our_client() -> None:
+async def test_the_stub_works_with_the_client() -> None:
     async with running_stub() as stub, open_model(LlmSettings(), stub.base_url) as model:
         assert await model.reply_mode() == "json"
         replies = [await model.chat(ask(schema=FINISH)) for _ in range(2)]
@@ -76,7 +76,7 @@ async def test_the_stub_speaks_to_our_client() -> None:
 
 
 @pytest.mark.e2e  # the stub's process
-async def test_the_stub_holds_answers_until_it_is_let_go() -> None:
+async def test_the_stub_holds_replies_until_released() -> None:
     async with running_stub() as stub, open_model(LlmSettings(), stub.base_url) as model:
         await stub.set(hold=1)
         with pytest.raises(MoothallError):
@@ -90,7 +90,7 @@ async def test_the_stub_holds_answers_until_it_is_let_go() -> None:
         assert await waiting == "json"
 
 
-def test_targets_say_what_was_reached() -> None:
+def test_targets_report_whether_they_were_reached() -> None:
     case = {"moothall": {"rate": 200.0, "cpu_ms": 2.4, "wait": 0.2}}
     document = {
         "text": {"phases": 3, "cases": {"50 ms, 64 at once": case, "50 ms, 1 at once": case}},
@@ -104,14 +104,14 @@ def test_targets_say_what_was_reached() -> None:
     assert "tool round trip" not in verdicts, "unmeasured figures are not claimed"
 
 
-def test_tables_figures_and_slopes() -> None:
+def test_tables_figures_and_slopes_are_computed() -> None:
     assert table(("a", "b"), [("x", 1)]) == "| a | b |\n|---|---:|\n| x | 1 |"
     assert [figure(value) for value in (1234.5, 12.34, 0.01234)] == ["1,234", "12.3", "0.0123"]
     assert slope([5, 5, 5]) == 0
     assert slope([1, 3, 5, 7]) == pytest.approx(2)
 
 
-def test_a_picture_is_well_formed(tmp_path: Path) -> None:
+def test_a_chart_is_well_formed_svg(tmp_path: Path) -> None:
     picture = tmp_path / "bars.svg"
     picture.write_text(bars("A < B & C", {"Moothall": 3.0, "others": 0.0}, "/s"), encoding="utf-8")
     assert len(ET.parse(picture).getroot().findall("{http://www.w3.org/2000/svg}rect")) == 2  # noqa: S314 - our own
@@ -187,7 +187,7 @@ Last run: `python -m benchmarks tools` (2026-11-09). Moothall with ray 2. Rivals
 """
 
 
-def test_a_part_that_was_measured_again_renews_what_is_said_of_all() -> None:
+def test_measuring_a_part_again_renews_the_whole_report() -> None:
     page = laid_over(_WHOLE, _PART)
     assert "Written on Friday. Sections that this run did not measure are older" in page
     rows = [line for line in page.splitlines() if line.startswith("| ")]
@@ -205,7 +205,7 @@ def test_a_part_that_was_measured_again_renews_what_is_said_of_all() -> None:
     assert laid_over(page, _PART) == page
 
 
-def test_what_no_control_group_counted_is_not_claimed() -> None:
+def test_unmeasured_cpu_figures_are_not_claimed() -> None:
     case = {"moothall": {"rate": 200.0, "cpu_ms": math.nan, "wait": 0.2}}
     cases = {"50 ms, 64 at once": case, "50 ms, 1 at once": case}
     names = [target.what for target in targets({"text": {"phases": 3, "cases": cases}})]
@@ -213,13 +213,13 @@ def test_what_no_control_group_counted_is_not_claimed() -> None:
     assert "CPU of one over all processes, 64 at once" not in names
 
 
-def test_a_rival_that_did_not_run_is_named_with_the_reason() -> None:
+def test_a_system_that_did_not_run_is_named_with_the_reason() -> None:
     text = {"left_out": {"restate": "npm is missing; install Node.js with npm"}}
     assert _left_out(text) == "Restate did not run: npm is missing; install Node.js with npm."
     assert not _left_out({})
 
 
-def test_cores_for_tools_follow_from_what_was_measured() -> None:
+def test_the_cores_for_tools_follow_from_the_measurements() -> None:
     def document(alone: float, together: float) -> dict[str, object]:
         return {"tools": {"alone": {"cpu_ms": alone}, "together": {"cpu_ms": together}}}
 
@@ -229,7 +229,7 @@ def test_cores_for_tools_follow_from_what_was_measured() -> None:
     assert with_rows(page, {"tools": "| tools | 400 cores |"}) == page.replace("110", "400")
 
 
-def test_a_part_that_was_measured_elsewhere_stays_in_the_page() -> None:
+def test_a_separately_measured_part_stays_in_the_page() -> None:
     part = (
         "# Benchmarks\n\nof a part\n\n## What it must reach\n\nnothing\n\n## In a cluster\n\n2\n\n"
         "## How to run it\n\nelse\n"

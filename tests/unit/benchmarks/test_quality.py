@@ -46,7 +46,7 @@ def problem(folder: Path) -> Problem:
     return parsed
 
 
-def test_a_third_of_the_assertions_is_seen_and_what_cannot_be_shared_out_is_left(
+def test_a_third_of_the_assertions_is_visible_and_the_rest_hidden(
     tmp_path: Path,
 ) -> None:
     parsed = problem(tmp_path)
@@ -75,7 +75,7 @@ def test_a_reply_is_read_with_and_without_a_fence(tmp_path: Path) -> None:
         assert names["double"](4) == 8
 
 
-def test_a_way_is_compared_on_what_the_bare_model_was_asked_too(tmp_path: Path) -> None:
+def test_a_method_is_compared_only_on_problems_the_bare_model_was_given(tmp_path: Path) -> None:
     parsed = problem(tmp_path)
 
     def tried(seen: int, hidden: int) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def row(way: str, problem: str, seen: int, tokens: int) -> dict[str, Any]:
     return {"problem": problem, "way": way, "date": "2026-01-02", "version": "abc", **figures}
 
 
-def test_protocols_are_compared_on_what_all_were_asked_at_one_budget(tmp_path: Path) -> None:
+def test_protocols_are_compared_on_their_common_problems_at_one_budget(tmp_path: Path) -> None:
     parsed = problem(tmp_path)
     other = replace(parsed, id="HumanEval/2")
     rows = [
@@ -169,7 +169,9 @@ class Samples:
 
 
 @pytest.mark.parametrize(("tokens", "calls"), [(50, 1), (250, 2), (10_000, 3)])
-async def test_the_best_of_as_many_samples_as_fit(tmp_path: Path, tokens: int, calls: int) -> None:
+async def test_the_best_of_as_many_samples_as_the_budget_allows_is_returned(
+    tmp_path: Path, tokens: int, calls: int
+) -> None:
     samples: Any = Samples()
     answer = await equal.best_of_n(samples, samples, problem(tmp_path), tokens=tokens, seed=1)
     assert (answer["usage"]["calls"], answer["seen"], answer["solution"].split()[-1]) == (

@@ -51,9 +51,7 @@ def test_an_account_is_added_listed_changed_and_removed(folder: Path) -> None:
         (("password", "bob"), f"{GOOD}\n", "no account 'bob'"),
     ],
 )
-def test_what_is_wrong_is_said(
-    folder: Path, args: tuple[str, ...], typed: str, message: str
-) -> None:
+def test_errors_are_reported(folder: Path, args: tuple[str, ...], typed: str, message: str) -> None:
     result = account(*args, given=typed)
     assert result.exit_code == 2
     assert message in result.stderr

@@ -51,7 +51,7 @@ def test_a_prompt_is_text_with_paths_and_embedded_files() -> None:
         read_prompt([resource_block(embedded_blob_resource("file:///a.png", "aGk="))])
 
 
-def test_a_plan_follows_the_seats() -> None:
+def test_the_plan_shows_the_progress_of_the_seats() -> None:
     report = TaskReport()
     statuses = []
     for update in (
@@ -70,7 +70,7 @@ def test_a_plan_follows_the_seats() -> None:
     assert statuses == ["ippp", "cppp", "cipp", "cipi", "ccpi", "ccci", "cccc"]
 
 
-def test_a_turn_is_a_thought_and_its_tool_calls() -> None:
+def test_a_turn_is_shown_as_a_thought_and_its_tool_calls() -> None:
     operations = [{"tool": "tests.pytest", "status": "success"}, {"tool": "mcp.x"}, "nonsense"]
     thought, run, other, unknown = TaskReport().read_update(
         event(EventType.SEAT_TURN, {"thought": "Look\x07", "operations": operations}, "a")
@@ -91,7 +91,7 @@ def test_a_turn_is_a_thought_and_its_tool_calls() -> None:
     "data", [{}, {"seats": 3}, {"operations": 5, "thought": 9}, {"evidence": "passed"}]
 )
 @pytest.mark.parametrize("kind", list(EventType))
-def test_an_event_with_wrong_fields_is_no_error(kind: EventType, data: Mapping[str, Any]) -> None:
+def test_an_event_with_invalid_fields_is_no_error(kind: EventType, data: Mapping[str, Any]) -> None:
     for update in TaskReport().read_update(event(kind, data)):
         assert "\x1b" not in str(update)
 
@@ -114,7 +114,7 @@ def test_an_outcome_names_the_level_of_its_winner() -> None:
     assert lines[-1] == "Other answers: 1. agent-dev-001, unproven. `moothall show t-1`"
 
 
-def test_an_outcome_without_a_winner_says_why() -> None:
+def test_an_outcome_without_a_winner_gives_the_reason() -> None:
     failed = SeatOutcome("a", SeatStatus.FAILED, "NO_CHANGES", "nothing changed")
     outcome = Outcome(
         "t-1", DeliberationStatus.FAILED, seats=(failed,), error_message="every seat failed"
@@ -125,7 +125,7 @@ def test_an_outcome_without_a_winner_says_why() -> None:
     assert describe_outcome(Outcome("t-1", DeliberationStatus.TIMEOUT)) == "**No winner**: timeout"
 
 
-def test_an_answer_in_words_and_a_task_that_is_done() -> None:
+def test_a_text_answer_and_an_already_done_task_are_described() -> None:
     result = candidate(EvidenceLevel.REPRODUCED, content="It **is**\x1b.")
     outcome = Outcome(
         "t-1",

@@ -21,7 +21,7 @@ from moothall.cli.ask import _LAST_TASK, _read_prompt
         ("", None, ("", None)),
     ],
 )
-def test_a_task_and_a_question_are_told_apart(
+def test_a_task_and_a_question_are_distinguished(
     prompt: str, goes_on: str | None, meant: tuple[str, str | None]
 ) -> None:
     assert _read_prompt(prompt, goes_on) == meant
@@ -31,7 +31,7 @@ def test_a_task_and_a_question_are_told_apart(
     "args",
     [(), ("--continue",), ("--continue", "task-1"), ("--json",), ("--yes",), ("--task-id", "mine")],
 )
-def test_nothing_asked_where_nobody_can_type_is_wrong_use(args: tuple[str, ...]) -> None:
+def test_a_missing_question_without_a_terminal_is_a_usage_error(args: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main, ["ask", *args])
     assert result.exit_code == 2
     assert "nothing is asked" in result.output

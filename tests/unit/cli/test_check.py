@@ -58,7 +58,7 @@ def shown(checked: RepositoryCheck, width: int = 80) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return] # it is the StringIO above
 
 
-def test_what_is_red_flaky_and_slow_is_named_and_why() -> None:
+def test_failed_flaky_and_slow_cases_are_named_with_the_reason() -> None:
     output = shown(CHECKED)
     for text in (
         "/srv/sample at aaaaaaaaaa",
@@ -73,7 +73,7 @@ def test_what_is_red_flaky_and_slow_is_named_and_why() -> None:
     assert all(len(line) <= 80 for line in output.splitlines())
 
 
-def test_elsewhere_than_on_a_terminal_lines_are_whole() -> None:
+def test_without_a_terminal_lines_are_not_wrapped() -> None:
     case = f"tests/{'long/' * 30}test_a.py::test_red"
     run = replace(
         RUN, cases={case: "failed"}, details={case: f"E   assert {'x' * 120}"}, durations={}
@@ -85,7 +85,7 @@ def test_elsewhere_than_on_a_terminal_lines_are_whole() -> None:
     assert line.endswith("x" * 120)
 
 
-def test_in_a_pipe_no_line_ends_with_the_spaces_of_the_longest() -> None:
+def test_piped_output_has_no_trailing_spaces() -> None:
     checked = replace(
         CHECKED,
         base=replace(
@@ -99,7 +99,7 @@ def test_in_a_pipe_no_line_ends_with_the_spaces_of_the_longest() -> None:
     assert [line for line in lines if line.endswith(" ")] == []
 
 
-def test_a_red_command_without_cases_shows_the_end_of_what_it_printed() -> None:
+def test_a_failed_command_without_cases_shows_the_end_of_its_output() -> None:
     run = CheckRun(
         "tests",
         Verdict.FAILED,
@@ -111,7 +111,7 @@ def test_a_red_command_without_cases_shows_the_end_of_what_it_printed() -> None:
     assert "\x1b" not in output
 
 
-def test_what_only_advises_proves_nothing_and_is_not_counted() -> None:
+def test_a_failed_advisory_check_is_not_counted() -> None:
     advised = replace(
         BASE,
         profile=replace(
@@ -127,7 +127,7 @@ def test_what_only_advises_proves_nothing_and_is_not_counted() -> None:
     assert "Usage: tsc" not in output
 
 
-def test_of_a_panic_its_message_is_shown_and_not_how_to_get_a_backtrace() -> None:
+def test_a_panic_is_shown_by_its_message_without_the_backtrace_hint() -> None:
     panic = (
         "thread 'sums' panicked at src/lib.rs:4:9:\n2 + 3 is 5\nnote: run with `RUST_BACKTRACE=1` "
         "for more"
@@ -140,7 +140,7 @@ def test_of_a_panic_its_message_is_shown_and_not_how_to_get_a_backtrace() -> Non
     assert f"red   {RED}  2 + 3 is 5" in output
 
 
-def test_of_a_red_case_of_tap_its_values_are_shown() -> None:
+def test_a_failed_tap_case_is_shown_with_its_values() -> None:
     diagnostics = (
         "operator: equal\nexpected: 2\nactual:   1\nat: f (a.js:1:1)\nstack: |-\n  Error: same\n  "
         "  at f (a.js:1:1)"
@@ -154,7 +154,7 @@ def test_of_a_red_case_of_tap_its_values_are_shown() -> None:
     assert f"red   {RED}  expected: 2, actual: 1" in output
 
 
-def test_of_another_process_s_traceback_its_last_line_is_shown() -> None:
+def test_a_foreign_traceback_is_shown_by_its_last_line() -> None:
     printed = (
         'E   Exception: Traceback (most recent call last):\nE     File "a.py", line 1\nE   '
         "TypeError: no"
@@ -201,7 +201,7 @@ def test_of_another_process_s_traceback_its_last_line_is_shown() -> None:
         ),
     ],
 )
-def test_where_nothing_could_be_judged_it_says_what_to_write_where(
+def test_an_unjudgeable_base_is_reported_with_the_file_to_write(
     checked: RepositoryCheck, message: str
 ) -> None:
     output = " ".join(shown(checked).split())
@@ -210,7 +210,7 @@ def test_where_nothing_could_be_judged_it_says_what_to_write_where(
     assert "can be judged here" not in output
 
 
-def test_the_document_says_the_same() -> None:
+def test_the_json_document_agrees_with_the_diagnosis() -> None:
     diagnosis = diagnose(PREPARED)
     document = check_document(CHECKED, diagnosis, "", Path("/srv/sample/.moothall.toml"))
     assert json.loads(json.dumps(document)) == document
@@ -219,7 +219,7 @@ def test_the_document_says_the_same() -> None:
     assert document["checks"][0]["flaky"] == ["tests/test_a.py::f"]
 
 
-def test_on_a_narrow_terminal_the_reason_has_lines_of_its_own() -> None:
+def test_a_narrow_terminal_shows_the_reason_on_separate_lines() -> None:
     message = (
         "AssertionError: the sum of two and three is 5, and not what it was here\n    at f "
         "(/workspace/tests/test_a.py:3:1)"
@@ -237,7 +237,7 @@ def test_on_a_narrow_terminal_the_reason_has_lines_of_its_own() -> None:
     )
 
 
-def test_of_a_command_without_cases_the_error_is_read_from_its_output() -> None:
+def test_the_error_of_a_command_without_cases_is_read_from_its_output() -> None:
     output = (
         "> mocha\n\n Exception during run: Error: Cannot find module './x'\n    at "
         "Object.<anonymous> (/workspace/tests/test_a.py:1:9)"

@@ -59,12 +59,12 @@ def test_names_and_values_are_completed(
     assert completed(data_dir, *arguments) == expected
 
 
-def test_nothing_known_is_nothing_offered(tmp_path: Path) -> None:
+def test_no_completions_are_offered_without_data(tmp_path: Path) -> None:
     assert completed(tmp_path / "absent", "show", "") == []
     remember(tmp_path / "absent", "task")  # cannot be written, so it is skipped
 
 
-def test_a_shell_asks_a_process() -> None:
+def test_a_shell_gets_completions_from_a_process() -> None:
     command = [sys.executable, "-c", "from moothall.cli import main; main(prog_name='moothall')"]
     completed = subprocess.run(
         command,

@@ -41,7 +41,7 @@ CHECKED = CheckDocument(
 )
 
 
-def test_the_schemas_are_those_of_the_code() -> None:
+def test_the_published_schemas_match_the_code() -> None:
     written = {
         path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.json")
     }
@@ -68,7 +68,7 @@ def test_the_schemas_are_those_of_the_code() -> None:
         ),
     ],
 )
-def test_a_document_has_the_fields_of_its_schema_and_a_version(
+def test_a_document_has_a_version_and_the_fields_of_its_schema(
     name: str, document: dict[str, Any]
 ) -> None:
     schema = schemas()[name]

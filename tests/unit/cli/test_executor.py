@@ -15,7 +15,7 @@ from moothall.cli import main
 from moothall.workspace.executor_connection import ExecutorConnection
 
 
-def test_outside_a_container_it_is_refused(tmp_path: Path) -> None:
+def test_the_executor_command_is_refused_outside_a_container(tmp_path: Path) -> None:
     called = CliRunner(env={"MOOTHALL_DATA_DIR": str(tmp_path)}).invoke(main, ["executor"])
     assert called.exit_code == 2
     assert "is the first process of a workspace's container" in called.output
@@ -23,7 +23,7 @@ def test_outside_a_container_it_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-async def test_as_the_first_process_of_a_container_it_answers(tmp_path: Path) -> None:
+async def test_the_executor_answers_as_the_first_process_of_a_container(tmp_path: Path) -> None:
     if shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed; apt-get install bubblewrap brings it")
     place = tmp_path / "link.sock"

@@ -39,16 +39,16 @@ FAILED, LATE, UNSTARTED = SeatStatus.FAILED, SeatStatus.LATE, SeatStatus.UNSTART
         (lost(), 1),
     ],
 )
-def test_the_exit_code_of_an_end(outcome: Outcome, code: int) -> None:
+def test_an_outcome_has_its_exit_code(outcome: Outcome, code: int) -> None:
     assert exit_code(outcome) == code
 
 
 @pytest.mark.parametrize("code", sorted(BROKEN))
-def test_a_broken_part_is_2_whichever_it_is(code: str) -> None:
+def test_an_unavailable_part_exits_with_2(code: str) -> None:
     assert exit_code(lost((FAILED, code), (FAILED, code))) == 2
 
 
-def test_a_candidate_that_lost_is_no_broken_part() -> None:
+def test_a_lost_candidate_outweighs_an_unavailable_part() -> None:
     broken = lost((FAILED, "MODEL_UNAVAILABLE"))
     result = Result(1, "s", "dev", 0.1, (), passed_gates=False, proven=False)
     assert (
@@ -57,6 +57,6 @@ def test_a_candidate_that_lost_is_no_broken_part() -> None:
     )
 
 
-def test_an_answer_in_words_needs_no_proof() -> None:
+def test_a_text_answer_needs_no_proof() -> None:
     assert exit_code(won(proven=False, final_state="answered"), answers=True) == 0
     assert exit_code(won(proven=False), answers=True) == 3

@@ -29,7 +29,7 @@ def test_the_overview_has_each_command_once_on_one_line() -> None:
     list(leaves(main)),
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_each_commands_help_says_what_it_does_and_has_an_example_that_fits(
+def test_each_commands_help_has_a_description_and_a_short_example(
     path: tuple[str, ...], command: click.Command
 ) -> None:
     result = CliRunner().invoke(main, [*path, "--help"], terminal_width=WIDTH)
@@ -42,13 +42,13 @@ def test_each_commands_help_says_what_it_does_and_has_an_example_that_fits(
     assert all(len(line) <= 100 for line in example.splitlines())
 
 
-def test_a_mistyped_command_is_named_with_the_nearest() -> None:
+def test_a_mistyped_command_is_reported_with_the_nearest_one() -> None:
     result = CliRunner().invoke(main, ["deliberat", "x"])
     assert result.exit_code == 2
     assert "no such command 'deliberat'; did you mean deliberate?" in result.output
 
 
-def test_the_overview_imports_no_command() -> None:
+def test_the_overview_does_not_import_commands() -> None:
     code = (
         "import sys\nfrom moothall.cli import main\n"
         "main(['--help'], standalone_mode=False)\n"

@@ -12,7 +12,7 @@ from moothall.errors import InvalidRequest
 from support.repos import Repo
 
 
-def test_a_folder_mirrors_the_repository_and_a_file_lies_where_it_is_or_where_it_is_said(
+def test_a_folder_mirrors_the_repository_and_a_file_keeps_its_place_or_gets_a_given_one(
     tmp_path: Path,
 ) -> None:
     top, other = tmp_path / "repo", tmp_path / "other"
@@ -40,7 +40,7 @@ def test_a_folder_mirrors_the_repository_and_a_file_lies_where_it_is_or_where_it
     }
 
 
-def test_a_file_elsewhere_needs_to_say_where_it_goes_and_what_is_no_text_is_refused(
+def test_an_outside_file_needs_a_destination_and_binary_files_are_refused(
     tmp_path: Path,
 ) -> None:
     top, other = tmp_path / "repo", tmp_path / "test_b.py"
@@ -56,7 +56,7 @@ def test_a_file_elsewhere_needs_to_say_where_it_goes_and_what_is_no_text_is_refu
             read_hidden_tests([option], top)
 
 
-def test_a_destination_that_ends_with_a_slash_is_a_folder(tmp_path: Path) -> None:
+def test_a_destination_with_a_trailing_slash_is_a_folder(tmp_path: Path) -> None:
     (tmp_path / "test_b.py").write_bytes(b"b\r\n")
     assert read_hidden_tests([f"{tmp_path}/test_b.py:tests/"], None) == {"tests/test_b.py": "b\r\n"}
 

@@ -20,7 +20,7 @@ _COSTLY = {"aiohttp", "git", "grpc", "kglite", "neo4j", "ray", "rich", "starlett
         "moothall.cli.graph, moothall.app.graph",
     ],
 )
-def test_commands_that_need_no_ray_import_nothing_costly(modules: str) -> None:
+def test_commands_without_ray_import_no_costly_modules(modules: str) -> None:
     code = f"import sys, {modules}; print(*sys.modules)"
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
@@ -32,7 +32,7 @@ def test_commands_that_need_no_ray_import_nothing_costly(modules: str) -> None:
 
 @pytest.mark.e2e  # the whole command, each in a process
 @pytest.mark.parametrize("command", ["deliberate", "ask"])
-def test_a_model_server_that_is_away_is_said_before_anything_costly_is_imported(
+def test_an_unreachable_model_server_is_reported_before_costly_imports(
     command: str, tmp_path: Path
 ) -> None:
     environment = {
@@ -78,7 +78,7 @@ def test_a_model_server_that_is_away_is_said_before_anything_costly_is_imported(
 
 
 @pytest.mark.e2e
-def test_a_command_with_hosts_of_its_own_imports_no_ray() -> None:
+def test_a_command_with_its_own_hosts_does_not_import_ray() -> None:
     modules = (
         "moothall.cli.deliberate, moothall.app.server, moothall.app.host, "
         "moothall.workers.subprocesses"

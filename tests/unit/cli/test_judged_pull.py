@@ -32,7 +32,7 @@ VERDICT = VerdictDocument(
 
 
 @pytest.mark.parametrize("kind", ["gitea", "github", "github app"])
-async def test_a_verdict_is_a_check_run_where_the_token_may_create_one(
+async def test_a_verdict_is_a_check_run_if_the_token_may_create_one(
     tmp_path: Path, kind: str
 ) -> None:
     with fake_forge(tmp_path, kind.partition(" ")[0]) as forge:

@@ -68,7 +68,7 @@ def printed_progress(*, verbose: bool, width: int = 100) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return] # it is the StringIO above
 
 
-def test_with_v_every_event_is_a_line() -> None:
+def test_verbose_output_has_a_line_for_every_event() -> None:
     output = printed_progress(verbose=True)
     for text in (
         "append",
@@ -83,7 +83,7 @@ def test_with_v_every_event_is_a_line() -> None:
         assert text in output
 
 
-def test_without_it_only_what_matters_is() -> None:
+def test_default_output_has_only_important_events() -> None:
     lines = printed_progress(verbose=False).splitlines()
     assert [line.split(maxsplit=1)[1][:20] for line in lines] == [
         "2 seats (dev), proto",
@@ -95,11 +95,11 @@ def test_without_it_only_what_matters_is() -> None:
 
 
 @pytest.mark.parametrize("verbose", [True, False])
-def test_a_model_moves_no_cursor(verbose: bool) -> None:  # noqa: FBT001 - the parameter
+def test_model_output_cannot_move_the_cursor(verbose: bool) -> None:  # noqa: FBT001 - the parameter
     assert "\x1b" not in printed_progress(verbose=verbose)
 
 
-def test_the_board_has_a_line_a_seat_whatever_they_say() -> None:
+def test_the_board_has_one_line_per_seat_for_any_event() -> None:
     board = SeatLines()
     for seq, (kind, data) in enumerate(EVENTS, 1):
         board.add_event(recorded(kind, data, seq))
@@ -115,7 +115,7 @@ def test_the_board_has_a_line_a_seat_whatever_they_say() -> None:
     assert lines[2].startswith("agent-dev-with-a-ve…  failed: gone")
 
 
-def test_quiet_is_not_a_word() -> None:
+def test_quiet_mode_prints_nothing() -> None:
     console = Console(file=io.StringIO(), quiet=True)
     printer = ProgressPrinter(quiet=True, console=console)
     with printer.live_display():
@@ -124,7 +124,7 @@ def test_quiet_is_not_a_word() -> None:
     assert console.file.getvalue() == ""  # type: ignore[attr-defined] # it is the StringIO above
 
 
-def test_the_live_lines_go_when_the_end_is_told() -> None:
+def test_the_live_lines_disappear_when_the_end_is_shown() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80, no_color=True)
     printer = ProgressPrinter(console=console)
     with printer.live_display():
@@ -134,7 +134,7 @@ def test_the_live_lines_go_when_the_end_is_told() -> None:
     assert console.file.getvalue().rstrip().endswith("after\x1b[0m")  # type: ignore[attr-defined] # it is the StringIO above
 
 
-def test_elsewhere_than_on_a_terminal_it_is_said_what_seats_wait_for_and_lines_are_whole() -> None:
+def test_without_a_terminal_waits_are_logged_in_whole_lines() -> None:
     console = Console(file=io.StringIO(), width=40)
     printer = ProgressPrinter(console=console)
     printer.print_waiting()
@@ -147,7 +147,7 @@ def test_elsewhere_than_on_a_terminal_it_is_said_what_seats_wait_for_and_lines_a
     assert any(len(line) > 60 for line in lines)
 
 
-def test_elsewhere_it_is_said_that_the_council_itself_waits_for_the_model() -> None:
+def test_without_a_terminal_the_wait_for_the_model_is_logged() -> None:
     console = Console(file=io.StringIO(), width=40)
     printer = ProgressPrinter(console=console)
     for seq, (kind, data) in enumerate(
@@ -161,7 +161,7 @@ def test_elsewhere_it_is_said_that_the_council_itself_waits_for_the_model() -> N
     assert console.file.getvalue().splitlines()[-1].strip() == f"{ONE} waits for the model"  # type: ignore[attr-defined] # as above
 
 
-def test_elsewhere_no_line_is_repeated_and_about_text_nothing_is_re_checked() -> None:
+def test_without_a_terminal_lines_are_not_repeated_and_text_waits_for_reviews() -> None:
     console = Console(file=io.StringIO(), width=40)
     printer = ProgressPrinter(console=console)
     request = {"seats": [ONE, TWO], "role": "dev", "protocol": "vote", "max_turns": 4}
@@ -186,7 +186,7 @@ def test_elsewhere_no_line_is_repeated_and_about_text_nothing_is_re_checked() ->
     assert lines[-1] == f"{ONE} waits for the reviews"
 
 
-def test_at_80_columns_what_a_seat_waits_for_is_whole() -> None:
+def test_the_waiting_reason_of_a_seat_fits_into_80_columns() -> None:
     board = SeatLines()
     approach = (
         "an approach that is described in more words than one line of a terminal has room for"

@@ -17,7 +17,7 @@ def quota(*args: str) -> Result:
     return CliRunner().invoke(main, ["quota", *args])
 
 
-def test_quotas_are_set_printed_and_returned_to_the_settings(
+def test_quotas_are_set_printed_and_reset_to_the_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MOOTHALL_DATA_DIR", str(tmp_path / "data"))

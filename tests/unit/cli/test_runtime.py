@@ -13,7 +13,7 @@ from moothall.cli.runtime import report_errors, result_of, settings_of, with_set
 from moothall.config import Settings
 
 
-def test_the_data_directory_is_its_owner_s_alone_whoever_needs_it_first(
+def test_the_data_directory_is_created_for_its_owner_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MOOTHALL_DATA_DIR", str(tmp_path / "deep" / "data"))
@@ -21,7 +21,7 @@ def test_the_data_directory_is_its_owner_s_alone_whoever_needs_it_first(
     assert stat.S_IMODE(settings.data_dir.stat().st_mode) == 0o700
 
 
-def test_a_long_wait_says_what_it_waits_for_and_a_short_one_nothing(
+def test_a_long_wait_is_explained_and_a_short_one_is_silent(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async def wait_for_stderr() -> str:
@@ -38,9 +38,7 @@ def test_a_long_wait_says_what_it_waits_for_and_a_short_one_nothing(
     assert capsys.readouterr().err == ""
 
 
-def test_garbage_is_collected_once_the_work_begins_whatever_was_switched_off_for_the_imports() -> (
-    None
-):
+def test_garbage_collection_is_enabled_when_a_command_runs() -> None:
     async def is_collecting() -> bool:
         return gc.isenabled()
 
@@ -51,7 +49,7 @@ def test_garbage_is_collected_once_the_work_begins_whatever_was_switched_off_for
         gc.enable()
 
 
-def test_a_bug_is_told_with_its_cause_however_deep_it_lies(
+def test_a_bug_is_reported_with_its_cause_at_any_depth(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     error: Exception = ValueError("the cause")
@@ -68,7 +66,7 @@ def test_a_bug_is_told_with_its_cause_however_deep_it_lies(
     assert "ValueError: the cause" in capsys.readouterr().err
 
 
-def test_a_command_is_given_the_settings_and_returns_the_exit_code(tmp_path: Path) -> None:
+def test_a_command_gets_the_settings_and_returns_the_exit_code(tmp_path: Path) -> None:
     @click.command()
     @click.argument("code", type=int)
     @with_settings()
@@ -81,7 +79,7 @@ def test_a_command_is_given_the_settings_and_returns_the_exit_code(tmp_path: Pat
         assert (ran.exit_code, ran.output) == (code, f"{tmp_path}\n")
 
 
-def test_what_a_command_finds_wrong_with_a_parameter_is_said_as_click_says_it(
+def test_a_wrong_parameter_is_reported_in_clicks_form(
     tmp_path: Path,
 ) -> None:
     @click.command()

@@ -9,7 +9,7 @@ from moothall.config import GrpcSettings
 from moothall.settings import load_settings
 
 
-def test_the_file_of_the_first_run_is_named_only_where_it_is_made(tmp_path: Path) -> None:
+def test_the_source_of_the_tokens_is_named(tmp_path: Path) -> None:
     messages = [
         tokens_are(load_settings(data_dir=tmp_path, grpc=grpc))
         for grpc in (

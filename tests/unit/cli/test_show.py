@@ -23,7 +23,7 @@ DIFF = "diff --git a/x b/x\nindex 1..2\n--- a/x\n+++ b/x\n@@ -1 +1,2 @@\n-old\n+
 
 
 @given(st.text())
-def test_hostile_text_has_no_control_characters(text: str) -> None:
+def test_control_characters_are_removed_from_hostile_text(text: str) -> None:
     shown = plain(text)
     assert len(shown) <= 400
     assert not any(ord(char) < 32 and char not in "\t\n" for char in shown)
@@ -35,14 +35,14 @@ def test_a_diff_is_counted_without_its_headers() -> None:
     assert count_changes(DIFF) == (2, 1)
 
 
-def test_a_model_cannot_write_a_second_line_or_markup() -> None:
+def test_model_text_cannot_add_lines_or_markup() -> None:
     data = {"seat": "agent-dev-001", "error": {"code": "X", "message": "one\ntwo \x1b[31m[red]"}}
     line = line_of(Recorded(1, new_event(EventType.SEAT_FAILED, "t", data)))
     assert line is not None
     assert line.plain == "agent-dev-001   failed: one two \N{REPLACEMENT CHARACTER}[31m[red] [X]"
 
 
-def test_what_an_agent_beside_the_seats_found_is_one_line_with_its_tokens() -> None:
+def test_an_agents_report_is_one_line_with_its_tokens() -> None:
     report = {
         "agent": "test-writer",
         "message": "test writer: 4 tests, 3 of them fail on the base\n\x1b[31m",
@@ -58,7 +58,7 @@ def test_what_an_agent_beside_the_seats_found_is_one_line_with_its_tokens() -> N
     assert "\n" not in line.plain
 
 
-def test_a_test_that_was_red_before_is_not_said_to_have_failed() -> None:
+def test_a_test_that_failed_before_is_not_reported_as_broken() -> None:
     evidence = {
         "check": "tests",
         "verdict": "passed",
@@ -85,7 +85,7 @@ def test_a_test_that_was_red_before_is_not_said_to_have_failed() -> None:
     ("winner", "winner_text"),
     [("agent-dev-001", "Winner: agent-dev-001 (unproven)"), ("", "No winner. Nothing held.")],
 )
-def test_the_end_says_who_won_and_why(winner: str, winner_text: str) -> None:
+def test_the_end_shows_the_winner_and_the_reason(winner: str, winner_text: str) -> None:
     result = Result(
         1, "agent-dev-001", "dev", 0.6, ("because",), passed_gates=True, proven=False, diff=DIFF
     )
@@ -103,7 +103,7 @@ def test_the_end_says_who_won_and_why(winner: str, winner_text: str) -> None:
     assert "because" in output
 
 
-def test_a_seat_that_goes_in_circles_is_said_to_start_anew_or_to_stop() -> None:
+def test_a_seat_that_repeats_itself_is_asked_to_start_anew_or_stop() -> None:
     turn = {
         "task_id": "t",
         "seat": "agent-dev-001",
@@ -132,7 +132,7 @@ JOINER = "\N{WORD JOINER}"
 
 
 @given(st.text(max_size=80))
-def test_a_summary_holds_text_and_nothing_that_renders(reason: str) -> None:
+def test_a_summary_contains_only_literal_text(reason: str) -> None:
     result = Result(1, "agent-dev-001", "dev", 0.5, (reason,), passed_gates=True, proven=True)
     with TemporaryDirectory() as folder:
         path = Path(folder, "summary.md")
@@ -155,7 +155,7 @@ def test_a_summary_holds_text_and_nothing_that_renders(reason: str) -> None:
         assert html.unescape(text).replace(JOINER, "") == shown
 
 
-def test_a_summary_is_added_and_one_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_summary_is_added_and_a_failure_to_write_it_is_reported(tmp_path: Path) -> None:
     outcome = Outcome("t", DeliberationStatus.FAILED, error_message="nobody <b>proposed</b>")
     for _ in range(2):
         summarize(outcome, DeliberationRequest("x", "DEV"), tmp_path / "summary.md")
@@ -206,7 +206,7 @@ def test_reasons_of_several_answers_are_shown_once() -> None:
         ("", "(a guess, since the server does not say it: set llm.context_tokens)"),
     ],
 )
-def test_the_start_names_models_windows_and_limits(source: str, shown: str) -> None:
+def test_the_start_shows_models_windows_and_limits(source: str, shown: str) -> None:
     model = {
         "profile": "",
         "model": "qwen",
@@ -232,7 +232,7 @@ def test_the_start_names_models_windows_and_limits(source: str, shown: str) -> N
     )
 
 
-def test_the_reason_of_a_choice_of_models_is_shown_whole() -> None:
+def test_the_reason_of_the_model_choice_is_shown_completely() -> None:
     choice = f"auto: default + deep, {'x' * 600}; together 9 of 10"
     data = {"seats": ["a", "b"], "role": "dev", "protocol": "vote", "base_sha": "c0ffee"}
     line = line_of(

@@ -40,7 +40,7 @@ def test_a_command_without_its_arguments_is_a_usage_error(name: str, tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_commands_that_change_a_task_or_remove_something_require_its_name() -> None:
+def test_commands_that_change_or_remove_something_require_a_name() -> None:
     changing = {
         "cancel",
         "fork",
@@ -64,7 +64,7 @@ def test_commands_that_change_a_task_or_remove_something_require_its_name() -> N
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - set(REQUIRING) - STARTERS))
-def test_a_command_that_requires_nothing_ends_without_a_traceback(
+def test_a_command_without_required_arguments_ends_without_a_traceback(
     name: str, tmp_path: Path
 ) -> None:
     called = subprocess.run(
@@ -146,5 +146,5 @@ def test_a_number_above_its_setting_is_refused_before_anything_starts(
     assert not (tmp_path / "data").exists()
 
 
-def test_story_add_is_story_new() -> None:
+def test_story_add_is_an_alias_of_story_new() -> None:
     assert COMMANDS["story add"].callback is COMMANDS["story new"].callback

@@ -32,7 +32,7 @@ VERDICT = VerdictDocument(
 )
 
 
-def test_no_byte_of_a_signed_statement_can_be_changed(tmp_path: Path) -> None:
+def test_a_change_to_any_byte_of_a_signed_statement_is_detected(tmp_path: Path) -> None:
     raw = sign_verdict(VERDICT, load_signing_key(None, tmp_path)).encode()
     key = load_public_key(None, tmp_path)
     statement = verify_statement(raw, key)
@@ -48,7 +48,7 @@ def test_no_byte_of_a_signed_statement_can_be_changed(tmp_path: Path) -> None:
             verify_statement(changed_raw, key)
 
 
-def test_a_statement_of_another_key_does_not_hold(tmp_path: Path) -> None:
+def test_a_statement_signed_with_another_key_is_invalid(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     raw = sign_verdict(VERDICT, load_signing_key(None, tmp_path / "other")).encode()
     load_signing_key(None, tmp_path)
@@ -57,7 +57,7 @@ def test_a_statement_of_another_key_does_not_hold(tmp_path: Path) -> None:
         verify_statement(raw, load_public_key(None, tmp_path))
 
 
-def test_a_file_that_is_no_key_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_key_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "key.pem"
     path.write_text("no key", encoding="utf-8")
     with pytest.raises(ConfigurationError, match="no unencrypted private key"):
@@ -68,7 +68,7 @@ def test_a_file_that_is_no_key_is_refused(tmp_path: Path) -> None:
         load_public_key(None, tmp_path)
 
 
-def test_sarif_names_the_places() -> None:
+def test_sarif_results_have_locations() -> None:
     verdict = replace(
         VERDICT,
         finding="disputed",

@@ -27,7 +27,7 @@ SECRET = SecretStr("a token of these tests")
         (ForgeSettings(token=SECRET, repositories=("acme/app",)), r"git needs forge\.token too"),
     ],
 )
-async def test_what_is_missing_is_named(
+async def test_missing_settings_are_named(
     tmp_path: Path, forge: ForgeSettings, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MOOTHALL_FORGE__TOKEN", raising=False)

@@ -97,7 +97,7 @@ def are_shown_in_order(bus: FaultyBus) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_two_share_the_work_and_each_deliberation_is_decided_and_delivered_once(
+async def test_two_collectors_share_the_work_and_decide_and_deliver_once(
     seed: int,
 ) -> None:
     expected, _ = await with_one(full("task-a"))
@@ -117,7 +117,7 @@ async def test_two_share_the_work_and_each_deliberation_is_decided_and_delivered
 
 @pytest.mark.parametrize("killed_after", range(0, len(full().events) + 1, 2))
 @pytest.mark.parametrize("which", [0, 1])
-async def test_one_is_killed_anywhere_and_the_other_decides_the_same_once(
+async def test_a_killed_collector_is_replaced_by_the_other_with_the_same_decision(
     which: int, killed_after: int
 ) -> None:
     expected, branches = await with_one(full())
@@ -138,7 +138,7 @@ async def test_one_is_killed_anywhere_and_the_other_decides_the_same_once(
 
 
 @pytest.mark.parametrize("which", [0, 1])
-async def test_what_waits_for_its_deadline_is_decided_whoever_was_given_its_request(
+async def test_a_deadline_is_decided_by_either_collector(
     which: int,
 ) -> None:
     bus, now = FaultyBus(), [START]
@@ -155,7 +155,7 @@ async def test_what_waits_for_its_deadline_is_decided_whoever_was_given_its_requ
     assert {str(event.data["status"]) for event in bus.decisions} == {"TIMEOUT"}
 
 
-async def test_both_know_of_a_pause_and_of_its_end_whoever_was_given_them() -> None:
+async def test_both_collectors_know_of_a_pause_and_its_end() -> None:
     bus, now = FaultyBus(), [START]
 
     def turn(number: int, kind: EventType) -> Event:
@@ -188,7 +188,7 @@ async def test_both_know_of_a_pause_and_of_its_end_whoever_was_given_them() -> N
     assert len(bus.decisions) == 1
 
 
-async def test_who_could_not_deliver_takes_the_decision_that_another_recorded_meanwhile() -> None:
+async def test_a_slow_collector_adopts_the_decision_of_another() -> None:
     bus = FaultyBus()
     release = asyncio.Event()
     slow = Remembering()

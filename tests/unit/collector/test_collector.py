@@ -59,7 +59,7 @@ async def undisturbed(story: Story) -> tuple[dict[str, Any], dict[str, str]]:
     return dict(bus.decisions[0].data), repositories.branches
 
 
-async def test_a_council_that_ends_is_decided_delivered_and_shown() -> None:
+async def test_an_ended_council_is_decided_delivered_and_shown() -> None:
     bus, repositories = FaultyBus(), Remembering()
     async with running(bus, repositories) as one:
         for event in full().events:
@@ -92,7 +92,7 @@ async def test_a_council_that_ends_is_decided_delivered_and_shown() -> None:
 
 
 @pytest.mark.parametrize("killed_after", range(len(full().events) + 1))
-async def test_killed_after_any_event_and_restarted_it_decides_the_same_once(
+async def test_a_collector_killed_after_any_event_decides_the_same_once(
     killed_after: int,
 ) -> None:
     expected, branches = await undisturbed(full())
@@ -109,7 +109,7 @@ async def test_killed_after_any_event_and_restarted_it_decides_the_same_once(
     assert repositories.branches == branches
 
 
-async def test_killed_at_any_step_and_restarted_it_decides_the_same_once() -> None:
+async def test_a_collector_killed_at_any_step_decides_the_same_once() -> None:
     expected, branches = await undisturbed(full())
     for steps in range(0, 400, 7):
         bus, repositories = FaultyBus(), Remembering()
@@ -140,7 +140,7 @@ async def test_repeated_and_reordered_deliveries_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("act", ["publish", "replay", "put"])
-async def test_a_bus_that_fails_for_a_while_is_tried_again(act: str) -> None:
+async def test_a_temporary_bus_failure_is_retried(act: str) -> None:
     expected, _ = await undisturbed(full())
     bus, repositories = FaultyBus(), Remembering()
     await publish_story(bus, full())
@@ -152,7 +152,7 @@ async def test_a_bus_that_fails_for_a_while_is_tried_again(act: str) -> None:
     assert [dict(event.data) for event in bus.decisions] == [expected]
 
 
-async def test_an_end_that_could_not_be_shown_is_shown_though_no_event_comes() -> None:
+async def test_an_end_that_could_not_be_shown_is_shown_without_another_event() -> None:
     bus = FaultyBus()
     await publish_story(bus, full())
     one = collector(bus, Remembering())
@@ -170,7 +170,7 @@ async def test_an_end_that_could_not_be_shown_is_shown_though_no_event_comes() -
     assert len(bus.decisions) == 1
 
 
-async def test_the_deadline_decides_though_no_event_comes() -> None:
+async def test_the_deadline_decides_without_another_event() -> None:
     bus, now = FaultyBus(), [START]
     async with running(bus, Remembering(), lambda: now[0]):
         await publish_story(bus, Story().begun().proposed(SEATS[0], "good"))
@@ -182,7 +182,7 @@ async def test_the_deadline_decides_though_no_event_comes() -> None:
     assert bus.decisions[0].data["duration_ms"] == 600_000
 
 
-async def test_a_restart_finds_what_waits_for_its_deadline_alone() -> None:
+async def test_a_restart_finds_deliberations_that_only_wait_for_their_deadline() -> None:
     bus = FaultyBus()
     async with running(bus, Remembering()):
         await publish_story(bus, Story().begun())
@@ -193,7 +193,7 @@ async def test_a_restart_finds_what_waits_for_its_deadline_alone() -> None:
     assert len(bus.decisions) == 1
 
 
-async def test_seats_that_end_late_do_not_change_what_the_deadline_decided() -> None:
+async def test_seats_that_end_late_do_not_change_the_decision() -> None:
     bus = FaultyBus()
     story = Story().begun()
     for seat in SEATS:
@@ -218,7 +218,7 @@ async def test_a_cancel_before_the_end_wins_and_after_it_loses() -> None:
 
 
 @pytest.mark.parametrize("error", [PatchRefused("it holds a hook"), ModelUnavailable("away")])
-async def test_a_delivery_that_fails_is_told_and_the_decision_stands(
+async def test_a_failed_delivery_is_reported_and_the_decision_stands(
     error: PatchRefused | ModelUnavailable,
 ) -> None:
     bus = FaultyBus()
@@ -236,7 +236,7 @@ async def test_a_delivery_that_fails_is_told_and_the_decision_stands(
     assert "moothall/task-a" in data["error_message"]
 
 
-async def test_one_slow_delivery_does_not_hold_up_another() -> None:
+async def test_a_slow_delivery_does_not_delay_another() -> None:
     bus, repositories = FaultyBus(), Remembering()
     repositories.gates["moothall/task-a"] = asyncio.Event()
     await publish_story(bus, full("task-a"))
@@ -247,7 +247,7 @@ async def test_one_slow_delivery_does_not_hold_up_another() -> None:
         await until(lambda: len(bus.decisions) == 2)
 
 
-async def test_while_one_delivers_nobody_else_does() -> None:
+async def test_only_one_delivery_runs_at_a_time() -> None:
     bus, repositories = FaultyBus(), Remembering()
     release = repositories.gates["moothall/task-a"] = asyncio.Event()
     bus.repeat = 3
@@ -261,7 +261,7 @@ async def test_while_one_delivers_nobody_else_does() -> None:
     assert repositories.deliveries == 1
 
 
-async def test_a_slow_document_never_replaces_the_end() -> None:
+async def test_a_delayed_update_never_replaces_the_end() -> None:
     bus = FaultyBus()
     release = bus.held_puts["IN_PROGRESS"] = asyncio.Event()
     async with running(bus, Remembering()):
@@ -277,7 +277,7 @@ async def test_a_slow_document_never_replaces_the_end() -> None:
     assert statuses(bus) == ["PENDING", "IN_PROGRESS", "COMPLETED"]
 
 
-async def test_about_text_nothing_is_delivered() -> None:
+async def test_a_text_answer_is_not_delivered() -> None:
     bus, repositories = FaultyBus(), Remembering()
     await publish_story(bus, full(text=True))
     async with running(bus, repositories):
@@ -289,7 +289,7 @@ async def test_about_text_nothing_is_delivered() -> None:
     assert repositories.refs == []
 
 
-async def test_a_malformed_event_is_buried_and_the_rest_is_decided() -> None:
+async def test_a_malformed_event_is_dead_lettered_and_the_rest_is_decided() -> None:
     expected, _ = await undisturbed(full())
     bus = FaultyBus()
     bad = [
@@ -309,7 +309,7 @@ async def test_a_malformed_event_is_buried_and_the_rest_is_decided() -> None:
     assert [dict(event.data) for event in bus.decisions] == [expected]
 
 
-async def test_what_was_decided_before_is_shown_and_not_decided_again() -> None:
+async def test_an_earlier_decision_is_shown_and_not_repeated() -> None:
     expected, _ = await undisturbed(full())
     bus, repositories = FaultyBus(), Remembering()
     await publish_story(bus, full())

@@ -49,7 +49,7 @@ def test_order_and_repetition_change_nothing(
 
 
 @given(st.data())
-def test_of_two_facts_with_one_key_the_earlier_stays(data: st.DataObject) -> None:
+def test_the_earlier_of_two_events_with_one_key_counts(data: st.DataObject) -> None:
     story = full()
     story.finished(FIRST, SeatStatus.LATE).proposed(FIRST, "other").checked(
         FIRST, green=False
@@ -59,7 +59,7 @@ def test_of_two_facts_with_one_key_the_earlier_stays(data: st.DataObject) -> Non
 
 
 @given(st.sets(st.integers(0, len(WHOLE) - 1)))
-def test_whatever_is_missing_there_is_an_outcome_and_a_winner_has_its_evidence(
+def test_any_subset_of_events_gives_an_outcome_and_a_winner_has_evidence(
     lost: set[int],
 ) -> None:
     events = [event for index, event in enumerate(WHOLE) if index == 0 or index not in lost]
@@ -102,7 +102,7 @@ def test_the_proven_candidate_wins() -> None:
     assert (outcome.role, outcome.story_id, outcome.agent_count) == ("dev", "story-1", 3)
 
 
-def test_ready_only_when_all_finished_or_cancelled_or_the_time_is_up() -> None:
+def test_a_decision_is_ready_once_all_seats_ended_or_at_a_cancel_or_the_deadline() -> None:
     events = full().events
     assert not is_ready(DeliberationState(TaskKey("task-a")), LATE)
     assert not is_ready(state_of(events[:-1]), SOON)
@@ -114,7 +114,7 @@ def test_ready_only_when_all_finished_or_cancelled_or_the_time_is_up() -> None:
     assert not is_ready(state_of([*events, decided]), LATE)
 
 
-def test_every_seat_failed() -> None:
+def test_a_council_whose_seats_all_failed_has_failed() -> None:
     story = Story().begun()
     for seat, code in zip(
         SEATS, ("MODEL_UNAVAILABLE", "MODEL_UNAVAILABLE", "BUDGET_EXCEEDED"), strict=True
@@ -128,7 +128,7 @@ def test_every_seat_failed() -> None:
     )
 
 
-def test_no_candidate_through_the_gates_is_no_winner() -> None:
+def test_there_is_no_winner_if_no_candidate_passes_the_acceptance_checks() -> None:
     story = Story().begun().proposed(FIRST, "bad").checked(FIRST, green=False).finished(FIRST)
     outcome = outcome_of(
         story.finished(SECOND, SeatStatus.FAILED, "X").finished(THIRD, SeatStatus.UNSTARTED)
@@ -141,7 +141,7 @@ def test_no_candidate_through_the_gates_is_no_winner() -> None:
     assert "Required check tests failed" in outcome.error_message
 
 
-def test_a_proposal_that_nobody_checked_does_not_win() -> None:
+def test_an_unchecked_proposal_does_not_win() -> None:
     story = (
         Story()
         .begun()
@@ -155,7 +155,7 @@ def test_a_proposal_that_nobody_checked_does_not_win() -> None:
 
 
 @pytest.mark.parametrize("evaluated", [1, 2])
-def test_at_the_deadline_a_quorum_decides_and_less_is_a_timeout(evaluated: int) -> None:
+def test_a_quorum_decides_at_the_deadline_and_fewer_seats_are_a_timeout(evaluated: int) -> None:
     story = Story().begun()
     for seat in SEATS[:evaluated]:
         story.proposed(seat, f"good {seat}").checked(seat).finished(seat)
@@ -178,7 +178,7 @@ def test_at_the_deadline_a_quorum_decides_and_less_is_a_timeout(evaluated: int) 
         assert outcome.winner_id in SEATS[:2]
 
 
-def test_what_comes_after_the_last_moment_does_not_count() -> None:
+def test_events_after_the_deadline_do_not_count() -> None:
     story = Story().begun().proposed(FIRST, "good").checked(FIRST).finished(FIRST)
     before = outcome_of(story)
     for seat in (SECOND, THIRD):
@@ -186,7 +186,7 @@ def test_what_comes_after_the_last_moment_does_not_count() -> None:
     assert outcome_of(story.cancelled(at=700)) == before
 
 
-def test_seats_that_adaptation_did_not_need_are_not_missed() -> None:
+def test_unstarted_seats_are_not_required() -> None:
     story = (
         Story()
         .begun()
@@ -198,7 +198,7 @@ def test_seats_that_adaptation_did_not_need_are_not_missed() -> None:
     assert outcome_of(story).winner_id == FIRST
 
 
-def test_a_proven_answer_wins_though_most_seats_were_not_waited_for() -> None:
+def test_a_proven_answer_wins_without_most_seats() -> None:
     story = Story().begun().proposed(FIRST, "good").checked(FIRST).finished(FIRST)
     for seat in (SECOND, THIRD):
         story.finished(seat, SeatStatus.LATE, "OUT_OF_PATIENCE")
@@ -207,7 +207,7 @@ def test_a_proven_answer_wins_though_most_seats_were_not_waited_for() -> None:
     assert [seat.status for seat in outcome.seats] == ["proposed", "late", "late"]
 
 
-def test_a_seat_that_failed_but_never_finished_says_why() -> None:
+def test_a_seat_that_failed_without_finishing_keeps_its_error() -> None:
     outcome = outcome_of(Story().begun().failed(FIRST, "BUDGET_EXCEEDED"))
     assert (outcome.status, outcome.seats[0].status, outcome.seats[0].error_code) == (
         "TIMEOUT",
@@ -216,7 +216,7 @@ def test_a_seat_that_failed_but_never_finished_says_why() -> None:
     )
 
 
-def test_cancelled_says_by_what() -> None:
+def test_a_cancelled_outcome_gives_the_reason() -> None:
     outcome = outcome_of(
         Story().begun().proposed(FIRST, "good").checked(FIRST).cancelled("changed my mind")
     )
@@ -230,7 +230,7 @@ def test_cancelled_says_by_what() -> None:
     assert len(outcome.results) == 1
 
 
-def test_about_text_reviews_decide_and_nothing_is_committed() -> None:
+def test_a_text_council_is_decided_by_reviews_and_commits_nothing() -> None:
     outcome = outcome_of(full(text=True))
     assert (outcome.status, outcome.final_state, outcome.winner_id, outcome.proven) == (
         "COMPLETED",
@@ -241,14 +241,14 @@ def test_about_text_reviews_decide_and_nothing_is_committed() -> None:
     assert outcome.results[0].content == "good"
 
 
-def test_a_seat_that_nobody_asked_has_no_say() -> None:
+def test_events_of_an_unrequested_seat_are_ignored() -> None:
     story = full()
     assert outcome_of(
         story.proposed("agent-dev-009", "mine").checked("agent-dev-009")
     ) == outcome_of(full())
 
 
-def test_the_document_while_it_runs() -> None:
+def test_the_pending_outcome_shows_the_status_while_it_runs() -> None:
     story = Story().requested()
     waiting = pending_outcome(state_of(story.events))
     running = pending_outcome(state_of(Story().begun().events))
@@ -280,7 +280,7 @@ def test_the_document_while_it_runs() -> None:
         (EventType.SEAT_STARTED, {"task_id": "task-b"}, "task-b"),
     ],
 )
-def test_a_malformed_event_is_refused_by_name(
+def test_a_malformed_event_is_refused_with_the_field(
     kind: EventType, data: dict[str, object], named: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=named):
@@ -296,7 +296,7 @@ def test_a_malformed_time_is_refused(time: str) -> None:
 @pytest.mark.parametrize(
     "deadline", ["9999-12-31T23:59:59Z", "9999-12-31T23:59:59", "9999-12-31T23:59:59-10:00"]
 )
-def test_a_deadline_at_the_end_of_time_is_none(deadline: str) -> None:
+def test_a_deadline_at_the_end_of_time_means_no_deadline(deadline: str) -> None:
     events = Story().begun().events
     request = new_event(
         EventType.DELIBERATION_REQUESTED, "task-a", {**events[0].data, "deadline": deadline}
@@ -304,6 +304,6 @@ def test_a_deadline_at_the_end_of_time_is_none(deadline: str) -> None:
     assert not is_ready(state_of([request, *events[1:]]), LATE)
 
 
-def test_deciding_what_nobody_asked_for_is_a_bug() -> None:
+def test_deciding_an_unrequested_deliberation_is_a_bug() -> None:
     with pytest.raises(ValueError, match="never requested"):
         decide(DeliberationState(TaskKey("task-a")))

@@ -60,7 +60,9 @@ async def message_of(message: str, origin: str = "") -> str:
         ("fixes #7, thanks to @ann", "forge", TITLE),
     ],
 )
-async def test_a_seats_own_message_is_the_commits(message: str, origin: str, expected: str) -> None:
+async def test_the_seats_message_is_the_commit_message(
+    message: str, origin: str, expected: str
+) -> None:
     assert (
         await message_of(message, origin)
         == f"{expected}\n\nDeliberation: task-a\nWinner: {SEATS[0]} (proven)\n"
@@ -86,7 +88,7 @@ async def test_a_seats_own_message_is_the_commits(message: str, origin: str, exp
         ("fix: \u202ereversed", "fix:  reversed"),
     ],
 )
-def test_what_acts_in_a_message_is_left_out(message: str, expected: str) -> None:
+def test_active_text_is_removed_from_a_commit_message(message: str, expected: str) -> None:
     assert clean_commit_message(message) == expected
 
 
@@ -109,7 +111,7 @@ def test_what_acts_in_a_message_is_left_out(message: str, expected: str) -> None
         ("x" * 100, "x" * 71 + "…"),
     ],
 )
-def test_a_title_ends_with_a_sentence_or_a_word(description: str, title: str) -> None:
+def test_a_title_ends_after_a_sentence_or_a_word(description: str, title: str) -> None:
     assert commit_title(description) == title
     assert len(title) <= 72  # what git shows in one line
 
@@ -122,7 +124,7 @@ def test_a_title_ends_with_a_sentence_or_a_word(description: str, title: str) ->
         (MASKED.replace("https://ann:redacted@", "redacted "), False),
     ],
 )
-async def test_without_its_commit_a_diff_is_used_unless_an_added_line_is_masked(
+async def test_a_diff_replaces_a_missing_commit_unless_an_added_line_is_masked(
     diff: str, *, is_refused: bool
 ) -> None:
     result = Result(1, SEATS[0], "dev", 1.0, (), True, True, diff=diff, commit_sha="c" * 40)

@@ -73,7 +73,7 @@ def folded(story: Story) -> DeliberationState:
     return state
 
 
-def test_evidence_belongs_to_the_proposal_that_it_judged() -> None:
+def test_evidence_belongs_to_the_proposal_it_judged() -> None:
     bad, good = proposal(FIRST, "bad"), proposal(FIRST, "good")
     story = proposes(proposes(Story().begun(), bad), good)
     checks(story, good, green=True)
@@ -85,7 +85,7 @@ def test_evidence_belongs_to_the_proposal_that_it_judged() -> None:
     assert outcome.results[0].checks == {"applies": "passed", "tests": "passed"}
 
 
-def test_of_two_that_were_judged_the_earlier_stands_with_its_own_evidence() -> None:
+def test_the_earlier_of_two_judged_proposals_counts_with_its_own_evidence() -> None:
     bad, good = proposal(FIRST, "bad"), proposal(FIRST, "good")
     story = proposes(proposes(Story().begun(), bad), good)
     checks(checks(story, good, green=True), bad, green=False)
@@ -100,7 +100,7 @@ def test_of_two_that_were_judged_the_earlier_stands_with_its_own_evidence() -> N
     assert outcome.winner_id == ""
 
 
-def test_tests_that_their_author_has_changed_in_a_revision_count_no_more() -> None:
+def test_tests_changed_by_their_author_in_a_revision_no_longer_count() -> None:
     solved = proposal(FIRST, "solved")
     first = proposal(SECOND, "old tests", own_tests=("tests/test_new.py",))
     later = replace(proposal(SECOND, "new tests", own_tests=("tests/test_new.py",)), revision=1)

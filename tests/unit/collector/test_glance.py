@@ -41,7 +41,7 @@ def place(seq: int) -> dict[str, str]:
     task_id=JSON,
     rest=st.dictionaries(st.text(max_size=8), JSON, max_size=3),
 )
-def test_whatever_comes_is_left_to_its_handling(
+def test_arbitrary_events_are_left_to_the_handler(
     kind: EventType, task_id: Any, rest: dict[str, Any]
 ) -> None:
     collector = Collector(FaultyBus(), Remembering(), clock=lambda: START)
@@ -50,7 +50,7 @@ def test_whatever_comes_is_left_to_its_handling(
 
 
 @pytest.mark.parametrize("damage", [None, [], {}, "x", 1])
-async def test_a_damaged_event_of_a_known_deliberation_is_left_to_its_handling(damage: Any) -> None:
+async def test_a_damaged_event_of_a_known_deliberation_is_left_to_the_handler(damage: Any) -> None:
     requested, *rest = full().events
     collector = Collector(FaultyBus(), Remembering(), clock=lambda: START)
     folded = glanced(collector, 1, requested.type, dict(requested.data))
@@ -63,9 +63,7 @@ async def test_a_damaged_event_of_a_known_deliberation_is_left_to_its_handling(d
         assert not glanced(collector, seq, event.type, dict(event.data) | {"outcome": damage})
 
 
-async def test_a_decision_at_the_deadline_is_left_to_its_handling_though_no_seat_has_ended() -> (
-    None
-):
+async def test_a_decision_at_the_deadline_is_left_to_the_handler_before_any_seat_ended() -> None:
     requested, started, *_ = full().events
     collector = Collector(FaultyBus(), Remembering(), clock=lambda: START)
     glanced(collector, 1, requested.type, dict(requested.data))
@@ -103,7 +101,7 @@ async def test_its_own_decision_needs_no_handling_while_it_publishes_the_outcome
     assert collector.active_count == 0
 
 
-async def test_a_request_is_not_acked_before_its_deadline_is_told_of() -> None:
+async def test_a_request_is_not_acked_before_its_deadline_is_published() -> None:
     requested, started, *_ = full().events
     bus = FaultyBus()
     collector = Collector(bus, Remembering(), tick_seconds=0.01, clock=lambda: START)

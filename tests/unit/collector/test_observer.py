@@ -25,7 +25,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("before", [0, 1, 9])
-async def test_it_knows_what_was_asked_for_before_it_came_and_forgets_what_is_decided(
+async def test_an_observer_knows_earlier_requests_and_drops_decided_ones(
     before: int,
 ) -> None:
     bus, events = MemoryBus(), full().events

@@ -73,7 +73,7 @@ def state_of(*events: Event) -> DeliberationState:
     return state
 
 
-def test_a_live_task_moves_on_and_never_back() -> None:
+def test_a_live_tasks_progress_never_goes_back() -> None:
     steps = [
         request_event("task-1"),
         seat_event(EventType.DELIBERATION_STARTED, seat=""),
@@ -111,7 +111,7 @@ def test_a_live_task_moves_on_and_never_back() -> None:
     )
 
 
-async def test_live_and_failed_tasks_of_the_tenant_alone() -> None:
+async def test_only_live_and_failed_tasks_of_the_tenant_are_listed() -> None:
     bus = MemoryBus()
     for task in ("task-1", "task-2", "task-3"):
         await bus.publish(request_event(task))
@@ -153,7 +153,7 @@ async def test_live_and_failed_tasks_of_the_tenant_alone() -> None:
             await overview.get_task(TaskId(task), principal)
 
 
-async def test_what_is_decided_is_not_live_any_more_though_the_collector_still_has_it() -> None:
+async def test_a_decided_task_is_no_longer_live_even_if_the_collector_has_it() -> None:
     bus = MemoryBus()
     await bus.publish(request_event("task-1"))
     overview = Overview(bus, lambda: [state_of(request_event("task-1"))])

@@ -30,7 +30,7 @@ def decided(winner: str = SEATS[0]) -> Event:
     return new_event(EventType.DELIBERATION_DECIDED, "task-a", data)
 
 
-def test_the_percentage_rises_from_nothing_to_all() -> None:
+def test_the_percentage_rises_from_0_to_100() -> None:
     steps = steps_of([*full().events, decided()])
     assert [step.seq for step in steps] == list(range(1, len(steps) + 1))
     assert (steps[0].status, steps[0].percent) == (DeliberationStatus.PENDING, 0)
@@ -42,14 +42,14 @@ def test_the_percentage_rises_from_nothing_to_all() -> None:
 
 
 @given(st.permutations(full().events))
-def test_it_never_falls_in_any_order(events: list[Event]) -> None:
+def test_the_percentage_never_falls_in_any_order_of_events(events: list[Event]) -> None:
     percents = [step.percent for step in steps_of([*events, decided()])]
     assert percents == sorted(percents)
     assert all(0 <= percent <= 100 for percent in percents)
 
 
 @given(st.permutations(full().events), st.integers(1, len(full().events)))
-def test_who_watches_and_who_lists_see_the_same(events: list[Event], count: int) -> None:
+def test_watching_and_listing_show_the_same_progress(events: list[Event], count: int) -> None:
     events = [
         full().events[0],
         *(event for event in events if event.type is not EventType.DELIBERATION_REQUESTED),
@@ -69,13 +69,13 @@ def test_who_watches_and_who_lists_see_the_same(events: list[Event], count: int)
         st.integers() | st.text(),
     ),
 )
-def test_strange_data_still_makes_a_step(kind: EventType, data: dict[str, object]) -> None:
+def test_invalid_data_still_gives_a_step(kind: EventType, data: dict[str, object]) -> None:
     step = steps_of([new_event(kind, "task-a", data)])[0]
     assert step.step
     assert step.step.isprintable()
 
 
-def test_the_sentences_name_who_did_what() -> None:
+def test_the_steps_name_the_actor_and_the_action() -> None:
     story = Story().begun().called(SEATS[0], "c", 20)
     story.add(EventType.SEAT_TURN, {"seat": SEATS[0], "turn": 2, "operations": [{}, {}]})
     story.failed(SEATS[1]).checked(SEATS[0]).crossed(SEATS[0], SEATS[1], passed=True).reviewed(

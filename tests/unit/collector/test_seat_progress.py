@@ -28,7 +28,7 @@ def turn(story: Story, seat: str = ONE, **more: Any) -> Story:
     return story.add(EventType.SEAT_TURN, {"seat": seat, "turn": 1, "operations": tools, **more})
 
 
-def test_a_lane_tells_turns_tools_checks_and_the_last_words() -> None:
+def test_a_lane_shows_turns_tools_checks_and_the_last_text() -> None:
     story = Story().begun()
     story.add(
         EventType.MODEL_CALLED,
@@ -56,7 +56,7 @@ def test_a_lane_tells_turns_tools_checks_and_the_last_words() -> None:
     assert progress_of(story.failed(ONE).events).seats[ONE].ended_at
 
 
-def test_words_are_bounded() -> None:
+def test_the_last_message_is_limited() -> None:
     story = turn(Story().begun(), thought="x" * 5_000)
     assert len(progress_of(story.events).seats[ONE].last_message) == 2_000
 
@@ -70,13 +70,13 @@ def test_words_are_bounded() -> None:
         {"seat": "nobody"},
     ],
 )
-def test_what_is_malformed_says_nothing(data: dict[str, Any]) -> None:
+def test_malformed_turns_are_ignored(data: dict[str, Any]) -> None:
     story = Story().begun().add(EventType.SEAT_TURN, {"seat": ONE, **data})
     lane = progress_of(story.events).seats[ONE]
     assert (lane.tool_call_count, lane.checks, lane.last_message) == (0, {}, "")
 
 
-def test_the_phase_is_what_the_council_is_at() -> None:
+def test_the_phase_follows_the_events() -> None:
     story = Story().requested()
     assert progress_of(story.events).phase == "asked for"
     assert (
@@ -109,7 +109,7 @@ def test_the_phase_is_what_the_council_is_at() -> None:
     )
 
 
-async def test_who_looks_again_sees_what_came_since_and_another_tenant_sees_nothing() -> None:
+async def test_a_later_read_shows_new_progress_and_another_tenant_sees_nothing() -> None:
     bus, events = MemoryBus(), full().events
     overview = Overview(bus, tuple)
     with pytest.raises(NotFound):
@@ -127,7 +127,7 @@ async def test_who_looks_again_sees_what_came_since_and_another_tenant_sees_noth
         await overview.get_progress(TaskId("task-a"), Principal("eve", "elsewhere"))
 
 
-def test_of_text_nothing_is_re_checked() -> None:
+def test_a_text_proposal_waits_for_reviews() -> None:
     request = {"seats": [*SEATS], "role": "dev", "protocol": "vote"}
     story = Story().add(EventType.DELIBERATION_REQUESTED, request)
     progress = progress_of(story.add(EventType.SEAT_PROPOSED, {"seat": ONE}).events)

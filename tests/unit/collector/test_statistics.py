@@ -72,14 +72,14 @@ async def tally_of(bus: MemoryBus, *under_way: Deliberation) -> Statistics:
     )
 
 
-async def test_nothing_is_nothing() -> None:
+async def test_an_empty_log_has_empty_statistics() -> None:
     tally = await tally_of(MemoryBus())
     assert await tally.get_totals(LOCAL) == Totals()
     metrics = await tally.get_metrics(LOCAL)
     assert (metrics.latencies, metrics.councils, metrics.active_agents) == (Latencies(), {}, 0)
 
 
-async def test_totals_are_those_of_the_log_and_of_what_is_under_way() -> None:
+async def test_totals_combine_the_log_and_running_deliberations() -> None:
     bus = MemoryBus()
     await ended(bus, 1, 100)
     await ended(bus, 2, 300, origin="orchestrate")
@@ -95,7 +95,7 @@ async def test_totals_are_those_of_the_log_and_of_what_is_under_way() -> None:
     assert (await tally.get_totals(OTHER)).deliberations == 2
 
 
-async def test_percentiles_by_nearest_rank_within_the_range() -> None:
+async def test_percentiles_use_the_nearest_rank_within_the_time_range() -> None:
     bus = MemoryBus()
     for number in range(1, 101):
         await ended(bus, number, number, ago=60)
@@ -134,7 +134,7 @@ async def test_councils_are_busy_idle_or_empty() -> None:
         {"task_id": "t", "seats": [1, {"duration_ms": "x"}], "duration_ms": -5, "role": 7},
     ],
 )
-async def test_a_malformed_decision_breaks_no_figure(data: dict[str, object]) -> None:
+async def test_a_malformed_decision_does_not_break_statistics(data: dict[str, object]) -> None:
     bus = MemoryBus()
     await bus.publish(new_event(EventType.DELIBERATION_DECIDED, "t", data, time="yesterday"))
     assert (await (await tally_of(bus)).get_totals(LOCAL)).deliberations == 1

@@ -24,7 +24,7 @@ def read(*events: tuple[float, EventType, dict[str, Any]]) -> Any:
     return reader.timeline()
 
 
-def test_calls_tools_and_checks_follow_each_other() -> None:
+def test_the_timeline_lists_calls_tools_and_checks_in_order() -> None:
     usage = {"prompt_tokens": 900, "completion_tokens": 100, "cost_usd": 0.25}
     timeline = read(
         (0, EventType.DELIBERATION_REQUESTED, {}),
@@ -72,7 +72,7 @@ def test_calls_tools_and_checks_follow_each_other() -> None:
     assert timeline.seconds == 20
 
 
-def test_a_task_that_has_not_begun_has_no_chart() -> None:
+def test_an_unstarted_task_has_no_chart() -> None:
     assert draw_timeline(read((0, EventType.DELIBERATION_REQUESTED, {}))) is None
 
 

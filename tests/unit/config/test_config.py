@@ -11,7 +11,7 @@ from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
 
 
-def test_environment_over_file_over_default(
+def test_environment_variables_override_the_file_and_the_file_the_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "m.toml"
@@ -36,7 +36,7 @@ def test_environment_over_file_over_default(
         ("[nothing]\n", "nothing"),
     ],
 )
-def test_a_wrong_setting_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_setting_is_named(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "m.toml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigurationError, match=message):
@@ -51,7 +51,7 @@ def test_mode_process_excludes_an_address(monkeypatch: pytest.MonkeyPatch) -> No
         load_settings()
 
 
-def test_the_line_of_a_wrong_setting_and_a_similar_setting_are_named(
+def test_an_invalid_setting_is_reported_with_its_line_and_a_similar_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "m.toml"
@@ -88,7 +88,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_settings(tmp_path / "absent.toml")
 
 
-def test_a_secret_comes_from_a_file_and_is_not_shown(tmp_path: Path) -> None:
+def test_a_secret_is_read_from_a_file_and_not_shown(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("sk-very-secret\n", encoding="utf-8")
     settings = load_settings(llm={"api_key_file": tmp_path / "key"})
     assert settings.llm.api_key is not None

@@ -54,14 +54,14 @@ def test_the_file_is_complete_and_documented() -> None:
         (OPENAI, "", None),
     ],
 )
-def test_only_a_model_at_its_own_server_is_known(
+def test_a_model_is_known_only_at_its_own_server(
     url: str | None, model: str, window: int | None
 ) -> None:
     known = find_model(url, model)
     assert (known.window if known else None) == window
 
 
-def test_prices_of_the_settings_come_first() -> None:
+def test_prices_from_the_settings_take_precedence() -> None:
     opus = LlmSettings(base_url=CLAUDE, model="claude-opus-5-5")
     assert opus.price_in == 0
     priced = opus.with_known_prices()

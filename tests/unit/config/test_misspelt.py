@@ -80,14 +80,14 @@ def secrets(model: type[BaseModel], path: tuple[str, ...] = ()) -> list[tuple[st
 SECRETS = secrets(AllSettings)
 
 
-def test_there_are_secrets() -> None:
+def test_the_expected_secrets_exist() -> None:
     assert {("llm", "api_key"), ("bus", "token"), ("grpc", "token"), ("trace", "headers")} <= set(
         SECRETS
     )
 
 
 @pytest.mark.parametrize("path", SECRETS, ids=".".join)
-def test_every_secret_comes_from_a_file_too(
+def test_every_secret_can_come_from_a_file(
     path: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "secret"
@@ -120,7 +120,7 @@ def test_every_secret_comes_from_a_file_too(
         ("workspace.image", "use jobs.images"),
     ],
 )
-def test_a_removed_setting_is_an_error_that_says_what_applies_instead(
+def test_a_removed_setting_is_an_error_with_its_replacement(
     name: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     section, _, key = name.rpartition(".")

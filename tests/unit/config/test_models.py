@@ -48,7 +48,7 @@ def test_a_model_inherits_unset_fields_from_llm(tmp_path: Path) -> None:
     )
 
 
-def test_models_of_the_environment_and_their_keys_are_secrets(
+def test_models_can_come_from_the_environment_and_their_keys_are_secrets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(
@@ -87,5 +87,5 @@ def test_inconsistent_models_are_refused(tmp_path: Path, text: str, message: str
         load(tmp_path, text)
 
 
-def test_the_roles_of_the_settings_are_those_of_the_domain() -> None:
+def test_the_roles_of_the_settings_match_the_domain() -> None:
     assert get_args(Role) == ROLES

@@ -89,7 +89,7 @@ def test_npm_tokens_apply_below_their_path(tmp_path: Path) -> None:
     assert SECRET not in visible_data(indexes)
 
 
-def test_go_cargo_and_netrc(tmp_path: Path) -> None:
+def test_go_cargo_and_netrc_credentials_are_read(tmp_path: Path) -> None:
     (tmp_path / ".config/go").mkdir(parents=True)
     (tmp_path / ".config/go/env").write_text(
         f"GOPROXY=https://go.example,https://me:{SECRET}@other.example/p|direct\nGOFLAGS=-x\n"
@@ -118,7 +118,7 @@ def test_go_cargo_and_netrc(tmp_path: Path) -> None:
     }
 
 
-def test_local_wheels_and_certificates_are_shown(tmp_path: Path) -> None:
+def test_local_wheels_and_certificates_are_found(tmp_path: Path) -> None:
     wheels, authority = tmp_path / "wheels", tmp_path / "ca.pem"
     wheels.mkdir()
     authority.write_text("x")
@@ -132,7 +132,7 @@ def test_local_wheels_and_certificates_are_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "text"), [("pip.conf", "index-url = x"), ("pip.conf", b"\xff")])
-def test_a_file_that_cannot_be_read_is_named(name: str, text: str | bytes, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(name: str, text: str | bytes, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigurationError, match=str(file)):
@@ -147,7 +147,7 @@ def test_a_file_that_cannot_be_read_is_named(name: str, text: str | bytes, tmp_p
         min_size=8,
     )
 )
-def test_no_password_of_a_url_is_ever_shown(password: str) -> None:
+def test_the_password_of_a_url_is_never_shown(password: str) -> None:
     url = f"https://me:{password}@host.example/simple"
     indexes = read_indexes(
         {"PIP_INDEX_URL": url, "UV_INDEX": f"a={url} {url}", "GOPROXY": f"{url},direct"},

@@ -60,7 +60,7 @@ async def test_a_proven_change_ends_the_seat_without_another_call(council: Any) 
 @pytest.mark.parametrize(
     ("url", "window", "limited"), [(URL, 8_192, True), (URL, 32_768, False), (None, 32_768, True)]
 )
-async def test_strings_of_a_reply_have_limits_for_small_models_only(
+async def test_strings_of_a_reply_are_limited_for_small_models_only(
     council: Any, url: Any, window: int, *, limited: bool
 ) -> None:
     async with council(script(append()), base_url=url, context_tokens=window) as app:
@@ -69,7 +69,7 @@ async def test_strings_of_a_reply_have_limits_for_small_models_only(
     assert ("maxLength" in schema) is limited
 
 
-async def test_a_reply_in_the_spelling_of_a_model_family_is_done(council: Any) -> None:
+async def test_a_reply_in_the_syntax_of_a_model_family_is_executed(council: Any) -> None:
     content = (
         f"<parameter=path>\nsrc/utils.py\n</parameter>\n<parameter=content>\n{SOLUTION}\n"
         "</parameter>"
@@ -81,7 +81,7 @@ async def test_a_reply_in_the_spelling_of_a_model_family_is_done(council: Any) -
     assert outcomes(events) == {ONE: "proposed"}
 
 
-async def test_a_new_file_that_git_ignores_is_told_before_the_answer_counts_as_done(
+async def test_a_new_ignored_file_is_reported_before_the_answer_is_accepted(
     council: Any,
 ) -> None:
     ignored = {"path": "build/helper.py", "content": "X = 1\n"}
@@ -103,7 +103,7 @@ async def test_a_new_file_that_git_ignores_is_told_before_the_answer_counts_as_d
     assert "helper" not in proposed["proposal"]["diff"]
 
 
-async def test_failing_tests_come_back_as_a_repair_turn(council: Any) -> None:
+async def test_failing_tests_lead_to_a_repair_turn(council: Any) -> None:
     fix = act(("files.edit", {"path": "src/utils.py", "old": "Goodbye", "new": "Hello, World!"}))
     async with council(script(append(WRONG), fix)) as app:
         events = await app.run(app.deliberation("single", 1))
@@ -118,7 +118,7 @@ async def test_failing_tests_come_back_as_a_repair_turn(council: Any) -> None:
     assert "Hello, World!" in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
 
 
-async def test_a_path_that_the_role_may_not_write_is_refused_however_it_was_written(
+async def test_writing_a_path_forbidden_to_the_role_is_refused_even_from_a_test_run(
     council: Any,
 ) -> None:
     code = (
@@ -137,7 +137,7 @@ async def test_a_path_that_the_role_may_not_write_is_refused_however_it_was_writ
     assert of(events, EventType.SEAT_PROPOSED) == []
 
 
-async def test_finishing_before_the_tests_are_green_is_refused(council: Any) -> None:
+async def test_finishing_before_the_tests_pass_is_refused(council: Any) -> None:
     fix = act(("files.edit", {"path": "src/utils.py", "old": "Goodbye", "new": "Hello, World!"}))
     async with council(script(append(WRONG), finish(), fix)) as app:
         await app.run(app.deliberation("single", 1))
@@ -155,9 +155,7 @@ async def test_finish_is_offered_only_after_a_change(council: Any) -> None:
     assert '"finish"' in second
 
 
-async def test_a_task_with_tools_of_its_own_has_no_others_of_its_role(
-    council: Any, tmp_path: Path
-) -> None:
+async def test_the_tools_of_a_task_replace_those_of_the_role(council: Any, tmp_path: Path) -> None:
     async with council(
         script(append(), act(("files.read", {"path": "src/utils.py"})), finish())
     ) as app:
@@ -193,7 +191,7 @@ async def test_actions_stop_at_the_first_failure(council: Any) -> None:
     assert "The 1 actions after it were not run." in app.server.requests[1].prompt
 
 
-async def test_a_refused_tool_is_a_result_that_the_model_sees(council: Any) -> None:
+async def test_a_refused_tool_is_reported_to_the_model(council: Any) -> None:
     async with council(script(act(("git.push", {"branch": "main"})), append())) as app:
         events = await app.run(app.deliberation("single", 1))
     turn = of(events, EventType.SEAT_TURN)[0]
@@ -232,7 +230,7 @@ async def test_malformed_replies_are_bounded(council: Any) -> None:
 
 
 @pytest.mark.parametrize("limits", [SeatLimits(), SeatLimits(attempts=2)])
-async def test_of_unusable_replies_one_is_shown_and_the_command_for_all(
+async def test_one_unusable_reply_is_shown_with_the_command_that_lists_all(
     council: Any, limits: SeatLimits
 ) -> None:
     reply = "I would\x1b[2J say\n" + "more and " * 100
@@ -254,14 +252,14 @@ async def test_a_seat_that_changes_nothing_never_proposes(council: Any) -> None:
     assert of(events, EventType.SEAT_PROPOSED) == []
 
 
-async def test_looking_until_the_turns_are_out_is_no_proposal(council: Any) -> None:
+async def test_reading_until_the_turns_run_out_is_not_a_proposal(council: Any) -> None:
     async with council(script(act(("files.read", {"path": "src/utils.py"})))) as app:
         events = await app.run(app.deliberation("single", 1, max_turns=3))
     assert len(app.server.requests) == 3
     assert outcomes(events) == {ONE: "failed OUT_OF_TURNS"}
 
 
-async def test_what_is_repeated_without_a_change_is_not_offered_again(council: Any) -> None:
+async def test_an_action_repeated_without_a_change_is_not_offered_again(council: Any) -> None:
     look = act(("files.list", {}))
     async with council(script(look, look, append())) as app:
         await app.run(app.deliberation("single", 1))
@@ -271,7 +269,7 @@ async def test_what_is_repeated_without_a_change_is_not_offered_again(council: A
     assert "You did just that before" in app.server.requests[2].prompt
 
 
-async def test_red_work_is_proposed_when_the_turns_are_out(council: Any) -> None:
+async def test_failing_work_is_proposed_when_the_turns_run_out(council: Any) -> None:
     async with council(script(append(WRONG), act(("files.list", {})))) as app:
         events = await app.run(app.deliberation("single", 1, max_turns=2))
     assert outcomes(events) == {ONE: "proposed"}
@@ -303,7 +301,7 @@ async def test_a_dead_executor_fails_the_seat(council: Any) -> None:
     assert outcomes(events) == {ONE: "failed WORKSPACE_FAILED"}
 
 
-async def test_changes_that_may_not_leave_are_told_and_then_refused(council: Any) -> None:
+async def test_changes_that_may_not_be_exported_are_reported_and_then_refused(council: Any) -> None:
     link = (
         "\n\nimport os\n\nif not os.path.lexists('link'):\n    os.symlink('/etc/passwd', 'link')\n"
     )
@@ -324,7 +322,7 @@ async def test_recorded_calls_are_not_repeated(council: Any) -> None:
     assert of(again, EventType.SEAT_FINISHED)[0]["outcome"]["usage"]["calls"] == 2
 
 
-async def test_the_same_inputs_give_the_same_bytes(council: Any) -> None:
+async def test_the_same_inputs_give_the_same_requests(council: Any) -> None:
     async with council(script(append(WRONG), append(SOLUTION))) as app:
         await app.run(app.deliberation("single", 1))
         await app.run(app.deliberation("single", 1, task_id="task-2"))
@@ -335,7 +333,7 @@ async def test_the_same_inputs_give_the_same_bytes(council: Any) -> None:
     ]
 
 
-async def test_blocks_where_the_server_knows_no_schema(council: Any) -> None:
+async def test_blocks_are_used_if_the_server_supports_no_schema(council: Any) -> None:
     call = json.dumps(
         {"name": "files.append", "args": {"path": "src/utils.py", "content": SOLUTION}}
     )
@@ -346,7 +344,7 @@ async def test_blocks_where_the_server_knows_no_schema(council: Any) -> None:
     assert "<tool>" in app.server.requests[0].body["messages"][0]["content"]
 
 
-async def test_a_secret_in_a_file_reaches_no_prompt_and_no_event(council: Any) -> None:
+async def test_a_secret_in_a_file_appears_in_no_prompt_and_no_event(council: Any) -> None:
     secret = "ghp_" + "a1B2" * 9
     files = {
         "src/utils.py": f'TOKEN = "{secret}"\n',
@@ -377,7 +375,7 @@ async def test_guides_of_folders_and_skills_are_listed(council: Any) -> None:
     ]
 
 
-async def test_a_seat_that_appends_the_same_again_starts_anew(council: Any) -> None:
+async def test_a_seat_that_appends_the_same_code_again_starts_a_new_attempt(council: Any) -> None:
     """The small model put the same function into the file ten times in a row."""
     async with council(script(append(WRONG), append(WRONG), append())) as app:
         events = await app.run(app.deliberation("single", 1, max_turns=9))
@@ -396,7 +394,7 @@ async def test_a_seat_that_appends_the_same_again_starts_anew(council: Any) -> N
     assert "Goodbye" not in diff
 
 
-async def test_the_same_tests_red_for_three_turns_start_anew(council: Any) -> None:
+async def test_the_same_failing_tests_for_three_turns_start_a_new_attempt(council: Any) -> None:
     turns = [append(f"\n\nX{number} = {number}\n") for number in range(1, 4)]
     async with council(script(*turns, append())) as app:
         events = await app.run(app.deliberation("single", 1, max_turns=9))
@@ -409,7 +407,7 @@ async def test_the_same_tests_red_for_three_turns_start_anew(council: Any) -> No
     assert "X1" not in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
 
 
-async def test_a_hopeless_seat_ends_after_its_attempts_and_is_not_revised(council: Any) -> None:
+async def test_a_stuck_seat_ends_after_its_attempts_and_is_not_revised(council: Any) -> None:
     async with council(script(append(WRONG)), seat_limits=SeatLimits(attempts=2)) as app:
         events = await app.run(app.deliberation("tests_then_verify", 1, max_turns=12))
     assert len(app.server.requests) == 4
@@ -417,7 +415,7 @@ async def test_a_hopeless_seat_ends_after_its_attempts_and_is_not_revised(counci
     assert outcomes(events) == {ONE: "proposed"}
 
 
-async def test_the_best_of_its_attempts_is_what_a_seat_proposes(council: Any) -> None:
+async def test_a_seat_proposes_the_best_of_its_attempts(council: Any) -> None:
     broken = act(("files.write", {"path": "src/utils.py", "content": "nothing = 0\n"}))
     async with council(
         script(append(WRONG), append(WRONG), broken, broken), seat_limits=SeatLimits(attempts=2)
@@ -445,7 +443,7 @@ async def test_the_worked_example_is_refused_before_it_runs(council: Any) -> Non
 
 
 @pytest.mark.e2e  # several runs of pytest
-async def test_a_seat_that_started_anew_goes_the_same_way_when_it_is_taken_up_again(
+async def test_a_resumed_seat_repeats_its_attempts_identically_without_recorded_calls(
     council: Any,
 ) -> None:
     turns = (append(WRONG), append(WRONG), append(WRONG + "\n"), append())
@@ -465,7 +463,7 @@ async def test_a_seat_that_started_anew_goes_the_same_way_when_it_is_taken_up_ag
 
 
 @pytest.mark.e2e  # several runs of pytest
-async def test_what_was_found_of_a_turn_stands_though_its_checks_say_otherwise(
+async def test_the_recorded_state_of_a_turn_overrides_the_result_of_its_repeated_checks(
     council: Any,
 ) -> None:
     """A flaky test may fail differently when a turn is repeated: the recorded answers belong to one
@@ -496,7 +494,7 @@ BROKEN = (
 
 
 @pytest.mark.e2e  # a dozen runs of pytest
-async def test_of_a_slow_suite_the_near_cases_are_run_and_what_the_re_check_lost_is_shown_and_run(
+async def test_a_slow_suite_runs_nearby_cases_and_those_lost_in_the_re_check(
     council: Any,
 ) -> None:
     files = {
@@ -539,7 +537,7 @@ async def test_of_a_slow_suite_the_near_cases_are_run_and_what_the_re_check_lost
     assert of(events, EventType.CHECK_FINISHED)[-1]["evidence"]["verdict"] == "passed"
 
 
-async def test_the_base_is_prepared_and_run_once_for_all_seats(council: Any) -> None:
+async def test_the_base_is_prepared_and_checked_once_for_all_seats(council: Any) -> None:
     async with council(
         by_seat(one=append(), two=append(WRONG), three=append("\n" + SOLUTION))
     ) as app:

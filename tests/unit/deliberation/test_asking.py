@@ -70,13 +70,13 @@ async def test_a_question_ends_with_an_answer_and_no_branch(council: Any) -> Non
     ]
 
 
-async def test_a_question_may_be_answered_at_once(council: Any) -> None:
+async def test_a_question_may_be_answered_without_tool_calls(council: Any) -> None:
     async with council(script(finish(ANSWER))) as app:
         d = app.deliberation("ask", 1)
         assert decided(d, await app.run(d)).results[0].content == ANSWER
 
 
-async def test_a_change_is_judged_as_always(council: Any) -> None:
+async def test_a_change_is_judged_as_usual(council: Any) -> None:
     async with council(script(append())) as app:
         d = app.deliberation("ask", 1)
         outcome = decided(d, await app.run(d))
@@ -84,7 +84,7 @@ async def test_a_change_is_judged_as_always(council: Any) -> None:
     assert "+def hello_world" in outcome.results[0].diff
 
 
-async def test_a_change_that_breaks_the_tests_is_no_answer(council: Any) -> None:
+async def test_a_change_that_breaks_the_tests_is_not_an_answer(council: Any) -> None:
     broken = act(
         ("files.write", {"path": "src/utils.py", "content": "def greet(name):\n    return 'no'\n"})
     )
@@ -94,7 +94,7 @@ async def test_a_change_that_breaks_the_tests_is_no_answer(council: Any) -> None
     assert (outcome.final_state, outcome.winner_id) == ("no_winner", "")
 
 
-async def test_looking_for_ever_is_no_answer(council: Any) -> None:
+async def test_reading_until_the_turns_run_out_is_not_an_answer(council: Any) -> None:
     async with council(script(LOOK)) as app:
         d = app.deliberation("ask", 1, max_turns=3)
         events = await app.run(d)
@@ -103,7 +103,9 @@ async def test_looking_for_ever_is_no_answer(council: Any) -> None:
 
 
 @pytest.mark.parametrize("protocol", [name for name in PROTOCOLS if name != "ask"])
-async def test_no_empty_success_elsewhere(council: Any, protocol: str) -> None:
+async def test_finishing_without_a_change_fails_under_other_protocols(
+    council: Any, protocol: str
+) -> None:
     async with council(script(finish(ANSWER))) as app:
         d = app.deliberation(protocol, 1, rounds=0)
         events = await app.run(d)
@@ -114,7 +116,7 @@ async def test_no_empty_success_elsewhere(council: Any, protocol: str) -> None:
 @pytest.mark.parametrize(
     ("protocol", "wins"), [("ask", True), ("single", False), ("tests_then_verify", False)]
 )
-async def test_an_empty_proposal_wins_nowhere_but_as_an_answer(
+async def test_an_empty_proposal_wins_only_as_an_answer(
     council: Any, protocol: str, *, wins: bool
 ) -> None:
     """The collector checks the protocol itself, whatever a host reports."""

@@ -22,7 +22,7 @@ def below(caller: Caller, limits: SubAgentLimits) -> Iterator[Caller]:
 @pytest.mark.parametrize(
     ("depth", "fan_out", "turns"), [(1, 6, 6), (2, 4, 3), (3, 2, 2), (3, 3, 2)]
 )
-def test_no_two_calls_have_one_number(depth: int, fan_out: int, turns: int) -> None:
+def test_call_numbers_are_unique(depth: int, fan_out: int, turns: int) -> None:
     limits = SubAgentLimits(depth, fan_out, turns)
     agents = list(below(Caller(), limits))
     ordinals = [

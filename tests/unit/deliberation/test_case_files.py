@@ -71,7 +71,7 @@ def chosen(
         ("pkg/a_test.go", "pkg/b.go"),
     ],
 )
-def test_a_test_file_is_about_what_it_is_named_after(file: str, path: str) -> None:
+def test_a_test_file_relates_to_the_module_in_its_name(file: str, path: str) -> None:
     assert is_about(file, path)
     assert not is_about(file, "other/else.py")
 
@@ -98,7 +98,7 @@ def test_ids_of_ava_begin_with_their_file() -> None:
     assert files_to_run(cases, KY) == ("test/sub/retry.ts", "test/main.ts")
 
 
-def test_ids_of_pytest_and_unittest_name_their_file_also_in_a_folder() -> None:
+def test_ids_of_pytest_and_unittest_name_their_file_even_in_a_folder() -> None:
     files = ("api/tests/test_a.py",)
     case_files = find_case_files(
         ["tests/test_a.py::one", "tests.test_a.Case.one", "tests/test_b.py::one"], files, "api"
@@ -108,7 +108,7 @@ def test_ids_of_pytest_and_unittest_name_their_file_also_in_a_folder() -> None:
     assert files_to_run(["tests/test_a.py::one"], files, "api") == files
 
 
-def test_of_rust_the_module_comes_first_then_its_crate_and_no_other() -> None:
+def test_nearby_rust_cases_are_those_of_the_module_then_of_its_crate() -> None:
     assert cases_near(RUST, ["src/impls.rs"]) == [
         *RUST[:1],
         *RUST[2:3],
@@ -124,7 +124,7 @@ def test_of_rust_the_module_comes_first_then_its_crate_and_no_other() -> None:
     assert cases_near(RUST, ["README.md"]) == []
 
 
-def test_of_go_the_package_of_the_change() -> None:
+def test_nearby_go_cases_are_those_of_the_changed_package() -> None:
     cases = [
         "example.org/m::TestRoot",
         "example.org/m/p::TestA",
@@ -136,7 +136,7 @@ def test_of_go_the_package_of_the_change() -> None:
     assert cases_near(cases, ["a.go"]) == [cases[0]]
 
 
-def test_test_files_that_import_the_change_are_near_it() -> None:
+def test_test_files_that_import_the_change_are_ranked_as_nearby() -> None:
     lines = [
         ("test/main.ts", "import ky from '../source/index.js';"),
         ("test/retry.ts", "import {merge} from '../source/utils/merge.js';"),
@@ -157,7 +157,7 @@ def test_test_files_that_import_the_change_are_near_it() -> None:
     assert not python.search("x = _make()")
 
 
-def test_a_slow_suite_runs_what_is_near_within_the_time() -> None:
+def test_a_slow_suite_runs_nearby_cases_within_the_time_limit() -> None:
     ava = slow(
         ["main \u203a a", "main \u203a b", "retry \u203a c"],
         ("source/merge.ts", "test/main.ts", "test/retry.ts"),
@@ -186,7 +186,7 @@ def test_a_slow_suite_runs_what_is_near_within_the_time() -> None:
     )
 
 
-def test_of_the_files_that_import_a_change_those_that_the_task_names_come_first() -> None:
+def test_importing_test_files_named_by_the_task_come_first() -> None:
     files = ["test/base-url.ts", "test/main.ts", "test/retry.ts"]
     assert (
         sort_by_common_words(files, "merging drops the Retry limit: source/merge.ts test/new.ts")[0]

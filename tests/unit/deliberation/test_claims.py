@@ -60,7 +60,7 @@ def script(seats: Mapping[str, tuple[Any, ...]], reader: str) -> Callable[[Any, 
     return answer
 
 
-async def test_a_task_that_is_done_ends_with_the_test_that_shows_it(native: Any) -> None:
+async def test_a_completed_task_ends_with_the_test_that_shows_it(native: Any) -> None:
     async with native(
         script({ONE: (writes(SHOWS), CLAIM)}, YES), files=DONE, evidence=EvidenceSettings()
     ) as app:
@@ -86,7 +86,7 @@ async def test_a_task_that_is_done_ends_with_the_test_that_shows_it(native: Any)
     ],
     ids=["its test fails on the base", "the reader says no", "the reader does not say"],
 )
-async def test_a_claim_that_does_not_hold_is_an_unproven_answer(
+async def test_a_claim_without_valid_proof_is_an_unproven_answer(
     native: Any, files: Any, test: str, reader: str, why: str
 ) -> None:
     async with native(script({ONE: (writes(test), CLAIM, CLAIM)}, reader), files=files) as app:
@@ -128,7 +128,7 @@ async def test_a_claim_beats_a_change_that_no_test_supports(native: Any) -> None
     assert (outcome.winner_id, outcome.final_state) == (ONE, "already_done")
 
 
-async def test_the_words_alone_are_no_claim(native: Any) -> None:
+async def test_a_claim_without_a_test_or_with_changed_code_is_ignored(native: Any) -> None:
     """Code was changed too, or there is no test: then it is an ordinary answer, or none."""
     change = ("write", {"path": UTILS, "content": DONE[UTILS] + "\n\nEXTRA = 1\n"})
     async with native(script({ONE: (change, writes(SHOWS), CLAIM)}, YES), files=DONE) as app:

@@ -42,7 +42,7 @@ def _levels(outcome: Outcome) -> dict[str, EvidenceLevel]:
 
 
 @pytest.mark.e2e
-async def test_of_equal_answers_those_are_confirmed_that_decide(council: Any) -> None:
+async def test_only_the_deciding_ones_of_equal_answers_are_confirmed(council: Any) -> None:
     """The winner is confirmed, and a second one if these two end the work of the third seat."""
     async with council(by_seat(one=append(), two=append(OTHER), three=append(THIRD))) as app:
         deliberation = app.deliberation("vote", max_turns=1)
@@ -62,7 +62,7 @@ async def test_of_equal_answers_those_are_confirmed_that_decide(council: Any) ->
 
 
 @pytest.mark.e2e
-async def test_answers_that_differ_in_comments_or_quotes_share_the_further_runs(
+async def test_answers_that_differ_only_in_comments_or_quotes_share_the_confirmation_runs(
     council: Any,
 ) -> None:
     async with council(by_seat(one=append(), two=append(COMMENTED), three=append(QUOTED))) as app:
@@ -75,7 +75,7 @@ async def test_answers_that_differ_in_comments_or_quotes_share_the_further_runs(
 
 
 @pytest.mark.e2e
-async def test_a_later_answer_shares_the_further_runs_unless_it_brings_tests(
+async def test_a_later_answer_shares_the_confirmation_runs_unless_it_adds_tests(
     tmp_path: Path,
 ) -> None:
     files = {
@@ -112,7 +112,7 @@ async def _deliberate(council: Any, two: str) -> Outcome:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("two", [OTHER, THIRD])
-async def test_an_answer_that_reviews_put_first_is_confirmed_at_the_end(
+async def test_an_answer_ranked_first_by_reviews_is_confirmed_at_the_end(
     council: Any, two: str
 ) -> None:
     outcome = await _deliberate(council, two)
@@ -121,7 +121,7 @@ async def test_an_answer_that_reviews_put_first_is_confirmed_at_the_end(
 
 
 @pytest.mark.e2e
-async def test_the_next_answer_wins_if_the_first_one_fails_when_its_tests_run_again(
+async def test_the_next_answer_wins_if_the_first_one_fails_its_confirmation(
     council: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "seen").touch()
@@ -131,7 +131,7 @@ async def test_the_next_answer_wins_if_the_first_one_fails_when_its_tests_run_ag
     assert _levels(outcome)[TWO] is EvidenceLevel.UNPROVEN
 
 
-def test_a_failure_on_the_base_is_known_for_ten_minutes_and_for_the_same_limits() -> None:
+def test_a_failure_on_the_base_is_remembered_for_ten_minutes_and_the_same_limits() -> None:
     now = 0.0
     failures = BaseFailures(lambda: now)
     failures.add(PREPARED, "tests", ["a"])

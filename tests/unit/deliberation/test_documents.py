@@ -55,7 +55,7 @@ def name_of(call: Call) -> str:
     ("kind", "phase", "document"), [("plan", "derive", PLAN), ("coach", "coach", STORY)]
 )
 @pytest.mark.parametrize("spelling", ["{}", "```json\n{}\n```", "turn"])
-async def test_a_document_has_a_phase_and_a_schema_of_its_own(
+async def test_a_document_has_its_own_phase_and_schema(
     council: Any, kind: DocumentKind, phase: str, document: Mapping[str, Any], spelling: str
 ) -> None:
     text = json.dumps(document)
@@ -72,7 +72,7 @@ async def test_a_document_has_a_phase_and_a_schema_of_its_own(
         assert [data["phase"] for data in of(events, EventType.SEAT_TURN)] == [phase]
 
 
-def test_a_person_who_waits_for_the_coach_is_served_first() -> None:
+def test_a_person_waiting_for_the_coach_has_priority() -> None:
     places = [
         priority_of(f"task-1/agent-po-001/{phase}/0.1") for phase in ("coach", "propose", "derive")
     ]
@@ -108,7 +108,7 @@ async def test_reviews_and_approaches_of_a_document_keep_their_phases(council: A
         assert set(outcomes(events).values()) == {"proposed"}
 
 
-async def test_what_is_no_document_is_asked_for_again(council: Any) -> None:
+async def test_an_invalid_document_is_requested_again(council: Any) -> None:
     replies = iter(["I would rather not.", json.dumps(PLAN)])
     async with council(lambda _body, _headers: next(replies)) as app:
         events = await app.run(
@@ -121,7 +121,7 @@ async def test_what_is_no_document_is_asked_for_again(council: Any) -> None:
         assert json.loads(proposed["proposal"]["content"]) == PLAN
 
 
-async def test_in_blocks_a_document_stands_in_the_end(council: Any) -> None:
+async def test_a_document_in_block_mode_is_read_from_the_finish_tag(council: Any) -> None:
     reply = f"<finish>{json.dumps(PLAN)}</finish>"
     async with council(lambda _body, _headers: reply, reply="blocks") as app:
         events = await app.run(
@@ -132,7 +132,7 @@ async def test_in_blocks_a_document_stands_in_the_end(council: Any) -> None:
         assert json.loads(proposed["proposal"]["content"]) == PLAN
 
 
-async def test_architects_and_the_coach_ask_for_documents() -> None:
+async def test_architects_and_the_coach_request_documents() -> None:
     assert (
         design_request(
             Story("story-1", "Export"), TaskId("design-1"), "plan-1", seats=3, max_tasks=8
@@ -173,5 +173,5 @@ def test_a_story_is_read_from_a_document(around: str) -> None:
 @pytest.mark.parametrize(
     "text", ['{"title": 7, "description": null, "criteria": "none"}', "{", "[]", "{" * 50_000]
 )
-def test_what_a_document_does_not_tell_is_empty(text: str) -> None:
+def test_missing_fields_of_a_document_are_empty(text: str) -> None:
     assert read_story(text) == StoryDraft("", "", ())

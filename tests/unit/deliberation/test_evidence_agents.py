@@ -109,7 +109,7 @@ def reports(events: list[Event]) -> list[Mapping[str, Any]]:
 WRITER = turns((write(TESTS, "tests/test_discount.py"), SUBMIT), (SUBMIT,))
 
 
-async def test_a_council_of_one_is_reproduced_by_the_test_writer(native: Any) -> None:
+async def test_the_test_writer_reproduces_the_answer_of_a_council_of_one(native: Any) -> None:
     async with native(
         council_of(one=change(RIGHT), writer=WRITER), files=FILES, evidence=ALL
     ) as app:
@@ -136,7 +136,7 @@ async def test_a_council_of_one_is_reproduced_by_the_test_writer(native: Any) ->
     assert app.workspaces.alive == set()
 
 
-async def test_the_examples_of_the_task_are_given_to_the_test_writer_and_missed_ones_are_named(
+async def test_the_test_writer_gets_the_tasks_examples_and_a_list_of_missed_ones(
     native: Any,
 ) -> None:
     """It first submits a test without them, and then one with them when prompted."""
@@ -178,7 +178,7 @@ class _LostOnce(set[str]):
         return is_lost
 
 
-async def test_a_lost_workspace_does_not_end_the_test_writer_s_work(native: Any) -> None:
+async def test_the_test_writer_continues_after_losing_its_workspace(native: Any) -> None:
     """It corrects its tests in the second reply and loses its workspace: the first one comes again,
     and confirms nothing.
     """
@@ -210,7 +210,7 @@ async def test_a_lost_workspace_does_not_end_the_test_writer_s_work(native: Any)
     assert "tests/test_b.py::test_example" in "\n".join(decided(app, events, d).results[0].reasons)
 
 
-async def test_cases_that_no_reader_was_shown_do_not_count(native: Any) -> None:
+async def test_cases_beyond_the_limit_of_the_reader_do_not_count(native: Any) -> None:
     many = (
         "import pytest\nfrom price import discount\n\n\n@pytest.mark.parametrize('n', range(1, "
         "43))\n"
@@ -227,7 +227,7 @@ async def test_cases_that_no_reader_was_shown_do_not_count(native: Any) -> None:
     assert "does not fit the task: only 40 tests are read" in report["message"]
 
 
-async def test_a_special_cased_answer_is_not_chosen_since_the_test_writer_s_test_fails_on_it(
+async def test_a_special_cased_answer_loses_because_it_fails_the_test_writers_test(
     native: Any,
 ) -> None:
     answer = council_of(one=change(SPECIAL), two=change(RIGHT), writer=WRITER)
@@ -260,7 +260,7 @@ async def test_a_test_that_contradicts_the_task_is_dropped_with_the_reason(nativ
     )
 
 
-async def test_a_test_that_nobody_could_read_against_the_task_does_not_count(native: Any) -> None:
+async def test_a_test_that_no_model_could_compare_with_the_task_does_not_count(native: Any) -> None:
     async with native(
         council_of("no answer", one=change(RIGHT), writer=WRITER), files=FILES, evidence=ALL
     ) as app:
@@ -273,7 +273,9 @@ async def test_a_test_that_nobody_could_read_against_the_task_does_not_count(nat
     )
 
 
-async def test_tests_that_fail_on_every_answer_are_told_and_count_for_nobody(native: Any) -> None:
+async def test_tests_that_fail_on_every_answer_are_reported_and_count_for_nobody(
+    native: Any,
+) -> None:
     async with native(
         council_of(one=change(SPECIAL), writer=WRITER), files=FILES, evidence=ALL
     ) as app:
@@ -301,7 +303,7 @@ async def test_tests_that_fail_on_every_answer_are_told_and_count_for_nobody(nat
         ),
     ],
 )
-async def test_a_test_that_no_answer_passes_refutes_all_if_the_task_asks_for_it(
+async def test_a_test_that_fails_on_every_answer_refutes_all_if_the_task_requires_it(
     native: Any, required: str, level: EvidenceLevel
 ) -> None:
     """Two tests pass on the only answer, and one fails."""
@@ -324,7 +326,7 @@ async def test_a_test_that_no_answer_passes_refutes_all_if_the_task_asks_for_it(
     )
 
 
-async def test_what_the_test_writer_changes_beside_tests_is_never_run(native: Any) -> None:
+async def test_changes_of_the_test_writer_outside_tests_are_never_run(native: Any) -> None:
     """It fixes the base's code and replaces data; its test only passes with these."""
     test = (
         "from price import HELPER, discount\n\n\ndef test_x():\n    assert HELPER and "
@@ -344,7 +346,9 @@ async def test_what_the_test_writer_changes_beside_tests_is_never_run(native: An
 
 
 @pytest.mark.parametrize("why", ["proven", "off", "small"])
-async def test_there_is_no_test_writer(native: Any, why: str) -> None:
+async def test_the_test_writer_is_skipped_if_proven_or_disabled_or_the_window_is_small(
+    native: Any, why: str
+) -> None:
     files = {
         **FILES,
         "tests/test_red.py": (
@@ -362,7 +366,7 @@ async def test_there_is_no_test_writer(native: Any, why: str) -> None:
     assert not any("/test-writer/" in call.call_id for call in app.server.requests)
 
 
-async def test_a_restart_in_the_middle_of_the_test_writer_asks_nothing_twice(native: Any) -> None:
+async def test_a_restart_during_the_test_writers_work_repeats_no_call(native: Any) -> None:
     writer = turns((write(TESTS, "tests/test_discount.py"),), (SUBMIT,), (SUBMIT,))
     async with native(
         council_of(one=change(RIGHT), writer=writer), files=FILES, evidence=ALL
@@ -393,7 +397,7 @@ BREAKER_ONLY = EvidenceSettings(agents=("tie-breaker",))
 APART = "from price import discount\n\n\ndef test_apart():\n    assert discount(50, 50) == 25\n"
 
 
-async def test_the_tie_breaker_s_test_decides(native: Any) -> None:
+async def test_the_test_of_the_tie_breaker_decides(native: Any) -> None:
     breaker = turns(
         (
             write(APART, "tests/test_apart.py"),
@@ -422,7 +426,7 @@ async def test_the_tie_breaker_s_test_decides(native: Any) -> None:
     assert of(events, EventType.SEAT_REVIEWED) == [], "nothing is left to review"
 
 
-async def test_a_test_of_the_tie_breaker_that_passes_on_the_base_chooses_and_reproduces_nothing(
+async def test_a_tie_breaker_test_that_passes_on_the_base_selects_nothing_and_reproduces_nothing(
     native: Any,
 ) -> None:
     test = "from price import discount\n\n\ndef test_zero():\n    assert discount(7, 0) == 7\n"
@@ -462,7 +466,7 @@ async def test_a_test_of_the_tie_breaker_that_passes_on_the_base_chooses_and_rep
     ],
     ids=["same", "not asked for"],
 )
-async def test_what_the_tie_breaker_does_not_decide_is_reviewed(
+async def test_a_tie_that_the_tie_breaker_leaves_open_is_reviewed(
     native: Any, reply: Any, read: str, reason_text: str
 ) -> None:
     answer = council_of(read, one=change(OTHER_RIGHT), two=change(SPECIAL), breaker=turns(reply))
@@ -496,7 +500,7 @@ def submitted(score: int, **more: str) -> tuple[str, Mapping[str, Any]]:
     return ("submit", fields | more)
 
 
-async def test_a_reviewer_has_the_answer_in_its_workspace_and_time_to_think(native: Any) -> None:
+async def test_a_reviewer_has_the_answer_in_its_workspace_and_tokens_to_reason(native: Any) -> None:
     """Its reasoning takes 3,000 tokens, and its review counts."""
     view = ("view", {"path": "src/price.py"})
 
@@ -524,7 +528,7 @@ async def test_a_reviewer_has_the_answer_in_its_workspace_and_time_to_think(nati
     assert not any("missing" in reason for result in outcome.results for reason in result.reasons)
 
 
-async def test_a_reviewer_that_never_answers_is_said_and_nothing_stands_in_its_place(
+async def test_a_reviewer_that_never_answers_is_reported_and_not_replaced(
     native: Any,
 ) -> None:
     """The other answer's review is bad; the one without a review does not win because of it."""
@@ -553,7 +557,7 @@ async def test_a_reviewer_that_never_answers_is_said_and_nothing_stands_in_its_p
     assert outcome.undecided
 
 
-async def test_a_reviewer_that_stays_silent_is_said_before_the_time_is_up(native: Any) -> None:
+async def test_a_silent_reviewer_is_reported_before_the_deadline(native: Any) -> None:
     def review(_body: Any, headers: Any) -> Any:
         return forever() if seat_of(headers) == TWO else NativeReply((submitted(2),))
 
@@ -565,7 +569,7 @@ async def test_a_reviewer_that_stays_silent_is_said_before_the_time_is_up(native
     assert any("1 of 1 reviews is missing" in reason for reason in mine.reasons)
 
 
-async def test_the_test_writer_s_tests_are_run_on_a_second_wave_too(native: Any) -> None:
+async def test_the_test_writers_tests_also_run_on_a_second_wave(native: Any) -> None:
     """It writes once. Tests that fail on every first answer are run on the second ones again."""
     first, second = change(SPECIAL), change(RIGHT)
 
@@ -595,7 +599,7 @@ async def test_the_test_writer_s_tests_are_run_on_a_second_wave_too(native: Any)
     ]
 
 
-async def test_a_missing_review_is_told_of_models_without_tools(council: Any) -> None:
+async def test_a_missing_review_is_reported_for_models_without_tools(council: Any) -> None:
     def answer(_body: Any, headers: Any) -> Any:
         if phase_of(headers) == "verify":
             return "no review" if seat_of(headers) == ONE else REVIEW

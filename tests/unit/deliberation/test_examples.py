@@ -42,7 +42,7 @@ DOCSTRING = "def sub(a, b=0):\n    '''Subtract.\n{}\n    '''\n"
         ("    >>>sub(3, 1)\n    2", None),
     ],
 )
-def test_the_examples_of_a_docstring(line: str, expected: tuple[str, str] | None) -> None:
+def test_the_examples_of_a_docstring_are_read(line: str, expected: tuple[str, str] | None) -> None:
     assert read_docstring_examples(DOCSTRING.format(line), "sub") == (
         (expected,) if expected else ()
     )
@@ -52,12 +52,12 @@ def test_the_examples_of_a_docstring(line: str, expected: tuple[str, str] | None
     "text",
     ["def sub(:", "", "x = 1", "def sub(a):\n    return a\n", "class A:\n  '''sub(1) == 2'''\n"],
 )
-def test_where_there_is_none(text: str) -> None:
+def test_text_without_examples_has_no_examples(text: str) -> None:
     assert read_docstring_examples(text, "sub") == ()
 
 
 @given(st.text(max_size=200))
-def test_whatever_stands_there_only_calls_with_literals_are_taken(text: str) -> None:
+def test_only_calls_with_literals_are_read_from_any_docstring(text: str) -> None:
     lines = f"    >>> sub({text})\n    {text}\n    sub({text}) == {text}".replace("'''", "")
     for call, value in read_docstring_examples(DOCSTRING.format(lines.replace("\\", "")), "sub"):
         node = ast.parse(call, mode="eval").body
@@ -68,14 +68,14 @@ def test_whatever_stands_there_only_calls_with_literals_are_taken(text: str) -> 
         ast.literal_eval(value)
 
 
-def test_they_are_bounded() -> None:
+def test_docstring_examples_are_bounded() -> None:
     many = "\n".join(f"    sub({number}) == {number}" for number in range(100))
     assert len(read_docstring_examples(DOCSTRING.format(many), "sub")) == 20
     assert read_docstring_examples(DOCSTRING.format(f"    sub('{'a' * 1000}') == 1"), "sub") == ()
 
 
 @pytest.mark.e2e  # a sandbox
-async def test_those_that_do_not_hold_are_told(tmp_path: Path) -> None:
+async def test_those_that_fail_are_reported(tmp_path: Path) -> None:
     files = {
         "lib/one.py": "X = 1\n",
         "lib/a.py": "from one import X\n\n\ndef sub(a, b=0):\n    return a - b * X\n",
@@ -120,7 +120,7 @@ async def test_those_that_do_not_hold_are_told(tmp_path: Path) -> None:
         (("x + x",), [""], "x + x"),
     ],
 )
-async def test_a_green_function_that_breaks_them_is_kept_and_tried_anew(
+async def test_a_passing_function_that_breaks_docstring_examples_is_kept_and_retried(
     council: Any, bodies: tuple[str, ...], stuck: list[str], wins: str
 ) -> None:
     test = "from utils import twice\n\n\ndef test_a():\n    assert twice(2) == 4\n"

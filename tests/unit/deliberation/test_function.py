@@ -45,12 +45,14 @@ TWO_TURNS = SeatLimits(function_turns=2)
         ("Tidy up a.py", None),
     ],
 )
-def test_the_one_function_that_a_task_names(task: str, expected: tuple[str, str] | None) -> None:
+def test_the_one_function_named_by_a_task_is_found(
+    task: str, expected: tuple[str, str] | None
+) -> None:
     function = find_function(task, SHOWN, FILES)
     assert (function and (function.path, function.name)) == expected
 
 
-def test_a_function_with_its_file_its_failing_test_and_the_task_is_all_that_is_shown() -> None:
+def test_the_prompt_shows_only_the_function_its_file_its_failing_test_and_the_task() -> None:
     function = find_function("Complete sub", SHOWN, FILES)
     assert function is not None
     prompt = function.full_prompt.head[-1].content
@@ -73,7 +75,9 @@ def reply(text: str, ended: str = "stop") -> ChatReply:
         "```python\nsub(1, 2)\n```\n```python\n{}\n```",
     ],
 )
-def test_its_code_block_is_the_call_that_replaces_it(template: str) -> None:
+def test_the_code_block_of_a_reply_becomes_the_call_that_replaces_the_function(
+    template: str,
+) -> None:
     function = find_function("Complete sub", SHOWN, FILES)
     assert function is not None
     code = "import math\n\ndef sub(a, b):\n    return a - b"
@@ -91,7 +95,7 @@ def test_its_code_block_is_the_call_that_replaces_it(template: str) -> None:
         "```python\nsub(1, 2)\n```",
     ],
 )
-def test_a_reply_without_the_function_is_none(text: str) -> None:
+def test_a_reply_without_the_function_is_malformed(text: str) -> None:
     function = find_function("Complete sub", SHOWN, FILES)
     assert function is not None
     with pytest.raises(MalformedReplyError, match="whole function sub"):
@@ -105,7 +109,9 @@ RIGHT = f"```python\n{SOLUTION.strip()}\n```"
 
 
 @pytest.mark.e2e  # executors that run tests
-async def test_a_seat_is_asked_for_the_function_and_then_anew(council: Any) -> None:
+async def test_a_seat_is_asked_for_the_function_and_asked_again_after_a_failure(
+    council: Any,
+) -> None:
     def answer(_body: Any, headers: Any) -> str:
         return WRONG if step_of(headers) == "0.1" else RIGHT
 
@@ -124,7 +130,7 @@ async def test_a_seat_is_asked_for_the_function_and_then_anew(council: Any) -> N
 
 
 @pytest.mark.e2e  # executors that run tests
-async def test_with_more_turns_a_seat_is_told_of_its_tests(council: Any) -> None:
+async def test_a_seat_with_more_turns_gets_its_test_results(council: Any) -> None:
     def answer(_body: Any, headers: Any) -> str:
         return WRONG if step_of(headers) == "0.1" else RIGHT
 
@@ -147,7 +153,7 @@ async def test_with_more_turns_a_seat_is_told_of_its_tests(council: Any) -> None
     ("turns", "most", "attempts"),
     [(1, (3, 2), [1, 2]), (1, (1, 2), [1]), (1, (3, 3), [1, 2, 3]), (2, (3, 2), [1, 1, 2, 2])],
 )
-async def test_each_attempt_asks_for_the_function_so_often(
+async def test_each_attempt_requests_the_function_a_limited_number_of_times(
     council: Any, turns: int, most: tuple[int, int], attempts: list[int]
 ) -> None:
     answers = iter(
@@ -186,7 +192,7 @@ async def test_each_attempt_asks_for_the_function_so_often(
         ("", False),
     ],
 )
-def test_of_tests_that_only_assert_the_assertions_are_shown(tests: str, shown: bool) -> None:  # noqa: FBT001 - a table's column
+def test_only_the_assertions_are_shown_of_tests_that_only_assert(tests: str, shown: bool) -> None:  # noqa: FBT001 - a table's column
     function = find_function(
         "Complete sub",
         RepositoryContext((("tests/test_a.py", tests),), (("a.py", PYTHON),), "a.py"),
@@ -198,7 +204,7 @@ def test_of_tests_that_only_assert_the_assertions_are_shown(tests: str, shown: b
     assert ("def test_" in prompt) == (bool(tests) and not shown)
 
 
-def test_a_file_does_not_import_itself() -> None:
+def test_an_import_of_the_functions_own_file_is_removed() -> None:
     """A small model copies the import from the test."""
     function = find_function("Complete sub", SHOWN, FILES)
     assert function is not None
@@ -219,7 +225,7 @@ def test_a_file_does_not_import_itself() -> None:
 
 
 @pytest.mark.e2e  # executors that run tests
-async def test_a_function_that_comes_back_as_it_was_is_said_and_then_tried_anew(
+async def test_an_unchanged_function_is_reported_and_then_retried(
     council: Any,
 ) -> None:
     """The small model copied the signature and the docstring, without a body."""
@@ -243,7 +249,7 @@ async def test_a_function_that_comes_back_as_it_was_is_said_and_then_tried_anew(
 
 
 @pytest.mark.e2e  # several runs of pytest
-async def test_a_function_that_is_half_right_is_not_done(council: Any) -> None:
+async def test_a_function_that_passes_half_of_its_tests_is_not_done(council: Any) -> None:
     tests = {
         "tests/test_utils.py": (
             "from utils import twice\n\n\ndef test_a():\n    assert twice(2) == 4\n\n\ndef "
@@ -268,7 +274,7 @@ async def test_a_function_that_is_half_right_is_not_done(council: Any) -> None:
 
 @pytest.mark.e2e  # executors that run tests
 @pytest.mark.parametrize(("lines", "most"), [(3, 512), (400, 1024)])
-async def test_a_reply_is_bounded_by_the_setting_or_by_the_file(
+async def test_a_reply_is_bounded_by_the_setting_or_by_the_size_of_the_file(
     council: Any, lines: int, most: int
 ) -> None:
     files = {
@@ -300,7 +306,7 @@ STUB = 'import math\n\n\n@cache\ndef half(a):\n    """Halve.\n    >>> half(4)\n 
         ("def half(:", ""),
     ],
 )
-def test_a_function_without_a_body_at_the_end_of_its_file_is_begun(
+def test_the_reply_is_prefilled_for_a_bodiless_function_at_the_end_of_its_file(
     text: str, is_completed: str
 ) -> None:
     function = find_function(
@@ -322,7 +328,7 @@ def test_a_function_without_a_body_at_the_end_of_its_file_is_begun(
         assert completion.prefix == f"{is_completed}\n{step}"
 
 
-def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
+def test_examples_of_the_docstring_are_not_repeated_as_assertions() -> None:
     tests = "def test_a():\n    assert half( 4)==2\n\n\ndef test_b():\n    assert half(2) == 1\n"
     function = find_function(
         "Complete half", RepositoryContext((("tests/t.py", tests),), (("b.py", STUB),), ""), ()
@@ -356,7 +362,7 @@ def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
         "Here it is:\n```python\n@cache\ndef half(a):\n    return a // 2\n```",
     ],
 )
-def test_a_reply_is_the_rest_of_what_was_begun_or_the_whole(text: str) -> None:
+def test_a_reply_continues_the_prefilled_function_or_repeats_the_whole(text: str) -> None:
     function = find_function("Complete half", RepositoryContext((), (("b.py", STUB),), ""), ())
     assert function is not None
     planned, plain = function.completions
@@ -377,7 +383,7 @@ def test_a_reply_is_the_rest_of_what_was_begun_or_the_whole(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["I would halve it.", "```python\nhalf(4)\n```", ""])
-def test_prose_is_not_what_was_begun(text: str) -> None:
+def test_prose_is_not_a_continuation_of_the_prefilled_function(text: str) -> None:
     function = find_function("Complete half", RepositoryContext((), (("b.py", STUB),), ""), ())
     assert function is not None
     for completion in function.completions:
@@ -402,7 +408,7 @@ def attempt_kind(body: Any) -> str:
 
 
 @pytest.mark.e2e
-async def test_attempts_ask_for_the_whole_for_a_plan_and_for_the_body_by_turns(
+async def test_attempts_alternate_between_the_whole_function_a_plan_and_its_body(
     council: Any,
 ) -> None:
     replies = {
@@ -438,7 +444,7 @@ async def test_a_plan_in_comments_stays_in_the_function(council: Any) -> None:
 
 
 @pytest.mark.e2e  # several runs of pytest
-async def test_each_seat_of_a_council_begins_in_a_way_of_its_own(council: Any) -> None:
+async def test_each_seat_of_a_council_begins_with_a_different_kind_of_attempt(council: Any) -> None:
     async with council(
         lambda _body, _headers: WRONG,
         files=BODILESS,

@@ -65,7 +65,9 @@ def parents(spans: list[ReadableSpan]) -> dict[str, set[str]]:
 
 
 @pytest.mark.e2e  # executors that run tests
-async def test_one_trace_from_the_deliberation_to_each_model_and_tool_call(tmp_path: Path) -> None:
+async def test_one_trace_covers_the_deliberation_and_each_model_and_tool_call(
+    tmp_path: Path,
+) -> None:
     async with open_council(tmp_path, by_phase(append(SOLUTION))) as app:
         events, spans = await watched(app, app.deliberation("vote", seats=2, max_turns=1))
         seen = [(call.call_id, call.headers) for call in app.server.requests]
@@ -140,7 +142,7 @@ async def test_tracing_changes_no_id_and_no_prompt(tmp_path: Path) -> None:
     assert runs[0] == runs[1]
 
 
-async def test_prompts_and_answers_are_recorded_where_that_is_switched_on(tmp_path: Path) -> None:
+async def test_prompts_and_answers_are_recorded_if_enabled(tmp_path: Path) -> None:
     secret = "ghp_" + "a" * 36
     async with open_council(tmp_path, by_phase(finish(f"pond {secret}"))) as app:
         d = app.deliberation("single", seats=1, repository=None, base_sha=None)
@@ -155,7 +157,7 @@ async def test_prompts_and_answers_are_recorded_where_that_is_switched_on(tmp_pa
     assert secret not in "".join(span.to_json() for span in spans)
 
 
-async def test_a_tool_that_nobody_knows_makes_no_label(tmp_path: Path) -> None:
+async def test_an_unknown_tool_creates_no_label(tmp_path: Path) -> None:
     calls = telemetry.metrics.TOOL_CALLS
     before = dict(calls.values)
     hostile = act(("rm -rf / " + "x" * 5000, {}))
@@ -168,7 +170,7 @@ async def test_a_tool_that_nobody_knows_makes_no_label(tmp_path: Path) -> None:
     } == {"unknown"}
 
 
-def test_native_calls_have_the_form_of_the_conventions() -> None:
+def test_native_calls_follow_the_semantic_conventions() -> None:
     secret = "ghp_" + "a" * 36
     call = FunctionCall("c-1", "view", '{"path": "a.py"}')
     messages = (
@@ -199,7 +201,7 @@ def test_native_calls_have_the_form_of_the_conventions() -> None:
     assert secret not in str(document)
 
 
-async def test_figures_of_model_calls(tmp_path: Path) -> None:
+async def test_model_calls_are_counted_in_metrics(tmp_path: Path) -> None:
     genai = telemetry.metrics.GENAI_SECONDS, telemetry.metrics.GENAI_TOKENS
     labels = ("chat", "openai", "scripted", "scripted")
     rows = (*labels, ""), (*labels, "input"), (*labels, "output")

@@ -58,7 +58,7 @@ async def test_debate_reviews_and_revises_and_keeps_the_original(council: Any) -
     assert "agent-dev" not in revision.prompt
 
 
-async def test_a_case_that_only_one_run_of_a_slow_base_told_of_is_not_lost(council: Any) -> None:
+async def test_a_case_reported_by_one_run_of_a_slow_base_is_not_lost(council: Any) -> None:
     """A slow base runs once: a time in a case's name is noticed when a candidate seems to lack the
     case.
     """
@@ -78,7 +78,7 @@ async def test_a_case_that_only_one_run_of_a_slow_base_told_of_is_not_lost(counc
     )
 
 
-async def test_a_case_that_a_candidate_takes_away_stays_lost(council: Any) -> None:
+async def test_a_case_that_a_candidate_removes_stays_lost(council: Any) -> None:
     tests = {
         "tests/test_more.py": (
             "import pytest, utils\n\n\n@pytest.mark.parametrize('n', utils.NUMBERS)\ndef "
@@ -92,7 +92,7 @@ async def test_a_case_that_a_candidate_takes_away_stays_lost(council: Any) -> No
     assert applies["assessment"]["regressions"] == ["tests/test_more.py::test_n[2]"]
 
 
-async def test_tests_then_verify_revises_on_execution_evidence(council: Any) -> None:
+async def test_tests_then_verify_revises_with_execution_evidence(council: Any) -> None:
     fix = act(("files.edit", {"path": "src/utils.py", "old": "Goodbye", "new": "Hello, World!"}))
     async with council(
         by_seat(one=append(WRONG), two=append(WRONG), three=append(WRONG), revise=fix)
@@ -107,14 +107,16 @@ async def test_tests_then_verify_revises_on_execution_evidence(council: Any) -> 
     assert "tests: failed (1 of 2 passed)" in call.prompt
 
 
-async def test_tests_then_verify_revises_nothing_where_a_candidate_is_good(council: Any) -> None:
+async def test_tests_then_verify_revises_nothing_if_a_candidate_is_good(council: Any) -> None:
     async with council(by_seat(one=append(WRONG), two=append(WRONG), three=append())) as app:
         events = await app.run(app.deliberation("tests_then_verify", max_turns=1))
     assert of(events, EventType.SEAT_REVISED) == []
     assert of(events, EventType.SEAT_REVIEWED) == []
 
 
-async def test_tests_then_verify_reviews_a_tie_and_nobody_reviews_its_own(council: Any) -> None:
+async def test_tests_then_verify_reviews_a_tie_and_no_seat_reviews_its_own_answer(
+    council: Any,
+) -> None:
     async with council(by_seat(one=append(), two=append(OTHER), three=append(WRONG))) as app:
         events = await app.run(app.deliberation("tests_then_verify", max_turns=1))
     reviews = of(events, EventType.SEAT_REVIEWED)
@@ -124,14 +126,14 @@ async def test_tests_then_verify_reviews_a_tie_and_nobody_reviews_its_own(counci
     assert all("agent-dev" not in call.prompt for call in calls)
 
 
-async def test_identical_diffs_are_no_tie(council: Any) -> None:
+async def test_identical_diffs_are_not_a_tie(council: Any) -> None:
     async with council(by_seat(one=append(), two=append(), three=append())) as app:
         events = await app.run(app.deliberation("tests_then_verify"))
     assert of(events, EventType.SEAT_REVIEWED) == []
 
 
 @pytest.mark.parametrize("protocol", ["vote", "tests_then_verify"])
-async def test_peer_review_asks_all(council: Any, protocol: str) -> None:
+async def test_peer_review_asks_all_seats(council: Any, protocol: str) -> None:
     async with council(by_seat(one=append(), two=append(OTHER), three=append(WRONG))) as app:
         events = await app.run(app.deliberation(protocol, max_turns=1, peer_review=True))
     reviews = [(data["seat"], data["candidate"]) for data in of(events, EventType.SEAT_REVIEWED)]
@@ -145,7 +147,7 @@ async def test_peer_review_asks_all(council: Any, protocol: str) -> None:
     ]
 
 
-async def test_a_review_that_is_none_is_left_out(council: Any) -> None:
+async def test_an_invalid_review_is_left_out(council: Any) -> None:
     async with council(
         by_seat(one=append(), two=append(OTHER), three=append(WRONG), review="great work")
     ) as app:
@@ -158,7 +160,7 @@ async def test_a_review_that_is_none_is_left_out(council: Any) -> None:
     assert set(outcomes(events).values()) == {"proposed"}
 
 
-async def test_tests_of_other_seats_score_and_prove(council: Any) -> None:
+async def test_tests_of_other_seats_are_scored_and_can_prove_an_answer(council: Any) -> None:
     files = {
         **SAMPLE,
         "tests/test_utils.py": (
@@ -202,7 +204,7 @@ async def test_tests_of_other_seats_score_and_prove(council: Any) -> None:
     ],
     ids=["contradicts", "fits", "unreadable", "a small model is not asked"],
 )
-async def test_a_reader_of_the_task_drops_tests_that_contradict_it(
+async def test_a_reader_drops_tests_that_contradict_the_task(
     council: Any, verdict: str, window: int, *, counts: bool
 ) -> None:
     files = {
@@ -255,7 +257,7 @@ async def test_editing_protected_tests_gains_nothing(council: Any) -> None:
     assert applies["assessment"]["proven"] is False
 
 
-async def test_a_line_that_a_person_should_look_at_is_shown_and_decides_nothing(
+async def test_a_line_flagged_for_a_person_is_shown_and_decides_nothing(
     council: Any,
 ) -> None:
     async with council(
@@ -268,7 +270,7 @@ async def test_a_line_that_a_person_should_look_at_is_shown_and_decides_nothing(
     assert applies["assessment"]["proven"]
 
 
-async def test_what_fails_in_new_tests_of_its_author_is_told_and_refuses_nothing(
+async def test_failures_in_the_authors_new_tests_are_reported_and_refuse_nothing(
     council: Any,
 ) -> None:
     red = act(
@@ -312,7 +314,7 @@ def test_b():
 
 
 @pytest.mark.parametrize(("text", "proven"), [(_NEEDS_OTHERS, True), (_EVERY_OTHER_TIME, False)])
-async def test_a_case_that_needs_those_before_it_proves_and_one_that_is_green_at_times_does_not(
+async def test_a_case_that_depends_on_earlier_cases_can_prove_and_a_flaky_case_cannot(
     council: Any, tmp_path: Path, text: str, *, proven: bool
 ) -> None:
     count = tmp_path / "count"

@@ -20,7 +20,7 @@ def result(tool: str, path: str) -> ToolResult:
     [{"target/": RULE}, {"target/gen/a.rs": RULE, "target/gen/b.rs": RULE, "target/old.rs": RULE}],
     ids=["folder", "files"],
 )
-def test_what_a_seat_wrote_is_told_whether_its_folder_was_listed_or_not(
+def test_a_seats_new_file_is_reported_in_listed_and_unlisted_folders(
     ignored: dict[str, str],
 ) -> None:
     patch = Patch("0" * 40, "1" * 40, "", ignored=ignored)

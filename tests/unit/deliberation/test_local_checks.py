@@ -47,13 +47,13 @@ def patch(*paths: str, tests: tuple[str, ...] = ()) -> Patch:
     return Patch("0" * 40, "1" * 40, "diff", paths, tests)
 
 
-def test_a_quick_suite_is_run_whole() -> None:
+def test_a_quick_suite_runs_completely() -> None:
     assert list(select_checks(prepared(9000), patch("src/pkg/a.py"), frozenset(), 10)) == [
         CheckScope("tests")
     ]
 
 
-def test_of_a_slow_one_the_red_cases_and_those_of_the_changed_module() -> None:
+def test_a_slow_suite_runs_the_failing_cases_and_those_of_the_changed_module() -> None:
     (scope,) = select_checks(
         prepared(60_000, durations=dict.fromkeys(CASES, 100)),
         patch("src/pkg/a.py"),
@@ -65,7 +65,7 @@ def test_of_a_slow_one_the_red_cases_and_those_of_the_changed_module() -> None:
     )
 
 
-def test_cases_that_the_re_check_lost_are_run_too_and_changed_tests() -> None:
+def test_changed_tests_and_cases_lost_in_the_re_check_are_run_too() -> None:
     lost = frozenset({"tests/test_b.py::x"})
     change = patch("src/pkg/c.py", "tests/test_new.py", tests=("tests/test_new.py",))
     (scope,) = select_checks(prepared(60_000), change, lost, 10)
@@ -74,7 +74,7 @@ def test_cases_that_the_re_check_lost_are_run_too_and_changed_tests() -> None:
     )
 
 
-def test_of_several_projects_the_near_ones_are_run_and_those_that_are_red_or_lost_a_case() -> None:
+def test_in_several_projects_nearby_failing_and_regressed_checks_run() -> None:
     folders = {"tests-a": "a", "tests-b": "b", "tests-c": "c"}
     checks = dict.fromkeys(folders, ("pytest",))
     runs = {
@@ -94,7 +94,7 @@ def test_of_several_projects_the_near_ones_are_run_and_those_that_are_red_or_los
     ]
 
 
-def test_near_cases_fit_into_the_time() -> None:
+def test_nearby_cases_fit_into_the_time_limit() -> None:
     durations = {
         "tests/test_b.py::red": 4000,
         "tests/test_a.py::one": 5000,
@@ -106,7 +106,7 @@ def test_near_cases_fit_into_the_time() -> None:
     assert scope.cases == ("tests/test_b.py::red", "tests/test_a.py::one")
 
 
-def test_a_slow_check_without_cases_is_left_to_the_re_check_unless_it_was_red() -> None:
+def test_a_slow_check_without_cases_is_left_to_the_re_check_unless_it_failed() -> None:
     passed = prepared(60_000, {})
     assert list(select_checks(passed, patch("src/pkg/a.py"), frozenset(), 10)) == []
     red = Prepared(
@@ -123,7 +123,7 @@ def test_a_slow_check_without_cases_is_left_to_the_re_check_unless_it_was_red() 
     st.integers(0, 100_000),
     st.sets(st.sampled_from(FILES[:2])),
 )
-def test_what_was_red_is_always_run(
+def test_cases_that_failed_on_the_base_are_always_run(
     cases: dict[str, str], milliseconds: int, paths: set[str]
 ) -> None:
     base = prepared(milliseconds, cases)
@@ -136,7 +136,7 @@ def run(cases: dict[str, str], **more: Any) -> CheckRun:
     return CheckRun("tests", Verdict.FAILED, cases, **more)
 
 
-def test_red_cases_are_shown_with_what_they_said_and_those_from_before_as_such() -> None:
+def test_failed_cases_are_shown_with_their_output_and_earlier_failures_as_such() -> None:
     base = run({"a": "failed", "b": "passed"})
     now = run(
         {"a": "failed", "b": "failed"},
@@ -156,13 +156,13 @@ def test_without_details_the_end_of_the_output_is_shown() -> None:
     )
 
 
-def test_a_limit_that_was_hit_is_named() -> None:
+def test_a_reached_limit_is_named() -> None:
     assert "errored, stopped: timeout" in check_text(
         CheckRun("tests", Verdict.ERRORED, status="timeout"), None, 500
     )
 
 
-def test_nobody_is_told_to_repair_what_is_green() -> None:
+def test_no_seat_is_asked_to_repair_passing_tests() -> None:
     mended = WorkspaceState(patch("x"), passed=True, proven=True, fixed=("a",))
     assert verdict_text(mended) == "All checks are green. If the task is done, finish."
     assert "the whole suite runs in the clean re-check" in verdict_text(
@@ -178,7 +178,7 @@ def test_nobody_is_told_to_repair_what_is_green() -> None:
     assert verdict_text(partial).endswith("these are red yet: b. Repair those too.")
 
 
-def test_a_changed_test_file_is_run_as_it_is_now() -> None:
+def test_a_changed_test_file_is_run_in_its_current_version() -> None:
     """Its cases may have new names, and pytest runs nothing at all if a given case does not
     exist.
     """
@@ -239,7 +239,7 @@ def slow(command: str, cases: Sequence[str], files: tuple[str, ...]) -> Prepared
     )
 
 
-async def test_of_ava_the_files_that_import_the_change_run_beside_the_seat_s_own_test(
+async def test_importing_ava_files_run_beside_the_seats_own_test(
     tmp_path: Path,
 ) -> None:
     cases = [
@@ -265,7 +265,7 @@ async def test_of_ava_the_files_that_import_the_change_run_beside_the_seat_s_own
     assert (state.partial_checks, state.regressions, state.complete) == (("tests",), (), False)
 
 
-async def test_of_cargo_the_cases_of_the_module_run_beside_the_seat_s_own_test(
+async def test_cargo_cases_of_the_changed_module_run_beside_the_seats_own_test(
     tmp_path: Path,
 ) -> None:
     cases = [
@@ -283,7 +283,7 @@ async def test_of_cargo_the_cases_of_the_module_run_beside_the_seat_s_own_test(
 
 
 @pytest.mark.parametrize("command", ["python -m pytest", "go test ./..."])
-async def test_other_runners_take_cases_and_files_at_once(tmp_path: Path, command: str) -> None:
+async def test_other_runners_run_cases_and_files_in_one_call(tmp_path: Path, command: str) -> None:
     base = slow(command, ["tests/test_a.py::x", "tests/test_b.py::y"], FILES)
     change = Patch(
         "0" * 40, "1" * 40, "+x", ("src/pkg/a.py", "tests/test_new.py"), ("tests/test_new.py",)

@@ -56,7 +56,7 @@ def solving() -> str:
     return head + "\n".join(lines) + "\n"
 
 
-async def test_what_was_brought_together_is_judged_without_a_model(tmp_path: Path) -> None:
+async def test_a_merge_is_judged_without_a_model(tmp_path: Path) -> None:
     async with open_council(tmp_path, never) as app:
         events = await merging(app, solving()).run(app.deliberation("single", 1, merge=COMMITS))
         assert outcomes(events) == {"agent-dev-001": "proposed"}
@@ -66,7 +66,7 @@ async def test_what_was_brought_together_is_judged_without_a_model(tmp_path: Pat
         assert len(of(again, EventType.SEAT_PROPOSED)) == 1
 
 
-async def test_commits_are_merged_into_the_original_base_and_not_into_one_without_its_hidden_tests(
+async def test_commits_are_merged_into_the_original_base_with_its_hidden_tests(
     tmp_path: Path,
 ) -> None:
     bases: list[str] = []
@@ -86,13 +86,13 @@ async def test_commits_are_merged_into_the_original_base_and_not_into_one_withou
 @pytest.mark.parametrize(
     ("diff", "end"), [("conflict", "failed MERGE_CONFLICT"), ("", "failed NO_CHANGES")]
 )
-async def test_what_cannot_be_brought_together_is_said(tmp_path: Path, diff: str, end: str) -> None:
+async def test_a_failed_merge_is_reported(tmp_path: Path, diff: str, end: str) -> None:
     async with open_council(tmp_path, never) as app:
         events = await merging(app, diff).run(app.deliberation("single", 1, merge=COMMITS))
         assert outcomes(events) == {"agent-dev-001": end}
 
 
-def test_only_commits_are_merged_and_only_in_a_repository() -> None:
+def test_only_commits_of_a_repository_are_merged() -> None:
     request = DeliberationRequest("together", "dev", merge=COMMITS)
     d = plan_deliberation(request, LOCAL, Defaults(LimitSettings()), datetime.now(UTC))
     assert len(d.seats) == 1

@@ -61,7 +61,7 @@ def planned(role: str = "dev", council: Council | None = None, **fields: Any) ->
     )
 
 
-def test_what_is_asked_goes_before_the_seat_the_council_and_the_role() -> None:
+def test_the_model_of_a_request_takes_precedence_over_seat_council_and_role() -> None:
     seat = Agent(TWO, Capabilities(model_profile="small"))
     council = Council(
         "qa", (Agent(ONE), seat, Agent(THREE)), CouncilConfig(model_profile="default")
@@ -128,7 +128,7 @@ def answer(text: str) -> Answer:
     return scripted(say)
 
 
-async def test_each_seat_asks_its_own_model_and_a_replay_asks_none(tmp_path: Path) -> None:
+async def test_each_seat_calls_its_own_model_and_a_replay_calls_none(tmp_path: Path) -> None:
     async with two_models(
         tmp_path, answer("small words"), answer("deep words"), temperature=0.0
     ) as (app, deep):
@@ -159,7 +159,7 @@ async def test_each_seat_asks_its_own_model_and_a_replay_asks_none(tmp_path: Pat
         assert len(app.server.requests) + len(deep.requests) == requests == len(calls)
 
 
-async def test_each_seat_replies_as_its_own_model_can(tmp_path: Path) -> None:
+async def test_each_seat_replies_in_the_format_of_its_own_model(tmp_path: Path) -> None:
     def write(_body: Any, headers: Any) -> str:
         return (
             review(6)
@@ -182,13 +182,13 @@ async def test_each_seat_replies_as_its_own_model_can(tmp_path: Path) -> None:
     assert not any("response_format" in call.body for call in deep.requests)
 
 
-async def test_where_one_of_two_models_is_down_the_others_seats_decide(tmp_path: Path) -> None:
+async def test_if_one_of_two_models_is_down_the_other_seats_decide(tmp_path: Path) -> None:
     async with two_models(tmp_path, answer("words"), DOWN) as (app, _):
         events = await app.run(about_text(app, seat_models={TWO: "large"}))
     assert outcomes(events) == {ONE: "proposed", TWO: "failed MODEL_UNAVAILABLE", THREE: "proposed"}
 
 
-async def test_where_another_stands_in_no_seat_fails_and_the_record_says_who_answered(
+async def test_a_fallback_model_keeps_every_seat_running_and_is_recorded(
     tmp_path: Path,
 ) -> None:
     async with two_models(tmp_path, answer("words"), DOWN, fallback=("default",)) as (app, _):
@@ -201,14 +201,14 @@ async def test_where_another_stands_in_no_seat_fails_and_the_record_says_who_ans
     } == {("scripted", "large")}
 
 
-async def test_a_model_that_is_gone_from_the_settings_is_named(tmp_path: Path) -> None:
+async def test_a_model_missing_from_the_settings_is_named(tmp_path: Path) -> None:
     async with two_models(tmp_path, answer("words"), answer("words")) as (app, _):
         events = await app.run(about_text(app, model="gone"))
     (error, *_) = [data["outcome"]["error_message"] for data in of(events, EventType.SEAT_FINISHED)]
     assert error == "the settings here have no model 'gone' any more; they have: large, default"
 
 
-async def test_a_conversation_that_is_too_long_for_the_server_is_shortened_and_goes_on(
+async def test_a_conversation_too_long_for_the_server_is_shortened_and_continued(
     tmp_path: Path,
 ) -> None:
     first, refused = [0], []
@@ -234,7 +234,7 @@ async def test_a_conversation_that_is_too_long_for_the_server_is_shortened_and_g
     assert outcomes(events) == {ONE: "proposed"}
 
 
-async def test_a_seat_goes_on_after_an_empty_reply(tmp_path: Path) -> None:
+async def test_a_seat_continues_after_an_empty_reply(tmp_path: Path) -> None:
     replies = iter((Fault("empty"), Fault("length", text=""), append()))
     async with open_council(tmp_path, scripted(lambda _b, _h: next(replies))) as app:
         events = await app.run(app.deliberation("single", 1))

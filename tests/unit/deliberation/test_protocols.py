@@ -46,7 +46,7 @@ OWN_TEST = (
 )
 
 
-async def test_a_vote_of_three(council: Any) -> None:
+async def test_a_vote_of_three_checks_every_proposal(council: Any) -> None:
     async with council(
         by_seat(one=append(WRONG), two=append(SOLUTION), three=append(OTHER))
     ) as app:
@@ -79,7 +79,7 @@ async def test_a_vote_of_three(council: Any) -> None:
     "plan",
     ["no list", json.dumps({"approaches": ["all the same", "All the same", "all the same"]})],
 )
-async def test_built_in_approaches_serve_where_the_model_lists_none(
+async def test_built_in_approaches_are_used_if_the_model_lists_none(
     council: Any, plan: str
 ) -> None:
     async with council(scripted(lambda _b, _h: append(), plan=plan)) as app:
@@ -89,7 +89,7 @@ async def test_built_in_approaches_serve_where_the_model_lists_none(
     assert len({data["approach"] for data in started}) == 3
 
 
-async def test_the_local_model_is_not_led_by_approaches(council: Any) -> None:
+async def test_the_local_model_gets_no_approaches(council: Any) -> None:
     async with council(
         by_seat(one=append(), two=append(), three=append()), approaches="auto"
     ) as app:
@@ -98,7 +98,7 @@ async def test_the_local_model_is_not_led_by_approaches(council: Any) -> None:
     assert {call.call_id.split("/")[2] for call in app.server.requests} == {"propose"}
 
 
-async def test_prompts_share_their_beginning(council: Any) -> None:
+async def test_prompts_share_a_common_prefix(council: Any) -> None:
     async with council(by_seat(one=append(WRONG), two=append(WRONG), three=append(WRONG))) as app:
         await app.run(app.deliberation("vote", max_turns=1, context="the story:\n- Greet"))
     plan, *seats = app.server.requests
@@ -112,7 +112,7 @@ async def test_prompts_share_their_beginning(council: Any) -> None:
     assert "the story:\n- Greet" in shared
 
 
-async def test_a_failing_seat_does_not_take_the_others_along(council: Any) -> None:
+async def test_a_failing_seat_does_not_affect_the_others(council: Any) -> None:
     async with council(
         by_seat(one="nonsense", two=Fault("status", status=500), three=append())
     ) as app:
@@ -141,7 +141,7 @@ async def test_different_patches_that_behave_the_same_stop_the_rest(council: Any
     assert outcomes(events) == {ONE: "proposed", TWO: "proposed", THREE: "cancelled CANCELLED"}
 
 
-async def test_a_majority_that_its_own_tests_tell_apart_stops_nobody(council: Any) -> None:
+async def test_a_majority_that_its_own_tests_distinguish_stops_nobody(council: Any) -> None:
     test = "from utils import hello_world\n\n\ndef test_more():\n    assert hello_world.__doc__\n"
     with_test = act(
         ("files.write", {"path": "tests/test_more.py", "content": test}),
@@ -160,7 +160,7 @@ async def test_a_majority_that_its_own_tests_tell_apart_stops_nobody(council: An
     assert set(outcomes(events).values()) == {"proposed"}
 
 
-async def test_a_seat_that_never_answers_is_late(council: Any) -> None:
+async def test_a_seat_that_never_answers_is_marked_late(council: Any) -> None:
     async with council(by_seat(one=append(), two=forever, three=append(WRONG))) as app:
         d = app.deliberation("vote", seconds=6)
         events = await app.run(d)
@@ -169,7 +169,7 @@ async def test_a_seat_that_never_answers_is_late(council: Any) -> None:
     assert app.workspaces.alive == set()
 
 
-async def test_a_seat_in_circles_does_not_hold_up_a_proven_answer(council: Any) -> None:
+async def test_a_looping_seat_does_not_delay_a_proven_answer(council: Any) -> None:
     async with council(
         by_seat(one=append(), two=forever, three=forever),
         limits=LimitSettings(patience=0.1),
@@ -184,7 +184,7 @@ async def test_a_seat_in_circles_does_not_hold_up_a_proven_answer(council: Any) 
     assert app.workspaces.alive == set()
 
 
-async def test_an_answer_that_is_not_proven_is_no_reason_for_impatience(council: Any) -> None:
+async def test_an_unproven_answer_does_not_shorten_the_wait(council: Any) -> None:
 
     async def slowly() -> str:
         await asyncio.sleep(1)
@@ -199,7 +199,7 @@ async def test_an_answer_that_is_not_proven_is_no_reason_for_impatience(council:
     assert outcomes(events)[TWO] == "proposed"
 
 
-async def test_a_deadline_that_is_over_still_ends_every_seat(council: Any) -> None:
+async def test_a_past_deadline_still_ends_every_seat(council: Any) -> None:
     async with council(by_seat(one=append(), two=append(), three=append())) as app:
         events = await app.run(
             app.deliberation("vote", deadline=datetime.now(UTC) - timedelta(seconds=1))
@@ -209,14 +209,14 @@ async def test_a_deadline_that_is_over_still_ends_every_seat(council: Any) -> No
     assert app.server.requests == []
 
 
-async def test_a_model_that_cannot_even_be_asked_fails_every_seat(council: Any) -> None:
+async def test_a_server_without_the_model_fails_every_seat(council: Any) -> None:
     async with council(by_seat()) as app:
         app.server.models = ()
         events = await app.run(app.deliberation("vote"))
     assert outcomes(events) == dict.fromkeys((ONE, TWO, THREE), "failed CONFIGURATION")
 
 
-async def test_cancelled_from_outside(council: Any) -> None:
+async def test_a_cancelled_council_stops(council: Any) -> None:
     async with council(by_seat(one=append(), two=forever, three=forever)) as app:
         task = asyncio.create_task(app.run(app.deliberation("vote")))
         while EventType.SEAT_PROPOSED not in [event.type for event in await app.events()]:
@@ -233,7 +233,7 @@ async def test_cancelled_from_outside(council: Any) -> None:
     }
 
 
-async def test_a_host_that_stops_reports_no_seat_as_finished_and_another_takes_over(
+async def test_a_stopping_host_reports_no_seat_as_finished_and_another_takes_over(
     council: Any,
 ) -> None:
     waiting = [True]
@@ -260,7 +260,7 @@ async def test_a_host_that_stops_reports_no_seat_as_finished_and_another_takes_o
     assert call_counts[f"task-1/{ONE}/propose/0.1"] == 1
 
 
-async def test_a_bus_that_is_gone_is_no_seats_failure(council: Any) -> None:
+async def test_an_unavailable_bus_does_not_fail_a_seat(council: Any) -> None:
     class Broken(MemoryBus):
         async def publish(self, event: Event) -> int:
             if event.type is EventType.SEAT_TURN:
@@ -274,19 +274,19 @@ async def test_a_bus_that_is_gone_is_no_seats_failure(council: Any) -> None:
         assert app.workspaces.alive == set()
 
 
-async def test_adaptive_stops_at_two_that_agree(council: Any) -> None:
+async def test_adaptive_stops_at_two_agreeing_answers(council: Any) -> None:
     async with council(by_seat(one=append(), two=append(OTHER), three=append())) as app:
         events = await app.run(app.deliberation("vote", adaptive=True))
     assert outcomes(events) == {ONE: "proposed", TWO: "proposed", THREE: "unstarted"}
 
 
-async def test_adaptive_adds_a_seat_where_the_evidence_disagrees(council: Any) -> None:
+async def test_adaptive_adds_a_seat_if_the_evidence_disagrees(council: Any) -> None:
     async with council(by_seat(one=append(), two=append(WRONG), three=append())) as app:
         events = await app.run(app.deliberation("vote", adaptive=True, max_turns=1))
     assert outcomes(events) == {ONE: "proposed", TWO: "proposed", THREE: "proposed"}
 
 
-async def test_seats_in_turn_end_with_the_first_proven_answer(council: Any) -> None:
+async def test_sequential_seats_end_with_the_first_proven_answer(council: Any) -> None:
     async with council(
         by_seat(one=append(WRONG), two=append(), three=append()), seats_in_turn="on"
     ) as app:
@@ -294,7 +294,7 @@ async def test_seats_in_turn_end_with_the_first_proven_answer(council: Any) -> N
     assert outcomes(events) == {ONE: "proposed", TWO: "proposed", THREE: "unstarted"}
 
 
-async def test_a_seat_that_is_half_right_is_no_reason_to_ask_nobody_else(council: Any) -> None:
+async def test_a_partly_right_answer_does_not_end_sequential_seats(council: Any) -> None:
     tests = (
         "from utils import twice\n\n\ndef test_a():\n    assert twice(2) == 4\n\n\ndef test_b():\n"
         "    assert twice(3) == 6\n"
@@ -329,7 +329,7 @@ async def test_a_seat_that_is_half_right_is_no_reason_to_ask_nobody_else(council
 
 
 @pytest.mark.parametrize(("functions", "reviews"), [("on", 0), ("off", 2)])
-async def test_who_is_asked_for_one_function_is_no_judge_of_two(
+async def test_answers_of_single_function_seats_are_not_reviewed(
     council: Any, functions: str, reviews: int
 ) -> None:
     def answer(_body: Any, headers: Any) -> str:
@@ -343,7 +343,7 @@ async def test_who_is_asked_for_one_function_is_no_judge_of_two(
     assert len(of(events, EventType.SEAT_REVIEWED)) == reviews
 
 
-async def test_where_reviews_are_wanted_every_seat_is_filled_though_in_turn(council: Any) -> None:
+async def test_peer_review_starts_every_seat_even_sequentially(council: Any) -> None:
     async with council(
         by_seat(one=append(), two=append(OTHER), three=append()), seats_in_turn="on"
     ) as app:
@@ -411,7 +411,7 @@ async def test_a_council_about_text_is_judged_by_reviews(council: Any) -> None:
     assert outcomes(events) == {ONE: "proposed", TWO: "proposed", THREE: "proposed"}
 
 
-async def test_a_debate_about_text_revises(council: Any) -> None:
+async def test_a_debate_about_text_has_revisions(council: Any) -> None:
     answer = by_seat(
         one=finish("Use a queue."), two=finish("Use a table."), revise=finish("Use a log.")
     )
@@ -420,7 +420,7 @@ async def test_a_debate_about_text_revises(council: Any) -> None:
     assert [data["proposal"]["revision"] for data in of(events, EventType.SEAT_REVISED)] == [1, 1]
 
 
-async def test_a_whole_council_runs_again_from_its_recording_without_a_call(council: Any) -> None:
+async def test_a_whole_council_is_replayed_from_its_recording_without_a_call(council: Any) -> None:
     answer = by_seat(one=append(), two=append(OTHER), three=append(WRONG))
     async with council(answer) as app:
         d = app.deliberation("tests_then_verify", max_turns=1)
@@ -431,7 +431,7 @@ async def test_a_whole_council_runs_again_from_its_recording_without_a_call(coun
     assert {event.id for event in again} == {event.id for event in first}
 
 
-async def test_six_seats_of_which_every_other_fails(council: Any) -> None:
+async def test_three_of_six_seats_fail_and_the_others_propose(council: Any) -> None:
     def answer(_body: Any, headers: Any) -> str:
         number = int(seat_of(headers)[-3:])
         return "nonsense" if number % 2 else append(f"{SOLUTION}# {number}\n")

@@ -47,7 +47,7 @@ FACTS = st.one_of(
 
 
 @given(st.lists(FACTS), st.lists(FACTS))
-def test_progress_never_falls_over_a_restart_either(before: list[Any], after: list[Any]) -> None:
+def test_progress_never_falls_even_after_a_restart(before: list[Any], after: list[Any]) -> None:
     first = ProgressEstimate(D)
     fractions = [data["progress"] for fact in before if (data := first.update(*fact))]
     again = ProgressEstimate(D, max(fractions, default=0.0))
@@ -56,7 +56,7 @@ def test_progress_never_falls_over_a_restart_either(before: list[Any], after: li
     assert all(0 <= progress <= 1 for progress in fractions)
 
 
-def test_it_tells_what_was_measured_and_ends_at_one() -> None:
+def test_progress_shows_the_measured_share_and_ends_at_one() -> None:
     advance = ProgressEstimate(D)
     advance.update(*turn(SEATS[0]))
     payload = advance.update(*turn(SEATS[1]))
@@ -82,7 +82,7 @@ def test_it_tells_what_was_measured_and_ends_at_one() -> None:
     assert payload["progress"] == 1.0
 
 
-def test_a_council_that_is_no_agents_tells_nothing() -> None:
+def test_a_council_without_an_agent_reports_nothing() -> None:
     assert ProgressEstimate(deliberation()).update(*turn(SEATS[0])) is None
 
 
@@ -97,7 +97,7 @@ def ran(status: str) -> CheckRun:
         ("cpu", Bounds(cpu_share=0.75), r"max_cpu, 75% of a processor"),
     ],
 )
-def test_a_breach_of_its_own_limit_stops_it_and_is_named(
+def test_an_agent_that_exceeds_its_own_limit_is_stopped_and_the_limit_named(
     status: str, bounds: Bounds, message: str
 ) -> None:
     call = ToolResult("r", "code.python", ToolStatus(status), usage=ToolUsage(4, 200))

@@ -29,12 +29,14 @@ def call(name: str, arguments: Any) -> FunctionCall:
 
 
 @given(st.sampled_from(ALL.names) | st.text(), st.text() | JSON.map(json.dumps))
-def test_whatever_a_model_writes_is_an_action_or_says_why_not(name: str, arguments: str) -> None:
+def test_every_model_call_becomes_an_action_or_an_error_with_a_reason(
+    name: str, arguments: str
+) -> None:
     with suppress(UnusableCallError):
         assert ALL.read_action(FunctionCall("c", name, arguments)).tool in CATALOGUE
 
 
-def test_a_seat_with_a_shell_has_five_tools_and_one_without_has_those_it_may_use() -> None:
+def test_a_seat_with_a_shell_has_five_tools_and_one_without_has_its_granted_tools() -> None:
     assert ALL.names == ("bash", "view", "edit", "write", SUBMIT)
     without = SeatTools.from_specs([spec for spec in CATALOGUE.values() if spec.category != "code"])
     assert {"files_search", "git_log", "tests_pytest"} < {*without.names}
@@ -83,7 +85,7 @@ def test_a_seat_with_a_shell_has_five_tools_and_one_without_has_those_it_may_use
         ),
     ],
 )
-def test_calls_become_actions_of_the_catalogue(
+def test_native_calls_become_actions_of_the_catalogue(
     name: str, arguments: Any, tool: str, translated: dict[str, Any]
 ) -> None:
     action = ALL.read_action(call(name, arguments))
@@ -93,7 +95,7 @@ def test_calls_become_actions_of_the_catalogue(
 @pytest.mark.parametrize(
     "number", ["1e999", "-1", "0", "true", '"9999999999"', f'"{"9" * 5000}"', "1.5", '"one"']
 )
-def test_what_is_no_line_number_says_so(number: str) -> None:
+def test_an_invalid_line_number_is_reported(number: str) -> None:
     with pytest.raises(UnusableCallError, match="whole number from 1"):
         ALL.read_action(call("view", f'{{"path": "a", "start": {number}}}'))
 
@@ -124,11 +126,13 @@ def test_what_is_no_line_number_says_so(number: str) -> None:
         ("bash", "up to 600 s (workspace.check_seconds)", "up to 600 s (workspace.check_seconds)"),
     ],
 )
-def test_errors_name_what_the_seat_is_offered(name: str, error: str, message: str) -> None:
+def test_errors_name_the_tools_and_arguments_offered_to_the_seat(
+    name: str, error: str, message: str
+) -> None:
     assert ALL.translate_error(error, call(name, {})) == message
 
 
-def test_an_ambiguous_edit_is_told_without_a_count() -> None:
+def test_an_ambiguous_edit_is_reported_without_a_count() -> None:
     with pytest.raises(ToolFailure) as failed:
         replace("a.py", "x\ny\nx\n", "x", "z")
     assert ALL.translate_error(str(failed.value), call("edit", {})) == (
@@ -137,7 +141,7 @@ def test_an_ambiguous_edit_is_told_without_a_count() -> None:
     )
 
 
-def test_bash_says_what_a_call_keeps_and_how_long_it_may_take() -> None:
+def test_the_description_of_bash_names_what_a_call_keeps_and_its_time_limit() -> None:
     shell = CATALOGUE["code.shell"]
     (bash, *_) = SeatTools.from_specs(
         [replace_field(shell, caps=replace_field(shell.caps, seconds=900))]

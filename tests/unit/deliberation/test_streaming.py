@@ -50,23 +50,23 @@ def text_of(*pieces: str) -> str:
 
 
 @pytest.mark.parametrize("cut", range(1, len(KEY)))
-def test_no_beginning_of_a_secret_is_told_wherever_the_answer_is_cut(cut: int) -> None:
+def test_no_prefix_of_a_secret_is_published_wherever_the_answer_is_cut(cut: int) -> None:
     assert text_of("the key is ", KEY[:cut]) == "the key is "
     assert text_of("the key is ", KEY[:cut], KEY[cut:], " so") == "the key is [redacted] "
 
 
-def test_a_key_in_lines_of_its_own_is_held_back_until_it_is_whole() -> None:
+def test_a_multi_line_key_is_held_back_until_it_is_complete() -> None:
     begin, end = "-----BEGIN PRIVATE KEY-----\n", "-----END PRIVATE KEY----- \n"
     assert text_of("see ", begin, "QUJD\nREVG\n") == "see "
     assert text_of("see ", begin, "QUJD\nREVG\n", end) == "see [redacted] \n"
 
 
-def test_of_a_long_answer_the_end_is_told() -> None:
+def test_the_end_of_a_long_answer_is_shown() -> None:
     assert text_of("word " * 1_000) == ("word " * 1_000)[-2_000:]
     assert text_of() == ""
 
 
-async def test_it_is_told_while_it_grows_and_taken_back_at_its_end() -> None:
+async def test_a_partial_reply_is_published_and_withdrawn_at_its_end() -> None:
     publisher = Heard()
     growing = StreamedReply(
         "agent-dev-001", publisher.publish_partial, scrub, interval_seconds=0.001
@@ -81,7 +81,7 @@ async def test_it_is_told_while_it_grows_and_taken_back_at_its_end() -> None:
     ]
 
 
-async def test_what_stays_the_same_is_told_again_for_who_begins_to_look() -> None:
+async def test_unchanged_text_is_repeated_for_new_observers() -> None:
     publisher = Heard()
     growing = StreamedReply("s", publisher.publish_partial, scrub, interval_seconds=0.001)
     async with asyncio.timeout(10), beside(growing.publish_periodically(), "growing"):
@@ -92,7 +92,7 @@ async def test_what_stays_the_same_is_told_again_for_who_begins_to_look() -> Non
     assert publisher.partial_replies == [Writing("s", "one ")] * 3
 
 
-async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
+async def test_an_answer_is_shown_while_it_is_written(tmp_path: Path) -> None:
     publisher = Heard()
 
     class Slow:
@@ -133,7 +133,7 @@ async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
     ]
 
 
-async def test_a_call_that_is_asked_for_twice_at_once_is_made_and_paid_once(tmp_path: Path) -> None:
+async def test_a_call_requested_twice_concurrently_is_sent_and_charged_once(tmp_path: Path) -> None:
     calls: list[str] = []
 
     class Counting:
@@ -170,7 +170,7 @@ async def test_a_call_that_is_asked_for_twice_at_once_is_made_and_paid_once(tmp_
     assert model.usage_of("-").prompt_tokens == ledger.spent.prompt_tokens == 7
 
 
-async def test_what_came_at_once_is_not_told_at_all() -> None:
+async def test_a_quick_reply_is_not_published_in_parts() -> None:
     publisher = Heard()
     growing = StreamedReply("s", publisher.publish_partial, scrub, interval_seconds=60)
     async with beside(growing.publish_periodically(), "growing"):
@@ -179,7 +179,7 @@ async def test_what_came_at_once_is_not_told_at_all() -> None:
     assert publisher.partial_replies == []
 
 
-async def test_where_nobody_can_be_told_the_work_goes_on() -> None:
+async def test_the_work_goes_on_if_nobody_can_be_notified() -> None:
     publisher = Heard(down=True)
     growing = StreamedReply("s", publisher.publish_partial, scrub, interval_seconds=0.001)
     async with asyncio.timeout(10), beside(growing.publish_periodically(), "growing"):

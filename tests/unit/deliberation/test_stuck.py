@@ -67,11 +67,11 @@ def change(fingerprint: str, tree: str, failing: frozenset[str] = A) -> TurnStep
         ),
     ],
 )
-def test_circles(steps: list[TurnStep], reason: str) -> None:
+def test_loops_of_a_seat_are_detected(steps: list[TurnStep], reason: str) -> None:
     assert find_stuck_reason(steps, 3) == reason
 
 
-def test_the_second_look_at_the_same_files_is_a_repeat() -> None:
+def test_reading_the_same_files_again_is_a_repeat() -> None:
     assert not is_repeat([TurnStep("look")])
     assert is_repeat([TurnStep("look"), TurnStep("other"), TurnStep("look")])
     assert not is_repeat([TurnStep("look"), change("a", "1"), TurnStep("look", "1")])
@@ -88,9 +88,7 @@ _STEPS = st.builds(
 
 
 @given(st.lists(_STEPS, max_size=8), st.integers(2, 4))
-def test_whoever_repeats_itself_is_found_within_one_round_more(
-    steps: list[TurnStep], limit: int
-) -> None:
+def test_a_repetition_is_detected_within_one_more_round(steps: list[TurnStep], limit: int) -> None:
     """Whatever came before, a repeated change is a loop, and so is a look repeated twice."""
     last = TurnStep("same", "9", changed=True)
     assert find_stuck_reason([*steps, last, last], limit)
@@ -99,7 +97,7 @@ def test_whoever_repeats_itself_is_found_within_one_round_more(
 
 
 @given(st.integers(1, 20), st.integers(2, 4))
-def test_a_seat_that_gets_on_is_left_alone(count: int, limit: int) -> None:
+def test_a_seat_that_makes_progress_is_not_interrupted(count: int, limit: int) -> None:
     steps = [
         change(f"do {number}", str(number), frozenset({str(number)})) for number in range(count)
     ]

@@ -104,7 +104,7 @@ async def test_a_right_answer_that_breaks_a_superseded_test_wins(native: Any) ->
     )
 
 
-async def test_an_answer_with_the_same_behaviour_and_no_changed_test_is_excused_too(
+async def test_an_equivalent_answer_without_a_changed_test_is_excused_too(
     native: Any,
 ) -> None:
     answer = council_of(
@@ -121,7 +121,7 @@ async def test_an_answer_with_the_same_behaviour_and_no_changed_test_is_excused_
     assert (outcome.winner_id, outcome.evidence_level) == (ONE, EvidenceLevel.REPRODUCED)
 
 
-async def test_a_test_that_one_author_weakens_is_read_again_as_another_changes_it(
+async def test_a_test_weakened_by_one_author_is_read_again_when_another_changes_it(
     native: Any,
 ) -> None:
     """The reader rejects the first change, and the second author's right answer is not refused for
@@ -148,7 +148,7 @@ async def test_a_test_that_one_author_weakens_is_read_again_as_another_changes_i
 
 
 @pytest.mark.parametrize("read", [NONE, "no answer at all"])
-async def test_without_the_reader_s_word_an_existing_test_counts_as_it_is_on_the_base(
+async def test_without_the_readers_approval_an_existing_test_counts_as_on_the_base(
     native: Any, read: str
 ) -> None:
     answer = council_of(
@@ -160,7 +160,7 @@ async def test_without_the_reader_s_word_an_existing_test_counts_as_it_is_on_the
     assert len(prompts) == 1
 
 
-async def test_a_test_that_was_deleted_is_not_put_to_the_reader(native: Any) -> None:
+async def test_a_deleted_test_is_not_submitted_to_the_reader(native: Any) -> None:
     without = OLD.replace("def test_empty():\n    assert parse_port('') == 0\n\n\n", "")
     answer = council_of(SUPERSEDED, one={"src/ports.py": RIGHT, "tests/test_ports.py": without})
     outcome, _, prompts = await run(native, answer, seats=1)

@@ -49,7 +49,7 @@ async def take(chat: ToolChat, first: int, last: int) -> None:
         chat.add_turn(reply, [Message("tool", f"{turn}: {'x' * 1_200}", call_id="c")])
 
 
-async def test_going_back_undoes_compaction_and_what_was_heard() -> None:
+async def test_going_back_undoes_compaction_and_steering_messages() -> None:
     model = Parrot()
     chat = chat_with(model)
     await take(chat, 1, 2)
@@ -69,7 +69,7 @@ async def test_going_back_undoes_compaction_and_what_was_heard() -> None:
     ]
 
 
-async def test_a_conversation_stays_below_its_window() -> None:
+async def test_a_conversation_stays_within_the_context_window() -> None:
     model = Parrot()
     await take(chat_with(model), 1, 40)
     sizes = [

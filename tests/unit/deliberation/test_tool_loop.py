@@ -57,7 +57,7 @@ def answers(app: Any, number: int) -> list[tuple[str, str]]:
     ]
 
 
-async def test_a_right_change_is_handed_in_and_proven(native: Any) -> None:
+async def test_a_correct_change_is_submitted_and_proven(native: Any) -> None:
     view = ("view", {"path": UTILS})
     async with native(script(calls(view, text="Look first."), calls(RIGHT), calls(SUBMIT))) as app:
         events = await app.run(app.deliberation("single", 1))
@@ -79,7 +79,7 @@ async def test_a_right_change_is_handed_in_and_proven(native: Any) -> None:
     assert first["assessment"]["proven"] is True
 
 
-async def test_paths_as_the_sandbox_prints_them_are_taken_and_a_folder_is_listed(
+async def test_sandbox_paths_are_accepted_and_a_folder_is_listed(
     native: Any,
 ) -> None:
     reply = calls(
@@ -104,7 +104,9 @@ async def test_paths_as_the_sandbox_prints_them_are_taken_and_a_folder_is_listed
     assert wrong == "error: 'src' is a folder, not a file"
 
 
-async def test_each_call_is_answered_by_its_id_and_a_failed_one_stops_no_other(native: Any) -> None:
+async def test_each_call_is_answered_by_its_id_and_a_failed_call_stops_no_other(
+    native: Any,
+) -> None:
     missing = ("edit", {"path": UTILS, "old": "not there", "new": "x"})
     reply = calls(
         missing,
@@ -124,7 +126,7 @@ async def test_each_call_is_answered_by_its_id_and_a_failed_one_stops_no_other(n
     assert message["reasoning_content"] == "thinking"
 
 
-async def test_calls_that_no_tool_can_take_say_why(native: Any) -> None:
+async def test_invalid_calls_are_answered_with_the_reason(native: Any) -> None:
     wrong = calls(
         ("frobnicate", {}),
         ("edit", {"path": UTILS}),
@@ -141,7 +143,7 @@ async def test_calls_that_no_tool_can_take_say_why(native: Any) -> None:
     assert outcomes(events) == {ONE: "proposed"}
 
 
-async def test_advice_of_a_failed_call_names_what_the_seat_has(native: Any) -> None:
+async def test_advice_of_a_failed_call_names_the_seats_own_tools(native: Any) -> None:
     twice = ("write", {"path": "a.py", "content": "x = 1\nx = 1\n"})
     edit = {"path": "a.py", "old": "x = 1", "new": "y = 2"}
     first, second = (
@@ -156,7 +158,7 @@ async def test_advice_of_a_failed_call_names_what_the_seat_has(native: Any) -> N
     assert "files." not in failed + invalid
 
 
-async def test_what_speaks_against_a_submission_is_shown_and_the_seat_may_mend_it(
+async def test_problems_of_a_submission_are_shown_and_the_seat_may_fix_them(
     native: Any,
 ) -> None:
     async with native(script(calls(BROKEN, SUBMIT), calls(RIGHT, SUBMIT))) as app:
@@ -168,14 +170,14 @@ async def test_what_speaks_against_a_submission_is_shown_and_the_seat_may_mend_i
     assert outcomes(events) == {ONE: "proposed"}
 
 
-async def test_a_second_submit_hands_in_what_is_not_clean(native: Any) -> None:
+async def test_a_second_submit_accepts_unclean_work(native: Any) -> None:
     async with native(script(calls(BROKEN, SUBMIT), calls(SUBMIT))) as app:
         events = await app.run(app.deliberation("single", 1))
     assert len(app.server.requests) == 2
     assert len(of(events, EventType.SEAT_PROPOSED)) == 1
 
 
-async def test_tests_that_failed_before_do_not_hold_a_submission_up(native: Any) -> None:
+async def test_tests_that_failed_before_do_not_delay_a_submission(native: Any) -> None:
     async with native(script(calls(WRONG, SUBMIT))) as app:
         events = await app.run(app.deliberation("single", 1))
     assert len(app.server.requests) == 1
@@ -194,7 +196,7 @@ async def test_tests_that_failed_before_do_not_hold_a_submission_up(native: Any)
         (NativeReply(finish_reason="content_filter"), "The model server withheld your reply."),
     ],
 )
-async def test_a_reply_without_a_call_is_asked_again(
+async def test_a_reply_without_a_call_is_requested_again(
     native: Any, reply: Any, reminder: str
 ) -> None:
     async with native(script(reply, calls(RIGHT, SUBMIT))) as app:
@@ -203,7 +205,7 @@ async def test_a_reply_without_a_call_is_asked_again(
     assert outcomes(events) == {ONE: "proposed"}
 
 
-async def test_what_the_workspace_holds_is_proposed_whatever_ends_the_seat(native: Any) -> None:
+async def test_changes_in_the_workspace_are_proposed_however_the_seat_ends(native: Any) -> None:
     async with native(script(calls(RIGHT), "", "", "", "")) as app:
         events = await app.run(app.deliberation("single", 1))
     (proposed,) = of(events, EventType.SEAT_PROPOSED)
@@ -219,7 +221,7 @@ async def test_what_the_workspace_holds_is_proposed_whatever_ends_the_seat(nativ
         Fault("status", status=500),
     ],
 )
-async def test_the_last_turn_and_a_server_that_fails_cost_no_change(native: Any, last: Any) -> None:
+async def test_a_change_survives_the_last_turn_and_a_failing_server(native: Any, last: Any) -> None:
     async with native(script(calls(RIGHT), last)) as app:
         events = await app.run(app.deliberation("single", 1, max_turns=2))
     assert len(of(events, EventType.SEAT_PROPOSED)) == 1
@@ -232,7 +234,7 @@ async def test_a_seat_that_changes_nothing_proposes_nothing(native: Any) -> None
     assert "No file of the repository has changed" in answers(app, 1)[-1][1]
 
 
-async def test_five_turns_without_progress_are_told_and_ten_end_the_seat(native: Any) -> None:
+async def test_five_turns_without_progress_are_reported_and_ten_end_the_seat(native: Any) -> None:
     async with native(script(calls(RIGHT), calls(("view", {"path": UTILS})))) as app:
         events = await app.run(app.deliberation("single", 1, max_turns=40))
     warned_turns = [
@@ -245,7 +247,7 @@ async def test_five_turns_without_progress_are_told_and_ten_end_the_seat(native:
     assert len(of(events, EventType.SEAT_PROPOSED)) == 1
 
 
-async def test_a_long_conversation_becomes_notes_and_its_last_turns(native: Any) -> None:
+async def test_a_long_conversation_is_compacted_to_notes_and_its_last_turns(native: Any) -> None:
     looks = [calls(("view", {"path": "long.txt", "start": number})) for number in range(1, 12)]
     files = {**SAMPLE, "long.txt": "x" * 70 + "\n"}
     files["long.txt"] *= 400
@@ -262,7 +264,9 @@ async def test_a_long_conversation_becomes_notes_and_its_last_turns(native: Any)
     assert outcomes(events) == {ONE: "proposed"}
 
 
-async def test_the_first_prompt_says_how_tests_run_and_what_failed_before(native: Any) -> None:
+async def test_the_first_prompt_describes_the_test_command_and_earlier_failures(
+    native: Any,
+) -> None:
     files = {
         **SAMPLE,
         "tests/test_other.py": "def test_other():\n    assert False, 'unrelated'\n",
@@ -297,7 +301,7 @@ async def test_the_first_prompt_says_how_tests_run_and_what_failed_before(native
     ]
 
 
-async def test_a_refused_change_says_why_in_sentences_and_is_told_to_who_looks_on(
+async def test_a_refused_change_gives_its_reason_and_reaches_observers(
     native: Any,
 ) -> None:
     key = "AKIA" + "Q3EGRIPXCEXAMPKE"
@@ -316,7 +320,7 @@ async def test_a_refused_change_says_why_in_sentences_and_is_told_to_who_looks_o
     assert outcomes(events) == {ONE: "proposed"}
 
 
-async def test_what_people_say_meanwhile_is_heard_once(native: Any) -> None:
+async def test_steering_messages_are_read_once(native: Any) -> None:
     async with native(script(calls(("view", {"path": UTILS})), calls(RIGHT, SUBMIT))) as app:
         app.parts.control.steering["event-1"] = "Please mind the spelling."
         await app.run(app.deliberation("single", 1))
@@ -326,7 +330,7 @@ async def test_what_people_say_meanwhile_is_heard_once(native: Any) -> None:
     ]
 
 
-async def test_a_run_taken_up_again_makes_no_call_twice(native: Any) -> None:
+async def test_a_resumed_run_repeats_no_call(native: Any) -> None:
     reply = calls(("view", {"path": UTILS}), reasoning="thinking")
     async with native(script(reply, calls(RIGHT, SUBMIT))) as app:
         d = app.deliberation("single", 1)
@@ -337,11 +341,11 @@ async def test_a_run_taken_up_again_makes_no_call_twice(native: Any) -> None:
     assert len(of(again, EventType.SEAT_PROPOSED)) == 1
 
 
-def test_limits_name_the_default_of_turns() -> None:
+def test_limits_have_the_documented_default_of_turns() -> None:
     assert (LimitSettings().turns, TEXT_TURNS) == (100, 12)
 
 
-async def test_a_conversation_that_the_server_finds_too_long_is_compacted_and_asked_again(
+async def test_a_conversation_rejected_as_too_long_is_compacted_and_sent_again(
     native: Any,
 ) -> None:
     refused = Fault(

@@ -50,7 +50,7 @@ def _judge(prompt: str, best: str) -> str:
     return json.dumps({"why": f"only one returns {best}", "order": letters})
 
 
-async def test_a_second_wave_begins_anew_on_notes(council: Any) -> None:
+async def test_a_second_wave_starts_from_the_original_code_with_notes(council: Any) -> None:
     """Nothing is reproduced in the first wave, so every seat starts on the original code, with
     notes and without patches.
     """
@@ -105,7 +105,7 @@ async def test_a_second_wave_begins_anew_on_notes(council: Any) -> None:
     ("setting", "protocol", "waves"),
     [("off", "tournament", 1), ("on", "vote", 2), ("auto", "vote", 1)],
 )
-async def test_the_setting_decides_whether_there_is_a_second_wave(
+async def test_the_setting_decides_about_a_second_wave(
     council: Any, setting: Any, protocol: str, waves: int
 ) -> None:
     answer = by_seat(one=append(), two=append(WRONG))
@@ -127,7 +127,7 @@ async def test_a_proven_answer_needs_no_second_wave(council: Any) -> None:
 
 
 @pytest.mark.parametrize("seats", [3, 6])
-async def test_level_answers_are_compared_in_small_groups(council: Any, seats: int) -> None:
+async def test_tied_answers_are_compared_in_small_groups(council: Any, seats: int) -> None:
     """Each group is compared twice, in opposite orders; the best of each are compared again.
     Authors are anonymous.
     """
@@ -163,7 +163,7 @@ async def test_level_answers_are_compared_in_small_groups(council: Any, seats: i
     )
 
 
-async def test_a_model_that_prefers_what_stands_first_decides_nothing(council: Any) -> None:
+async def test_a_model_that_always_prefers_the_first_answer_decides_nothing(council: Any) -> None:
     def work(body: Any, headers: Any) -> str:
         prompt = body["messages"][-1]["content"]
         if phase_of(headers) == "verify" and "Now compare" in prompt:
@@ -179,7 +179,7 @@ async def test_a_model_that_prefers_what_stands_first_decides_nothing(council: A
 
 
 @pytest.mark.parametrize(("window", "compared"), [(32_768, True), (8192, False)])
-async def test_reviews_that_are_level_are_followed_by_a_comparison(
+async def test_tied_reviews_are_followed_by_a_comparison(
     council: Any, window: int, *, compared: bool
 ) -> None:
     def work(body: Any, headers: Any) -> str:

@@ -8,7 +8,7 @@ from moothall.domain.budget import Amount, Budget, BudgetAccount, Ledger, Usage,
 from moothall.errors import BudgetExceeded, InvalidRequest
 
 
-def test_what_is_held_counts_until_it_is_settled_or_released() -> None:
+def test_a_reservation_counts_until_it_is_settled_or_released() -> None:
     ledger = Ledger(Budget(tokens=100))
     ledger.reserve("a", Usage(prompt_tokens=60))
     with pytest.raises(BudgetExceeded, match="100 tokens"):
@@ -26,14 +26,14 @@ def test_a_repeated_key_counts_once() -> None:
     ledger.reserve("a", Usage(calls=1))
 
 
-def test_an_exhausted_limit_does_not_read_as_none() -> None:
+def test_an_exhausted_limit_is_not_read_as_no_limit() -> None:
     ledger = Ledger(Budget(tokens=10))
     ledger.settle("a", Usage(prompt_tokens=10))
     assert ledger.remaining.tokens == -1
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans())))
-def test_reservations_never_go_over_the_limit(steps: list[tuple[int, bool]]) -> None:
+def test_reservations_never_exceed_the_limit(steps: list[tuple[int, bool]]) -> None:
     ledger = Ledger(Budget(tokens=100))
     for number, (tokens, settles) in enumerate(steps):
         try:
@@ -55,7 +55,7 @@ _STEPS = st.lists(st.tuples(st.sampled_from("abc"), _AMOUNTS, _AMOUNTS, st.boole
 
 
 @given(_AMOUNTS.filter(lambda limit: min(limit.tokens, limit.calls, limit.cost_usd) > 0), _STEPS)
-def test_a_storys_book_never_grants_more_than_there_is(
+def test_a_story_budget_never_grants_more_than_its_limit(
     limit: Amount, steps: list[tuple[str, Amount, Amount, bool]]
 ) -> None:
     book = BudgetAccount(limit)
@@ -77,7 +77,7 @@ def test_a_storys_book_never_grants_more_than_there_is(
     )
 
 
-def test_what_has_no_limit_is_counted_all_the_same() -> None:
+def test_amounts_without_a_limit_are_still_counted() -> None:
     book = BudgetAccount(Amount(tokens=100)).draw(
         "a", Amount(60, 2, 0.5), Amount(10, 1, 0.25), Amount(40, 1)
     )
@@ -105,6 +105,6 @@ def test_what_has_no_limit_is_counted_all_the_same() -> None:
         Budget(calls=-1),
     ],
 )
-def test_a_budget_is_made_of_numbers_from_zero_up(wrong: Budget) -> None:
+def test_a_budget_has_only_non_negative_numbers(wrong: Budget) -> None:
     with pytest.raises(InvalidRequest, match="numbers from 0"):
         check_budget(wrong)

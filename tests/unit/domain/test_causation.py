@@ -4,7 +4,7 @@ from moothall.domain.event import EventType, call_event_id, cause_of, new_event,
 from moothall.domain.ids import TaskKey
 
 
-def test_a_cause_is_the_id_of_the_event_that_led_there() -> None:
+def test_a_cause_is_the_id_of_the_causing_event() -> None:
     request = new_event(EventType.DELIBERATION_REQUESTED, "t", {})
     began = new_event(EventType.DELIBERATION_STARTED, "t", {}, ordinal="")
     seat = new_event(EventType.SEAT_STARTED, "t", {}, ordinal="agent-dev-001")
@@ -29,7 +29,7 @@ def test_a_cause_is_the_id_of_the_event_that_led_there() -> None:
     assert cause_of(EventType.STORY_CREATED, TaskKey("t"), "", {}) == ""
 
 
-def test_neither_cause_nor_trace_of_a_fact_is_in_its_id() -> None:
+def test_cause_and_trace_do_not_change_the_id_of_an_event() -> None:
     plain = new_event(EventType.SEAT_STARTED, "t", {}, ordinal="a")
     placed = new_event(
         EventType.SEAT_STARTED, "t", {}, ordinal="a", causationid="x", traceparent="00-1-2-01"

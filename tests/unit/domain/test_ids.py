@@ -19,14 +19,14 @@ TENANTS = st.one_of(st.just(LOCAL_TENANT), IDS)
 
 
 @given(IDS, TENANTS, IDS, TENANTS)
-def test_no_two_ids_of_two_tenants_have_one_key(
+def test_ids_of_two_tenants_never_share_a_key(
     first: str, one: str, second: str, other: str
 ) -> None:
     assert (key_of(first, one) == key_of(second, other)) == ((first, one) == (second, other))
 
 
 @given(IDS, TENANTS, st.sampled_from(["", "/agent-dev-001/propose/0.1", "-agent-dev-001"]))
-def test_an_id_comes_back_from_its_key_and_only_to_its_tenant(
+def test_an_id_is_restored_from_its_key_only_for_its_tenant(
     value: str, tenant: str, rest: str
 ) -> None:
     key = key_of(value, tenant)
@@ -37,7 +37,7 @@ def test_an_id_comes_back_from_its_key_and_only_to_its_tenant(
 
 
 @given(IDS, TENANTS)
-def test_a_key_is_safe_wherever_it_stands(value: str, tenant: str) -> None:
+def test_a_key_is_safe_in_every_place(value: str, tenant: str) -> None:
     key = check_key(key_of(value, tenant), "task_id")
     assert registry.subject(Channel.RESULTS.of(key)) == f"agent.results.{key}"
     assert check_branch(f"moothall/{key}").endswith(key)
@@ -50,7 +50,7 @@ def test_a_key_is_safe_wherever_it_stands(value: str, tenant: str) -> None:
     "wrong",
     ["", "_x", "x_", "a_b_c", "A_b", "a b", "a/b", "../x", "x" * 64, f"a_{'x' * 64}", "a_b\n"],
 )
-def test_what_is_no_key_is_said(wrong: str) -> None:
+def test_an_invalid_key_is_reported(wrong: str) -> None:
     with pytest.raises(InvalidRequest, match="is neither an id nor TENANT_ID"):
         check_key(wrong, "task_id")
     with pytest.raises(InvalidRequest):

@@ -26,7 +26,7 @@ _messages = st.builds(
 
 
 @given(st.lists(st.lists(_messages, min_size=1, max_size=5), max_size=6))
-def test_a_prompt_is_read_as_it_was_sent(conversations: list[list[Message]]) -> None:
+def test_a_prompt_is_read_back_as_sent(conversations: list[list[Message]]) -> None:
     written, reader = Prompts(), Prompts()
     sent: list[tuple[Message, ...]] = []
     for number, new in enumerate(conversations):
@@ -51,7 +51,7 @@ def test_each_message_of_a_conversation_is_recorded_once() -> None:
     assert size < len(TASK.content) + 20 * 400
 
 
-def test_seats_share_the_beginning_of_their_first_message() -> None:
+def test_seats_share_the_start_of_their_first_message() -> None:
     prompts = Prompts()
     prompts.record("agent-1/propose/0.1", (SYSTEM, TASK))
     data = prompts.record(
@@ -65,7 +65,7 @@ def test_seats_share_the_beginning_of_their_first_message() -> None:
     }
 
 
-def test_after_a_restart_the_recorded_prompts_are_still_referred_to() -> None:
+def test_recorded_prompts_are_still_referenced_after_a_restart() -> None:
     data = Prompts().record("seat/propose/0.1", (SYSTEM, TASK))
     again = Prompts({"seat/propose/0.1": data, "seat/propose/0.2": {"kept": "many"}})
     reply = Message("assistant", "Done.")
@@ -92,7 +92,7 @@ def test_after_a_restart_the_recorded_prompts_are_still_referred_to() -> None:
         {"of": "seat/propose/0.1", "kept": 1, "chars": 5, "messages": []},
     ],
 )
-def test_a_malformed_prompt_is_missing(data: Any) -> None:
+def test_a_malformed_prompt_is_read_as_missing(data: Any) -> None:
     prompts = Prompts()
     prompts.record("seat/propose/0.1", (SYSTEM, TASK))
     assert prompts.read("seat/propose/0.2", data) is None

@@ -34,12 +34,12 @@ around = st.text(st.sampled_from(list(" \n\"'=:,(){}+-")), max_size=6)
 
 
 @pytest.mark.parametrize("secret", SECRETS)
-def test_known_shapes_are_found(secret: str) -> None:
+def test_known_secret_formats_are_found(secret: str) -> None:
     assert scrub(f'key = "{secret}"\nnext') == 'key = "[redacted]"\nnext'
 
 
 @given(around, st.sampled_from(SECRETS), around, st.sampled_from(SECRETS))
-def test_nothing_of_a_secret_is_left(before: str, secret: str, between: str, other: str) -> None:
+def test_no_part_of_a_secret_remains(before: str, secret: str, between: str, other: str) -> None:
     clean = scrub(f"{before} {secret} {between} {other}")
     assert secret not in clean
     assert other not in clean
@@ -58,7 +58,7 @@ def test_nothing_of_a_secret_is_left(before: str, secret: str, between: str, oth
         ("my own-value-1 here", "my [redacted] here"),
     ],
 )
-def test_credentials_in_context(text: str, expected: str) -> None:
+def test_credentials_are_found_in_context(text: str, expected: str) -> None:
     assert scrub(text, ["own-value-1"]) == expected
 
 
@@ -74,15 +74,15 @@ def test_credentials_in_context(text: str, expected: str) -> None:
         "",
     ],
 )
-def test_ordinary_text_stays(text: str) -> None:
+def test_ordinary_text_is_unchanged(text: str) -> None:
     assert scrub(text) == text
 
 
-def test_short_values_of_ones_own_are_left_alone() -> None:
+def test_short_configured_values_are_not_redacted() -> None:
     assert scrub("the theme", ["the", ""]) == "the theme"
 
 
-def test_the_longer_value_goes_first() -> None:
+def test_the_longer_value_is_redacted_first() -> None:
     assert scrub("secret-value-and-more", ["secret-value", "secret-value-and-more"]) == "[redacted]"
 
 
@@ -90,13 +90,13 @@ def test_the_longer_value_goes_first() -> None:
     st.text(max_size=300),
     st.lists(st.text(st.characters(categories=["L", "N"]), min_size=6, max_size=12), max_size=3),
 )
-def test_scrubbing_twice_changes_nothing_more(text: str, values: list[str]) -> None:
+def test_scrubbing_is_idempotent(text: str, values: list[str]) -> None:
     values = [value for value in values if value not in "redacted"]
     once = scrub(text, values)
     assert scrub(once, values) == once
 
 
-def test_data_is_scrubbed_throughout() -> None:
+def test_nested_data_is_scrubbed() -> None:
     secret = SECRETS[1]
     assert scrub_all({secret: [1, None, {"x": (f"a {secret}",)}]}) == {
         "[redacted]": [1, None, {"x": ["a [redacted]"]}]
@@ -116,7 +116,7 @@ def test_a_key_after_many_beginnings_is_found_in_linear_time() -> None:
     st.text(st.characters(exclude_categories=["Cs"]), min_size=6, max_size=12),
     st.integers(0, 1),
 )
-def test_the_quick_look_misses_nothing(before: str, secret: str, own: str, count: int) -> None:
+def test_the_quick_check_misses_no_secret(before: str, secret: str, own: str, count: int) -> None:
     values = (own,) * count
     for data in (
         {"a": [before + secret]},
@@ -147,11 +147,11 @@ TOKEN = "ghp_" + "a1B2" * 9
         ("+headers = {'Authorization': 'Bearer abcdefghijklmnop'}\n", False),
     ],
 )
-def test_what_a_diff_brings(diff: str, brings: bool) -> None:  # noqa: FBT001 - of a table
+def test_secrets_added_by_a_diff_are_found(diff: str, brings: bool) -> None:  # noqa: FBT001 - of a table
     assert brings_secret(diff, lambda text: scrub(text, ("own-value-1",))) is brings
 
 
-def test_a_diff_with_a_masked_line_is_known() -> None:
+def test_a_diff_with_a_masked_line_is_recognised() -> None:
     diff = "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a = 1\n+URL = 'https://ann:pass@example.org/'\n"
     assert not is_masked(diff)
     assert is_masked(scrub(diff))

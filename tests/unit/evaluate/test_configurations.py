@@ -30,7 +30,7 @@ def _file(tmp_path: Path, name: str, text: str) -> Path:
     return path
 
 
-def test_without_any_the_current_settings_are_measured(tmp_path: Path) -> None:
+def test_the_current_settings_are_measured_by_default(tmp_path: Path) -> None:
     (only,) = _read(tmp_path)
     assert (only.name, only.options.agents, only.settings.data_dir) == (
         "default",
@@ -39,14 +39,14 @@ def test_without_any_the_current_settings_are_measured(tmp_path: Path) -> None:
     )
 
 
-def test_seats_have_no_way_to_the_network(tmp_path: Path) -> None:
+def test_seats_have_no_network_access(tmp_path: Path) -> None:
     path = _file(tmp_path, "open.toml", '[http]\nallow = ["127.0.0.1"]\n')
     (only,) = _read(tmp_path, f"open={path}")
     shut: Settings = only.settings
     assert (shut.http.allow, shut.http.only_allowed) == ((), True)  # type: ignore[attr-defined] # a family's section
 
 
-def test_a_configuration_may_have_options_of_its_own(tmp_path: Path) -> None:
+def test_a_configuration_may_have_its_own_options(tmp_path: Path) -> None:
     path = _file(tmp_path, "small.toml", "[limits]\nturns = 7\n")
     one, small = _read(tmp_path, "one=,agents=1,protocol=single", f"small={path}")
     assert (one.options, small.options) == (Options(agents=1, protocol="single"), Options(agents=3))
@@ -64,14 +64,14 @@ def test_a_configuration_may_have_options_of_its_own(tmp_path: Path) -> None:
         (("a=,seats=3",), "no option"),
     ],
 )
-def test_what_is_no_configuration_is_refused(
+def test_an_invalid_configuration_is_refused(
     tmp_path: Path, named: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=message):
         _read(tmp_path, *named)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"--config a: .*nothing\.toml"):
         _read(tmp_path, f"a={tmp_path / 'nothing.toml'}")
 
@@ -84,7 +84,7 @@ def test_equal_configurations_are_refused(tmp_path: Path) -> None:
         )
 
 
-def test_a_configuration_that_was_another_needs_another_name(tmp_path: Path) -> None:
+def test_a_changed_configuration_needs_another_name(tmp_path: Path) -> None:
     results = Lines(tmp_path / "results.jsonl")
     (one,) = _read(tmp_path, "one=,agents=1")
     results.add({"task": "t", "config": "one", "digest": one.digest})
@@ -93,7 +93,7 @@ def test_a_configuration_that_was_another_needs_another_name(tmp_path: Path) -> 
         check_configurations(_read(tmp_path, "one=,agents=2"), results)
 
 
-def test_a_configuration_that_could_not_work_may_be_corrected_under_its_name(
+def test_a_broken_configuration_may_be_corrected_under_its_name(
     tmp_path: Path,
 ) -> None:
     results = Lines(tmp_path / "results.jsonl")
@@ -110,7 +110,7 @@ def test_a_configuration_that_could_not_work_may_be_corrected_under_its_name(
     check_configurations(_read(tmp_path, "one=,agents=2"), results)
 
 
-def test_models_of_the_seats_are_separated_by_a_plus(tmp_path: Path) -> None:
+def test_a_plus_separates_the_models_of_the_seats(tmp_path: Path) -> None:
     (pair,) = _read(tmp_path, "pair=,model=small+large")
     assert pair.options.model == "small,large"
     assert not pair.leaves_choice
@@ -127,7 +127,7 @@ def _past(*solved: bool) -> list[PastTask]:
     ]
 
 
-def test_models_are_chosen_by_the_results_of_other_tasks(tmp_path: Path) -> None:
+def test_models_are_chosen_from_the_results_of_other_tasks(tmp_path: Path) -> None:
     path = _file(tmp_path, "auto.toml", 'seats = "auto"\n[models.deep]\nmodel = "deep"\n')
     (by_setting,) = _read(tmp_path, f"a={path}")
     (by_option,) = _read(tmp_path, f"a={path},model=auto,agents=2")

@@ -19,7 +19,7 @@ _COUNTS = st.integers(1, 400).flatmap(
 
 
 @given(_COUNTS)
-def test_the_interval_of_a_share_holds_it_and_lies_in_bounds(counts: tuple[int, int]) -> None:
+def test_the_interval_of_a_share_contains_it_and_is_within_bounds(counts: tuple[int, int]) -> None:
     count, total = counts
     low, high = wilson(count, total)
     assert 0.0 <= low <= count / total <= high <= 1.0
@@ -28,7 +28,9 @@ def test_the_interval_of_a_share_holds_it_and_lies_in_bounds(counts: tuple[int, 
 
 
 @given(_COUNTS)
-def test_the_bounds_grow_with_the_count_and_close_with_the_total(counts: tuple[int, int]) -> None:
+def test_the_interval_moves_with_the_count_and_narrows_with_the_total(
+    counts: tuple[int, int],
+) -> None:
     count, total = counts
     low, high = wilson(count, total)
     if count < total:
@@ -41,13 +43,13 @@ def test_the_bounds_grow_with_the_count_and_close_with_the_total(counts: tuple[i
     assert abs(mirrored[0] - (1 - high)) < 1e-9
 
 
-def test_known_values_and_nothing() -> None:
+def test_the_interval_has_known_values() -> None:
     assert [round(bound, 4) for bound in wilson(8, 10)] == [0.4902, 0.9433]
     assert wilson(0, 0) == (0.0, 1.0)
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=20))
-def test_the_interval_of_a_mean_holds_it_and_lies_among_the_values(values: list[float]) -> None:
+def test_the_interval_of_a_mean_contains_it_and_is_within_the_values(values: list[float]) -> None:
     mean = mean_of(values)
     slack = 1e-6 * max(values) + 1e-9
     assert min(values) - slack <= mean.low <= mean.value <= mean.high <= max(values) + slack
@@ -74,7 +76,7 @@ def _row(
     )
 
 
-def test_a_configuration_is_summed_up() -> None:
+def test_the_results_of_a_configuration_are_summarised() -> None:
     rows = [
         _row("a", solved=True, level="reproduced"),
         _row("a", solved=False, level="reproduced", right=True),
@@ -100,7 +102,7 @@ def _result(task: str, config: str, *candidates: Answer, seats: tuple[Seat, ...]
     return dump(replace(result, kind=kind, seats=seats, candidates=candidates))
 
 
-def test_results_of_other_tasks_are_learned_from_and_of_all_configurations_together() -> None:
+def test_past_results_include_other_tasks_of_all_configurations() -> None:
     """The second seat solves the task with a revision only, and the third with nothing."""
     usage = Usage(10, 0, 1, 1)
     rows = [

@@ -39,7 +39,7 @@ def _task(repo: Repo) -> Task:
     )
 
 
-async def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:
+async def test_a_task_is_read_back_as_written(tmp_path: Path) -> None:
     repo = make_sample(tmp_path / "repo")
     task, harbor = _task(repo), Harbor(tmp_path / "harbor", GitRunner(tmp_path / "git", 60))
     place = await harbor.write(task, repo.path / ".git", _COMMANDS)
@@ -67,7 +67,7 @@ async def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("npm test", "node:"),
     ],
 )
-async def test_the_image_is_of_the_language_that_the_checks_run(
+async def test_the_image_matches_the_language_of_the_checks(
     tmp_path: Path, check: str, image: str
 ) -> None:
     repo = make_sample(tmp_path / "repo")
@@ -88,7 +88,7 @@ async def test_a_check_without_a_command_is_refused(tmp_path: Path) -> None:
         await harbor.write(_task(repo), repo.path / ".git", commands)
 
 
-async def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
+async def test_two_tasks_with_the_same_name_are_refused(tmp_path: Path) -> None:
     repo = make_sample(tmp_path / "repo")
     harbor = Harbor(tmp_path / "harbor", GitRunner(tmp_path / "git", 60))
     place = await harbor.write(_task(repo), repo.path / ".git", _COMMANDS)
@@ -97,7 +97,7 @@ async def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
         await harbor.read(tmp_path / "clones")
 
 
-async def test_a_foreign_task_says_what_it_lacks(tmp_path: Path) -> None:
+async def test_an_incomplete_foreign_task_is_refused_with_the_reason(tmp_path: Path) -> None:
     place = tmp_path / "harbor" / "hello"
     place.mkdir(parents=True)
     (place / "task.toml").write_text(
@@ -108,7 +108,7 @@ async def test_a_foreign_task_says_what_it_lacks(tmp_path: Path) -> None:
         await Harbor(tmp_path / "harbor", GitRunner(tmp_path / "git", 60)).read(tmp_path / "clones")
 
 
-async def test_a_task_whose_files_are_links_elsewhere_is_refused(tmp_path: Path) -> None:
+async def test_a_task_with_links_out_of_its_folder_is_refused(tmp_path: Path) -> None:
     repo = make_sample(tmp_path / "repo")
     harbor = Harbor(tmp_path / "harbor", GitRunner(tmp_path / "git", 60))
     place = await harbor.write(_task(repo), repo.path / ".git", _COMMANDS)
@@ -120,7 +120,7 @@ async def test_a_task_whose_files_are_links_elsewhere_is_refused(tmp_path: Path)
         await harbor.read(tmp_path / "clones")
 
 
-def test_a_seat_is_told_as_steps_with_their_calls() -> None:
+def test_a_seat_is_shown_as_steps_with_their_calls() -> None:
     usage = {"prompt_tokens": 10, "completion_tokens": 2, "cached_tokens": 4, "cost_usd": 0.5}
     call = {
         "id": "c1",

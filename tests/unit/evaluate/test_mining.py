@@ -36,11 +36,11 @@ _MESSAGES = "Fix the rounding of negative prices"
         ),
     ],
 )
-def test_a_commit_changes_source_and_tests(paths: tuple[str, ...], why: str) -> None:
+def test_a_commit_must_change_source_and_tests(paths: tuple[str, ...], why: str) -> None:
     assert reject_commit(Commit("a" * 40, ("b" * 40,), _MESSAGES, paths)) == why
 
 
-def test_merges_roots_and_empty_messages_are_dropped() -> None:
+def test_merges_root_commits_and_short_messages_are_dropped() -> None:
     paths = ("shop/price.py", "tests/test_price.py")
     assert reject_commit(Commit("a", ("b", "c"), _MESSAGES, paths)) == commit_rules.MERGE
     assert reject_commit(Commit("a", (), _MESSAGES, paths)) == commit_rules.ROOT
@@ -94,11 +94,11 @@ def test_tests_inside_rust_source_count_as_tests() -> None:
         ("#12", ""),
     ],
 )
-def test_the_text_has_no_trailers_numbers_links_and_tests(message: str, text: str) -> None:
+def test_the_task_text_omits_trailers_numbers_links_and_tests(message: str, text: str) -> None:
     assert task_text(message) == text
 
 
-def test_a_message_without_end_is_cut() -> None:
+def test_an_endless_message_is_cut() -> None:
     """Parsing all of it would take an hour."""
     text = task_text(f"{_MESSAGES}\n\n{'a.a-' * 250_000}")
     assert text.startswith(_MESSAGES)
@@ -109,7 +109,7 @@ def _run(output: str = "", status: str = "success", **cases: str) -> CheckRun:
     return CheckRun("tests", Verdict.FAILED, cases=cases, output=output, status=status)
 
 
-def test_cases_that_fail_before_and_pass_after_count() -> None:
+def test_cases_that_fail_before_and_pass_after_the_commit_count() -> None:
     before, after = (
         _run(a="failed", b="passed", c="failed"),
         _run(a="passed", b="passed", c="failed", d="passed"),
@@ -118,7 +118,7 @@ def test_cases_that_fail_before_and_pass_after_count() -> None:
     assert hidden_cases == HiddenCases(("a",), ("b",))
 
 
-def test_a_case_that_the_commit_changes_counts() -> None:
+def test_a_case_changed_by_the_commit_counts() -> None:
     """It passes on the parent as it was, fails there as it is, and passes on the commit."""
     hidden_cases = compare_runs(
         _run(a="passed", b="passed"), _run(a="failed"), _run(a="passed", b="passed"), _MESSAGES
@@ -144,12 +144,14 @@ def test_a_missing_name_counts_if_the_text_mentions_it() -> None:
         (_run(a="skipped"), _run(a="passed"), commit_rules.PASSES_BEFORE),
     ],
 )
-def test_what_shows_nothing_has_a_reason(before: CheckRun, after: CheckRun, why: str) -> None:
+def test_useless_commits_are_rejected_with_a_reason(
+    before: CheckRun, after: CheckRun, why: str
+) -> None:
     hidden_cases = compare_runs(None, before, after, _MESSAGES)
     assert (hidden_cases.fixed, hidden_cases.why) == ((), why)
 
 
-def test_cases_that_differ_from_run_to_run_do_not_count() -> None:
+def test_flaky_cases_do_not_count() -> None:
     hidden_cases = HiddenCases(("a", "b"), ("c", "d"))
     steady = steady_cases(
         hidden_cases,

@@ -71,7 +71,7 @@ def test_hostile_text_adds_no_element_and_no_attribute() -> None:
     assert "&lt;script&gt;alert(1)" in page
 
 
-def test_nothing_is_loaded_from_elsewhere() -> None:
+def test_the_page_loads_no_external_resources() -> None:
     page = render(_report("words"))
     assert "default-src 'none'" in page
     assert not {word for word in ("http:", "https:", "src=", "@import", "url(") if word in page}
@@ -83,7 +83,7 @@ def test_an_empty_report_has_a_page_and_tables() -> None:
     assert [[row[1:] for row in rows if row[1:]] for _, _, rows in tables(report)] == [[], []]
 
 
-def test_tables_name_the_figure_to_watch() -> None:
+def test_tables_contain_the_important_figures() -> None:
     (_, heads, figures), (_, _, tasks) = tables(_report("small"))
     assert heads == ("", "small", "other")
     named = {row[0]: row[1:] for row in figures}

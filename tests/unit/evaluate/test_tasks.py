@@ -22,13 +22,13 @@ TASK = Task(
 )
 
 
-def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_task_is_read_back_as_written(tmp_path: Path) -> None:
     write_task(tmp_path, TASK)
     assert read_tasks(tmp_path) == [TASK]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"id": "../x"}', "[" * 100_000])
-def test_a_file_that_is_no_task_is_named(tmp_path: Path, text: str) -> None:
+def test_an_invalid_task_file_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tasks" / "broken.json"
     path.parent.mkdir()
     path.write_text(text, encoding="utf-8")
@@ -36,7 +36,7 @@ def test_a_file_that_is_no_task_is_named(tmp_path: Path, text: str) -> None:
         read_tasks(tmp_path)
 
 
-def test_an_incomplete_last_line_is_dropped_by_the_writer_and_left_alone_by_a_reader(
+def test_an_incomplete_last_line_is_dropped_on_writing_and_kept_on_reading(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "results.jsonl"

@@ -37,7 +37,7 @@ async def messages(bus: Any) -> list[Any]:
     return [json.loads(raw.data) async for raw in bus.raw(registry.EVENTS.name)]
 
 
-async def test_what_is_said_at_once_is_one_message_and_each_event_comes(opened: Any) -> None:
+async def test_events_published_together_are_one_message_and_all_arrive(opened: Any) -> None:
     async with opened() as bus:
         for number in range(8):
             waiting = await bus.post(seat(number, turn=number))
@@ -55,13 +55,13 @@ async def test_what_is_said_at_once_is_one_message_and_each_event_comes(opened: 
         assert {message["specversion"] for message in stored[0]} == {"1.0"}
 
 
-async def test_without_batches_a_message_is_an_event(opened: Any) -> None:
+async def test_without_batching_a_message_is_one_event(opened: Any) -> None:
     async with opened(batch_seconds=0) as bus:
         await asyncio.gather(*[await bus.post(seat(number)) for number in range(3)])
         assert [message["type"] for message in await messages(bus)] == ["moothall.seat.turn"] * 3
 
 
-async def test_whoever_waits_is_not_kept_waiting_and_the_order_stays(opened: Any) -> None:
+async def test_a_publish_flushes_the_batch_of_its_task_and_keeps_the_order(opened: Any) -> None:
     async with opened(batch_seconds=1) as bus:
         other = await bus.post(seat(0, "task-2"))
         early = await bus.post(seat(1, turn=1))
@@ -76,7 +76,7 @@ async def test_whoever_waits_is_not_kept_waiting_and_the_order_stays(opened: Any
         await other
 
 
-async def test_a_repeat_of_a_message_changes_nothing(opened: Any) -> None:
+async def test_a_repeated_message_changes_nothing(opened: Any) -> None:
     async with opened() as bus:
         for _ in range(2):
             answers = [await bus.post(seat(number)) for number in range(3)]
@@ -85,7 +85,7 @@ async def test_a_repeat_of_a_message_changes_nothing(opened: Any) -> None:
         assert len([r async for r in bus.replay([ABOUT])]) == 3
 
 
-async def test_what_is_secret_or_large_in_one_of_them_is_treated_as_ever(opened: Any) -> None:
+async def test_secret_and_large_values_in_a_batch_are_handled_as_usual(opened: Any) -> None:
     key = "sk-" + "a1B2" * 10
     output_text = {"key": key, "large": "x" * 5000, "looks": {"$blob": "0" * 64, "bytes": 1}}
     async with opened(blob_bytes=2048) as bus:
@@ -99,7 +99,7 @@ async def test_what_is_secret_or_large_in_one_of_them_is_treated_as_ever(opened:
     assert (middle["large"], middle["looks"]) == (output_text["large"], output_text["looks"])
 
 
-async def test_what_cannot_be_written_is_refused_at_once_and_nothing_else_with_it(
+async def test_an_invalid_event_is_refused_immediately_without_affecting_others(
     opened: Any,
 ) -> None:
     async with opened() as bus:
@@ -110,14 +110,14 @@ async def test_what_cannot_be_written_is_refused_at_once_and_nothing_else_with_i
         assert len([r async for r in bus.replay([ABOUT])]) == 1
 
 
-async def test_at_the_close_nothing_is_held_back(opened: Any) -> None:
+async def test_closing_flushes_all_events(opened: Any) -> None:
     async with opened(batch_seconds=1) as bus:
         answers = [await bus.post(seat(number, f"task-{number}")) for number in range(5)]
     for answer in answers:
         await answer
 
 
-async def test_one_bad_event_takes_no_other_with_it(opened: Any) -> None:
+async def test_an_invalid_event_affects_no_other(opened: Any) -> None:
     got: asyncio.Queue[Recorded] = asyncio.Queue()
     good = [codec.encode(seat(number, turn=number)) for number in range(3)]
 
@@ -136,7 +136,7 @@ async def test_one_bad_event_takes_no_other_with_it(opened: Any) -> None:
         assert [r.event.data["turn"] async for r in bus.replay([ABOUT])] == [0, 1, 2]
 
 
-async def test_glances_see_each_event_and_handlers_what_is_left(opened: Any) -> None:
+async def test_glances_see_every_event_and_handlers_the_remaining_ones(opened: Any) -> None:
     glanced: list[tuple[int, str]] = []
     got: asyncio.Queue[Recorded] = asyncio.Queue()
 
@@ -157,7 +157,7 @@ async def test_glances_see_each_event_and_handlers_what_is_left(opened: Any) -> 
         assert len({place for _, place in glanced}) == 1
 
 
-async def test_a_process_that_stood_still_sends_nothing_that_it_held() -> None:
+async def test_a_suspended_process_sends_none_of_its_held_events() -> None:
     sent: list[bytes] = []
 
     async def send(_subject: str, data: bytes, _message_id: str) -> asyncio.Future[int]:
@@ -175,7 +175,7 @@ async def test_a_process_that_stood_still_sends_nothing_that_it_held() -> None:
 
 
 @pytest.mark.parametrize("error", [BusUnavailable("not taken"), Permanent("not taken")])
-async def test_nothing_is_recorded_after_what_the_bus_did_not_take(error: Exception) -> None:
+async def test_nothing_is_recorded_after_an_event_that_the_bus_refused(error: Exception) -> None:
     taken: list[bytes] = []
 
     async def send(_subject: str, data: bytes, _message_id: str) -> asyncio.Future[int]:
@@ -203,7 +203,7 @@ async def _wait(receipt: Any) -> int:
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.data())
-def test_wherever_a_watcher_stops_it_loses_nothing(sizes: list[int], data: st.DataObject) -> None:
+def test_a_watcher_loses_no_event_wherever_it_stops(sizes: list[int], data: st.DataObject) -> None:
     log: list[Recorded] = []
     for seq, size in enumerate(sizes, 1):
         events: list[Event] = [seat(len(log) + n) for n in range(size)]
@@ -215,7 +215,7 @@ def test_wherever_a_watcher_stops_it_loses_nothing(sizes: list[int], data: st.Da
     assert [r.seq for r in log] == sorted(r.seq for r in log)
 
 
-async def test_however_its_events_travel_a_deliberation_is_decided_the_same() -> None:
+async def test_the_decision_is_the_same_for_any_batching_of_events() -> None:
     decisions = []
     for seed in range(12):
         bus, chance = MemoryBus(), random.Random(seed)  # noqa: S311 - no secret

@@ -47,7 +47,7 @@ events = st.builds(
 
 
 @given(events)
-def test_an_event_survives_the_wire(event: Event) -> None:
+def test_an_event_is_decoded_as_it_was_encoded(event: Event) -> None:
     assert codec.decode(codec.encode(event)) == event
 
 
@@ -58,9 +58,7 @@ async def test_an_event_survives_packing_at_any_limit(event: Event, limit: int) 
 
 
 @given(data, st.integers(100, 300))
-async def test_what_is_left_after_offloading_is_within_the_limit(
-    value: dict[str, Any], limit: int
-) -> None:
+async def test_offloaded_data_is_within_the_limit(value: dict[str, Any], limit: int) -> None:
     store = MemoryBlobs()
     small = await envelope.offload(store.put, value, limit)
     # A reference alone takes about a hundred bytes; nothing can be smaller than one.
@@ -70,12 +68,12 @@ async def test_what_is_left_after_offloading_is_within_the_limit(
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_decode_or_are_refused(raw: bytes) -> None:
+def test_any_bytes_are_decoded_or_refused(raw: bytes) -> None:
     with pytest.raises(InvalidRequest):
         codec.decode(raw)
 
 
-def test_the_message_is_a_cloud_event() -> None:
+def test_an_encoded_event_is_a_cloud_event() -> None:
     event = new_event(
         EventType.SEAT_STARTED,
         "task-1",
@@ -129,13 +127,15 @@ GOOD = {"specversion": "1.0", "id": "1", "type": "moothall.seat.turn", "source":
         ),
     ],
 )
-def test_a_wrong_message_is_refused_by_name(change: dict[str, Any], complaint: str) -> None:
+def test_an_invalid_message_is_refused_with_the_field(
+    change: dict[str, Any], complaint: str
+) -> None:
     assert codec.decode(json.dumps(GOOD).encode()).type is EventType.SEAT_TURN
     with pytest.raises(InvalidRequest, match=complaint.replace("(", r"\(")):
         codec.decode(json.dumps(GOOD | change).encode())
 
 
-def test_what_we_do_not_know_is_ignored() -> None:
+def test_unknown_attributes_are_ignored() -> None:
     assert codec.decode(
         json.dumps(GOOD | {"newattribute": 1, "data": {"later": 1}}).encode()
     ).data == {"later": 1}
@@ -144,12 +144,12 @@ def test_what_we_do_not_know_is_ignored() -> None:
 @pytest.mark.parametrize(
     "raw", [b'{"a": NaN}', b"[" * 100_000, b'{"a": "\xff"}', b"", b'"text"', b"[]"]
 )
-def test_broken_json_is_refused(raw: bytes) -> None:
+def test_invalid_json_is_refused(raw: bytes) -> None:
     with pytest.raises(InvalidRequest):
         codec.decode(raw)
 
 
-def test_data_that_json_cannot_say_is_refused() -> None:
+def test_data_that_json_cannot_represent_is_refused() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
@@ -158,7 +158,7 @@ def test_data_that_json_cannot_say_is_refused() -> None:
             codec.encode(new_event(EventType.SEAT_TURN, "t", {"x": wrong}))
 
 
-async def test_deep_data_is_refused_when_packing() -> None:
+async def test_deeply_nested_data_is_refused_when_packing() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
@@ -166,18 +166,18 @@ async def test_deep_data_is_refused_when_packing() -> None:
         await packer(1000).pack(new_event(EventType.SEAT_TURN, "t", {"x": deep}))
 
 
-def test_what_others_wrote_holds_neither_halves_of_characters_nor_endless_numbers() -> None:
+def test_foreign_json_is_cleaned_of_lone_surrogates_and_infinite_numbers() -> None:
     assert codec.load_json(b'{"hash": "a\\ud800b"}') == {"hash": "a?b"}
     with pytest.raises(InvalidRequest):
         codec.load_json(b'{"seq": 1e999}')
 
 
-def test_half_a_surrogate_does_not_poison_the_log() -> None:
+def test_a_lone_surrogate_does_not_break_the_log() -> None:
     event = new_event(EventType.SEAT_TURN, "t", {"answer": "a\ud800b"})
     assert codec.decode(codec.encode(event)).data == {"answer": "a?b"}
 
 
-def test_old_versions_are_brought_up_to_date() -> None:
+def test_old_versions_are_upgraded() -> None:
     steps: dict[tuple[EventType, int], codec.Upcaster] = {
         (EventType.SEAT_TURN, 1): lambda old: {**old, "turn": old["step"]},
         (EventType.SEAT_TURN, 2): lambda old: {**old, "round": 0},
@@ -193,7 +193,7 @@ def test_old_versions_are_brought_up_to_date() -> None:
         codec.upcast(EventType.SEAT_FAILED, 1, {}, current=2, upcasters=steps)
 
 
-async def test_a_damaged_blob_is_noticed() -> None:
+async def test_a_damaged_blob_is_detected() -> None:
     store = MemoryBlobs()
     small = await envelope.offload(store.put, {"diff": "x" * 1000}, 100)
     store.stored = dict.fromkeys(store.stored, b"y" * 1000)

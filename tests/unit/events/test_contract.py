@@ -19,7 +19,7 @@ class TestAnyBus(BusContract):
     """The bus in memory and NATS."""
 
 
-async def test_satisfies_the_ports(opened: Any) -> None:
+async def test_both_buses_satisfy_the_ports(opened: Any) -> None:
     async with opened() as bus:
         for port in (
             bus.publish,
@@ -39,7 +39,7 @@ async def test_satisfies_the_ports(opened: Any) -> None:
             _bus: ports.Bus = each
 
 
-async def test_large_values_travel_beside_the_message(opened: Any) -> None:
+async def test_large_values_are_stored_outside_the_message(opened: Any) -> None:
     big, many = "x" * 60_000 + "ü", ["y" * 600] * 30
     async with opened(blob_bytes=10_000) as bus:
         await bus.publish(seat(1, answer=big, parts=many))
@@ -53,7 +53,7 @@ async def test_large_values_travel_beside_the_message(opened: Any) -> None:
         assert await bus.get("task-1") == {"diff": big}
 
 
-async def test_a_reference_to_nothing_is_buried(opened: Any) -> None:
+async def test_a_reference_to_a_missing_blob_is_dead_lettered(opened: Any) -> None:
     lost = (
         b'{"specversion":"1.0","id":"1","type":"moothall.seat.turn","source":"x","data":{"a":{"$blob":"%s"}}}'
         % (b"a" * 64)
@@ -68,7 +68,7 @@ async def test_a_reference_to_nothing_is_buried(opened: Any) -> None:
         assert letter.code == "NOT_FOUND"
 
 
-async def test_the_log_is_looked_after(opened: Any) -> None:
+async def test_the_log_is_pruned_and_its_state_is_reported(opened: Any) -> None:
     async with opened() as bus:
         for number in range(10):
             await bus.publish(seat(number, turn=number))

@@ -47,7 +47,7 @@ LOG = (
 )
 
 
-async def test_a_whole_log_is_said_to_be_whole() -> None:
+async def test_a_complete_log_is_reported_as_complete() -> None:
     report = await check_log(Records(LOG, set()), expected_last=6)
     assert report.is_complete
     assert "6 records" in str(report)
@@ -62,7 +62,7 @@ async def test_a_whole_log_is_said_to_be_whole() -> None:
         ({2, 3}, {"a": (2, 3)}),
     ],
 )
-async def test_a_hole_is_told_with_whom_it_may_concern(
+async def test_a_gap_is_reported_with_the_affected_tasks(
     gone: set[int], concerned: dict[str, tuple[int, ...]]
 ) -> None:
     report = await check_log(Records(LOG, gone))
@@ -71,25 +71,25 @@ async def test_a_hole_is_told_with_whom_it_may_concern(
     assert "NOT complete" in str(report)
 
 
-async def test_a_lost_end_shows_against_what_was_seen_before() -> None:
+async def test_a_truncated_log_is_detected_by_the_expected_last_record() -> None:
     report = await check_log(Records(LOG[:4], set()), expected_last=6)
     assert (report.is_complete, report.cut, report.lost) == (False, 2, 0)
     assert report.concerned == {"b": (5, 6)}
 
 
-async def test_what_was_pruned_is_not_missing() -> None:
+async def test_pruned_records_are_not_missing() -> None:
     assert (await check_log(Records(LOG, set(), first=1000), expected_last=1005)).is_complete
     assert (await check_log(Records((), set(), first=7), expected_last=6)).is_complete
 
 
-async def test_what_was_removed_on_purpose_is_not_missing() -> None:
+async def test_deliberately_removed_records_are_not_missing() -> None:
     """As `moothall rm` does with all of one deliberation."""
     assert (await check_log(Records(LOG, {2, 5}, removed=(2, 5)), expected_last=6)).is_complete
     assert (await check_log(Records(LOG, {2, 5}, removed=(2,)))).missing == (5,)
 
 
 @given(st.sets(st.integers(2, 40)))
-async def test_every_hole_behind_the_first_record_is_found(gone: set[int]) -> None:
+async def test_every_gap_after_the_first_record_is_found(gone: set[int]) -> None:
     report = await check_log(Records(["agent.results.a"] * 40, gone))
     assert set(report.missing) == gone
     assert report.lost == len(gone)

@@ -76,7 +76,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_never_two_hold_it(steps: list[tuple[int, float, float, str, str]]) -> None:
+def test_a_lease_never_has_two_holders(steps: list[tuple[int, float, float, str, str]]) -> None:
     async def run() -> None:
         world, bucket = World(), MemoryBus().bucket(BUCKET)
         leases = two(world, bucket)
@@ -91,7 +91,7 @@ def test_never_two_hold_it(steps: list[tuple[int, float, float, str, str]]) -> N
     asyncio.run(run())
 
 
-async def test_it_is_kept_by_who_renews_it_and_taken_from_who_does_not() -> None:
+async def test_a_lease_stays_with_its_renewing_holder_and_expires_otherwise() -> None:
     world, bucket = World(), MemoryBus().bucket(BUCKET)
     (first, _), (second, _), _ = two(world, bucket)
     for _ in range(5):
@@ -108,7 +108,7 @@ async def test_it_is_kept_by_who_renews_it_and_taken_from_who_does_not() -> None
     assert not first.held
 
 
-async def test_who_stood_still_does_not_hold_it_any_more_before_it_asked() -> None:
+async def test_a_suspended_holder_knows_that_its_lease_expired() -> None:
     world, bucket = World(), MemoryBus().bucket(BUCKET)
     (first, _), *_ = two(world, bucket)
     await first.step()
@@ -117,7 +117,7 @@ async def test_who_stood_still_does_not_hold_it_any_more_before_it_asked() -> No
     assert not first.held
 
 
-async def test_one_that_is_given_back_is_taken_at_once() -> None:
+async def test_a_released_lease_can_be_acquired_immediately() -> None:
     world, bucket = World(), MemoryBus().bucket(BUCKET)
     (first, _), (second, _), _ = two(world, bucket)
     await first.step()
@@ -128,7 +128,7 @@ async def test_one_that_is_given_back_is_taken_at_once() -> None:
     assert not first.held
 
 
-async def test_the_work_is_done_by_one_and_by_the_other_when_that_ends() -> None:
+async def test_another_process_takes_over_the_work_when_the_holder_ends() -> None:
     bucket, doing, seen = MemoryBus().bucket(BUCKET), set[str](), list[str]()
 
     async def work(name: str) -> None:
@@ -155,7 +155,7 @@ async def test_the_work_is_done_by_one_and_by_the_other_when_that_ends() -> None
     assert list(dict.fromkeys(seen)) == ["first", "second"]
 
 
-async def test_who_waits_for_it_goes_on_when_the_other_ends() -> None:
+async def test_a_waiter_continues_when_the_holder_ends() -> None:
     bucket, order = MemoryBus().bucket(BUCKET), list[str]()
 
     async def second() -> None:
@@ -171,7 +171,7 @@ async def test_who_waits_for_it_goes_on_when_the_other_ends() -> None:
     assert order == ["first", "second"]
 
 
-async def test_a_command_takes_it_only_where_nobody_has_it() -> None:
+async def test_try_acquire_succeeds_only_if_the_lease_is_free() -> None:
     bucket = MemoryBus().bucket(BUCKET)
     async with (
         Lease(bucket, "x", 30).try_acquire() as first,

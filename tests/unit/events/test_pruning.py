@@ -48,7 +48,7 @@ def proposed(task: str, number: int = 1, **data: Any) -> Event:
     )
 
 
-async def test_audit_messages_go_after_the_days_of_retention(bus: JetStreamBus) -> None:
+async def test_audit_messages_are_pruned_after_the_retention_days(bus: JetStreamBus) -> None:
     now = datetime.now(UTC)
     for number, days in enumerate((40, 31, 29, 0)):
         event = new_event(
@@ -71,7 +71,9 @@ async def contents(bus: JetStreamBus) -> list[str]:
     return list(await bus.subjects(BLOBS_STREAM, "$O.blobs.>"))
 
 
-async def test_documents_go_with_the_last_event_of_their_deliberation(bus: JetStreamBus) -> None:
+async def test_documents_are_pruned_with_the_last_event_of_their_deliberation(
+    bus: JetStreamBus,
+) -> None:
     for task in ("task-old", "task-new"):
         await bus.publish(proposed(task))
         await bus.put(task, {"status": 3})
@@ -83,7 +85,7 @@ async def test_documents_go_with_the_last_event_of_their_deliberation(bus: JetSt
     assert await bus.get("task-old") is None
 
 
-async def test_large_values_stay_while_anything_refers_to_them(bus: JetStreamBus) -> None:
+async def test_large_values_stay_while_they_are_referenced(bus: JetStreamBus) -> None:
     shared, own = "s" * 5000, "o" * 5000
     await bus.publish(proposed("task-old", content=shared, more=own))
     await bus.publish(proposed("task-new", content=shared))
@@ -105,7 +107,7 @@ async def test_large_values_stay_while_anything_refers_to_them(bus: JetStreamBus
     ] == [own]
 
 
-async def test_a_value_that_another_value_refers_to_is_used(bus: JetStreamBus) -> None:
+async def test_a_value_referenced_by_another_value_is_in_use(bus: JetStreamBus) -> None:
     many = {f"part-{number}": "m" * 300 for number in range(20)}
     await bus.publish(proposed("task-1", proposal={"diff": "x" * 5000, **many}))
     before = await contents(bus)
@@ -117,7 +119,7 @@ async def test_a_value_that_another_value_refers_to_is_used(bus: JetStreamBus) -
     assert read == {"diff": "x" * 5000, **many}
 
 
-async def test_commits_that_the_log_names(bus: JetStreamBus) -> None:
+async def test_commits_named_in_the_log_are_found(bus: JetStreamBus) -> None:
     await bus.publish(proposed("task-1", proposal={"commit_sha": COMMIT}))
     await bus.publish(proposed("task-2", proposal={"commit_sha": ""}))
     assert await named_commits(bus) == {COMMIT}

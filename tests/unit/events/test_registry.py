@@ -21,7 +21,7 @@ IDS = {"task_id": "task-1", "story_id": "story-1", "workspace": "ws-1", "agent_i
 
 
 @pytest.mark.parametrize("kind", EventType)
-def test_every_event_type_travels_on_a_stored_subject(kind: EventType) -> None:
+def test_every_event_type_has_a_stored_subject(kind: EventType) -> None:
     subject = registry.subject_of(new_event(kind, "x", IDS, tenant="acme"))
     stream = registry.stream_of(subject)
     assert stream in {registry.EVENTS, registry.WORK, registry.AUDIT, registry.COUNCILS}
@@ -47,11 +47,11 @@ def test_every_event_type_travels_on_a_stored_subject(kind: EventType) -> None:
         (EventType.PLAN_FINISHED, "agile.events.story-1"),
     ],
 )
-def test_subjects_are_those_of_the_wire(kind: EventType, subject: str) -> None:
+def test_event_types_have_their_specified_subjects(kind: EventType, subject: str) -> None:
     assert registry.subject_of(new_event(kind, "x", IDS)) == subject
 
 
-def test_each_tenant_has_topics_of_its_own() -> None:
+def test_each_tenant_has_its_own_topics() -> None:
     theirs = new_event(EventType.STORY_CREATED, "x", IDS, tenant="acme")
     assert (
         registry.subject_of(theirs)
@@ -78,7 +78,7 @@ def _texts(path: Path, needles: Iterable[str]) -> Iterator[str]:
             yield node.value
 
 
-def test_what_subjects_and_streams_are_called_is_written_in_the_registry_alone() -> None:
+def test_only_the_registry_contains_subject_and_stream_names() -> None:
     source = Path(moothall.__file__).parent
     addresses = (address.partition("{")[0] for address in ADDRESSES.values())
     starts = (*addresses, "nats://", "Nats-", "$JS.", "$KV.", "$O.")
@@ -95,7 +95,7 @@ def test_what_subjects_and_streams_are_called_is_written_in_the_registry_alone()
 
 
 @given(st.sampled_from(Channel), st.text())
-def test_a_topic_has_one_clean_subject(channel: Channel, about: str) -> None:
+def test_a_topic_has_one_valid_subject(channel: Channel, about: str) -> None:
     try:
         subject = registry.subject(channel.of(about))
     except InvalidRequest:
@@ -104,7 +104,7 @@ def test_a_topic_has_one_clean_subject(channel: Channel, about: str) -> None:
     assert registry.covers(registry.subject(channel.all), subject)
 
 
-def test_an_event_without_its_id_is_refused() -> None:
+def test_an_event_without_its_subject_id_is_refused() -> None:
     with pytest.raises(
         InvalidRequest,
         match=r"moothall.seat.turn needs task_id in its data: its subject is agent.results",
@@ -119,7 +119,7 @@ def test_streams_do_not_overlap() -> None:
             assert not registry.covers(b, a)
 
 
-def test_takers_of_work_do_not_overlap() -> None:
+def test_work_consumers_do_not_overlap() -> None:
     filters = [
         f for spec in registry.DURABLES.values() if spec.stream == "WORK" for f in spec.filters
     ]
@@ -141,7 +141,7 @@ def test_takers_of_work_do_not_overlap() -> None:
         ("a.b", "a.c", False),
     ],
 )
-def test_patterns(pattern: str, subject: str, *, expected: bool) -> None:
+def test_patterns_match_subjects(pattern: str, subject: str, *, expected: bool) -> None:
     assert registry.matches(pattern, subject) is expected
     assert registry.covers(pattern, subject) is expected
 
@@ -154,7 +154,7 @@ def test_a_pattern_covers_a_narrower_one() -> None:
     assert not registry.covers("a.b", "a.*")
 
 
-def test_asyncapi_holds_everything() -> None:
+def test_asyncapi_documents_every_event_and_stream() -> None:
     document = asyncapi()
     assert document["asyncapi"].startswith("3.")
     messages = document["components"]["messages"]

@@ -17,7 +17,7 @@ class TestAnyBus(WorkContract):
     """The bus in memory and NATS."""
 
 
-async def test_poison_is_buried_and_the_consumer_lives_on(opened: Any) -> None:
+async def test_a_poison_message_is_dead_lettered_and_the_consumer_continues(opened: Any) -> None:
     got: asyncio.Queue[Recorded] = asyncio.Queue()
 
     async def handle(recorded: Recorded) -> None:

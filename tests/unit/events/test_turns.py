@@ -11,7 +11,7 @@ from moothall.events.delivery import (
 )
 
 
-def test_tenants_take_turns_also_those_that_come_later() -> None:
+def test_tenants_take_turns_including_late_ones() -> None:
     turns, waiting = Turns(), {"a": 5, "c": 2}
     order = []
     for number in range(9):
@@ -33,7 +33,7 @@ def test_the_topic_of_waiting_work_names_role_and_tenant() -> None:
     assert parse_waiting("other_team-a") is None
 
 
-def test_tenants_share_the_queues_of_roles_only() -> None:
+def test_tenants_share_only_the_queues_of_roles() -> None:
     assert is_shared(Channel.WORK.of("dev"))
     assert not is_shared(waiting_topic("dev", "team-a"))
     assert not is_shared(Channel.CALLS.of("dev"))

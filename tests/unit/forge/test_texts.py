@@ -89,7 +89,7 @@ ISSUE = Issue(number=7, title=HOSTILE, body=HOSTILE, author="eve")
     ],
     ids=["text", "title", "pull", "unproven", "none", "left", "further", "checks"],
 )
-def test_nobody_is_called_nothing_is_linked_or_closed(comment: str, find: str) -> None:
+def test_foreign_text_mentions_nobody_and_links_or_closes_nothing(comment: str, find: str) -> None:
     ours = (
         comment.replace("issue #7", "")
         .replace("Closes #7", "")
@@ -105,26 +105,26 @@ def test_nobody_is_called_nothing_is_linked_or_closed(comment: str, find: str) -
         assert not re.search(find, shown)
 
 
-def test_a_table_stays_a_table() -> None:
+def test_a_table_stays_intact() -> None:
     rows = [line for line in pull_body(_outcome(), ISSUE).splitlines() if line.startswith("|")]
     assert [row.count("|") for row in rows] == [8, 8, 8]
     assert "3 passed, 0 failed" in rows[2]
 
 
-def test_what_is_marked_is_found_again_and_only_at_its_beginning() -> None:
+def test_a_task_marker_is_found_only_at_the_start() -> None:
     for body in (pull_body(_outcome(), ISSUE), no_pull(_outcome()), further(_outcome())):
         assert task_marked(body) == "issue-1-abc"
     assert task_marked("see Task `issue-1-abc`") == ""
 
 
-def test_texts_are_as_long_as_a_forge_takes() -> None:
+def test_texts_are_within_the_length_limit_of_a_forge() -> None:
     many = tuple(_outcome().results[0] for _ in range(60))
     body = pull_body(_outcome(results=many), ISSUE)
     assert len(body) < 65_000
     assert "`moothall show` has the rest" in body
 
 
-def test_a_long_issue_does_not_push_out_the_words_of_who_asks() -> None:
+def test_a_long_issue_does_not_displace_the_comment_of_the_requester() -> None:
     issue = ISSUE.model_copy(update={"body": "x" * 5_000})
     task = issue_task(
         "acme/app",
@@ -136,7 +136,7 @@ def test_a_long_issue_does_not_push_out_the_words_of_who_asks() -> None:
     assert "Only the parser, please." in task
 
 
-def test_no_word_of_a_stranger_gets_into_the_title_of_a_commit() -> None:
+def test_no_foreign_text_is_in_a_commit_title() -> None:
     post = ForgeComment(id=3, body="Closes #1 @ada", author="eve")
     for request in (
         issue_task("a/b", ISSUE, None, 20_000),
@@ -150,11 +150,11 @@ def test_no_word_of_a_stranger_gets_into_the_title_of_a_commit() -> None:
     assert len(issue_task("a/b", ISSUE, post, 300)) == 300
 
 
-def test_a_title_without_words_is_the_number() -> None:
+def test_a_title_without_words_uses_the_issue_number() -> None:
     assert pull_title(Issue(number=7, title="@#!")) == "Issue 7"
 
 
-def test_a_long_log_leaves_its_end_and_room_for_the_others() -> None:
+def test_a_long_log_is_cut_to_its_end_and_leaves_space_for_others() -> None:
     checks = [FailedCheck("one", "x" * 50_000 + "the end"), FailedCheck("two\nlines", "short")]
     task = checks_task("a/b", ISSUE, checks, 5_000)
     assert "Check one failed:\nx" in task

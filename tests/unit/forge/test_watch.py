@@ -131,7 +131,7 @@ def app(forge: FakeForge) -> App:
     return App(forge)
 
 
-async def test_a_label_asks_once_and_what_was_done_is_read_from_the_forge(
+async def test_a_label_starts_one_task_and_progress_is_read_from_the_forge(
     app: App, forge: FakeForge
 ) -> None:
     number = place_of(forge).person("ada").open_issue("Add a thing", "with care", label="moothall")
@@ -158,7 +158,7 @@ async def test_a_label_asks_once_and_what_was_done_is_read_from_the_forge(
     )
 
 
-async def test_a_changed_issue_is_still_the_task_that_was_begun(app: App, forge: FakeForge) -> None:
+async def test_a_changed_issue_keeps_its_running_task(app: App, forge: FakeForge) -> None:
     number = place_of(forge).person("ada").open_issue("Add a thing", "with care", label="moothall")
     forge.failing = lambda call: 502 if call.startswith("POST") else 0
     await app.look(app.won)
@@ -168,7 +168,7 @@ async def test_a_changed_issue_is_still_the_task_that_was_begun(app: App, forge:
     assert len(forge.pulls) == 1
 
 
-async def test_who_may_not_write_starts_nothing(app: App, forge: FakeForge) -> None:
+async def test_a_user_without_write_access_starts_nothing(app: App, forge: FakeForge) -> None:
     ada, eve = place_of(forge).person("ada"), place_of(forge).person("eve")
     issue_number = eve.open_issue(f"{CALL} do this", f"{CALL} please")
     eve("POST", f"/issues/{issue_number}/comments", body=f"{CALL} go")
@@ -195,15 +195,13 @@ async def test_who_may_not_write_starts_nothing(app: App, forge: FakeForge) -> N
     assert "Yes, " in app.deliberations.request(task).description
 
 
-async def test_without_a_mention_in_the_settings_nobody_calls_us(
-    app: App, forge: FakeForge
-) -> None:
+async def test_without_a_configured_mention_nothing_is_started(app: App, forge: FakeForge) -> None:
     place_of(forge).person("ada").open_issue(f"{CALL} do this", "", label="other")
     assert await app.look(app.won, mention="")
     assert app.deliberations.known() == []
 
 
-async def test_a_stranger_can_neither_pose_as_us_nor_as_our_pull_request(
+async def test_a_stranger_cannot_impersonate_the_bot_or_its_pull_request(
     app: App, forge: FakeForge
 ) -> None:
     ada, eve = place_of(forge).person("ada"), place_of(forge).person("eve")
@@ -222,7 +220,7 @@ async def test_a_stranger_can_neither_pose_as_us_nor_as_our_pull_request(
     assert [pull["user"]["login"] for pull in forge.pulls.values()] == ["eve", "moothall-bot"]
 
 
-async def test_no_answer_and_no_proof_are_told_to_the_issue_alone(
+async def test_a_missing_answer_or_proof_is_reported_on_the_issue_only(
     app: App, forge: FakeForge
 ) -> None:
     ada = place_of(forge).person("ada")
@@ -238,7 +236,7 @@ async def test_no_answer_and_no_proof_are_told_to_the_issue_alone(
     assert len(ada.comments(first)) == 1
 
 
-async def test_changes_that_a_writer_requests_go_onto_the_same_branch(
+async def test_changes_requested_by_a_writer_are_added_to_the_same_branch(
     app: App, forge: FakeForge
 ) -> None:
     ada, eve = place_of(forge).person("ada"), place_of(forge).person("eve")
@@ -275,7 +273,7 @@ async def test_changes_that_a_writer_requests_go_onto_the_same_branch(
     assert (len(app.deliberations.known()), len(forge.pulls)) == (2, 1)
 
 
-async def test_a_branch_that_somebody_moved_meanwhile_is_left_to_them(
+async def test_a_branch_moved_by_somebody_else_is_left_unchanged(
     app: App, forge: FakeForge
 ) -> None:
     ada = place_of(forge).person("ada")
@@ -337,7 +335,7 @@ async def test_a_failed_status_is_answered_with_a_further_commit(
     assert (len(app.deliberations.known()), forge.sha(branch)) == (2, second)
 
 
-async def test_failed_checks_are_answered_a_few_times_and_again_after_a_review(
+async def test_failed_checks_are_answered_a_limited_number_of_times_until_a_review(
     app: App, forge: FakeForge
 ) -> None:
     ada = place_of(forge).person("ada")
@@ -355,7 +353,7 @@ async def test_failed_checks_are_answered_a_few_times_and_again_after_a_review(
     assert len(app.deliberations.known()) == 6
 
 
-async def test_checks_of_the_base_of_others_and_under_way_are_left_alone(
+async def test_checks_of_the_base_of_others_and_in_progress_are_ignored(
     app: App, forge: FakeForge
 ) -> None:
     ada = place_of(forge).person("ada")
@@ -411,7 +409,7 @@ async def test_the_log_of_a_failed_job_is_part_of_the_task(app: App, forge: Fake
     assert len(forge.storage_headers) == (1 if forge.kind == "github" else 0)
 
 
-async def test_a_job_of_gitlab_that_may_fail_is_no_failed_check(tmp_path: Path) -> None:
+async def test_a_gitlab_job_that_is_allowed_to_fail_is_no_failed_check(tmp_path: Path) -> None:
     with fake_forge(tmp_path, "gitlab") as forge:
         app = App(forge)
         _, _, first = await _open_pull(app, forge)
@@ -429,7 +427,7 @@ async def test_a_job_of_gitlab_that_may_fail_is_no_failed_check(tmp_path: Path) 
         assert f"Check ci/tests failed:\n{expected}" in description
 
 
-async def test_remarks_on_gitlab_after_a_request_for_changes_are_another_review(
+async def test_gitlab_comments_after_a_change_request_are_another_review(
     tmp_path: Path,
 ) -> None:
     with fake_forge(tmp_path, "gitlab") as forge:
@@ -467,7 +465,7 @@ async def test_failed_checks_whose_commit_was_pushed_before_a_crash_are_reported
     assert len(app.deliberations.known()) == 2
 
 
-async def test_a_token_that_may_not_read_checks_is_reported_once(
+async def test_a_token_without_access_to_checks_is_reported_once(
     app: App, forge: FakeForge
 ) -> None:
     await _open_pull(app, forge)
@@ -478,9 +476,7 @@ async def test_a_token_that_may_not_read_checks_is_reported_once(
     assert len(app.deliberations.known()) == 1
 
 
-async def test_a_forge_that_shows_late_what_it_was_told_is_told_once(
-    app: App, forge: FakeForge
-) -> None:
+async def test_a_forge_that_shows_a_status_late_gets_it_once(app: App, forge: FakeForge) -> None:
     ada = place_of(forge).person("ada")
     number = ada.open_issue("Add a thing", "", label="moothall")
     forge.comments[number] = late = _Late()
@@ -488,7 +484,7 @@ async def test_a_forge_that_shows_late_what_it_was_told_is_told_once(
     assert (len(late), len(late.items)) == (0, 1)
 
 
-async def test_a_closed_pull_request_is_the_end(app: App, forge: FakeForge) -> None:
+async def test_a_closed_pull_request_is_not_continued(app: App, forge: FakeForge) -> None:
     ada = place_of(forge).person("ada")
     ada.open_issue("Add a thing", "", label="moothall")
     assert await app.look(app.won)
@@ -499,7 +495,7 @@ async def test_a_closed_pull_request_is_the_end(app: App, forge: FakeForge) -> N
     assert (len(forge.pulls), len(app.deliberations.known())) == (1, 1)
 
 
-async def test_at_most_so_many_are_worked_on_at_once(app: App, forge: FakeForge) -> None:
+async def test_the_number_of_concurrent_tasks_is_limited(app: App, forge: FakeForge) -> None:
     ada = place_of(forge).person("ada")
     for number in range(3):
         ada.open_issue(f"Add thing {number}", "", label="moothall")
@@ -513,13 +509,13 @@ async def test_at_most_so_many_are_worked_on_at_once(app: App, forge: FakeForge)
     assert (most, len(forge.pulls)) == ([1, 1, 1], 3)
 
 
-async def test_a_wrong_token_is_said(forge: FakeForge, app: App) -> None:
+async def test_a_wrong_token_is_reported(forge: FakeForge, app: App) -> None:
     async with app.watching(token=SecretStr("another")) as watch:
         with pytest.raises(Refused, match="GET /user with 401"):
             await watch.watch_issues(once=True)
 
 
-async def test_it_looks_when_it_is_woken(app: App, forge: FakeForge) -> None:
+async def test_a_wake_up_triggers_a_poll(app: App, forge: FakeForge) -> None:
     ada = place_of(forge).person("ada")
     async with app.watching(poll_seconds=3600) as watch, beside(_forever(watch), "watch"):
         await _until(lambda: any(call.endswith("/issues") for call in forge.calls))

@@ -34,7 +34,7 @@ SIGNED = hmac.new(SECRET.encode(), BODY, sha256).hexdigest()
         ({}, 401, 0),
     ],
 )
-async def test_a_signature_is_of_the_body_by_the_secret(
+async def test_a_signature_is_verified_with_the_secret(
     headers: dict[str, str], status: int, woken: int
 ) -> None:
     settings, calls = ForgeSettings(webhook_port=0, webhook_secret=SecretStr(SECRET)), []
@@ -47,7 +47,7 @@ async def test_a_signature_is_of_the_body_by_the_secret(
 
 
 @pytest.mark.parametrize(("token", "status"), [(SECRET, 204), ("another", 401), ("", 401)])
-async def test_gitlab_sends_the_secret_itself(token: str, status: int) -> None:
+async def test_gitlab_sends_the_secret_as_a_token(token: str, status: int) -> None:
     settings = ForgeSettings(
         kind="gitlab", url="https://git.example", webhook_port=0, webhook_secret=SecretStr(SECRET)
     )
@@ -63,12 +63,12 @@ async def test_gitlab_sends_the_secret_itself(token: str, status: int) -> None:
         assert answer.status == status
 
 
-async def test_none_are_heard_where_no_port_is_named() -> None:
+async def test_nothing_is_received_without_a_port() -> None:
     async with serve_webhooks(ForgeSettings(), lambda: None) as port:
         assert port == 0
 
 
-async def test_a_taken_port_is_said() -> None:
+async def test_a_taken_port_is_reported() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1)
@@ -92,12 +92,12 @@ async def test_a_taken_port_is_said() -> None:
         ({"url": "https://user:secret@forge.example"}, "url"),
     ],
 )
-def test_wrong_settings_are_named(fields: dict[str, object], message: str) -> None:
+def test_invalid_settings_are_named(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         ForgeSettings.model_validate(fields)
 
 
-def test_where_the_api_is() -> None:
+def test_the_api_address_follows_from_the_forge() -> None:
     assert api_of(ForgeSettings()) == "https://api.github.com"
     assert api_of(ForgeSettings(url="https://git.example/")) == "https://git.example/api/v3"
     assert (
@@ -121,7 +121,9 @@ async def test_a_missing_token_is_named() -> None:
     [("0", 900, 800, 900), ("0", -900, 1, 1), ("9", 900, 7, 7)],
     ids=["later", "now", "some left"],
 )
-def test_a_forge_says_when_to_ask_again(remaining: str, reset_in: int, low: int, high: int) -> None:
+def test_the_retry_time_of_a_forge_is_read(
+    remaining: str, reset_in: int, low: int, high: int
+) -> None:
     headers = {
         "X-RateLimit-Remaining": remaining,
         "X-RateLimit-Reset": str(int(time.time()) + reset_in),

@@ -23,7 +23,7 @@ async def lines(graph: CypherGraph) -> Lines:
     return sorted([line async for line in graph.dump()])
 
 
-async def test_a_log_creates_every_label_and_relation(graph: CypherGraph) -> None:
+async def test_a_full_log_creates_every_label_and_relation(graph: CypherGraph) -> None:
     await graph.project(recorded(EventLog().whole().events))
     counts = await graph.counts()
     assert {name for name in LABELS if not counts[name]} == set()
@@ -33,7 +33,9 @@ async def test_a_log_creates_every_label_and_relation(graph: CypherGraph) -> Non
     assert counts["ModelCall"] == 3
 
 
-async def test_the_position_is_the_last_seq_and_never_goes_back(graph: CypherGraph) -> None:
+async def test_the_position_is_the_last_sequence_number_and_never_goes_back(
+    graph: CypherGraph,
+) -> None:
     assert await graph.position() == 0
     records = recorded(EventLog().whole().events)
     await graph.project(records)
@@ -44,7 +46,7 @@ async def test_the_position_is_the_last_seq_and_never_goes_back(graph: CypherGra
     assert await graph.position() == len(records)
 
 
-async def test_neither_batches_nor_repeats_nor_order_change_the_graph(graph: CypherGraph) -> None:
+async def test_batches_repeats_and_order_do_not_change_the_graph(graph: CypherGraph) -> None:
     records = recorded(EventLog().whole().events)
     await graph.project(records)
     first_dump = await lines(graph)
@@ -69,7 +71,7 @@ async def test_a_cleared_graph_is_empty_and_can_be_written_again(graph: CypherGr
     assert await lines(graph) == before
 
 
-async def test_a_uid_is_unique(store: Store) -> None:
+async def test_a_uid_must_be_unique(store: Store) -> None:
     make: Statement = ("CREATE (n:Story {uid: 'Story/local/one', tenant: 'local', key: 'one'})", {})
     await store.write([make])
     with pytest.raises(GraphUnavailable):
@@ -235,7 +237,7 @@ async def test_neighbours_are_limited_by_depth(graph: CypherGraph) -> None:
     assert await graph.ask("neighbours", tenant="local", label="Task", id="nothing") == []
 
 
-async def test_tenants_see_nothing_of_each_other(graph: CypherGraph) -> None:
+async def test_tenants_do_not_see_each_others_data(graph: CypherGraph) -> None:
     """The same ids, the same commit, the same repository: two servers."""
     await graph.project(recorded(EventLog(tenant="one").whole().events))
     await graph.project(recorded(EventLog(tenant="two", days=1).received().events, 100))

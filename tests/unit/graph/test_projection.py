@@ -123,7 +123,7 @@ def test_every_event_type_is_projected_or_listed_as_omitted() -> None:
     assert set(EventType) - PROJECTIONS.keys() == left_out
 
 
-def test_a_fingerprint_is_the_proposals_own() -> None:
+def test_findings_belong_to_the_proposal_with_their_fingerprint() -> None:
     proposal = proposal_of(SEATS[0])
     assert isinstance(proposal, Proposal)
     keys = {node.key for node in written(WHOLE).nodes if node.label == "Proposal"}
@@ -140,7 +140,7 @@ def test_a_repeated_run_belongs_to_the_same_task() -> None:
     }
 
 
-def test_reserved_names_are_used_nowhere() -> None:
+def test_reserved_property_names_are_not_used() -> None:
     """The embedded store sets these properties itself."""
     for label in LABELS.values():
         assert not {"id", "title", "type", "name"} & set(label.properties)

@@ -73,7 +73,7 @@ async def test_a_lossy_rebuild_is_refused(settings: Settings) -> None:
     assert len(result.after) < len(result.before)
 
 
-async def test_the_graph_reads_what_is_pruned_before_it_goes(settings: Settings) -> None:
+async def test_the_graph_reads_events_before_they_are_pruned(settings: Settings) -> None:
     gone = await prune_shared(settings, 3, lambda _: None)
     assert gone.events > 20
     async with open_answers(settings) as answers:

@@ -23,7 +23,9 @@ def event_log_of(days: int) -> EventLog:
     return EventLog(f"task-{days}", f"story-{days}", days=days).whole()
 
 
-async def test_the_oldest_are_removed_with_the_nodes_that_only_they_use(store: Store) -> None:
+async def test_the_oldest_deliberations_are_removed_with_the_nodes_only_they_use(
+    store: Store,
+) -> None:
     bounded = CypherGraph(store, keep=2)
     late = (
         EventLog("task-late", "story-late", days=-1).received().deliberated()

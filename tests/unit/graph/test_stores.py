@@ -46,9 +46,7 @@ asyncio.run(work())
 
 @pytest.mark.e2e  # a process that is killed
 @pytest.mark.parametrize("after", [1, 12])
-async def test_kill_9_in_the_middle_of_writes_loses_nothing_that_was_written(
-    tmp_path: Path, after: int
-) -> None:
+async def test_kill_9_during_writes_loses_nothing_written(tmp_path: Path, after: int) -> None:
     path = tmp_path / "context.kgl"
     env = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
     process = await asyncio.create_subprocess_exec(

@@ -48,7 +48,7 @@ async def _reply(question: ModelQuestion) -> ChatReply:
     return REPLY
 
 
-def test_a_request_is_read_with_its_calls_and_without_its_pictures() -> None:
+def test_a_request_is_read_with_its_calls_and_without_images() -> None:
     request = CHAT.parse(json.dumps(BODY))
     question = request.question
     assert request.streamed
@@ -65,7 +65,7 @@ def test_a_request_is_read_with_its_calls_and_without_its_pictures() -> None:
     assert (question.max_tokens, question.temperature) == (100, 0.5)
 
 
-async def test_a_stream_and_a_document_say_the_same() -> None:
+async def test_a_stream_and_a_document_have_the_same_content() -> None:
     path = "/v1/chat/completions"
     whole = await answer("POST", path, json.dumps({**BODY, "stream": False}), "own", _reply)
     choice = json.loads(whole.content)["choices"][0]
@@ -90,7 +90,7 @@ async def test_a_stream_and_a_document_say_the_same() -> None:
         (ModelReplyInvalid("no"), 422),
     ],
 )
-async def test_errors_are_errors_of_the_server(error: Exception, status: int) -> None:
+async def test_errors_are_returned_with_their_status(error: Exception, status: int) -> None:
     async def fail(question: ModelQuestion) -> ChatReply:
         raise error
 
@@ -99,7 +99,7 @@ async def test_errors_are_errors_of_the_server(error: Exception, status: int) ->
     assert json.loads(reply.content)["error"]["message"] == "no"
 
 
-async def test_what_ends_the_deliberation_is_no_reply() -> None:
+async def test_an_error_that_ends_the_deliberation_is_raised() -> None:
     async def fail(question: ModelQuestion) -> ChatReply:
         raise ModelUnavailable("away")
 
@@ -107,7 +107,7 @@ async def test_what_ends_the_deliberation_is_no_reply() -> None:
         await answer("POST", "/v1/chat/completions", json.dumps(BODY), "own", fail)
 
 
-async def test_other_paths_are_named() -> None:
+async def test_unknown_paths_are_named() -> None:
     models = await answer("GET", "/v1/models", "", "own", _reply)
     assert json.loads(models.content)["data"][0]["id"] == "own"
     missing = await answer("POST", "/v1/embeddings", "{}", "own", _reply)
@@ -172,7 +172,7 @@ RESPONSES_BODY: dict[str, Any] = {
 }
 
 
-def test_messages_are_read_without_thinking_and_with_results_of_tools_as_messages() -> None:
+def test_messages_are_read_without_thinking_and_with_tool_results_as_messages() -> None:
     question = MESSAGES.parse(json.dumps(MESSAGES_BODY)).question
     assert [(message.role, message.content) for message in question.messages] == [
         ("system", "be brief"),
@@ -187,7 +187,7 @@ def test_messages_are_read_without_thinking_and_with_results_of_tools_as_message
     assert (question.max_tokens, question.temperature) == (100, 0.5)
 
 
-def test_responses_are_read_with_calls_as_parts_of_the_assistant_s_message() -> None:
+def test_responses_are_read_with_calls_as_parts_of_the_assistant_message() -> None:
     request = RESPONSES.parse(json.dumps(RESPONSES_BODY))
     question = request.question
     assert [(message.role, message.content) for message in question.messages] == [
@@ -219,7 +219,7 @@ def _events(reply: HttpReply) -> list[dict[str, Any]]:
     return events
 
 
-async def test_a_stream_of_messages_says_what_the_document_says() -> None:
+async def test_a_stream_of_messages_has_the_content_of_the_document() -> None:
     body, path = json.dumps(MESSAGES_BODY), "/v1/messages?beta=true"
     whole = json.loads((await answer("POST", path, body, "own", _reply)).content)
     assert whole["content"] == [
@@ -245,7 +245,7 @@ async def test_a_stream_of_messages_says_what_the_document_says() -> None:
     assert events[-2]["usage"] == whole["usage"]
 
 
-async def test_a_stream_of_responses_says_what_the_document_says() -> None:
+async def test_a_stream_of_responses_has_the_content_of_the_document() -> None:
     async def reply(question: ModelQuestion) -> ChatReply:
         free = FunctionCall("c4", "patch", '{"input": "*** End"}')
         return ChatReply("I do", "stop", Usage(10, 2, 5, 1), calls=(*REPLY.calls, free))
@@ -267,7 +267,7 @@ async def test_a_stream_of_responses_says_what_the_document_says() -> None:
     assert events[-1]["response"]["output"] == done
 
 
-async def test_a_reply_that_was_cut_is_called_so() -> None:
+async def test_a_truncated_reply_is_marked_as_such() -> None:
     async def cut(question: ModelQuestion) -> ChatReply:
         return ChatReply("I d", "length", Usage(10, 2, 5, 1))
 
@@ -277,7 +277,7 @@ async def test_a_reply_that_was_cut_is_called_so() -> None:
     assert json.loads(reply.content)["status"] == "incomplete"
 
 
-async def test_messages_that_do_not_fit_are_refused_in_words_that_clients_know() -> None:
+async def test_a_context_overflow_is_refused_in_the_words_that_clients_know() -> None:
     async def overflow(question: ModelQuestion) -> ChatReply:
         raise ContextOverflow("9 of 8 tokens")
 
@@ -289,7 +289,7 @@ async def test_messages_that_do_not_fit_are_refused_in_words_that_clients_know()
     assert json.loads(counted.content) == {"input_tokens": 100}
 
 
-async def test_arguments_that_are_no_object_reach_the_harness_as_text() -> None:
+async def test_invalid_arguments_reach_the_harness_as_text() -> None:
     async def reply(question: ModelQuestion) -> ChatReply:
         return ChatReply("", "stop", Usage(), calls=(FunctionCall("c2", "bash", "{oops"),))
 
@@ -298,7 +298,7 @@ async def test_arguments_that_are_no_object_reach_the_harness_as_text() -> None:
     assert block["input"] == {"arguments": "{oops"}
 
 
-def test_a_response_that_continues_another_one_is_refused() -> None:
+def test_a_response_that_continues_another_is_refused() -> None:
     body = json.dumps({**RESPONSES_BODY, "previous_response_id": "resp_1"})
     with pytest.raises(InvalidRequest, match="send the whole conversation"):
         RESPONSES.parse(body)

@@ -180,7 +180,7 @@ def test_the_remaining_tokens_are_used_but_a_lower_bound_is_not_trusted() -> Non
         "Conversation roles must alternate user/assistant/user/assistant/...",
     ],
 )
-def test_a_system_message_that_is_refused_joins_the_first_one(message: str) -> None:
+def test_a_refused_system_message_is_merged_into_the_first_one(message: str) -> None:
     assert refuse(message).adapt(BODY)["messages"] == [{"role": "user", "content": "s\n\nu"}]
 
 

@@ -155,7 +155,7 @@ async def test_the_key_is_sent_from_the_settings_or_from_the_url() -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://x/v1", "nonsense", "", "http://", "http://[::1/v1"])
-async def test_an_invalid_url_is_refused_at_once(url: str) -> None:
+async def test_an_invalid_url_is_refused_immediately(url: str) -> None:
     with pytest.raises(ConfigurationError, match="BASE_URL"):
         async with open_model(LlmSettings(), url):
             pass

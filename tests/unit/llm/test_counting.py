@@ -60,6 +60,6 @@ async def test_without_counts_tokens_are_estimated_and_the_server_is_paused(
     assert server.tokenized == 1
 
 
-async def test_a_silent_server_is_not_waited_for() -> None:
+async def test_tokens_are_estimated_if_the_server_is_unreachable() -> None:
     async with counting(LlmSettings(), "http://127.0.0.1:9/v1") as count:
         assert await count(TEXT) == most_tokens(TEXT)

@@ -68,7 +68,7 @@ async def test_a_lasting_fault_raises_model_unavailable(fault: Fault) -> None:
     assert len(server.requests) == 3
 
 
-async def test_a_server_that_is_down() -> None:
+async def test_an_unreachable_server_is_reported() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{reserved.getsockname()[1]}/v1"
@@ -143,7 +143,7 @@ async def test_a_refusal_is_not_retried(status: int, error: type[Exception], mes
     assert len(server.requests) == 1
 
 
-async def test_a_wrong_model_name_lists_the_right_ones() -> None:
+async def test_a_wrong_model_name_is_reported_with_the_available_ones() -> None:
     async with talking(in_turn("x"), {"models": ("qwen", "llama")}, model="gpt") as (model, server):
         with pytest.raises(ConfigurationError, match="no model 'gpt'; it has: qwen, llama"):
             await model.chat(ask())
@@ -152,20 +152,20 @@ async def test_a_wrong_model_name_lists_the_right_ones() -> None:
     assert not server.requests
 
 
-async def test_a_server_without_models() -> None:
+async def test_a_server_without_models_is_an_error() -> None:
     async with talking(in_turn("x"), {"models": ()}) as (model, _):
         with pytest.raises(ConfigurationError, match="lists no models"):
             await model.chat(ask())
 
 
-async def test_a_wrong_key() -> None:
+async def test_a_wrong_key_is_an_error() -> None:
     async with talking(in_turn("x"), {"api_key": "right"}, api_key="wrong") as (model, _):
         with pytest.raises(ConfigurationError, match=r"401.*MOOTHALL_LLM__API_KEY") as raised:
             await model.chat(ask())
     assert "wrong API key" in str(raised.value)
 
 
-async def test_a_url_without_its_path() -> None:
+async def test_a_url_without_its_path_is_an_error() -> None:
     async with (
         scripted_model(in_turn("x")) as server,
         open_model(LlmSettings(), server.base_url.removesuffix("/v1")) as model,
@@ -194,7 +194,7 @@ async def test_a_web_page_is_an_invalid_reply() -> None:
             await model.chat(ask())
 
 
-async def test_a_response_that_takes_too_long() -> None:
+async def test_a_response_over_the_time_limit_is_an_error() -> None:
     async with talking(
         in_turn(Fault("status", status=200, text="late", delay=30.0)), call_seconds=0.05
     ) as (model, _):
@@ -202,7 +202,7 @@ async def test_a_response_that_takes_too_long() -> None:
             await model.chat(ask())
 
 
-async def test_the_deadline_of_the_request() -> None:
+async def test_the_deadline_of_a_request_is_enforced() -> None:
     async with talking(in_turn(Fault("silent", text="half"))) as (model, server):
         with pytest.raises(DeadlineExceeded, match=r"task-1/agent-dev-001/propose/0\.1"):
             await model.chat(ask(seconds=0.1))

@@ -15,7 +15,7 @@ async def test_a_key_in_the_url_is_sent_as_the_models_client_sends_it() -> None:
         assert await check_servers(Models(), base_url) == {"default": ServerCount(1, 1)}
 
 
-async def test_a_configured_key_is_sent_and_wins_over_one_in_the_url() -> None:
+async def test_a_configured_key_takes_precedence_over_one_in_the_url() -> None:
     async with scripted_model(lambda _body, _headers: "", api_key=KEY) as server:
         settings = LlmSettings.model_validate({"api_key": KEY})
 

@@ -213,7 +213,7 @@ def test_an_invalid_list_of_models_is_reported(raw: bytes) -> None:
         read_models(raw)
 
 
-async def test_ten_thousand_models_make_a_short_error() -> None:
+async def test_ten_thousand_models_give_a_short_error() -> None:
     async with talking(
         lambda _b, _h: "x", {"models": tuple(f"model-{n}" for n in range(10_000))}, model="other"
     ) as (model, _):

@@ -98,7 +98,7 @@ async def test_tools_and_earlier_calls_are_sent() -> None:
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_calls_text_and_reasoning_come_back(*, streams: bool) -> None:
+async def test_calls_text_and_reasoning_are_returned(*, streams: bool) -> None:
     native_reply = NativeReply(
         (("bash", {"command": "x" * 200}), ("bash", {"command": "ls"})),
         text="Let me look.",

@@ -40,7 +40,7 @@ def named(name: str) -> Answer:
     return lambda _body, _headers: name
 
 
-async def test_a_deliberation_stays_with_one_server_and_many_use_all() -> None:
+async def test_a_deliberation_stays_with_one_server_and_many_use_all_servers() -> None:
     async with replicas(named("a"), named("b"), named("c")) as (model, servers, _):
         for task in range(12):
             answers = {

@@ -14,7 +14,7 @@ NOW = datetime(2030, 1, 1, 12, 0, 0, tzinfo=UTC)
 
 
 @given(st.integers(1, 1000), st.text(), st.floats(0.001, 60))
-def test_delays_repeat_and_are_bounded(attempt: int, call_id: str, first: float) -> None:
+def test_delays_are_deterministic_and_bounded(attempt: int, call_id: str, first: float) -> None:
     delay = delay_before(attempt, call_id, first)
     assert delay == delay_before(attempt, call_id, first)
     assert 0 < delay <= MAX_DELAY

@@ -83,7 +83,7 @@ async def model_of(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_the_reply_mode_and_the_window_are_found(kind: ServerKind) -> None:
+async def test_the_reply_mode_and_the_window_are_detected(kind: ServerKind) -> None:
     async with model_of(kind) as (model, server):
         about = await model.describe()
         assert (about.reply, about.window, about.model) == (kind.expect, kind.window, kind.model)

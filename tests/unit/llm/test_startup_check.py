@@ -50,7 +50,7 @@ async def answering(
         await runner.cleanup()
 
 
-async def test_a_server_that_answers_causes_no_message() -> None:
+async def test_a_reachable_server_causes_no_message() -> None:
     messages: list[str] = []
     async with scripted_model(silent, api_key="secret-key") as server:
         await reach(
@@ -166,13 +166,13 @@ async def test_a_starting_server_is_awaited_only_with_wait_seconds() -> None:
     assert messages[0].startswith("waiting up to 60 s for the model server: ")
 
 
-async def test_a_wrong_key_is_not_waited_for() -> None:
+async def test_a_wrong_key_fails_without_waiting() -> None:
     async with scripted_model(silent, api_key="right") as server:
         with pytest.raises(ConfigurationError, match="401"):
             await reach(LlmSettings(wait_seconds=600), server.base_url, pytest.fail)
 
 
-async def test_one_replica_is_enough_but_none_may_be_misconfigured() -> None:
+async def test_one_reachable_replica_is_enough_but_none_may_be_misconfigured() -> None:
     messages: list[str] = []
     gone = f"http://127.0.0.1:{free_port()}/v1"
     async with scripted_model(silent) as server, scripted_model(silent, api_key="other") as locked:

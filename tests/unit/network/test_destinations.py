@@ -51,7 +51,7 @@ OUTSIDE = ["1.1.1.1", "8.8.8.8", "93.184.216.34", "2606:4700:4700::1111", "::fff
 
 
 @pytest.mark.parametrize("address", INSIDE)
-def test_no_address_of_the_inside_is_public(address: str) -> None:
+def test_no_internal_address_is_public(address: str) -> None:
     """Loopback, private, link-local, metadata, multicast, and IPv6 ways of writing them."""
     assert not is_public(ipaddress.ip_address(address))
     with pytest.raises(Unreachable):
@@ -59,7 +59,7 @@ def test_no_address_of_the_inside_is_public(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", OUTSIDE)
-def test_the_internet_is_public(address: str) -> None:
+def test_internet_addresses_are_public(address: str) -> None:
     """And may be reached, unless only named hosts may."""
     assert is_public(ipaddress.ip_address(address))
     assert not Destinations.read(["api.example.org"], only=True).may_reach(
@@ -68,13 +68,13 @@ def test_the_internet_is_public(address: str) -> None:
 
 
 @given(st.ip_addresses(v=4))
-def test_an_ipv4_address_is_judged_alike_in_ipv6(address: ipaddress.IPv4Address) -> None:
+def test_an_ipv4_address_is_judged_the_same_in_ipv6(address: ipaddress.IPv4Address) -> None:
     """Mapped, it is the same address; in a translating network it is never reached."""
     assert is_public(ipaddress.ip_address(f"::ffff:{address}")) == is_public(address)
     assert not is_public(ipaddress.IPv6Address((0x0064FF9B << 96) | int(address)))
 
 
-def test_what_the_operator_allows() -> None:
+def test_allowed_networks_and_hosts_are_read() -> None:
     """Networks by address, hosts by name, with or without a port."""
     found = Destinations.read(["10.1.0.0/16", "Intern.Example.org", "localhost:8080"], only=False)
     assert found.may_reach(ipaddress.ip_address("10.1.2.3"))
@@ -86,7 +86,7 @@ def test_what_the_operator_allows() -> None:
 
 
 @pytest.mark.parametrize("entry", ["", "http://x", "*.example.org", "me@example.org", "10.0.0.1/8"])
-def test_a_wrong_entry_is_named(entry: str) -> None:
+def test_an_invalid_entry_is_named(entry: str) -> None:
     """With what would be right."""
     with pytest.raises(ConfigurationError, match="an entry is a host such as"):
         Destinations.read([entry], only=False)
@@ -105,7 +105,7 @@ def test_a_wrong_entry_is_named(entry: str) -> None:
         "http://[::1",
     ],
 )
-def test_what_is_no_web_url_is_refused(url: str) -> None:
+def test_an_invalid_web_url_is_refused(url: str) -> None:
     """By its scheme or its shape."""
     with pytest.raises(InvalidRequest, match="URL such as"):
         Destinations().check(url)

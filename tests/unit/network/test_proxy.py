@@ -59,7 +59,7 @@ async def say(port: int, text: bytes, *, more: bytes = b"") -> bytes:
         writer.transport.abort()
 
 
-async def test_it_connects_to_what_is_allowed_and_nowhere_else() -> None:
+async def test_the_proxy_connects_only_to_allowed_destinations() -> None:
     async with (
         echoing() as echo,
         echoing() as other,
@@ -88,7 +88,7 @@ async def test_it_connects_to_what_is_allowed_and_nowhere_else() -> None:
         assert (other.heard, ("localhost", other.port) in proxy.refused) == ([], True)
 
 
-async def test_plain_requests_go_without_what_is_the_proxys() -> None:
+async def test_plain_requests_are_forwarded_without_proxy_headers() -> None:
     async with echoing() as echo, proxied("127.0.0.0/8") as (_, port):
         request = (
             f"GET http://127.0.0.1:{echo.port}/a%20b?c=d HTTP/1.1\r\nHost: x\r\nProxy-Connection: "
@@ -110,12 +110,12 @@ async def test_plain_requests_go_without_what_is_the_proxys() -> None:
         b"a" * 70_000,
     ],
 )
-async def test_what_is_no_request_ends_the_connection(head: bytes) -> None:
+async def test_an_invalid_request_ends_the_connection(head: bytes) -> None:
     async with proxied() as (_, port):
         assert await say(port, head) == b""
 
 
-async def test_only_so_much_passes() -> None:
+async def test_the_transferred_bytes_are_limited() -> None:
     async with echoing() as echo, proxied("127.0.0.0/8", most=100_000) as (proxy, port):
         received = await say(
             port, f"CONNECT 127.0.0.1:{echo.port} HTTP/1.1\r\n\r\n".encode(), more=b"x" * 1_000_000
@@ -124,7 +124,7 @@ async def test_only_so_much_passes() -> None:
         assert proxy.bytes_left < 0
 
 
-async def test_open_connections_end_with_it() -> None:
+async def test_open_connections_end_with_the_proxy() -> None:
     async with echoing() as echo:
         async with proxied("127.0.0.0/8") as (_, port):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

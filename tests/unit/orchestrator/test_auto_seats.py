@@ -95,7 +95,7 @@ async def _learn(bus: MemoryBus, who: Principal = LOCAL) -> None:
         await run(bus, GO, {"cheap": False, "strong": True}, 100 + number, who)
 
 
-async def test_each_kind_of_task_gets_the_models_that_solved_it() -> None:
+async def test_each_kind_of_task_gets_the_models_that_solved_it_before() -> None:
     bus = MemoryBus()
     await _learn(bus)
     deliberations = service(bus)
@@ -116,7 +116,7 @@ async def test_each_kind_of_task_gets_the_models_that_solved_it() -> None:
     assert [cheapest.model_of(seat) for seat in cheapest.seats] == ["cheap", "cheap"]
 
 
-async def test_without_results_the_configured_model_takes_the_seats() -> None:
+async def test_the_configured_model_is_used_without_results() -> None:
     bus = MemoryBus()
     await _learn(bus, Principal("eve", "elsewhere"))
     d = await service(bus, auto=True).submit(replace(PYTHON, task_id="p"), LOCAL)
@@ -151,14 +151,14 @@ async def test_a_council_may_leave_the_choice_open() -> None:
     assert leaves_choice(PYTHON, planned, replace(defaults, auto=True), None)
 
 
-async def test_auto_stands_alone_and_is_no_name_of_a_model() -> None:
+async def test_auto_cannot_be_combined_and_is_not_a_model_name() -> None:
     with pytest.raises(InvalidRequest, match="auto stands alone"):
         await service(MemoryBus()).submit(replace(PYTHON, model="auto,cheap"), LOCAL)
     with pytest.raises(ValueError, match="neither default nor auto"):
         Models.of(LlmSettings(), {"auto": LlmSettings(model="x")})
 
 
-async def test_seats_that_were_stopped_or_never_worked_say_nothing() -> None:
+async def test_stopped_and_unstarted_seats_are_not_counted() -> None:
     bus = MemoryBus()
     d = await service(bus).submit(replace(PYTHON, task_id="t", num_agents=4), LOCAL)
     used = Usage(100, 0, 10, 2)

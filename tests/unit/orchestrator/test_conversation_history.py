@@ -74,7 +74,7 @@ def deliberation_service(bus: MemoryBus, window: int = 8192) -> DeliberationServ
     )
 
 
-async def test_the_next_question_knows_what_came_before_and_begins_on_its_files() -> None:
+async def test_a_follow_up_question_has_the_earlier_conversation_and_its_files() -> None:
     bus = MemoryBus()
     await record(bus, "zero", "What does add do?", answered(deliberation("zero")))
     await record(
@@ -96,7 +96,7 @@ async def test_the_next_question_knows_what_came_before_and_begins_on_its_files(
     assert "asked and answered before in this conversation" in shared_text(d, None)
 
 
-async def test_an_answer_without_a_change_leaves_the_files_as_they_were() -> None:
+async def test_an_answer_without_a_change_keeps_the_files() -> None:
     bus = MemoryBus()
     await record(bus, "first", "What?", answered(deliberation("first")))
     assert (await deliberation_service(bus).submit(NEXT, LOCAL)).repository == RepositoryRef(
@@ -104,7 +104,7 @@ async def test_an_answer_without_a_change_leaves_the_files_as_they_were() -> Non
     )
 
 
-async def test_a_repository_that_is_named_goes_before_that() -> None:
+async def test_a_named_repository_takes_precedence_over_the_conversations() -> None:
     bus = MemoryBus()
     await record(
         bus, "first", "What?", answered(deliberation("first"), diff=DIFF, commit_sha="c" * 40)
@@ -117,7 +117,7 @@ async def test_a_repository_that_is_named_goes_before_that() -> None:
     assert "What?" in d.context
 
 
-async def test_a_conversation_about_text_stays_about_text() -> None:
+async def test_a_text_conversation_stays_a_text_conversation() -> None:
     bus = MemoryBus()
     await record(bus, "first", "Hello", answered(deliberation("first", text=True)), text=True)
     deliberations = DeliberationService(
@@ -127,7 +127,7 @@ async def test_a_conversation_about_text_stays_about_text() -> None:
     assert (d.repository, d.base_sha) == (None, None)
 
 
-async def test_the_older_is_condensed_and_the_oldest_left_out() -> None:
+async def test_older_turns_are_condensed_and_the_oldest_omitted() -> None:
     one = deliberation("one")
     before = [
         EndedTask(
@@ -144,7 +144,7 @@ async def test_the_older_is_condensed_and_the_oldest_left_out() -> None:
     assert text.index("question 29") < text.index("question 30")
 
 
-async def test_what_has_no_answer_says_why() -> None:
+async def test_an_unanswered_question_gives_the_reason() -> None:
     one = deliberation("one")
     text = conversation_text(
         [EndedTask(one, Outcome("one", DeliberationStatus.FAILED, error_message="out of turns"))],
@@ -153,7 +153,7 @@ async def test_what_has_no_answer_says_why() -> None:
     assert "(no answer: out of turns)" in text
 
 
-async def test_the_same_question_again_is_the_same_task_though_others_came_after() -> None:
+async def test_a_repeated_question_is_the_same_task_despite_later_ones() -> None:
     bus = MemoryBus()
     await record(bus, "first", "What?", answered(deliberation("first")))
     request = replace(NEXT, task_id="second")
@@ -169,7 +169,7 @@ async def test_the_same_question_again_is_the_same_task_though_others_came_after
         ("No id", InvalidRequest, "is not an id"),
     ],
 )
-async def test_what_cannot_go_on_is_named(
+async def test_an_invalid_follow_up_is_reported(
     follows: str, error: type[Exception], message: str
 ) -> None:
     bus = MemoryBus()
@@ -178,7 +178,7 @@ async def test_what_cannot_go_on_is_named(
         await deliberation_service(bus).submit(replace(NEXT, follows=follows), LOCAL)
 
 
-async def test_conversations_are_a_tenants_own() -> None:
+async def test_a_conversation_is_visible_only_to_its_tenant() -> None:
     bus, alice = MemoryBus(), Principal("alice", "acme")
     await record(bus, "first", "A secret", answered(deliberation("first")))
     with pytest.raises(NotFound):

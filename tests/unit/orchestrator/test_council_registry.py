@@ -35,7 +35,7 @@ def council_registry(bus: MemoryBus) -> CouncilRegistry:
     return CouncilRegistry(bus, LimitSettings(), MODELS)
 
 
-async def test_without_a_council_the_default_one_serves(council_registry: CouncilRegistry) -> None:
+async def test_there_is_no_council_by_default(council_registry: CouncilRegistry) -> None:
     assert council_registry.find("dev", "local") is None
     assert await council_registry.list(LOCAL) == []
 
@@ -58,7 +58,9 @@ async def test_a_council_survives_a_restart_and_belongs_to_its_tenant(
     assert await fresh.list(LOCAL, "qa") == await fresh.list(OTHER) == []
 
 
-async def test_its_settings_fill_the_zeros_of_a_request(council_registry: CouncilRegistry) -> None:
+async def test_council_settings_fill_unset_fields_of_a_request(
+    council_registry: CouncilRegistry,
+) -> None:
     params = {
         "protocol": "debate",
         "adaptive": "true",
@@ -91,7 +93,7 @@ async def test_its_settings_fill_the_zeros_of_a_request(council_registry: Counci
         )
 
 
-async def test_the_same_again_changes_nothing_and_another_is_refused(
+async def test_creating_the_same_council_again_changes_nothing_and_another_is_refused(
     bus: MemoryBus, council_registry: CouncilRegistry
 ) -> None:
     council = await council_registry.create("dev", 2, PLAIN, LOCAL)
@@ -101,7 +103,7 @@ async def test_the_same_again_changes_nothing_and_another_is_refused(
         await council_registry.create("dev", 3, PLAIN, LOCAL)
 
 
-async def test_a_deleted_council_closes_its_role_until_another_is_made(
+async def test_a_deleted_council_closes_its_role_until_another_is_created(
     council_registry: CouncilRegistry,
 ) -> None:
     await council_registry.create("dev", 2, PLAIN, LOCAL)
@@ -118,7 +120,7 @@ async def test_a_deleted_council_closes_its_role_until_another_is_made(
     assert council_registry.find("dev", "local") == again
 
 
-async def test_agents_come_and_go(council_registry: CouncilRegistry) -> None:
+async def test_agents_are_registered_and_unregistered(council_registry: CouncilRegistry) -> None:
     with pytest.raises(NotFound, match="CreateCouncil"):
         await council_registry.register("dev", Agent("specialist"), LOCAL)
     await council_registry.create("dev", 1, PLAIN, LOCAL)
@@ -145,7 +147,7 @@ async def test_agents_come_and_go(council_registry: CouncilRegistry) -> None:
         council_registry.find("dev", "local")
 
 
-async def test_a_council_is_bounded(bus: MemoryBus) -> None:
+async def test_the_size_of_a_council_is_limited(bus: MemoryBus) -> None:
     small = CouncilRegistry(bus, LimitSettings(agents=2))
     with pytest.raises(InvalidRequest, match="1 to 2 agents"):
         await small.create("dev", 3, PLAIN, LOCAL)
@@ -175,7 +177,7 @@ async def test_a_council_is_bounded(bus: MemoryBus) -> None:
         (CouncilConfig(params={"max_iterations": "999"}), "max_iterations 100"),
     ],
 )
-async def test_what_is_wrong_with_a_council_is_named(
+async def test_an_invalid_council_setting_is_named(
     council_registry: CouncilRegistry, config: CouncilConfig, message: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=message):
@@ -195,13 +197,17 @@ async def test_what_is_wrong_with_a_council_is_named(
         "x" * 600,
     ],
 )
-async def test_an_endpoint_is_an_address(council_registry: CouncilRegistry, endpoint: str) -> None:
+async def test_an_endpoint_must_be_a_valid_address(
+    council_registry: CouncilRegistry, endpoint: str
+) -> None:
     await council_registry.create("dev", 1, PLAIN, LOCAL)
     with pytest.raises(InvalidRequest, match="is no address of an agent"):
         await council_registry.register("dev", Agent("a", endpoint=endpoint), LOCAL)
 
 
-async def test_of_two_at_once_the_log_says_who_was_first(bus: MemoryBus) -> None:
+async def test_the_log_decides_which_of_several_concurrent_creations_was_first(
+    bus: MemoryBus,
+) -> None:
     async def make(count: int) -> Any:
         try:
             return await CouncilRegistry(bus, LimitSettings()).create("dev", count, PLAIN, LOCAL)
@@ -218,7 +224,7 @@ async def test_of_two_at_once_the_log_says_who_was_first(bus: MemoryBus) -> None
     assert {len(council.agents)} == won
 
 
-async def test_what_is_malformed_changes_nothing_and_the_rest_is_followed(
+async def test_malformed_events_change_nothing_and_later_ones_are_followed(
     bus: MemoryBus, council_registry: CouncilRegistry
 ) -> None:
     other = CouncilRegistry(bus, LimitSettings())

@@ -71,7 +71,7 @@ def script(_body: Any, headers: Any) -> str:
     return (LOOK, NOTE, finish("Noted."))[min(turn, 3) - 1]
 
 
-async def test_recorded_turns_are_not_asked_again_and_it_goes_on_with_the_words(
+async def test_recorded_turns_are_not_asked_again_and_the_fork_continues_with_the_message(
     council: Any,
 ) -> None:
     async with council(script) as app:
@@ -109,7 +109,7 @@ async def test_recorded_turns_are_not_asked_again_and_it_goes_on_with_the_words(
     assert "NOTES.md" in proposed["proposal"]["diff"]  # the effect of a recorded turn is there
 
 
-async def test_it_goes_on_after_the_turn_that_was_the_end(council: Any) -> None:
+async def test_a_fork_continues_after_the_last_turn(council: Any) -> None:
     async with council(script) as app:
         await begun(app.bus, app.deliberation("single", 1))
         turns = len(of(await app.run(app.deliberation("single", 1)), EventType.SEAT_TURN))
@@ -122,7 +122,7 @@ async def test_it_goes_on_after_the_turn_that_was_the_end(council: Any) -> None:
     assert "+def hello_world" in proposed["proposal"]["diff"]
 
 
-async def test_a_fork_about_text_goes_on_after_its_answer(council: Any) -> None:
+async def test_a_fork_of_a_text_deliberation_continues_after_its_answer(council: Any) -> None:
     def answer(body: Any, _headers: Any) -> str:
         return (
             finish("Bonjour")
@@ -139,7 +139,7 @@ async def test_a_fork_about_text_goes_on_after_its_answer(council: Any) -> None:
     assert proposed["proposal"]["content"] == "Bonjour"
 
 
-async def test_killed_in_between_it_goes_on_from_what_it_took_over(council: Any) -> None:
+async def test_a_restarted_fork_continues_from_its_inherited_turns(council: Any) -> None:
     async with council(script) as app:
         source = app.deliberation("single", 1)
         await begun(app.bus, source)
@@ -170,7 +170,7 @@ async def test_a_fork_of_a_fork_has_the_turns_of_both(council: Any) -> None:
     assert len(of(events, EventType.SEAT_TURN)) == 3
 
 
-async def test_a_fork_of_a_fork_goes_on_after_both_turns_that_were_the_end(council: Any) -> None:
+async def test_a_fork_of_a_fork_continues_after_both_last_turns(council: Any) -> None:
     def answer(_body: Any, headers: Any) -> str:
         turn = int(step_of(headers).split(".")[1])
         return (append(), NOTE, act(("files.write", {"path": "MORE.md", "content": "second\n"})))[
@@ -187,7 +187,7 @@ async def test_a_fork_of_a_fork_goes_on_after_both_turns_that_were_the_end(counc
     assert "MORE.md" in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
 
 
-async def test_what_it_was_forked_from_is_gone(council: Any) -> None:
+async def test_a_removed_source_of_a_fork_is_reported(council: Any) -> None:
     async with council(script) as app:
         await begun(app.bus, app.deliberation("single", 1))
         await app.run(app.deliberation("single", 1))
@@ -198,7 +198,7 @@ async def test_what_it_was_forked_from_is_gone(council: Any) -> None:
             await inherit_turns(app.bus, d, await events_of(app.bus, d.task_id))
 
 
-async def test_each_fork_has_an_id_of_its_own_and_the_same_id_is_the_same_fork(
+async def test_each_fork_has_its_own_id_and_the_same_id_is_the_same_fork(
     council: Any,
 ) -> None:
     async with council(script) as app:
@@ -227,7 +227,7 @@ async def test_each_fork_has_an_id_of_its_own_and_the_same_id_is_the_same_fork(
         (Fork("Task", 1), "is not an id"),
     ],
 )
-async def test_what_is_not_there_is_named_with_what_is(
+async def test_an_invalid_fork_is_reported_with_the_valid_values(
     council: Any, fork_request: Fork, message: str
 ) -> None:
     async with council(script) as app:
@@ -255,7 +255,7 @@ async def turned(bus: MemoryBus, d: Deliberation, number: int, **data: Any) -> N
     )
 
 
-async def test_what_acted_outside_is_not_done_again(council: Any) -> None:
+async def test_a_turn_with_outside_effects_is_not_repeated(council: Any) -> None:
     async with council(script) as app:
         d = app.deliberation("debate", 1)
         await begun(app.bus, d)
@@ -282,7 +282,7 @@ async def test_what_acted_outside_is_not_done_again(council: Any) -> None:
         ({"tool": "files.rewrite", "status": "invalid"}, ""),
     ],
 )
-async def test_a_tool_of_any_family_may_act_outside(
+async def test_a_tool_of_any_family_may_have_outside_effects(
     council: Any, operation: dict[str, str], message: str
 ) -> None:
     async with council(script) as app:
@@ -307,7 +307,7 @@ class Slow(MemoryBus):
         return await super().create(event, after_seq)
 
 
-async def test_forks_that_are_asked_for_at_once_have_ids_of_their_own() -> None:
+async def test_concurrent_forks_have_different_ids() -> None:
     bus, d = Slow(), deliberation()
     await begun(bus, d)
     payload = {
@@ -343,7 +343,7 @@ class Noting(MemoryBus):
         await super().enqueue(*given, **more)
 
 
-async def test_a_host_reads_the_words_of_a_fork_before_it_begins() -> None:
+async def test_a_host_reads_the_message_of_a_fork_before_starting() -> None:
     bus, d = Noting(), deliberation()
     await begun(bus, d)
     payload = {
@@ -364,7 +364,7 @@ async def test_a_host_reads_the_words_of_a_fork_before_it_begins() -> None:
     assert bus.fresh == [False, True]
 
 
-async def test_a_fork_of_a_fork_has_no_more_turns_of_its_own_than_the_first(council: Any) -> None:
+async def test_a_fork_of_a_fork_gets_no_more_extra_turns_than_the_first(council: Any) -> None:
     async with council(script) as app:
         d = app.deliberation("single", 1)
         await begun(app.bus, d)
@@ -375,7 +375,7 @@ async def test_a_fork_of_a_fork_has_no_more_turns_of_its_own_than_the_first(coun
         assert (await fork(app, 1, of_=first.task_id)).max_turns == d.max_turns + 1
 
 
-async def test_a_revision_on_reviews_of_others_cannot_be_forked(council: Any) -> None:
+async def test_a_revision_based_on_reviews_cannot_be_forked(council: Any) -> None:
     async with council(script) as app:
         d = app.deliberation("debate", 1)
         await begun(app.bus, d)
@@ -385,7 +385,7 @@ async def test_a_revision_on_reviews_of_others_cannot_be_forked(council: Any) ->
             await fork(app, 2)
 
 
-async def test_another_tenant_has_no_such_task(council: Any) -> None:
+async def test_another_tenants_task_cannot_be_forked(council: Any) -> None:
     async with council(script) as app:
         d = replace(app.deliberation("single", 1), task_id=key_of("task-1", "acme"), tenant="acme")
         await app.bus.publish(

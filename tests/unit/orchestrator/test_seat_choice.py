@@ -67,7 +67,7 @@ _PAIRS = st.tuples(st.sampled_from(MODELS), st.sampled_from(MODELS))
 
 
 @given(_TASKS, _PAIRS)
-def test_a_pair_is_no_worse_than_its_better_half_and_the_order_does_not_matter(
+def test_a_pair_is_no_worse_than_its_better_model_in_either_order(
     tasks: Sequence[PastTask], pair: tuple[str, str]
 ) -> None:
     share = pair_share(pair, tasks, [])
@@ -77,7 +77,7 @@ def test_a_pair_is_no_worse_than_its_better_half_and_the_order_does_not_matter(
 
 
 @given(_TASKS, st.sampled_from(MODELS), st.sampled_from([0.1, 0.5, 0.9]))
-def test_one_more_solved_task_raises_the_share_and_a_failed_one_lowers_it(
+def test_a_solved_task_raises_the_share_and_a_failed_one_lowers_it(
     tasks: list[PastTask], model: str, expected: float
 ) -> None:
     share = solve_share(model, tasks, expected)
@@ -91,7 +91,7 @@ def _one(model: str, *, solved: bool) -> PastTask:
 
 
 @given(_TASKS, _KINDS, st.integers(1, 5), st.sampled_from([0.0, 0.01, 0.05, 1.0]))
-def test_a_choice_is_known_affordable_explained_and_does_not_depend_on_the_order(
+def test_a_choice_is_known_affordable_explained_and_independent_of_the_order(
     tasks: list[PastTask], kind: TaskKind, seats: int, dollars: float
 ) -> None:
     choice = choose_models(kind, tasks, MODELS, seats, Budget(cost_usd=dollars))
@@ -115,7 +115,7 @@ def test_a_choice_is_known_affordable_explained_and_does_not_depend_on_the_order
 
 
 @given(_TASKS, st.sampled_from(MODELS))
-def test_tasks_that_both_seats_of_a_model_failed_lower_its_pair(
+def test_tasks_that_both_seats_of_a_model_failed_lower_its_pair_share(
     tasks: list[PastTask], model: str
 ) -> None:
     failed = PastTask(KIND, (attempt(model, solved=False),) * 2)
@@ -139,7 +139,7 @@ def test_models_that_solve_different_tasks_complement_each_other() -> None:
     assert "10 earlier tasks of this repository (python, src, short)" in choice.reason
 
 
-def test_of_equal_pairs_the_cheaper_is_chosen() -> None:
+def test_the_cheaper_of_two_equal_pairs_is_chosen() -> None:
     tasks = [task(cheap=True, strong=True)] * 10
     assert choose_models(KIND, tasks, MODELS, 2, UNLIMITED).models == ("cheap", "cheap")
 
@@ -153,7 +153,7 @@ def test_a_budget_excludes_a_pair() -> None:
     assert choose_models(KIND, tasks, MODELS, 4, Budget(cost_usd=0.15)).models == ("cheap", "cheap")
 
 
-def test_without_prices_tokens_are_the_cost_and_their_budget_counts() -> None:
+def test_without_prices_tokens_are_the_cost() -> None:
     free = [
         PastTask(
             KIND,
@@ -166,7 +166,7 @@ def test_without_prices_tokens_are_the_cost_and_their_budget_counts() -> None:
     assert "200 tokens" in limited.reason
 
 
-def test_each_kind_has_its_models_and_a_rare_kind_is_widened() -> None:
+def test_each_kind_has_its_models_and_a_rare_kind_is_generalised() -> None:
     go = replace(KIND, language="go")
     tasks = [task(cheap=True, strong=False)] * 6 + [task(go, cheap=False, strong=True)] * 6
     assert choose_models(KIND, tasks, MODELS, 1, UNLIMITED).models == ("cheap",)
@@ -179,7 +179,7 @@ def test_each_kind_has_its_models_and_a_rare_kind_is_widened() -> None:
     assert "of all repositories (go)" in elsewhere.reason
 
 
-def test_models_that_the_settings_do_not_have_any_more_are_left_out() -> None:
+def test_models_removed_from_the_settings_are_ignored() -> None:
     tasks = [task(cheap=True, strong=True)] * 6
     assert choose_models(KIND, tasks, ("strong",), 2, UNLIMITED).models == ("strong", "strong")
     assert choose_models(KIND, tasks, ("",), 2, UNLIMITED).models == ()
@@ -209,7 +209,7 @@ def test_any_text_has_a_kind(text: str) -> None:
     assert len(kind_of(f"{'x' * 999}/{text}/y.py", "shop", "").area) <= 40
 
 
-def test_languages() -> None:
+def test_the_main_language_is_detected() -> None:
     assert main_language(["a.py", "b/c.go", "d.py", "README"]) == "python"
     assert main_language(["README"]) == ""
     assert usual_language([task(), task(replace(KIND, repository="x"))], "shop") == "python"

@@ -54,7 +54,7 @@ def deliberations(bus: MemoryBus) -> DeliberationService:
     return DeliberationService(bus, Remembering(), Defaults(LimitSettings()), clock=lambda: NOW)
 
 
-async def test_a_winner_that_could_not_be_delivered_is_refused_before_anything_is_on_record(
+async def test_an_undeliverable_task_is_refused_before_anything_is_recorded(
     bus: MemoryBus,
 ) -> None:
     repositories = Remembering()
@@ -72,7 +72,7 @@ async def test_a_winner_that_could_not_be_delivered_is_refused_before_anything_i
     await deliberations.submit(replace(request, protocol="ask"), LOCAL)
 
 
-async def test_a_request_beyond_a_quota_is_refused_and_nothing_is_lost(bus: MemoryBus) -> None:
+async def test_a_request_over_a_quota_is_refused_without_side_effects(bus: MemoryBus) -> None:
     settings = QuotaSettings(default=Quota(deliberations=2))
     deliberations = DeliberationService(
         bus,
@@ -96,7 +96,7 @@ async def test_a_request_beyond_a_quota_is_refused_and_nothing_is_lost(bus: Memo
     assert (await deliberations.result(TaskId("t3"), LOCAL)).status is DeliberationStatus.PENDING
 
 
-async def test_hidden_tests_are_stored_for_hosts_and_shown_by_no_event(bus: MemoryBus) -> None:
+async def test_hidden_tests_are_stored_for_hosts_and_not_in_events(bus: MemoryBus) -> None:
     deliberations = DeliberationService(
         bus, Remembering(), Defaults(LimitSettings()), clock=lambda: NOW
     )
@@ -134,12 +134,12 @@ def test_zero_means_the_default() -> None:
     assert planned.budget.calls == LimitSettings().calls
 
 
-def test_no_rounds_at_all_can_be_asked_for() -> None:
+def test_zero_rounds_can_be_requested() -> None:
     request = DeliberationRequest(description="x", role="dev", protocol="debate", rounds=0)
     assert plan_deliberation(request, LOCAL, Defaults(LimitSettings()), NOW).rounds == 0
 
 
-def test_single_has_one_seat() -> None:
+def test_the_single_protocol_has_one_seat() -> None:
     request = DeliberationRequest(description="x", role="qa", protocol="single", num_agents=5)
     assert plan_deliberation(request, LOCAL, Defaults(LimitSettings()), NOW).seats == (
         "agent-qa-001",
@@ -187,12 +187,12 @@ def test_single_has_one_seat() -> None:
         ),
     ],
 )
-def test_what_cannot_be_right_is_named(request_: DeliberationRequest, message: str) -> None:
+def test_an_invalid_request_is_reported(request_: DeliberationRequest, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         plan_deliberation(request_, LOCAL, Defaults(LimitSettings()), NOW)
 
 
-def test_checks_of_a_request_are_commands_with_names_of_their_own() -> None:
+def test_checks_of_a_request_are_commands_with_their_own_names() -> None:
     request = replace(TASK, checks=("make lint", "python -c 'print(1)'"), tools=("files.read",))
     planned = plan_deliberation(request, LOCAL, Defaults(LimitSettings()), NOW)
     assert planned.checks == {
@@ -213,14 +213,12 @@ def test_checks_of_a_request_are_commands_with_names_of_their_own() -> None:
         (replace(TASK, checks=("make",), about_text=True), "needs a repository"),
     ],
 )
-def test_a_check_that_cannot_be_right_is_refused(
-    request_: DeliberationRequest, message: str
-) -> None:
+def test_an_invalid_check_is_refused(request_: DeliberationRequest, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         plan_deliberation(request_, LOCAL, Defaults(LimitSettings()), NOW)
 
 
-async def test_submitted_is_recorded_and_handed_out(
+async def test_a_submitted_request_is_recorded_and_pending(
     deliberations: DeliberationService, bus: MemoryBus
 ) -> None:
     planned = await deliberations.submit(TASK, LOCAL)
@@ -231,7 +229,7 @@ async def test_submitted_is_recorded_and_handed_out(
     assert (await deliberations.result(planned.own_id, LOCAL)).status == DeliberationStatus.PENDING
 
 
-async def test_the_base_is_pinned_when_it_is_asked_for(deliberations: DeliberationService) -> None:
+async def test_the_base_is_pinned_at_submission(deliberations: DeliberationService) -> None:
     request = DeliberationRequest(
         description="x", role="dev", repository=RepositoryRef(id="repo", ref="main")
     )
@@ -241,7 +239,7 @@ async def test_the_base_is_pinned_when_it_is_asked_for(deliberations: Deliberati
     assert planned.repository.id
 
 
-async def test_the_same_id_and_request_is_the_same_deliberation(
+async def test_the_same_id_with_the_same_request_is_the_same_deliberation(
     deliberations: DeliberationService,
 ) -> None:
     request = DeliberationRequest(description="x", role="dev", task_id="mine")
@@ -252,7 +250,7 @@ async def test_the_same_id_and_request_is_the_same_deliberation(
         )
 
 
-async def test_an_id_is_each_tenants_own(
+async def test_each_tenant_has_its_own_ids(
     deliberations: DeliberationService, bus: MemoryBus
 ) -> None:
     theirs = await deliberations.submit(
@@ -293,7 +291,9 @@ async def test_an_id_is_each_tenants_own(
         assert all(event.data.get("call_id", "mine/").startswith("mine/") for event in seen)
 
 
-async def test_another_tenant_sees_nothing(deliberations: DeliberationService) -> None:
+async def test_another_tenants_deliberation_is_not_found(
+    deliberations: DeliberationService,
+) -> None:
     planned = await deliberations.submit(TASK, LOCAL)
     for call in (
         deliberations.result(planned.own_id, OTHER),
@@ -304,7 +304,7 @@ async def test_another_tenant_sees_nothing(deliberations: DeliberationService) -
             await call
 
 
-async def test_watching_goes_on_from_a_seq_and_ends_with_the_decision(
+async def test_watching_resumes_after_a_sequence_number_and_ends_with_the_decision(
     deliberations: DeliberationService, bus: MemoryBus
 ) -> None:
     planned = await deliberations.submit(TASK, LOCAL)
@@ -325,7 +325,7 @@ async def test_watching_goes_on_from_a_seq_and_ends_with_the_decision(
     assert await deliberations.wait(planned.own_id, LOCAL) == outcome
 
 
-async def test_cancelling_is_recorded_once_and_changes_no_end(
+async def test_a_cancel_is_recorded_once_and_changes_no_decision(
     deliberations: DeliberationService, bus: MemoryBus
 ) -> None:
     planned = await deliberations.submit(TASK, LOCAL)
@@ -370,7 +370,7 @@ def _reporting(
     )
 
 
-async def test_what_the_graph_says_of_a_story_is_recorded_once_and_not_asked_again(
+async def test_the_storys_context_is_recorded_once_and_not_requested_again(
     bus: MemoryBus,
 ) -> None:
     graph = MemoryGraph()
@@ -404,7 +404,7 @@ async def test_what_the_graph_says_of_a_story_is_recorded_once_and_not_asked_aga
     assert await _recorded(bus) == submitted.context
 
 
-async def test_what_earlier_tasks_decided_comes_with_it_within_one_budget(bus: MemoryBus) -> None:
+async def test_earlier_decisions_and_the_context_share_one_token_limit(bus: MemoryBus) -> None:
     graph = MemoryGraph()
     graph.announce(
         "context",
@@ -433,7 +433,7 @@ async def test_what_earlier_tasks_decided_comes_with_it_within_one_budget(bus: M
     ],
     ids=["no story", "a merge", "told by its caller"],
 )
-async def test_who_is_told_by_others_or_asks_no_model_is_told_nothing_more(
+async def test_seats_with_other_instructions_or_no_model_get_no_more_text(
     bus: MemoryBus, request_: DeliberationRequest
 ) -> None:
     graph = MemoryGraph()
@@ -442,7 +442,7 @@ async def test_who_is_told_by_others_or_asks_no_model_is_told_nothing_more(
     assert graph.requested == []
 
 
-async def test_a_graph_that_does_not_answer_stops_nobody(bus: MemoryBus) -> None:
+async def test_an_unavailable_graph_does_not_block_a_submission(bus: MemoryBus) -> None:
     async def away(*_: object, **__: object) -> list[dict[str, object]]:
         raise GraphUnavailable("it is away")
 
@@ -458,7 +458,7 @@ async def test_a_graph_that_does_not_answer_stops_nobody(bus: MemoryBus) -> None
     ).context == "a design"
 
 
-async def test_a_task_that_cannot_start_has_a_failed_result_with_its_reason(bus: MemoryBus) -> None:
+async def test_a_task_that_cannot_start_has_a_failed_result_with_the_reason(bus: MemoryBus) -> None:
     deliberations = DeliberationService(bus, Remembering(), Defaults(LimitSettings()))
     request = replace(TASK, task_id="task-9", repository=RepositoryRef(id="gone"))
     reason = NoCouncil("the dev council was deleted; make one with CreateCouncil")
@@ -489,7 +489,7 @@ async def test_a_request_can_be_checked_without_recording_it(
     assert (await bus.state("EVENTS")).messages == 0
 
 
-async def test_who_goes_on_within_a_message_is_told_nothing_twice_and_misses_nothing(
+async def test_resuming_within_a_message_repeats_and_misses_nothing(
     bus: MemoryBus, deliberations: DeliberationService
 ) -> None:
     await deliberations.submit(replace(TASK, task_id="task-1"), LOCAL)
@@ -526,7 +526,7 @@ async def test_who_goes_on_within_a_message_is_told_nothing_twice_and_misses_not
         ]
 
 
-def test_several_models_go_round_the_seats() -> None:
+def test_several_models_alternate_over_the_seats() -> None:
     models = Models.of(LlmSettings(model="qwen"), {"x": LlmSettings(model="deep", tier="large")})
     defaults = Defaults(LimitSettings(), models=models)
     planned = plan_deliberation(
@@ -548,7 +548,9 @@ JUDGED = DeliberationRequest(
 )
 
 
-async def test_a_change_is_judged_from_its_messages(deliberations: DeliberationService) -> None:
+async def test_a_judged_change_gets_its_description_from_its_commits(
+    deliberations: DeliberationService,
+) -> None:
     submitted = await deliberations.submit(replace(JUDGED, task_id="judged"), LOCAL)
     assert submitted.seats == ("change",)
     assert (submitted.base_sha, submitted.merge) == ("a" * 40, ("b" * 40,))
@@ -558,7 +560,7 @@ async def test_a_change_is_judged_from_its_messages(deliberations: DeliberationS
     assert again.task_id == submitted.task_id
 
 
-async def test_rivals_of_a_change_are_seats(deliberations: DeliberationService) -> None:
+async def test_alternatives_to_a_change_are_seats(deliberations: DeliberationService) -> None:
     request = replace(JUDGED, tests_only=False, num_agents=3)
     submitted = await deliberations.submit(request, LOCAL)
     assert submitted.seats == ("change", "agent-dev-001", "agent-dev-002")
@@ -576,7 +578,7 @@ async def test_rivals_of_a_change_are_seats(deliberations: DeliberationService) 
         ({"protocol": "single", "head": ""}, "without a model"),
     ],
 )
-async def test_a_judgement_that_cannot_be_is_refused(
+async def test_an_invalid_judgement_request_is_refused(
     deliberations: DeliberationService, fields: dict[str, Any], message: str
 ) -> None:
     request = replace(JUDGED, **{"description": "Do it", **fields})

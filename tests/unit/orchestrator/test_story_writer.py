@@ -94,7 +94,7 @@ def test_a_long_title_is_cut_at_a_word_and_kept_in_the_description() -> None:
     assert long.title in better.description
 
 
-def test_a_first_draft_says_what_the_goal_says_and_leaves_holes() -> None:
+def test_a_first_draft_contains_the_goal_and_placeholders() -> None:
     draft = suggest("I want to export invoices as CSV so that accounting can book them.")
     assert draft.title == "Export invoices as CSV"
     assert draft.description == (
@@ -123,7 +123,7 @@ def test_a_reply_is_read_line_by_line(marks: str) -> None:
 @pytest.mark.parametrize(
     ("reply", "by"), [(STORY, MODEL), ("I cannot.", RULES), (STORY + "- x\n" * 200, RULES)]
 )
-async def test_the_better_one_is_taken_and_who_wrote_it_is_said(
+async def test_the_better_one_is_chosen_and_its_author_is_named(
     deliberations: MemoryDeliberations, reply: str, by: str
 ) -> None:
     author = StoryWriter(deliberations, 5, model=True)
@@ -135,7 +135,7 @@ async def test_the_better_one_is_taken_and_who_wrote_it_is_said(
     assert "--- end ---" in prompt  # fenced, with a unique mark
 
 
-async def test_what_the_model_wrote_is_read_from_the_log_after_a_restart(
+async def test_a_models_draft_is_read_from_the_log_after_a_restart(
     deliberations: MemoryDeliberations,
 ) -> None:
     goal, task_id = "Export invoices", TaskId("task-mine")
@@ -151,7 +151,9 @@ async def test_what_the_model_wrote_is_read_from_the_log_after_a_restart(
     assert (unknown.draft, unknown.by) == (refine(weak), RULES)
 
 
-async def test_without_an_answer_the_rules_write(deliberations: MemoryDeliberations) -> None:
+async def test_the_rules_write_the_draft_without_an_answer(
+    deliberations: MemoryDeliberations,
+) -> None:
     deliberations.failure = Temporary("the bus is away")
     written = await StoryWriter(deliberations, 5, model=True).refine(
         StoryDraft("Export invoices"), LOCAL
@@ -159,7 +161,7 @@ async def test_without_an_answer_the_rules_write(deliberations: MemoryDeliberati
     assert written.by == RULES
 
 
-async def test_a_caller_that_goes_away_stops_the_model(deliberations: MemoryDeliberations) -> None:
+async def test_a_disconnected_caller_stops_the_model(deliberations: MemoryDeliberations) -> None:
     requesting = asyncio.create_task(
         StoryWriter(deliberations, 5, model=True).refine(StoryDraft("Export invoices"), LOCAL)
     )
@@ -171,13 +173,13 @@ async def test_a_caller_that_goes_away_stops_the_model(deliberations: MemoryDeli
 
 
 @given(DRAFTS)
-def test_the_rules_never_lower_a_score_and_mend_all_at_once(draft: StoryDraft) -> None:
+def test_the_rules_never_lower_a_score_and_apply_all_fixes_at_once(draft: StoryDraft) -> None:
     better = refine(check(draft))
     assert score(better).total >= score(draft).total
     assert refine(better) == better
 
 
 @given(st.text(max_size=300))
-def test_any_reply_and_any_goal_can_be_read(text: str) -> None:
+def test_any_reply_and_any_goal_is_accepted(text: str) -> None:
     read_story(text)
     suggest(text)

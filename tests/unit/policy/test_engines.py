@@ -40,7 +40,7 @@ async def over_http(folder: Path) -> AsyncIterator[Opa]:
 
 @pytest.mark.parametrize("case", CONTRACT, ids=lambda case: case.__name__)
 @pytest.mark.parametrize("opened", [in_process, over_http], ids=["rego", "http"])
-async def test_every_engine(
+async def test_each_engine_follows_the_contract(
     case: Callable[[Opened, Path], Awaitable[None]], opened: Opened, tmp_path: Path
 ) -> None:
     await case(opened, tmp_path)
@@ -88,7 +88,9 @@ ILL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("ill", ILL.values(), ids=ILL)
-async def test_a_server_that_is_ill_blocks(api: Api, tmp_path: Path, ill: Any) -> None:
+async def test_a_failing_server_blocks_calls_until_it_recovers(
+    api: Api, tmp_path: Path, ill: Any
+) -> None:
     async with (
         opa(api.url, seconds=0.5) as engine,
         open_app(tmp_path, policy=Policy("enforce", engine.decide)) as app,
@@ -103,7 +105,7 @@ async def test_a_server_that_is_ill_blocks(api: Api, tmp_path: Path, ill: Any) -
         ).status is ToolStatus.SUCCESS
 
 
-async def test_a_server_that_is_gone_blocks(tmp_path: Path) -> None:
+async def test_an_unreachable_server_blocks_calls(tmp_path: Path) -> None:
     (tmp_path / "tools.rego").write_text(POLICY, encoding="utf-8")
     async with data_api(tmp_path) as api:
         url = api.url
@@ -120,7 +122,7 @@ async def test_a_server_that_is_gone_blocks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "ran", "requests"), [("enforce", False, 1), ("dry-run", True, 1), ("off", True, 0)]
 )
-async def test_one_denied_call_in_each_mode(
+async def test_a_denied_call_runs_only_if_not_enforced(
     api: Api,
     tmp_path: Path,
     mode: Mode,
@@ -138,7 +140,7 @@ async def test_one_denied_call_in_each_mode(
         )
 
 
-async def test_answers_of_a_server_stand_for_their_time(api: Api, tmp_path: Path) -> None:
+async def test_a_servers_answer_is_cached(api: Api, tmp_path: Path) -> None:
     async with (
         opa(api.url, seconds=20) as engine,
         open_app(tmp_path, policy=Policy("enforce", engine.decide)) as app,
@@ -149,7 +151,9 @@ async def test_answers_of_a_server_stand_for_their_time(api: Api, tmp_path: Path
         assert api.requests - before == 1
 
 
-async def test_a_server_that_cannot_be_asked_stops_the_start(api: Api, tmp_path: Path) -> None:
+async def test_a_policy_server_that_cannot_be_queried_stops_the_start(
+    api: Api, tmp_path: Path
+) -> None:
     api.answer = reply_with("{}", 404)
     for url, message in (
         (api.url, "answered 404"),
@@ -162,7 +166,7 @@ async def test_a_server_that_cannot_be_asked_stops_the_start(api: Api, tmp_path:
                 pass
 
 
-async def test_the_token_is_shown(api: Api) -> None:
+async def test_the_token_is_sent_to_the_server(api: Api) -> None:
     seen: list[str] = []
 
     async def look(request: web.Request) -> web.StreamResponse:

@@ -46,7 +46,7 @@ def verdict(assessment: Assessment, check: str = "tests") -> Verdict:
     return next(item.verdict for item in assessment.evidence if item.check == check)
 
 
-def test_a_red_test_that_turns_green_proves_the_candidate() -> None:
+def test_a_failing_test_that_then_passes_proves_the_candidate() -> None:
     assessment = judge(suite(new="passed", old="passed"))
     assert assessment.proven
     assert assessment.required == ("tests", "lint")
@@ -59,7 +59,7 @@ def test_a_red_test_that_turns_green_proves_the_candidate() -> None:
     ]
 
 
-def test_a_test_file_that_could_not_be_collected_counts_as_red() -> None:
+def test_a_test_file_that_could_not_be_collected_counts_as_failing() -> None:
     base = {
         "tests": CheckRun(
             "tests", Verdict.FAILED, {"tests/test_utils.py": "errored", OLD: "passed"}
@@ -80,27 +80,27 @@ def test_an_authors_own_test_proves_nothing(own: str, case: str) -> None:
     assert judge(run, base=base).proven
 
 
-def test_a_test_that_was_not_there_proves_nothing() -> None:
+def test_a_test_that_is_missing_on_the_base_proves_nothing() -> None:
     assert not judge(
         CheckRun("tests", Verdict.PASSED, {OLD: "passed", "tests/test_z.py::test_z": "passed"})
     ).proven
 
 
 @pytest.mark.parametrize("after", [{"old": "failed"}, {"old": "errored"}, {"old": "skipped"}, {}])
-def test_what_was_green_and_is_not_any_more_is_a_regression(after: dict[str, str]) -> None:
+def test_a_case_that_passed_and_no_longer_passes_is_a_regression(after: dict[str, str]) -> None:
     assert judge(suite(Verdict.PASSED, new="passed", status="success", **after)).regressions == (
         OLD,
     )
 
 
-def test_known_failures_are_neither_regressions_nor_red() -> None:
+def test_known_failures_are_neither_regressions_nor_failures() -> None:
     profile = Profile(checks={"tests": ("pytest",)}, known_failures=(OLD,))
     assessment = judge(suite(Verdict.FAILED, new="passed", old="failed"), profile=profile)
     assert assessment.regressions == ()
     assert verdict(assessment) is Verdict.PASSED
 
 
-def test_an_unknown_failure_beside_a_known_one_is_red() -> None:
+def test_an_unknown_failure_beside_a_known_one_fails_the_check() -> None:
     profile = Profile(checks={"tests": ("pytest",)}, known_failures=(OLD,))
     run = suite(Verdict.FAILED, new="passed", old="failed", other="failed")
     assert verdict(judge(run, profile=profile)) is Verdict.FAILED
@@ -111,7 +111,7 @@ def test_an_exit_code_does_not_hide_a_failed_case() -> None:
 
 
 @pytest.mark.parametrize("exit_verdict", [Verdict.PASSED, Verdict.FAILED, Verdict.ERRORED])
-def test_a_run_of_no_test_has_no_verdict_and_is_no_regression(exit_verdict: Verdict) -> None:
+def test_a_run_without_tests_has_no_verdict_and_is_not_a_regression(exit_verdict: Verdict) -> None:
     run = CheckRun("tests", exit_verdict, output="npm error\nUsage: npm exec\n", exit_code=1)
     assessment = judge(run)
     assert is_silent(BASE["tests"], run)
@@ -120,14 +120,14 @@ def test_a_run_of_no_test_has_no_verdict_and_is_no_regression(exit_verdict: Verd
     assert not is_silent(None, run)
 
 
-def test_a_stopped_run_tells_nothing_of_the_cases_that_it_did_not_reach() -> None:
+def test_a_stopped_run_reports_nothing_about_unreached_cases() -> None:
     base = {"tests": suite(Verdict.FAILED, new="failed", old="passed", late="passed"), "lint": LINT}
     assessment = judge(suite(Verdict.ERRORED, status="timeout", old="failed"), base=base)
     assert (assessment.regressions, verdict(assessment)) == ((OLD,), Verdict.ERRORED)
 
 
 @pytest.mark.parametrize("cases", [{}, {"new": "skipped", "old": "skipped"}])
-def test_no_test_at_all_is_missing(cases: dict[str, str]) -> None:
+def test_a_check_without_any_test_is_missing(cases: dict[str, str]) -> None:
     assert verdict(judge(suite(Verdict.PASSED, **cases))) is Verdict.MISSING
 
 
@@ -145,7 +145,7 @@ def test_a_required_check_without_a_run_is_missing() -> None:
     assert verdict(assessment, "lint") is Verdict.MISSING
 
 
-def test_what_does_not_apply_has_no_evidence() -> None:
+def test_a_patch_that_does_not_apply_has_no_evidence() -> None:
     assessment = assess(
         BASE, {"tests": suite(new="passed", old="passed"), "lint": LINT}, PROFILE, (), applies=False
     )
@@ -154,7 +154,7 @@ def test_what_does_not_apply_has_no_evidence() -> None:
     assert {item.verdict for item in assessment.evidence} == {Verdict.MISSING}
 
 
-def test_behaviour_is_equal_only_when_no_shared_test_tells_two_apart() -> None:
+def test_behaviour_is_equal_only_if_no_shared_test_distinguishes_two() -> None:
     one = judge(suite(new="passed", old="passed"))
     same = judge(suite(old="passed", new="passed"))
     other = judge(suite(Verdict.FAILED, new="failed", old="passed"))
@@ -169,7 +169,7 @@ def test_behaviour_is_equal_only_when_no_shared_test_tells_two_apart() -> None:
     assert one.behaviour == same.behaviour == with_own.behaviour != other.behaviour
 
 
-def test_what_was_red_may_stay_red_and_is_named() -> None:
+def test_an_old_failure_may_remain_and_is_named() -> None:
     base = {
         "tests": suite(Verdict.FAILED, new="failed", old="passed", other="failed"),
         "lint": LINT,
@@ -185,7 +185,7 @@ def test_what_was_red_may_stay_red_and_is_named() -> None:
     assert (assessment.fixed, assessment.still_red, assessment.proven) == ((NEW,), ("other",), True)
 
 
-def test_a_new_case_must_be_green() -> None:
+def test_a_new_case_must_pass() -> None:
     assessment = judge(suite(Verdict.FAILED, new="passed", old="passed", mine="failed"))
     assert (assessment.evidence[0].verdict, assessment.evidence[0].red) == (
         Verdict.FAILED,
@@ -193,7 +193,7 @@ def test_a_new_case_must_be_green() -> None:
     )
 
 
-def test_no_case_is_green_anywhere_is_no_pass() -> None:
+def test_a_check_without_any_passing_case_does_not_pass() -> None:
     profile = Profile(checks={"tests": ("pytest",)})
     base = {"tests": CheckRun("tests", Verdict.FAILED, {NEW: "failed"})}
     assessment = assess(base, base, profile, (), applies=True)
@@ -213,7 +213,7 @@ def test_no_case_is_green_anywhere_is_no_pass() -> None:
         (Verdict.FAILED, Verdict.MISSING, Verdict.MISSING, False),
     ],
 )
-def test_a_check_without_cases_is_one_case(
+def test_a_check_without_cases_counts_as_one_case(
     before: Verdict, after: Verdict, expected: Verdict, *, proven: bool
 ) -> None:
     profile = Profile(checks={"tests": ("make", "test")})
@@ -227,7 +227,7 @@ def test_a_check_without_cases_is_one_case(
     assert (assessment.evidence[0].verdict, assessment.proven) == (expected, proven)
 
 
-def test_a_check_that_was_red_as_a_whole_may_stay_so_beside_one_with_green_cases() -> None:
+def test_a_check_that_already_failed_as_a_whole_may_fail_beside_one_with_passing_cases() -> None:
     base = {"tests": BASE["tests"], "lint": CheckRun("lint", Verdict.FAILED)}
     assessment = assess(
         base,
@@ -239,7 +239,7 @@ def test_a_check_that_was_red_as_a_whole_may_stay_so_beside_one_with_green_cases
     assert [item.verdict for item in assessment.evidence] == [Verdict.PASSED, Verdict.PASSED]
 
 
-def test_what_is_flaky_is_named_and_no_evidence() -> None:
+def test_a_flaky_case_is_named_and_is_not_evidence() -> None:
     base = {"tests": suite(Verdict.FAILED, new="failed", old="passed", other="passed")}
     run = suite(Verdict.FAILED, new="passed", old="failed", other="passed")
     assessment = assess(
@@ -258,7 +258,7 @@ def test_what_is_flaky_is_named_and_no_evidence() -> None:
     assert assessment.evidence[0].flaky == (OLD, NEW)
 
 
-def test_what_only_one_run_of_the_base_told_of_is_known_unless_one_of_them_told_nothing() -> None:
+def test_a_case_reported_by_one_run_of_the_base_is_known_unless_a_run_reported_nothing() -> None:
     one, other = suite(new="passed", at_12_01="passed"), suite(new="passed", at_12_02="failed")
     assert unmatched_cases(one, other) == {"at_12_01", "at_12_02"}
     assert (
@@ -269,7 +269,7 @@ def test_what_only_one_run_of_the_base_told_of_is_known_unless_one_of_them_told_
 
 
 @pytest.mark.parametrize("advisory", [("lint",), ()], ids=["advisory", "required"])
-def test_a_linter_does_not_tell_candidates_apart(advisory: tuple[str, ...]) -> None:
+def test_a_linter_does_not_distinguish_candidates(advisory: tuple[str, ...]) -> None:
     """A finding in one change alone is no difference in the behaviour of the code."""
     profile = Profile(checks={"tests": ("pytest",), "lint": ("ruff",)}, advisory=advisory)
     tests = suite(new="passed", old="passed")
@@ -281,7 +281,7 @@ def test_a_linter_does_not_tell_candidates_apart(advisory: tuple[str, ...]) -> N
     assert assessment[0].behaviour == assessment[1].behaviour
 
 
-def test_nothing_is_said_of_behaviour_where_no_test_ran() -> None:
+def test_behaviour_is_not_mentioned_if_no_test_ran() -> None:
     assessment = assess({}, {}, Profile(), (), applies=True)
     assert assessment.behaviour == ""
     candidates = [
@@ -364,7 +364,9 @@ def test_a_case_stopped_at_its_limit_is_not_proven_by_a_longer_limit() -> None:
         ("suite::inner", "mytestdata/b.json", True),
     ],
 )
-def test_who_may_have_written_a_case(case: str, own: str, *, maybe: bool) -> None:
+def test_a_case_in_an_authors_own_test_file_may_be_theirs(
+    case: str, own: str, *, maybe: bool
+) -> None:
     packages = frozenset({"github.com/google/uuid", "github.com/google/uuid/sub"})
     assert may_be_own(case, (own,), packages) is maybe
     assert not may_be_own(case, (), packages)
@@ -379,14 +381,14 @@ def test_who_may_have_written_a_case(case: str, own: str, *, maybe: bool) -> Non
         ("test/a.js", "test/a.js::outer > inner"),
     ],
 )
-def test_a_part_of_what_was_red_was_red(red: str, case: str) -> None:
+def test_a_case_of_a_failing_group_counts_as_failing_before(red: str, case: str) -> None:
     base = {"tests": CheckRun("tests", Verdict.FAILED, {red: "errored", OLD: "passed"})}
     run = CheckRun("tests", Verdict.PASSED, {case: "passed", OLD: "passed"})
     assessment = assess(base, {"tests": run}, PROFILE, (), applies=True)
     assert assessment.fixed == (case,)
 
 
-def test_done_is_when_nothing_beside_what_it_mended_is_red() -> None:
+def test_a_change_is_done_if_no_other_case_of_the_fixed_file_fails() -> None:
     assert is_done(
         Assessment(applies=True, proven=True, fixed=("a.py::x",), still_red=("b.py::y",))
     )
@@ -411,7 +413,7 @@ OUT = CheckRun("tests", Verdict.FAILED, {"tests/test_net.py::test_socket": "fail
         ("src/utils.py", "add a helper", "E assert 'z' == 'y' at 0x12f", Verdict.PASSED),
     ],
 )
-def test_what_fails_as_before_fails_a_check_that_it_concerns(
+def test_an_unchanged_failure_that_concerns_the_change_fails_the_check(
     changed: str, task: str, detail: str, expected: Verdict
 ) -> None:
     case = "tests/test_net.py::test_socket"
@@ -456,7 +458,7 @@ def test_what_fails_as_before_fails_a_check_that_it_concerns(
         "the caller's own check",
     ],
 )
-def test_a_failure_from_before_blocks_only_where_nothing_passes_or_the_caller_asks(
+def test_an_earlier_failure_blocks_only_if_nothing_passes_or_the_task_asks_for_it(
     cases: dict[str, str], task: str, check: str, *, blocked: bool
 ) -> None:
     base = CheckRun(

@@ -24,7 +24,7 @@ def prepared(
     return Prepared(base, "key", FILES, {"tests": run}, **more)
 
 
-def test_green_red_flaky_and_slow_are_told() -> None:
+def test_passed_failed_flaky_and_slow_are_reported() -> None:
     cases = {"a": "passed", "b": "failed", "c": "skipped", "d": "passed"}
     run = CheckRun("tests", Verdict.FAILED, cases, durations={"a": 1500, "d": 3})
     diagnosis = diagnose(prepared(run, flaky=("d",)))
@@ -105,7 +105,9 @@ def test_green_red_flaky_and_slow_are_told() -> None:
         ),
     ],
 )
-def test_what_cannot_judge_says_why_and_what_to_write(run: CheckRun, fault: str) -> None:
+def test_a_check_that_cannot_judge_is_reported_with_the_reason_and_the_setting(
+    run: CheckRun, fault: str
+) -> None:
     argv = ("cargo", "nextest", "run") if "cargo" in fault else ("python", "-m", "pytest")
     diagnosis = diagnose(prepared(run, argv=argv, declared=("numpy",)))
     assert diagnosis.rows[0].fault == fault
@@ -146,7 +148,7 @@ def test_what_cannot_judge_says_why_and_what_to_write(run: CheckRun, fault: str)
         ),
     ],
 )
-def test_what_the_task_may_be_about_is_red_and_no_fault(run: CheckRun) -> None:
+def test_a_failure_that_the_task_may_be_about_is_not_an_environment_fault(run: CheckRun) -> None:
     diagnosis = diagnose(prepared(run))
     assert diagnosis.faults == ()
     assert diagnosis.rows[0].output == run.output
@@ -161,7 +163,7 @@ def missing(*modules: str, output: str = "") -> CheckRun:
     return CheckRun("tests", Verdict.FAILED, cases, details=details, output=output)
 
 
-def test_a_missing_module_that_nothing_declares_may_be_what_the_task_is_to_write() -> None:
+def test_an_undeclared_missing_module_may_be_what_the_task_must_add() -> None:
     diagnosis = diagnose(prepared(missing("calc"), declared=("numpy", "calculus", "pytest-calc")))
     assert diagnosis.text == ""
     assert diagnosis.rows[0].red == ("tests/test_calc.py",)
@@ -183,7 +185,7 @@ def test_a_missing_module_that_nothing_declares_may_be_what_the_task_is_to_write
         ("tkinter", "anything"),
     ],
 )
-def test_a_missing_module_that_something_declares_is_not_installed(
+def test_a_declared_but_missing_module_is_reported_as_not_installed(
     module: str, package: str
 ) -> None:
     assert (
@@ -192,7 +194,7 @@ def test_a_missing_module_that_something_declares_is_not_installed(
     )
 
 
-def test_a_plugin_that_pytest_cannot_import_is_no_task() -> None:
+def test_a_plugin_that_pytest_cannot_import_is_an_environment_fault() -> None:
     output = "ImportError: Error importing plugin \"own_plugin\": No module named 'own_plugin'"
     assert (
         "own_plugin is not installed"
@@ -200,7 +202,7 @@ def test_a_plugin_that_pytest_cannot_import_is_no_task() -> None:
     )
 
 
-def test_what_a_tasks_own_check_looks_at_may_be_missing_yet_but_not_its_program() -> None:
+def test_the_tests_of_a_tasks_own_check_may_be_missing_but_not_its_program() -> None:
     def seen(run: CheckRun) -> str:
         base = Base(
             "r",
@@ -232,7 +234,7 @@ def test_a_tasks_own_checks_join_those_of_the_repository() -> None:
         with_checks(base, {"tests": ("true",)})
 
 
-def test_where_all_differs_from_run_to_run_nothing_could_be_judged() -> None:
+def test_a_check_whose_results_all_differ_between_runs_cannot_judge() -> None:
     run = CheckRun("tests", Verdict.FAILED, exit_code=1)
     assert "differ between two runs" in diagnose(prepared(run, flaky=("tests",))).text
     cases = CheckRun("tests", Verdict.FAILED, {"a": "passed", "b": "failed"})
@@ -241,7 +243,7 @@ def test_where_all_differs_from_run_to_run_nothing_could_be_judged() -> None:
     assert diagnose(prepared(run, flaky=("tests",), advisory=("tests",))).text == ""
 
 
-def test_an_advisory_check_is_no_fault_and_no_check_is_said() -> None:
+def test_an_advisory_check_is_no_fault_and_a_missing_check_is_reported() -> None:
     run = CheckRun("tests", Verdict.FAILED, output="cannot run 'uv'", exit_code=127)
     assert diagnose(prepared(run, advisory=("tests",))).text == ""
     bare = Prepared(Base("r", "0" * 40, Profile()), "key", FILES)
@@ -260,7 +262,7 @@ def fault(run: CheckRun, *files: str) -> tuple[str, str]:
     return row.fault, row.advice
 
 
-def test_a_src_layout_that_nobody_installs_gets_advice() -> None:
+def test_a_src_layout_that_is_not_installed_gets_advice() -> None:
     missing = red("E ModuleNotFoundError: No module named 'own'")
     problem, advice = fault(missing, "src/own/__init__.py", "tests/test_a.py")
     assert problem == "the module own lies in src/, which is neither installed nor on the path"
@@ -276,7 +278,7 @@ def test_a_src_layout_that_nobody_installs_gets_advice() -> None:
         (red("No module named 'util'"), ("pkg/__init__.py", "pkg/util.py")),
     ],
 )
-def test_a_module_that_a_candidate_can_provide_is_no_fault(
+def test_a_module_that_a_candidate_can_provide_is_not_a_fault(
     run: CheckRun, files: tuple[str, ...]
 ) -> None:
     assert fault(run, *files) == ("", "")
@@ -302,7 +304,7 @@ def test_a_module_that_a_candidate_can_provide_is_no_fault(
         ),
     ],
 )
-def test_what_the_environment_keeps_from_running_is_said_with_its_line(line: str) -> None:
+def test_tests_that_the_environment_prevents_are_reported_with_their_line(line: str) -> None:
     problem, advice = fault(
         CheckRun("tests", Verdict.FAILED, output=f"> t test\n{line}\n", exit_code=1)
     )
@@ -316,7 +318,7 @@ def test_what_the_environment_keeps_from_running_is_said_with_its_line(line: str
     assert fault(ran) == ("", ""), "a case passes"
 
 
-def test_a_connection_refused_by_the_code_under_test_is_no_fault_of_the_environment() -> None:
+def test_a_connection_refused_in_the_code_under_test_is_not_an_environment_fault() -> None:
     refused = CheckRun(
         "tests",
         Verdict.FAILED,
@@ -326,7 +328,7 @@ def test_a_connection_refused_by_the_code_under_test_is_no_fault_of_the_environm
     assert fault(refused) == ("", "")
 
 
-def test_a_runner_that_ran_no_test_judges_nothing() -> None:
+def test_a_runner_without_tests_cannot_judge() -> None:
     assert (
         fault(CheckRun("tests", Verdict.PASSED, output="Ran 0 tests in 0.000s\n\nOK\n"))[0]
         == "no test was found"
@@ -335,7 +337,7 @@ def test_a_runner_that_ran_no_test_judges_nothing() -> None:
     assert fault(two) == ("", ""), "another part ran some"
 
 
-def test_django_that_nobody_configures_judges_nothing_and_says_what_to_write() -> None:
+def test_unconfigured_django_cannot_judge_and_is_reported_with_advice() -> None:
     text = (
         "django.core.exceptions.ImproperlyConfigured: Requested setting DATABASES, but settings "
         "are not configured. You must"
@@ -346,7 +348,7 @@ def test_django_that_nobody_configures_judges_nothing_and_says_what_to_write() -
     assert fault(red(text, "assert 1 == 2")) == ("", "")
 
 
-def test_a_suite_that_takes_minutes_is_suggested_to_be_narrowed() -> None:
+def test_narrowing_is_suggested_for_a_suite_that_takes_minutes() -> None:
     cases = {
         f"tests/{'io' if number % 4 else 'core'}/test_{number}.py::test": "passed"
         for number in range(100)

@@ -34,7 +34,7 @@ def run(message: str, **more: object) -> CheckRun:
 
 
 @pytest.mark.parametrize("message", LIMITS)
-def test_a_limit_of_time_says_nothing_on_a_busy_machine(message: str) -> None:
+def test_a_time_limit_is_no_evidence_on_a_busy_machine(message: str) -> None:
     check_run = run(message)
     assert hit_limit_under_load(check_run)
     assert not hit_limit_under_load(run(message, contended=False))
@@ -49,18 +49,18 @@ def test_a_limit_of_time_says_nothing_on_a_busy_machine(message: str) -> None:
 
 
 @pytest.mark.parametrize("message", ["assert 5 == 2", "Failed: hit the limit of 10 s"])
-def test_what_failed_otherwise_failed(message: str) -> None:
+def test_a_failure_for_another_reason_is_a_failure(message: str) -> None:
     """This includes a case that had all of its time."""
     assert not hit_limit_under_load(run(message))
 
 
-def test_what_is_red_on_the_base_is_not_run_again() -> None:
+def test_a_case_that_fails_on_the_base_is_not_run_again() -> None:
     check_run = run(LIMITS[0])
     assert not hit_limit_under_load(check_run, CheckRun("tests", Verdict.FAILED, {"a": "failed"}))
     assert hit_limit_under_load(check_run, CheckRun("tests", Verdict.PASSED, {"a": "passed"}))
 
 
-def test_a_check_without_cases_and_one_that_was_stopped_count_too() -> None:
+def test_stopped_checks_and_checks_without_cases_can_be_contended_too() -> None:
     silent = CheckRun(
         "tests", Verdict.FAILED, output="Error: timed out waiting for the server", contended=True
     )
@@ -73,7 +73,7 @@ def test_a_check_without_cases_and_one_that_was_stopped_count_too() -> None:
     )
 
 
-def test_the_evidence_of_such_a_check_is_errored_and_says_why() -> None:
+def test_the_evidence_of_a_contended_check_is_errored_with_the_reason() -> None:
     base = CheckRun("tests", Verdict.PASSED, {"a": "passed", "b": "passed"})
     profile = Profile(checks={"tests": ("x",)})
     assessment = assess(
@@ -84,6 +84,6 @@ def test_the_evidence_of_such_a_check_is_errored_and_says_why() -> None:
     assert "while the machine was busy" in evidence.why
 
 
-def test_the_clock_of_a_case_says_the_same_as_the_executor() -> None:
+def test_the_reporter_and_the_executor_use_the_same_message_for_contention() -> None:
     """The reporter cannot import the executor: it runs in the project's own interpreter."""
     assert f'"{BUSY}"' in (FOLDER / "moothall_clock.py").read_text(encoding="utf-8")

@@ -52,7 +52,7 @@ def council(drawn: random.Random, dropped: float) -> tuple[list[Candidate], list
 
 
 @pytest.mark.parametrize(("dropped", "least"), [(0.0, 0.8), (0.8, 0.83)])
-def test_a_right_answer_wins_where_there_is_one(dropped: float, least: float) -> None:
+def test_a_right_answer_usually_wins_if_there_is_one(dropped: float, least: float) -> None:
     drawn = random.Random(7)  # noqa: S311 - the same draws each time
     councils = [council(drawn, dropped) for _ in range(DRAWS)]
     won = [right[int(rank(candidates)[0].seat[-1])] for candidates, right in councils if any(right)]

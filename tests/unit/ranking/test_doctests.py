@@ -61,7 +61,7 @@ def altered(path: str, before: str, after: str) -> bool:
         ("a.js", "a\n", "a", "b", False),
     ],
 )
-def test_what_alters_an_example(
+def test_altered_documentation_examples_are_detected(
     path: str, text: str, old: str, new: str, *, expected: bool
 ) -> None:
     assert altered(path, text, text.replace(old, new, 1)) is expected
@@ -80,7 +80,9 @@ def test_what_alters_an_example(
         ("example.org/shop::TestHalf", "shop.go", False),
     ],
 )
-def test_which_cases_are_examples_of_a_file(case: str, path: str, *, expected: bool) -> None:
+def test_cases_are_matched_to_the_examples_of_a_file(
+    case: str, path: str, *, expected: bool
+) -> None:
     assert is_example_of(case, (path,)) is expected
 
 
@@ -96,6 +98,6 @@ def test_an_example_that_its_author_altered_proves_nothing() -> None:
 
 
 @given(st.text(max_size=80), st.text(max_size=80))
-def test_whatever_stands_there_breaks_nothing(before: str, after: str) -> None:
+def test_any_text_can_be_searched_for_altered_examples(before: str, after: str) -> None:
     diff = f"diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-{before}\n+{after}\n"
     assert set(find_altered_examples(diff, {"a.py": f'"""\n>>> {before}\n"""'})) <= {"a.py"}

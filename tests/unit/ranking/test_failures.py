@@ -353,7 +353,7 @@ CASES = [
     CASES,
     ids=lambda value: "" if isinstance(value, tuple) else None,
 )
-def test_the_assertion_and_its_place_are_read(
+def test_the_assertion_and_its_location_are_read(
     files: tuple[str, ...], case: str, detail: str, expected: str
 ) -> None:
     assert str(FailureReader(files).read_failure(case, detail)) == expected
@@ -456,13 +456,13 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("files", "case", "detail", "expected"), OTHERS)
-def test_other_forms_are_read_too(
+def test_other_failure_formats_are_read(
     files: tuple[str, ...], case: str, detail: str, expected: str
 ) -> None:
     assert str(FailureReader(files).read_failure(case, detail)) == expected
 
 
-def test_of_files_of_one_name_the_one_of_the_case_is_meant() -> None:
+def test_the_case_disambiguates_files_of_the_same_name() -> None:
     files = ("a/x_test.go", "b/x_test.go", "packages/a/t.js", "packages/b/t.js")
     failures = FailureReader(files)
     assert (
@@ -486,5 +486,5 @@ def test_of_files_of_one_name_the_one_of_the_case_is_meant() -> None:
         "=== RUN \n" + "    x.go:1: \n" * 2000,
     ],
 )
-def test_hostile_output_gives_less_and_does_not_fail(detail: str) -> None:
+def test_hostile_output_is_bounded_and_does_not_fail(detail: str) -> None:
     assert len(str(FailureReader(("a.py",)).read_failure("x", detail))) <= 1000

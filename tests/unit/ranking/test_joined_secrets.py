@@ -74,7 +74,7 @@ ENCODED = base64.b64encode(KEY.encode()).decode()
         f"k = {KEY.replace('a', '@')!r}.replace('@', 'a')\n",
     ],
 )
-def test_what_a_python_module_makes_of_its_literals_is_certain(code: str) -> None:
+def test_a_secret_that_python_literals_evaluate_to_is_certain(code: str) -> None:
     assert clean(code) == code, "no part of it shows"
     assert find_secrets("a.py", code).certain
     in_tests = find_secrets("tests/test_a.py", code, tests=("tests/test_a.py",))
@@ -97,9 +97,7 @@ def test_what_a_python_module_makes_of_its_literals_is_certain(code: str) -> Non
         ("broken.py", f"def (:\nk = '{HALF}' + '{REST}'\n"),
     ],
 )
-def test_other_languages_are_read_as_far_as_literals_stand_side_by_side(
-    path: str, code: str
-) -> None:
+def test_adjacent_literals_of_other_languages_are_joined(path: str, code: str) -> None:
     assert clean(code) == code
     for knows_base in (True, False):
         assert find_secrets(path, code, knows_base=knows_base).certain
@@ -117,13 +115,13 @@ def test_other_languages_are_read_as_far_as_literals_stand_side_by_side(
         ("a.py", f"k = {HALF!r} + secret + {REST!r}\n"),
     ],
 )
-def test_what_takes_more_than_joining_is_doubtful(path: str, code: str) -> None:
+def test_a_secret_that_takes_more_than_joining_is_doubtful(path: str, code: str) -> None:
     secrets = find_secrets(path, code)
     assert (bool(secrets.certain), bool(secrets.doubtful)) == (False, True)
     assert not any(KEY[5:] in line or ENCODED in line for line in secrets.doubtful)
 
 
-def test_a_value_of_the_operators_is_certain_wherever_it_stands() -> None:
+def test_a_secret_of_the_operator_is_certain_in_every_file() -> None:
     hidden = base64.b64encode(f"password={OWN}".encode()).decode()
     assert find_secrets("a.yaml", f"x: {hidden}\n").certain
     assert find_secrets(
@@ -140,21 +138,21 @@ def test_a_value_of_the_operators_is_certain_wherever_it_stands() -> None:
         ("a.js", "const url = `postgres://${user}:${word}@host/${name}`\n"),
     ],
 )
-def test_ordinary_code_is_neither(path: str, code: str) -> None:
+def test_ordinary_code_is_neither_certain_nor_doubtful(path: str, code: str) -> None:
     assert find_secrets(path, code) == JoinedSecrets()
 
 
-def test_what_was_there_before_is_not_the_patchs() -> None:
+def test_a_secret_that_was_there_before_is_not_attributed_to_the_patch() -> None:
     old = f"k = {HALF!r} + {REST!r}\n"
     assert find_secrets("a.py", "y = 2\n", before=old) == JoinedSecrets()
 
 
-def test_a_half_that_is_added_to_one_that_is_there_is_found() -> None:
+def test_a_half_added_to_an_existing_half_is_found() -> None:
     assert find_secrets("a.py", f"k = A + {REST!r}\n", before=f"A = {HALF!r}\n").certain
 
 
 @given(st.text(max_size=300), st.sampled_from(["a.py", "a.go", "a.js", "a"]))
-def test_any_text_is_read_to_its_end(text: str, path: str) -> None:
+def test_any_text_can_be_scanned(text: str, path: str) -> None:
     find_joined_secrets(
         f"diff --git a/{path} b/{path}\n--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+{text}",
         {},

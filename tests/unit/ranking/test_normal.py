@@ -45,7 +45,7 @@ def idle(path: str, before: str, after: str, task: str = TASK) -> bool:
         ),
     ],
 )
-def test_words_and_formatting_are_no_answer_to_a_task_that_asks_for_more(
+def test_wording_and_formatting_alone_are_not_an_answer_unless_the_task_asks_for_them(
     path: str, before: str, after: str
 ) -> None:
     assert idle(path, before, after)
@@ -64,11 +64,11 @@ def test_words_and_formatting_are_no_answer_to_a_task_that_asks_for_more(
         ("README.md", "Hello\n", "Hello!\n"),
     ],
 )
-def test_what_changes_more_is_one(path: str, before: str, after: str) -> None:
+def test_a_change_beyond_wording_is_an_answer(path: str, before: str, after: str) -> None:
     assert not idle(path, before, after)
 
 
-def test_a_new_file_a_removed_one_and_a_binary_are_a_change() -> None:
+def test_new_removed_and_binary_files_are_changes() -> None:
     change = diff("b.py", "", "# only words\n", new=True)
     assert not changes_only_wording(change, normalize_change(change, {}, ()), TASK)
     comment = diff("a.py", PYTHON, "# x\n" + PYTHON)
@@ -79,7 +79,7 @@ def test_a_new_file_a_removed_one_and_a_binary_are_a_change() -> None:
     assert not changes_only_wording(removed, normalize_change(removed, {"a.py": PYTHON}, ()), TASK)
 
 
-def test_tests_alone_are_not_called_idle_and_tests_beside_words_do_not_help() -> None:
+def test_tests_alone_are_not_idle_and_tests_beside_wording_do_not_help() -> None:
     tests = diff("tests/test_a.py", "", "def test_f(): ...\n", new=True)
     assert not changes_only_wording(tests, normalize_change(tests, {}, ("tests/test_a.py",)), TASK)
     both = diff("a.py", PYTHON, "# x\n" + PYTHON) + tests
@@ -88,7 +88,7 @@ def test_tests_alone_are_not_called_idle_and_tests_beside_words_do_not_help() ->
     )
 
 
-def test_the_same_change_in_other_words_is_the_same() -> None:
+def test_the_same_change_with_other_wording_has_the_same_digest() -> None:
     texts = {"a.py": PYTHON}
     one = diff("a.py", PYTHON, PYTHON.replace("x + 1", "x + 2  # so"))
     other = diff("a.py", PYTHON, PYTHON.replace("x + 1", "(x + 2)").replace("Say.", "Return."))
@@ -106,7 +106,7 @@ def test_the_same_change_in_other_words_is_the_same() -> None:
     st.text(max_size=200),
     st.sampled_from(["a.py", "a.go", "a.rs", "a.js", "a"]),
 )
-def test_any_text_is_taken(before: str, after: str, path: str) -> None:
+def test_any_text_can_be_normalized(before: str, after: str, path: str) -> None:
     change = diff(path, before, after)
     assert isinstance(change_digest(normalize_change(change, {path: before}, ())), str)
     assert changes_only_wording(change, normalize_change(change, {path: before}, ()), TASK) in {

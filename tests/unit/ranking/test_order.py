@@ -99,7 +99,9 @@ def fields(draw: st.DrawFn, size: int = 6) -> list[Candidate]:
 
 
 @given(fields(), st.randoms(use_true_random=False))
-def test_shuffling_changes_nothing(field: list[Candidate], shuffle: random.Random) -> None:
+def test_the_ranking_does_not_depend_on_the_order_of_candidates(
+    field: list[Candidate], shuffle: random.Random
+) -> None:
     mixed = [
         replace(
             item,
@@ -115,7 +117,7 @@ def test_shuffling_changes_nothing(field: list[Candidate], shuffle: random.Rando
 
 
 @given(fields())
-def test_everyone_has_one_place_and_scores_fall_with_it(field: list[Candidate]) -> None:
+def test_every_candidate_has_one_rank_and_scores_fall_with_the_rank(field: list[Candidate]) -> None:
     places = rank(field)
     assert sorted(place.candidate for place in places) == sorted(
         item.proposal.candidate for item in field
@@ -131,7 +133,7 @@ def test_everyone_has_one_place_and_scores_fall_with_it(field: list[Candidate]) 
 
 
 @given(fields())
-def test_the_order_of_any_two_is_transitive(field: list[Candidate]) -> None:
+def test_the_ranking_is_transitive(field: list[Candidate]) -> None:
     """Pairs agree with the whole field if everything that depends on the field (clusters,
     revisions, shared reviews, whose tests count) is removed.
     """
@@ -164,7 +166,7 @@ def _own(item: Candidate, index: int) -> dict[str, Any]:
 
 
 @given(fields(), facts, st.integers(1, 5))
-def test_a_failing_candidate_more_does_not_change_the_winner(
+def test_an_additional_failing_candidate_does_not_change_the_winner(
     field: list[Candidate], more: dict[str, Any], number: int
 ) -> None:
     # A reviewed candidate may show that a reviewer does not distinguish right from wrong.
@@ -176,7 +178,11 @@ def test_a_failing_candidate_more_does_not_change_the_winner(
 
 
 @given(fields(), st.booleans(), scores)
-def test_nobody_helps_itself(field: list[Candidate], passed: bool, score: float) -> None:  # noqa: FBT001 - drawn by hypothesis
+def test_a_seats_own_tests_and_reviews_do_not_help_it(
+    field: list[Candidate],
+    passed: bool,  # noqa: FBT001 - drawn by hypothesis
+    score: float,
+) -> None:
     helped = [
         replace(
             item,
@@ -208,7 +214,7 @@ def test_ties_are_distinct_answers_that_share_the_first_place(field: list[Candid
         )
 
 
-def test_the_criteria_decide_in_their_order() -> None:
+def test_the_criteria_are_applied_in_order() -> None:
     """Each candidate of the list is better than the previous one by the next criterion, and worse
     by all later ones.
     """
@@ -241,7 +247,7 @@ def test_neither_the_size_of_a_change_nor_its_tests_count() -> None:
     assert "Changes" not in " ".join(first.reasons)
 
 
-def test_the_same_change_by_two_seats_outweighs_one_and_words_alone_are_no_answer() -> None:
+def test_equal_changes_by_two_seats_outweigh_one_and_wording_alone_is_not_an_answer() -> None:
     two = [candidate(number, f"{number}\n+" * 9, change="c") for number in (1, 2)]
     small = candidate(3, "x", change="d")
     first, *_, last = rank([small, *two])
@@ -284,7 +290,7 @@ def test_a_test_that_only_its_author_passes_is_evidence_for_its_author() -> None
     assert any("authors whose tests fail: 0 against 1" in reason for reason in places[0].reasons)
 
 
-def test_authors_whose_tests_contradict_each_other_are_decided_by_reviews() -> None:
+def test_contradicting_tests_of_two_authors_are_decided_by_reviews() -> None:
     one = brings(1, "one", failed=(2,), reviews=(Review(SEATS[3], "c", 0.9),))
     two = brings(2, "two", failed=(1,), reviews=(Review(SEATS[3], "c", 0.2),))
     assert order(two, one) == [SEATS[0], SEATS[1]]
@@ -313,7 +319,7 @@ def test_authors_whose_tests_contradict_each_other_are_decided_by_reviews() -> N
     ],
     ids=["proven", "reproduced", "self-tested", "unproven", "fails another's"],
 )
-def test_each_level_says_what_carries_it(
+def test_each_evidence_level_names_its_evidence(
     evaluated: Candidate, level: EvidenceLevel, reason_text: str
 ) -> None:
     place = rank([evaluated])[0]
@@ -322,7 +328,7 @@ def test_each_level_says_what_carries_it(
     assert level.independent is (level in {EvidenceLevel.PROVEN, EvidenceLevel.REPRODUCED})
 
 
-def test_an_agent_whose_tests_pass_on_the_base_is_no_author_of_what_reproduces() -> None:
+def test_an_agent_whose_tests_pass_on_the_base_reproduces_nothing() -> None:
     runs = (CrossRun(SEATS[1], passed=True, cases=("t::a",)), CrossRun("tie-breaker", passed=True))
     place = rank([candidate(1, cross=runs)])[0]
     assert f"Reproduced: it passes tests by {SEATS[1]} that failed on the base: t::a." in (
@@ -330,7 +336,7 @@ def test_an_agent_whose_tests_pass_on_the_base_is_no_author_of_what_reproduces()
     )
 
 
-def test_a_line_to_look_at_is_shown_and_decides_nothing() -> None:
+def test_a_flagged_line_is_shown_and_decides_nothing() -> None:
     shown = candidate(1, "a", proven=True, fixed=("t::a",), look=("u.py:1: walks the stack",))
     first, second = rank([candidate(2, "b", proven=True), shown])
     assert (first.seat, first.level) == (SEATS[0], EvidenceLevel.PROVEN)
@@ -338,7 +344,7 @@ def test_a_line_to_look_at_is_shown_and_decides_nothing() -> None:
     assert second.seat == SEATS[1]
 
 
-def test_answers_that_only_a_hash_orders_are_undecided_and_name_where_they_differ() -> None:
+def test_answers_ordered_only_by_a_hash_are_undecided_and_their_differences_named() -> None:
     one, two, other = candidate(1, "a"), candidate(2, "b"), candidate(3, "c", behaviour="z")
     places = rank([one, two, other])
     assert [place.undecided for place in places] == [True, True, False]
@@ -361,7 +367,7 @@ def test_answers_that_only_a_hash_orders_are_undecided_and_name_where_they_diffe
     assert not any(place.undecided for place in rank([one, reviewed]))
 
 
-def test_one_author_one_vote_and_one_seat_one_voice_in_a_cluster() -> None:
+def test_an_author_has_one_vote_and_a_seat_counts_once_in_a_cluster() -> None:
     again = (CrossRun(SEATS[1], passed=False), CrossRun(SEATS[1], passed=False))
     two = (CrossRun(SEATS[1], passed=False), CrossRun(SEATS[3], passed=False))
     passing = candidate(
@@ -377,7 +383,7 @@ def test_one_author_one_vote_and_one_seat_one_voice_in_a_cluster() -> None:
     assert set(order(*doubled, *others)[:2]) == {SEATS[1], SEATS[2]}
 
 
-def test_an_author_whose_tests_failed_once_did_not_vote_for_it() -> None:
+def test_an_author_with_a_failed_test_does_not_count_as_agreeing() -> None:
     mixed = (CrossRun(SEATS[1], passed=True), CrossRun(SEATS[1], passed=False))
     agreeing = candidate(3, cross=(CrossRun(SEATS[1], passed=True),))
     assert (
@@ -386,20 +392,20 @@ def test_an_author_whose_tests_failed_once_did_not_vote_for_it() -> None:
     )
 
 
-def test_a_repeated_reviewer_counts_once_and_silence_is_neutral() -> None:
+def test_a_repeated_reviewer_counts_once_and_a_missing_review_is_neutral() -> None:
     loud = candidate(1, reviews=tuple(Review(SEATS[4], "c", score) for score in (0.4, 0.4, 0.4)))
     assert order(loud, candidate(2)) == [SEATS[1], SEATS[0]]
     assert "Reviewed at 0.40 by 1 seat." in rank([loud])[0].reasons
 
 
-def test_the_same_answer_has_the_same_reviews() -> None:
+def test_identical_answers_share_their_reviews() -> None:
     reviewed = candidate(1, "a", reviews=(Review(SEATS[4], "c", 0.3),))
     twin = candidate(2, "a")
     other = candidate(3, "b", reviews=(Review(SEATS[4], "c", 0.4),))
     assert order(reviewed, twin, other)[0] == SEATS[2]
 
 
-def test_of_two_that_are_level_the_one_that_brings_a_test_is_first() -> None:
+def test_of_tied_answers_the_one_that_adds_a_test_is_first() -> None:
     """A test that both pass does not tell which one is right, so the winner is undecided."""
     own = (*GREEN, Evidence(OWN_TESTS, Verdict.PASSED, passed=1))
     for text, other in (("a", "b"), ("b", "a")):
@@ -416,7 +422,7 @@ def test_of_two_that_are_level_the_one_that_brings_a_test_is_first() -> None:
         assert "Below agent-dev-001: brings a test that counts: no against yes." in second.reasons
 
 
-def test_of_two_that_bring_tests_the_one_that_passes_the_others_is_first() -> None:
+def test_of_tied_answers_with_tests_the_one_that_passes_the_others_test_is_first() -> None:
     own = (*GREEN, Evidence(OWN_TESTS, Verdict.PASSED, passed=1))
     for text, other in (("a", "b"), ("b", "a")):
         plain = candidate(1, text, evidence=own)
@@ -429,7 +435,7 @@ def test_of_two_that_bring_tests_the_one_that_passes_the_others_is_first() -> No
         )
 
 
-def test_an_answer_that_changes_a_test_which_it_breaks_is_told_which_version_counts() -> None:
+def test_an_answer_that_changes_a_test_it_breaks_is_told_which_version_counts() -> None:
     """The task may require what the test forbids: a person sees why such an answer is refused."""
     proposal = Proposal(SEATS[0], "dev", "done", diff("a"), own_tests=("t.py",))
     (refused,) = rank([candidate(1, proposal=proposal, regressions=("t.py::x",))])
@@ -439,7 +445,7 @@ def test_an_answer_that_changes_a_test_which_it_breaks_is_told_which_version_cou
     )
 
 
-def test_reasons_say_what_happened_in_numbers() -> None:
+def test_reasons_contain_numbers() -> None:
     good = candidate(1, "a", proven=True)
     bad = candidate(2, "b", evidence=RED, regressions=("t.py::x\x1b[31m", "t.py::y"))
     first, second = rank([bad, good])
@@ -469,7 +475,7 @@ def test_reasons_say_what_happened_in_numbers() -> None:
         ({"about_text": True, "proposal": Proposal(SEATS[0], "dev", " ")}, "The answer is empty."),
     ],
 )
-def test_each_gate_says_why(change: dict[str, Any], reason: str) -> None:
+def test_each_failed_acceptance_check_has_a_reason(change: dict[str, Any], reason: str) -> None:
     place = rank([candidate(1, **change)])[0]
     assert not place.passed_gates
     assert reason in place.reasons
@@ -545,13 +551,13 @@ def test_a_missing_review_has_no_score() -> None:
     )
 
 
-def test_where_a_review_is_missing_reviewers_of_all_answers_are_compared() -> None:
+def test_if_a_review_is_missing_only_reviewers_of_all_answers_are_compared() -> None:
     one = candidate(1, "a", reviews=(_review(3, 0.2), _review(5, 0.9)))
     other = candidate(2, "b", reviews=(_review(5, 0.8),), missing=("gone",))
     assert order(one, other) == [SEATS[0], SEATS[1]], "agent 5 judged both"
 
 
-def test_a_draft_is_behind_the_revision_by_its_author_whatever_its_reviews_say() -> None:
+def test_a_draft_is_ranked_below_its_authors_revision_whatever_its_reviews() -> None:
     draft = candidate(1, "draft", reviews=(_review(3, 0.9),))
     revision = replace(
         draft,
@@ -582,9 +588,7 @@ def test_an_answer_that_fails_a_test_of_the_test_writer_is_not_reproduced() -> N
     assert without_cases.level is EvidenceLevel.UNPROVEN, "its tests pass on the base, too"
 
 
-def test_a_count_of_failing_tests_does_not_decide_between_answers_that_fail_different_ones() -> (
-    None
-):
+def test_a_count_of_failing_tests_does_not_decide_if_the_tests_differ() -> None:
     def failing(number: int, text: str, *cases: str) -> Candidate:
         run = CrossRun("test-writer", passed=not cases, failed=cases)
         return candidate(number, text, cross=(run,), behaviour=text)
@@ -605,7 +609,7 @@ def test_a_count_of_failing_tests_does_not_decide_between_answers_that_fail_diff
     assert rank([one, two, better])[0].seat == SEATS[3]
 
 
-def test_names_of_tests_that_begin_alike_stay_different() -> None:
+def test_test_names_with_a_common_prefix_stay_distinct() -> None:
     start = "test/drive-letter.test.ts::parseURL of paths that look like drive letters > keeps "
     names = format_cases([f"{start}file: URLs", f"{start}upper-case letters"]).split(", ")
     assert [name[-12:] for name in names] == ["s file: URLs", "case letters"]

@@ -32,7 +32,7 @@ CLOCK = "import os\nimport clock\n\n\ndef test_tick():\n    assert clock.now() <
         "no import",
     ],
 )
-def test_a_case_concerns_a_change(
+def test_a_case_is_matched_to_a_change_that_concerns_it(
     text: str, detail: str, changed: list[str], task: str, *, concerned: bool
 ) -> None:
     assert (
@@ -51,7 +51,7 @@ def test_a_case_concerns_a_change(
         ("outer > inner", ""),
     ],
 )
-def test_the_file_of_a_case(case: str, path: str) -> None:
+def test_the_file_of_a_case_is_found(case: str, path: str) -> None:
     assert find_test_file(case, ["tests/test_a.py", "tests/b.rs"]) == path
 
 
@@ -76,5 +76,5 @@ def test_the_file_of_a_case(case: str, path: str) -> None:
         ("error TS2339: Property 'half' does not exist on type", "half"),
     ],
 )
-def test_what_a_test_cannot_be_loaded_or_built_without(error: str, name: str) -> None:
+def test_names_missing_for_the_import_or_build_of_a_test_are_found(error: str, name: str) -> None:
     assert find_missing_names(f"from shop.price import discount\n{error}\n") == {name}

@@ -33,7 +33,7 @@ def answer(seat: str, *, proven: bool, **scores: float) -> Candidate:
     return Candidate(Proposal(seat, "dev", "done", diff), assessment, reviews=reviews)
 
 
-def test_who_tells_right_from_wrong_decides_and_the_other_is_named() -> None:
+def test_the_test_that_separates_right_from_wrong_decides_and_the_other_is_named() -> None:
     """Two proven answers are equally good; the reviewer who also liked the failing one does not
     count.
     """
@@ -56,7 +56,7 @@ def test_who_tells_right_from_wrong_decides_and_the_other_is_named() -> None:
     [(0.2, 800, ()), (0.8, 500, ("one",)), (0.9, 500, ("one",))],
     ids=["told apart", "scored alike", "the wrong way round"],
 )
-def test_one_who_scores_all_alike_counts_for_nothing(
+def test_reviewers_who_do_not_distinguish_right_from_wrong_are_discounted(
     red: float, mean: int, doubted: tuple[str, ...]
 ) -> None:
     field = [answer("a", proven=True, one=0.8), answer("b", proven=False, one=red)]
@@ -64,7 +64,7 @@ def test_one_who_scores_all_alike_counts_for_nothing(
     assert (scores["a"].mean, scores["a"].reviewers, scores["a"].doubted) == (mean, 1, doubted)
 
 
-def test_without_anything_proven_all_count_alike() -> None:
+def test_without_a_proven_answer_all_reviewers_count_equally() -> None:
     field = [answer("a", proven=False, one=0.8, two=0.4), answer("b", proven=False, one=0.9)]
     assert score_answers(field, ["a", "b"], [("red",), ("red",)])["a"].mean == 600
 
@@ -80,7 +80,7 @@ def test_without_anything_proven_all_count_alike() -> None:
     ),
     st.randoms(use_true_random=False),
 )
-def test_the_order_in_which_they_come_changes_nothing(
+def test_the_order_of_reviews_does_not_matter(
     reviews: list[tuple[bool, dict[str, float]]], shuffle: random.Random
 ) -> None:
     field = [

@@ -24,20 +24,20 @@ CODE = "pub fn sum<'a>(a: &'a u8) -> u8 { *a }\n"
         "#[cfg(test)]\nimpl Sum { fn one() { assert_eq!(1, 1) } }\n",
     ],
 )
-def test_what_is_for_tests_alone_is_as_on_the_base(tests: str) -> None:
+def test_test_only_code_is_restored_from_the_base(tests: str) -> None:
     base, forged = f"{CODE}{tests}", f"{CODE}// more\n{tests.replace('1)', '2)')}"
     assert forged != base
     assert restore_base_tests(forged, base) == f"{CODE}// more\n{tests}"
     assert restore_base_tests(CODE, base) == f"{CODE}\n{tests}"
 
 
-def test_code_for_all_but_tests_is_code() -> None:
+def test_code_excluded_from_tests_counts_as_code() -> None:
     base = f"{CODE}#[cfg(not(test))]\nmod real {{ pub fn a() {{}} }}\n#[test]\nfn one() {{}}\n"
     mended = base.replace("pub fn a() {}", "pub fn a() { b() }")
     assert restore_base_tests(mended, base) == mended
 
 
-def test_new_tests_take_no_part_and_a_file_without_tests_is_left() -> None:
+def test_new_tests_are_removed_and_a_file_without_tests_is_unchanged() -> None:
     base = f"{CODE}#[cfg(test)]\nmod tests {{ #[test] fn one() {{}} }}\n"
     more = f"{base}#[cfg(test)]\nmod others;\n#[test]\nfn two() {{}}\n"
     assert restore_base_tests(more, base).rstrip() == base.rstrip()
@@ -53,14 +53,14 @@ def test_new_tests_take_no_part_and_a_file_without_tests_is_left() -> None:
         '#[cfg(feature = "test-utils")]\npub fn now() -> u32 { 1 + 1 }\n',
     ],
 )
-def test_code_that_is_not_for_tests_alone_is_as_the_change_has_it(code: str) -> None:
+def test_code_not_limited_to_tests_is_kept_as_the_change_has_it(code: str) -> None:
     assert restore_base_tests(code.replace("+", "-"), code) == code.replace("+", "-")
 
 
-def test_an_array_in_a_type_ends_no_test() -> None:
+def test_an_array_type_does_not_end_a_test() -> None:
     base = "fn a() {}\n#[cfg(test)]\nfn help() -> [u8; 3] { [1, 1, 1] }\n"
     assert restore_base_tests(base.replace("[1, 1", "[2, 1"), base) == base
 
 
-def test_many_tests_that_never_end_are_read_in_one_pass() -> None:
+def test_many_unterminated_tests_are_read_in_one_pass() -> None:
     assert restore_base_tests("#[test] fn a() {\n" * 20_000, "#[test] fn a() {}")

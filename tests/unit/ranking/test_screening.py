@@ -29,7 +29,7 @@ def diff(path: str, *lines: str) -> str:
         ("src/lib.rs", "std::process::exit(0);", "acts on the process, or differs under test"),
     ],
 )
-def test_a_line_to_look_at(path: str, line: str, why: str) -> None:
+def test_a_suspicious_line_is_reported(path: str, line: str, why: str) -> None:
     assert find_suspicious_lines(diff(path, "x = 1", line), ()) == (f"{path}:2: {why}",)
     assert find_suspicious_lines(diff(path, line), (path,)) == ()
 
@@ -47,9 +47,9 @@ def test_a_line_to_look_at(path: str, line: str, why: str) -> None:
         ("README.md", "Run os._exit(0)."),
     ],
 )
-def test_a_usual_line_is_not_shown(path: str, line: str) -> None:
+def test_an_ordinary_line_is_not_reported(path: str, line: str) -> None:
     assert find_suspicious_lines(diff(path, line), ()) == ()
 
 
-def test_at_most_twenty_lines_are_shown() -> None:
+def test_at_most_twenty_suspicious_lines_are_shown() -> None:
     assert len(find_suspicious_lines(diff("a.py", *["os._exit(0)"] * 50), ())) == 20

@@ -41,7 +41,9 @@ async def apply(repo: Repo, diff: str, tmp_path: Path) -> tuple[str, ...]:
     return await apply_to_files(git, await sources.find_local(git, repo.path), diff)
 
 
-async def test_all_of_it_and_nothing_else(repo: Repo, diff: str, tmp_path: Path) -> None:
+async def test_the_whole_diff_and_nothing_else_is_applied(
+    repo: Repo, diff: str, tmp_path: Path
+) -> None:
     repo.write({"notes.txt": "mine\n"})
     assert set(await apply(repo, diff, tmp_path)) == {"src/utils.py", NEW, "README.md"}
     assert "hello_world" in (repo.path / "src/utils.py").read_text()
@@ -60,7 +62,9 @@ async def test_a_diff_with_a_masked_secret_is_refused(
     assert (repo.path / "README.md").exists()  # nothing of it
 
 
-async def test_from_below_the_top_too(repo: Repo, diff: str, tmp_path: Path) -> None:
+async def test_a_diff_is_applied_from_a_subfolder_too(
+    repo: Repo, diff: str, tmp_path: Path
+) -> None:
     assert len(await apply(Repo(repo.path / "src"), diff, tmp_path)) == 3
     assert not (repo.path / "README.md").exists()
 
@@ -72,7 +76,7 @@ async def test_from_below_the_top_too(repo: Repo, diff: str, tmp_path: Path) -> 
         ({NEW: "mine\n"}, "changes of your own in src/new file.py"),
     ],
 )
-async def test_own_changes_are_never_overwritten(
+async def test_uncommitted_changes_are_never_overwritten(
     repo: Repo, diff: str, tmp_path: Path, own: dict[str, str], message: str
 ) -> None:
     repo.write(own)
@@ -98,7 +102,9 @@ async def test_staged_and_ignored_files_are_not_overwritten_either(
     assert (repo.path / "README.md").exists()
 
 
-async def test_what_does_not_fit_changes_nothing(repo: Repo, diff: str, tmp_path: Path) -> None:
+async def test_a_diff_that_does_not_apply_changes_nothing(
+    repo: Repo, diff: str, tmp_path: Path
+) -> None:
     repo.commit({"src/utils.py": "# all else\n"})
     with pytest.raises(RepositoryError, match="does not fit the files"):
         await apply(repo, diff, tmp_path)
@@ -109,7 +115,9 @@ async def test_what_does_not_fit_changes_nothing(repo: Repo, diff: str, tmp_path
 
 
 @pytest.mark.parametrize("path", ["../outside.py", ".git/hooks/post-checkout", "link/inside.py"])
-async def test_nothing_outside_the_files_is_written(repo: Repo, tmp_path: Path, path: str) -> None:
+async def test_nothing_outside_the_work_tree_is_written(
+    repo: Repo, tmp_path: Path, path: str
+) -> None:
     (tmp_path / "away").mkdir()
     (repo.path / "link").symlink_to(tmp_path / "away")
     hostile = (
@@ -123,7 +131,7 @@ async def test_nothing_outside_the_files_is_written(repo: Repo, tmp_path: Path, 
     assert not any((tmp_path / "away").iterdir())
 
 
-async def test_no_hook_and_no_filter_runs(repo: Repo, diff: str, tmp_path: Path) -> None:
+async def test_no_hook_and_no_filter_is_run(repo: Repo, diff: str, tmp_path: Path) -> None:
     touched = tmp_path / "ran"
     repo.commit({".gitattributes": "*.py filter=evil\n"})
     for key in ("clean", "smudge"):
@@ -138,7 +146,7 @@ async def test_no_hook_and_no_filter_runs(repo: Repo, diff: str, tmp_path: Path)
     assert not touched.exists()
 
 
-async def test_a_bare_repository_has_no_files(repo: Repo, diff: str, tmp_path: Path) -> None:
+async def test_a_bare_repository_is_refused(repo: Repo, diff: str, tmp_path: Path) -> None:
     repo.git("clone", "--quiet", "--bare", str(repo.path), str(tmp_path / "bare"))
     with pytest.raises(RepositoryError, match="bare"):
         await apply(Repo(tmp_path / "bare"), diff, tmp_path)
@@ -156,7 +164,7 @@ async def test_a_bare_repository_has_no_files(repo: Repo, diff: str, tmp_path: P
         ("--- a/.env\n+++ b/.env\n@@ -1 +1 @@\n-KEY=1\n+KEY=2\n", "changes of your own in .env"),
     ],
 )
-async def test_files_that_git_ignores_are_their_owners(
+async def test_ignored_files_are_never_overwritten(
     repo: Repo, tmp_path: Path, change: str, message: str
 ) -> None:
     repo.write({".git/info/exclude": ".env\n", ".env": "KEY=1\n"})
@@ -167,7 +175,7 @@ async def test_files_that_git_ignores_are_their_owners(
     assert not (repo.path / "public.txt").exists()
 
 
-async def test_a_file_as_the_commit_has_it_on_which_the_diff_was_made_is_nobodys_own(
+async def test_a_file_matching_the_base_of_the_diff_is_not_an_uncommitted_change(
     repo: Repo, diff: str, tmp_path: Path
 ) -> None:
     repo.git("clone", "--quiet", str(repo.path), str(tmp_path / "next"))
@@ -208,7 +216,7 @@ async def test_a_file_as_the_commit_has_it_on_which_the_diff_was_made_is_nobodys
         ({"core.autocrlf": "true"}, "* eol=lf\n", "\n"),
     ],
 )
-async def test_line_ends_are_those_that_git_would_write(
+async def test_line_endings_are_those_that_git_would_write(
     repo: Repo, diff: str, tmp_path: Path, *, settings: dict[str, str], attributes: str, end: str
 ) -> None:
     for key, value in settings.items():
@@ -229,7 +237,7 @@ async def test_line_ends_are_those_that_git_would_write(
     assert [line.split("\t")[1] for line in changed] == ["3", "0"]
 
 
-async def test_own_changes_are_found_whatever_the_line_ends(
+async def test_uncommitted_changes_are_found_whatever_the_line_endings(
     repo: Repo, diff: str, tmp_path: Path
 ) -> None:
     repo.git("config", "core.autocrlf", "true")
@@ -238,7 +246,7 @@ async def test_own_changes_are_found_whatever_the_line_ends(
         await apply(repo, diff, tmp_path)
 
 
-async def test_a_file_in_another_encoding_takes_a_diff(repo: Repo, tmp_path: Path) -> None:
+async def test_a_diff_applies_to_a_file_in_another_encoding(repo: Repo, tmp_path: Path) -> None:
     base = repo.commit(
         {
             ".gitattributes": "*.txt working-tree-encoding=UTF-16\n",
@@ -255,9 +263,7 @@ async def test_a_file_in_another_encoding_takes_a_diff(repo: Repo, tmp_path: Pat
     assert (repo.path / "a.txt").read_bytes() == "größer\nnew\n".encode("utf-16")
 
 
-async def test_a_file_takes_the_place_of_a_folder_and_a_folder_that_of_a_file(
-    repo: Repo, tmp_path: Path
-) -> None:
+async def test_a_file_can_replace_a_folder_and_a_folder_a_file(repo: Repo, tmp_path: Path) -> None:
     repo.commit({"one": "1\n", "two/x": "2\n"})
     repo.git("clone", "--quiet", str(repo.path), str(tmp_path / "other"))
     other = Repo(tmp_path / "other")

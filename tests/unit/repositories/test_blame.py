@@ -37,7 +37,7 @@ def repo(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("line", "expected"), [(1, ("HEAD~2", "a file.py", "one")), (2, ("HEAD", "b.py", "\tthree"))]
 )
-async def test_a_line_comes_from_the_commit_that_brought_it(
+async def test_a_line_is_traced_to_the_commit_that_introduced_it(
     repo: Path, tmp_path: Path, line: int, expected: tuple[str, str, str]
 ) -> None:
     commit, path, text = expected
@@ -50,7 +50,7 @@ async def test_a_line_comes_from_the_commit_that_brought_it(
     assert origin.line == line
 
 
-async def test_what_is_no_line_is_refused(repo: Path, tmp_path: Path) -> None:
+async def test_an_invalid_line_is_refused(repo: Path, tmp_path: Path) -> None:
     runner, head = GitRunner(tmp_path), git(repo, "rev-parse", "HEAD")
     with pytest.raises(NotFound, match="has only 3 lines"):
         await find_line_origin(runner, repo / ".git", head, "b.py", 4)

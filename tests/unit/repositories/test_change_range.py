@@ -32,7 +32,7 @@ def reference(repo: Repo, ref: str = "main") -> RepositoryRef:
     return RepositoryRef(url=str(repo.path), ref=ref)
 
 
-async def test_a_change_that_is_behind_begins_at_the_merge_base(
+async def test_a_change_behind_its_target_starts_at_the_merge_base(
     trusted: RepositoryService, repo: Repo
 ) -> None:
     base = repo.git("rev-parse", "HEAD").strip()
@@ -50,7 +50,7 @@ async def test_a_change_that_is_behind_begins_at_the_merge_base(
 
 
 @pytest.mark.parametrize("kind", ["same", "merged", "squashed", "reverted"])
-async def test_a_change_that_changes_nothing_is_refused(
+async def test_an_empty_change_is_refused(
     trusted: RepositoryService, repo: Repo, kind: str
 ) -> None:
     repo.git("checkout", "--quiet", "-b", "feature")

@@ -30,7 +30,7 @@ def few_descriptors() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("few_descriptors")
-def test_many_folders_side_by_side_take_no_descriptors(tmp_path: Path) -> None:
+def test_many_sibling_folders_do_not_exhaust_descriptors(tmp_path: Path) -> None:
     upper = tmp_path / "upper"
     for number in range(300):
         folder = upper / f"d{number:03}"
@@ -42,7 +42,7 @@ def test_many_folders_side_by_side_take_no_descriptors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [".git", ".git/config", "pkg/.git/hooks/pre-commit"])
-def test_what_git_keeps_for_itself_is_no_change(tmp_path: Path, path: str) -> None:
+def test_internal_files_of_git_are_not_a_change(tmp_path: Path, path: str) -> None:
     upper, base = tmp_path / "upper", tmp_path / "base"
     for name in (path, "pkg/a.txt"):
         (upper / name).parent.mkdir(parents=True, exist_ok=True)
@@ -68,13 +68,13 @@ def deep(folder: Path, levels: int) -> None:
     os.close(here)
 
 
-def test_what_lies_below_the_longest_path_is_counted(tmp_path: Path) -> None:
+def test_entries_below_the_longest_path_are_counted(tmp_path: Path) -> None:
     deep(tmp_path, 40)
     size, entries = measure(tmp_path, 10**9, 10**6)
     assert (entries, size >= 50_000) == (41, True)
 
 
-def test_folders_too_deep_to_be_counted_are_over_every_limit(tmp_path: Path) -> None:
+def test_folders_too_deep_to_count_exceed_every_limit(tmp_path: Path) -> None:
     deep(tmp_path, 250)
     assert measure(tmp_path, 10**9, 10**6)[1] > 10**6
     with pytest.raises(PatchRefused, match="deeper than 100"):
@@ -82,7 +82,7 @@ def test_folders_too_deep_to_be_counted_are_over_every_limit(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("target", ["{away}", "../away", "inner"])
-def test_no_link_of_the_base_is_followed_to_compare(tmp_path: Path, target: str) -> None:
+def test_no_link_of_the_base_is_followed_for_a_comparison(tmp_path: Path, target: str) -> None:
     base, upper, away = tmp_path / "base", tmp_path / "upper", tmp_path / "away"
     for folder in (base / "inner", upper / "link", away):
         folder.mkdir(parents=True)
@@ -96,7 +96,7 @@ def test_no_link_of_the_base_is_followed_to_compare(tmp_path: Path, target: str)
     assert not is_unchanged(base, Change("../away/secret", FILE, b"the same\n"))
 
 
-def test_links_to_folders_and_odd_names_of_a_whole_tree_are_unchanged_until_they_are(
+def test_unmodified_links_to_folders_and_odd_names_are_unchanged(
     tmp_path: Path,
 ) -> None:
     tree, odd = tmp_path / "tree", os.fsdecode(b"odd\n\xff")

@@ -18,7 +18,7 @@ def pointer(content: bytes) -> tuple[str, str]:
     )
 
 
-async def test_lfs_files_that_the_source_has_are_whole_and_the_others_are_counted(
+async def test_lfs_files_of_the_source_are_complete_and_missing_ones_are_counted(
     tmp_path: Path,
 ) -> None:
     here, oid = pointer(b"the content")

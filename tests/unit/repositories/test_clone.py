@@ -50,9 +50,7 @@ async def test_fetch_pins_the_commit_and_lists_its_files(clone: TrustedClone, sa
         await clone.read(sha, "nowhere.py", 10)
 
 
-async def test_a_clone_that_two_make_at_once_is_never_seen_half_made(
-    sample: Repo, tmp_path: Path
-) -> None:
+async def test_a_concurrent_clone_is_never_seen_incomplete(sample: Repo, tmp_path: Path) -> None:
     started, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(GitRunner):
@@ -82,7 +80,7 @@ async def test_a_clone_that_two_make_at_once_is_never_seen_half_made(
     assert [item.name for item in place.parent.glob("sample.git*")] == ["sample.git"]
 
 
-async def test_fetch_runs_nothing_of_the_source(
+async def test_fetch_runs_no_code_of_the_source(
     clone: TrustedClone, sample: Repo, tmp_path: Path
 ) -> None:
     mark = tmp_path / "ran"
@@ -160,7 +158,7 @@ async def test_checkout_keeps_modes_symlinks_and_bytes(clone: TrustedClone, tmp_
         await clone.checkout(sha, dest)
 
 
-async def test_a_submodule_is_no_file_and_cannot_be_changed(
+async def test_a_submodule_is_not_a_file_and_cannot_be_changed(
     clone: TrustedClone, sample: Repo
 ) -> None:
     sha = sample.commit_tree(
@@ -202,7 +200,7 @@ _OUTSIDE = [
 
 
 @pytest.mark.parametrize("target", _OUTSIDE)
-async def test_a_link_of_the_base_that_leads_out_stays_and_cannot_be_changed(
+async def test_a_base_link_that_points_outside_is_kept_and_cannot_be_changed(
     clone: TrustedClone, sample: Repo, tmp_path: Path, target: str | bytes
 ) -> None:
     link = sample.blob(target)
@@ -231,7 +229,7 @@ async def test_a_link_of_the_base_that_leads_out_stays_and_cannot_be_changed(
 @pytest.mark.parametrize(
     "target", ["up/secret", "sub/../up", "here/up", "here/here/up/x", "out", "out/passwd"]
 )
-async def test_no_link_of_a_patch_leads_out_through_one_of_the_base(
+async def test_no_link_of_a_patch_points_outside_through_a_link_of_the_base(
     clone: TrustedClone, sample: Repo, target: str
 ) -> None:
     lines = [
@@ -247,7 +245,7 @@ async def test_no_link_of_a_patch_leads_out_through_one_of_the_base(
     ).paths == ("new",)
 
 
-async def test_no_patch_changes_where_a_link_of_the_base_leads_out(
+async def test_no_patch_changes_the_target_of_a_base_link_that_points_outside(
     clone: TrustedClone, sample: Repo
 ) -> None:
     sample.write({"deep/er/x": "x", "b.txt": "b"})
@@ -266,7 +264,7 @@ _ODD_NAMES = [b"a\\b", b"line\nbreak", b"latin-\xe9", b"tab\tin", b"bell\x07", b
 
 
 @pytest.mark.parametrize("name", [os.fsdecode(name) for name in _ODD_NAMES])
-async def test_an_odd_name_of_the_base_stays_and_cannot_be_changed(
+async def test_a_base_file_with_an_odd_name_is_kept_and_cannot_be_changed(
     clone: TrustedClone, sample: Repo, tmp_path: Path, name: str
 ) -> None:
     sha = await fetched(clone, sample, sample.commit({"a.txt": "x", name: "odd"}))
@@ -286,7 +284,7 @@ async def test_an_odd_name_of_the_base_stays_and_cannot_be_changed(
         await clone.apply(sha, sample.git("diff", "--cached", "--binary", "HEAD") + "\n")
 
 
-async def test_what_no_disk_can_hold_is_left_out_and_stays_in_the_tree(
+async def test_entries_that_no_disk_can_hold_are_left_out_and_stay_in_the_tree(
     clone: TrustedClone, sample: Repo, tmp_path: Path
 ) -> None:
     entries = (
@@ -307,7 +305,7 @@ async def test_what_no_disk_can_hold_is_left_out_and_stays_in_the_tree(
     ("mode", "seen"),
     [("100664", "100644"), ("100600", "100644"), ("100775", "100755"), ("100711", "100755")],
 )
-async def test_modes_of_old_tools_are_read_as_git_reads_them(
+async def test_obsolete_file_modes_are_read_as_git_reads_them(
     clone: TrustedClone, sample: Repo, mode: str, seen: str
 ) -> None:
     blob = bytes.fromhex(sample.blob("x"))
@@ -329,14 +327,14 @@ async def test_modes_of_old_tools_are_read_as_git_reads_them(
 
 
 @pytest.mark.parametrize("name", [".GIT", "git~1", ".git ", "..", ".g\u200cit"])
-async def test_names_that_trick_are_refused(clone: TrustedClone, sample: Repo, name: str) -> None:
+async def test_deceptive_names_are_refused(clone: TrustedClone, sample: Repo, name: str) -> None:
     sha = sample.commit_tree(f"100644 blob {sample.blob('x')}\t{name}")
     await clone.fetch(str(sample.path), sha)
     with pytest.raises(RepositoryError, match="can't be used"):
         await clone.files(sha)
 
 
-async def test_a_link_and_a_folder_of_one_name_are_refused(
+async def test_a_link_and_a_folder_of_the_same_name_are_refused(
     clone: TrustedClone, sample: Repo
 ) -> None:
     folder = sample.git("mktree", "-z", stdin=f"100644 blob {sample.blob('x')}\tpwned\0".encode())
@@ -347,7 +345,7 @@ async def test_a_link_and_a_folder_of_one_name_are_refused(
         await clone.files(sha)
 
 
-async def test_only_a_base_has_a_link_with_the_name_of_a_folder_but_for_case(
+async def test_only_a_base_link_may_differ_from_a_folder_in_case_alone(
     clone: TrustedClone, sample: Repo, tmp_path: Path
 ) -> None:
     (sample.path / "Src").symlink_to("src")
@@ -365,7 +363,7 @@ async def test_only_a_base_has_a_link_with_the_name_of_a_folder_but_for_case(
     "options",
     [["--no-checkout", "--filter=blob:none"], ["--filter=blob:none"], ["--filter=tree:0"]],
 )
-async def test_a_partial_clone_is_named_with_the_command_that_brings_the_rest(
+async def test_a_partial_clone_is_reported_with_the_command_that_completes_it(
     clone: TrustedClone, sample: Repo, tmp_path: Path, options: list[str]
 ) -> None:
     sample.commit({"README.md": "another history\n"})
@@ -385,7 +383,7 @@ async def test_a_partial_clone_is_named_with_the_command_that_brings_the_rest(
     assert await clone.fetch(str(partial.path), sample.head) == sample.head
 
 
-async def test_too_large_a_repository_is_refused(sample: Repo, tmp_path: Path) -> None:
+async def test_a_repository_over_the_size_limit_is_refused(sample: Repo, tmp_path: Path) -> None:
     small = TrustedClone(
         tmp_path / "repos" / "small.git", WorkspaceSettings(max_repository_bytes=1_000_000)
     )
@@ -406,7 +404,7 @@ async def test_a_large_file_of_the_base_is_streamed_out(sample: Repo, tmp_path: 
     assert await clone.read(sha, "big", 4) == b"0123"
 
 
-async def test_same_input_gives_the_same_commit(sample: Repo, tmp_path: Path) -> None:
+async def test_the_same_input_gives_the_same_commit(sample: Repo, tmp_path: Path) -> None:
     patches = []
     for name in ("one", "two"):
         clone = TrustedClone(tmp_path / name / "c.git", SETTINGS)
@@ -427,7 +425,7 @@ async def test_same_input_gives_the_same_commit(sample: Repo, tmp_path: Path) ->
     assert await clone.has(patch.commit_sha)
 
 
-async def test_every_kind_of_change_goes_through_diff_and_apply(
+async def test_every_kind_of_change_survives_diff_and_apply(
     clone: TrustedClone, sample: Repo
 ) -> None:
     sha = await fetched(
@@ -461,7 +459,7 @@ async def test_every_kind_of_change_goes_through_diff_and_apply(
     assert seen["mode.sh"].mode == "100755"
 
 
-async def test_nothing_changed_is_an_empty_patch(clone: TrustedClone, sample: Repo) -> None:
+async def test_no_change_is_an_empty_patch(clone: TrustedClone, sample: Repo) -> None:
     sha = await fetched(clone, sample)
     same = Change("src/utils.py", "100644", SAMPLE["src/utils.py"].encode())
     for changes in ([], [same], [Change("never/there", "100644", None)]):
@@ -470,7 +468,7 @@ async def test_nothing_changed_is_an_empty_patch(clone: TrustedClone, sample: Re
     assert (await clone.apply(sha, "")).diff == ""
 
 
-async def test_leftovers_and_ignored_files_stay_out(clone: TrustedClone, sample: Repo) -> None:
+async def test_leftovers_and_ignored_files_are_excluded(clone: TrustedClone, sample: Repo) -> None:
     sha = await fetched(
         clone,
         sample,
@@ -529,7 +527,7 @@ async def test_leftovers_and_ignored_files_stay_out(clone: TrustedClone, sample:
     ],
     ids=lambda change: f"{change.path.strip()[:20]!r}-{change.mode}",
 )
-async def test_a_bad_change_is_refused_by_name(
+async def test_an_invalid_change_is_refused_by_name(
     clone: TrustedClone, sample: Repo, change: Change
 ) -> None:
     sha = await fetched(clone, sample)
@@ -586,7 +584,7 @@ async def test_a_hostile_diff_is_refused(clone: TrustedClone, sample: Repo, name
     ]
 
 
-async def test_fetch_says_what_is_missing(
+async def test_fetch_names_what_is_missing(
     clone: TrustedClone, sample: Repo, tmp_path: Path
 ) -> None:
     with pytest.raises(RepositoryError, match="refs/heads/none"):

@@ -95,7 +95,9 @@ def store(repo: Repo, contents: dict[str, bytes]) -> str:
     return repo.head
 
 
-async def test_a_checkout_is_byte_for_byte_that_of_git(clone: TrustedClone, tmp_path: Path) -> None:
+async def test_a_checkout_is_byte_for_byte_the_same_as_by_git(
+    clone: TrustedClone, tmp_path: Path
+) -> None:
     repo = make_repo(tmp_path / "r", {".gitattributes": ATTRIBUTES})
     sha = await clone.fetch(str(repo.path), store(repo, files()))
     repo.git("clone", "--quiet", str(repo.path), str(tmp_path / "git"))
@@ -151,7 +153,9 @@ async def test_a_changed_file_is_stored_as_git_would_add_it(
     assert (await clone.call("diff", "--stat", stored, expected_tree)).out == b""
 
 
-async def test_what_was_only_touched_is_no_change(clone: TrustedClone, tmp_path: Path) -> None:
+async def test_a_file_that_was_only_touched_is_unchanged(
+    clone: TrustedClone, tmp_path: Path
+) -> None:
     repo = make_repo(
         tmp_path / "r", {".gitattributes": "*.bat eol=crlf\n*.w16 working-tree-encoding=UTF-16\n"}
     )
@@ -170,7 +174,7 @@ async def test_what_was_only_touched_is_no_change(clone: TrustedClone, tmp_path:
     assert await clone.clean(sha, plain) == plain
 
 
-async def test_a_changed_attribute_counts_for_the_files_that_change_with_it(
+async def test_a_changed_attribute_applies_to_the_files_changed_with_it(
     clone: TrustedClone, tmp_path: Path
 ) -> None:
     repo = make_repo(tmp_path / "r", {".gitattributes": "*.bat eol=crlf\n", "a.bat": "one\n"})
@@ -202,7 +206,7 @@ async def test_a_changed_attribute_counts_for_the_files_that_change_with_it(
         ({"working-tree-encoding": "idna"}, Settings("true"), True),
     ],
 )
-def test_settings_of_a_person_count_where_no_attribute_does(
+def test_settings_of_a_person_apply_if_no_attribute_does(
     attributes: dict[str, str], settings: Settings, *, crlf: bool
 ) -> None:
     assert (conversion(attributes, settings).smudge(b"a\n") == b"a\r\n") is crlf

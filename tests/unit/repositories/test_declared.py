@@ -78,12 +78,12 @@ from moothall.repositories.profile import declared_packages, find_package_lists
         ("Pipfile", '[packages]\na = "*"\n[dev-packages]\nb = "*"', "a b"),
     ],
 )
-def test_every_place_that_declares_a_dependency_is_read(path: str, text: str, names: str) -> None:
+def test_every_declaration_of_a_dependency_is_read(path: str, text: str, names: str) -> None:
     assert set(names.split()) - {"dependencies", "name"} <= set(declared_packages({path: text}, ()))
     assert "own" not in declared_packages({path: text}, ()) or path == "environment.yml"
 
 
-def test_commands_of_a_set_up_declare_what_they_install() -> None:
+def test_set_up_commands_declare_the_packages_that_they_install() -> None:
     setup = [
         ("/env/bin/python", "-m", "pip", "install", "--quiet", "pytest", "num_py>=1", "-e", "."),
         ("make", "own"),

@@ -38,7 +38,7 @@ BUILD = '[build-system]\nrequires = ["hatchling"]\n[project]\nname = "x"\n'
 @pytest.mark.parametrize(
     "lock", ["uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock"]
 )
-def test_what_is_installed_is_held_to_the_lock_file_where_its_versions_can_be_had(
+def test_packages_are_constrained_by_the_lock_file_if_its_versions_are_available(
     lock: str,
 ) -> None:
     files = {**TESTED, "pyproject.toml": f'{BUILD}[dependency-groups]\ntest = ["responses"]\n'}
@@ -135,7 +135,7 @@ def test_what_is_installed_is_held_to_the_lock_file_where_its_versions_can_be_ha
         ),
     ],
 )
-def test_what_python_projects_declare_for_their_tests(
+def test_test_dependencies_of_python_projects_are_detected(
     files: dict[str, str], installed: set[str]
 ) -> None:
     requirements = install_words(files)
@@ -281,7 +281,7 @@ def session(body: str, head: str = "def tests(session)") -> str:
         {"Pipfile": "[dev-packages]\nsix = '*'\n"},
     ],
 )
-def test_what_is_said_in_one_tool_s_own_way_alone(files: dict[str, str]) -> None:
+def test_what_only_one_tool_reports_in_its_own_form(files: dict[str, str]) -> None:
     requirements = install_words({"setup.py": "", **files})
     assert "six" in requirements
     assert not {"never", "qa", "docs", "-e .[docs]"} & set(requirements)
@@ -301,11 +301,11 @@ def test_what_is_said_in_one_tool_s_own_way_alone(files: dict[str, str]) -> None
         },
     ],
 )
-def test_the_project_s_own_extras(files: dict[str, str]) -> None:
+def test_the_projects_own_test_extra_is_installed(files: dict[str, str]) -> None:
     assert install_words(files)[-2:] in {("-e", ".[qa]"), ("-e", ".[test]")}
 
 
-def test_a_noxfile_is_never_run_and_a_broken_one_is_no_error() -> None:
+def test_a_noxfile_is_never_run_and_a_broken_one_is_not_an_error() -> None:
     assert install_words(
         {"setup.py": "raise SystemExit(1)", "noxfile.py": "def tests(session:\n"}
     ) == (
@@ -315,7 +315,7 @@ def test_a_noxfile_is_never_run_and_a_broken_one_is_no_error() -> None:
     )
 
 
-def test_where_the_whole_fails_the_project_and_pytest_are_a_must_and_groups_are_not() -> None:
+def test_the_fallback_requires_project_and_pytest_and_makes_groups_optional() -> None:
     (install,) = detected(
         {
             **TESTED,
@@ -328,7 +328,7 @@ def test_where_the_whole_fails_the_project_and_pytest_are_a_must_and_groups_are_
     assert [(step.argv[-1], step.optional) for step in groups] == [("a", True), ("b", True)]
 
 
-def test_of_a_group_or_file_that_cannot_be_installed_whole_each_part_is_tried() -> None:
+def test_each_part_of_a_group_or_file_that_cannot_be_installed_whole_is_tried() -> None:
     files = {
         "requirements.txt": "",
         "requirements-dev.txt": "",
@@ -365,7 +365,7 @@ def test_of_a_group_or_file_that_cannot_be_installed_whole_each_part_is_tried() 
         ("^1 || ^2.1", ">=2.1,<3"),
     ],
 )
-def test_poetrys_constraints(poetry: str, specifier: str) -> None:
+def test_version_constraints_of_poetry_are_translated(poetry: str, specifier: str) -> None:
     assert versions(poetry) == specifier
 
 
@@ -388,11 +388,13 @@ def test_poetrys_constraints(poetry: str, specifier: str) -> None:
         ({".python-version": "3.12.1\n"}, {"python": "", "python-pin": "3.12.1"}),
     ],
 )
-def test_which_python_is_asked_for(files: dict[str, str], needs: dict[str, str]) -> None:
+def test_the_required_python_version_is_detected(
+    files: dict[str, str], needs: dict[str, str]
+) -> None:
     assert detected({**TESTED, **files}).needs == needs
 
 
-def test_which_other_toolchains_are_asked_for() -> None:
+def test_required_versions_of_other_toolchains_are_detected() -> None:
     scripts = {"scripts": {"test": "node --test"}, "engines": {"node": ">=18"}}
     assert detected({"package.json": json.dumps(scripts)}).needs == {"node": ">=18"}
     assert detected({"go.mod": "module x\n\ngo 1.22.3\n", "x_test.go": ""}).needs == {
@@ -409,7 +411,7 @@ def test_which_other_toolchains_are_asked_for() -> None:
 @pytest.mark.parametrize(
     "tool", ["hatch-vcs", "setuptools_scm>=8", "versioningit", "pbr", "poetry-dynamic-versioning"]
 )
-def test_versions_from_tags_need_a_history(tool: str) -> None:
+def test_versions_from_tags_require_the_history(tool: str) -> None:
     assert detected(
         {**TESTED, "pyproject.toml": f'[build-system]\nrequires = ["{tool}"]\n'}
     ).history
@@ -445,13 +447,13 @@ def test_versions_from_tags_need_a_history(tool: str) -> None:
         ),
     ],
 )
-def test_the_tests_of_a_node_package_and_not_its_linters(
+def test_the_tests_of_a_node_package_are_detected_without_its_linters(
     scripts: dict[str, str], tests: tuple[str, ...]
 ) -> None:
     assert detected({"package.json": json.dumps({"scripts": scripts})}).checks["tests"] == tests
 
 
-def test_a_lint_script_advises() -> None:
+def test_a_lint_script_is_an_advisory_check() -> None:
     lint = detected({"package.json": json.dumps({"scripts": {"test": "ava", "lint": "eslint ."}})})
     assert lint.checks["lint"] == ("npm", "run", "--ignore-scripts", "--silent", "lint")
     assert lint.advisory == ("lint",)
@@ -486,7 +488,7 @@ def test_a_lint_script_advises() -> None:
         ),
     ],
 )
-def test_the_package_manager_of_the_lock_file(files: dict[str, str], first: str) -> None:
+def test_the_package_manager_follows_from_the_lock_file(files: dict[str, str], first: str) -> None:
     package = {"package.json": json.dumps({"scripts": {"test": "ava"}})}
     command_lines = list(commands(detected({**package, **files}).steps))
     assert command_lines[0].startswith(first)
@@ -512,14 +514,14 @@ def test_the_package_manager_of_the_lock_file(files: dict[str, str], first: str)
         ),
     ],
 )
-def test_the_version_of_the_package_manager_is_the_one_that_is_pinned(
+def test_the_pinned_version_of_the_package_manager_is_installed(
     named: dict[str, object], installed: str
 ) -> None:
     package = {"scripts": {"test": "ava"}, **named}
     assert detected({"package.json": json.dumps(package)}).steps[0].argv[-1] == installed
 
 
-def test_scripts_that_call_corepack_find_what_is_pinned() -> None:
+def test_the_pinned_package_manager_is_installed_for_scripts_that_call_corepack() -> None:
     package = {"scripts": {"test": "corepack pnpm run a"}, "packageManager": "pnpm@9.1.2"}
     assert detected({"package.json": json.dumps(package)}).steps[-1].argv[-3:] == (
         "install",
@@ -528,7 +530,7 @@ def test_scripts_that_call_corepack_find_what_is_pinned() -> None:
     )
 
 
-def test_npm_runs_the_script_of_a_package_that_names_another_manager() -> None:
+def test_npm_runs_the_test_script_of_a_package_that_names_another_manager() -> None:
     package = {
         "scripts": {"test": "pnpm run a"},
         "devEngines": {"packageManager": {"name": "pnpm", "onFail": "error"}},
@@ -540,7 +542,7 @@ def test_npm_runs_the_script_of_a_package_that_names_another_manager() -> None:
     )
 
 
-def test_the_package_manager_that_is_named_goes_first() -> None:
+def test_the_named_package_manager_takes_precedence() -> None:
     named = {"scripts": {"test": "ava"}, "packageManager": "pnpm@9.1.2+sha512.abc"}
     assert any(
         "pnpm@9.1.2" in command_line
@@ -576,7 +578,7 @@ MONOREPO = {
 }
 
 
-def test_several_projects_have_a_check_each_in_their_folders() -> None:
+def test_each_of_several_projects_has_a_check_in_its_folder() -> None:
     several = detected(MONOREPO)
     folders = {
         "tests-api": "api",
@@ -616,7 +618,7 @@ UV = {
 }
 
 
-def test_projects_of_the_repository_are_installed_from_their_folders() -> None:
+def test_local_projects_are_installed_from_their_folders() -> None:
     argv = detected(UV).steps[0].argv[len(PIP) :]
     local = tuple(
         word
@@ -627,13 +629,13 @@ def test_projects_of_the_repository_are_installed_from_their_folders() -> None:
     assert detected(UV).depends == {"": ("packages/a", "packages/b", "packages/c", "tools/kit")}
 
 
-def test_their_number_is_bounded_and_said() -> None:
+def test_their_number_is_bounded_and_shown() -> None:
     few = detected(MONOREPO, 1)
     assert len(few.checks) == 1
     assert "more projects have no check of their own" in few.notes[0]
 
 
-def test_the_checks_near_a_change() -> None:
+def test_only_checks_near_a_change_are_selected() -> None:
     several = detected(MONOREPO)
     profile = Profile(checks=several.checks, folders=several.folders, depends=several.depends)
     assert checks_near(profile, ["api/x.py"]) == ("tests-api",)
@@ -643,14 +645,14 @@ def test_the_checks_near_a_change() -> None:
     assert checks_near(Profile(checks={"tests": ("x",)}), ["any/where"]) == ("tests",)
 
 
-def test_a_single_project_in_a_folder_needs_no_name() -> None:
+def test_the_check_of_a_single_project_in_a_folder_keeps_its_plain_name() -> None:
     one = detected({"python/setup.py": "", "python/tests/test_a.py": "", "README.md": ""})
     assert one.checks == {"tests": ("python", "-m", "pytest")}
     assert one.folders == {"tests": "python"}
     assert not one.steps[0].optional
 
 
-def test_the_root_leaves_out_what_has_a_check_of_its_own() -> None:
+def test_the_root_check_excludes_projects_with_their_own_check() -> None:
     both = detected({**TESTED, "setup.py": "", "plugin/setup.py": "", "plugin/test_b.py": ""})
     assert both.checks == {
         "tests": ("python", "-m", "pytest", "--ignore=plugin"),
@@ -685,7 +687,7 @@ def test_members_of_workspaces_are_installed_at_the_root() -> None:
 @pytest.mark.parametrize(
     ("after", "arguments"), [("npx npm audit", ("--ignore-scripts",)), ("node tidy.js", ())]
 )
-def test_what_wants_the_network_after_the_tests_of_a_member_is_left_out(
+def test_a_posttest_script_that_needs_the_network_is_skipped(
     after: str, arguments: tuple[str, ...]
 ) -> None:
     files = {
@@ -700,7 +702,7 @@ def test_what_wants_the_network_after_the_tests_of_a_member_is_left_out(
     assert detected(files).checks["tests"] == ("npm", "test", *arguments)
 
 
-def test_tests_that_pytest_would_not_find_by_itself_are_named() -> None:
+def test_test_files_that_pytest_would_not_discover_are_named() -> None:
     assert detected({"slug/__init__.py": "", "test.py": "", "setup.py": ""}).checks["tests"] == (
         "python",
         "-m",
@@ -709,7 +711,7 @@ def test_tests_that_pytest_would_not_find_by_itself_are_named() -> None:
     )
 
 
-def test_a_whole_suite_beside_files_that_pytest_finds_is_run_too() -> None:
+def test_a_suite_file_beside_files_that_pytest_discovers_is_run_too() -> None:
     files = {"setup.py": "", "test/test.py": "", "test/test_more.py": ""}
     more = ("-o", "python_files=test_*.py *_test.py test/test.py")
     assert detected(files).checks["tests"] == ("python", "-m", "pytest", *more)
@@ -784,13 +786,11 @@ WEB = {"requirements.txt": "Django\n", "app1/tests.py": "", "web/settings.py": "
         ),
     ],
 )
-def test_django_without_pytest_is_tested_by_its_own_runner(
-    files: dict[str, str], tests: str
-) -> None:
+def test_django_without_pytest_uses_its_own_runner(files: dict[str, str], tests: str) -> None:
     assert " ".join(detected(files).checks["tests"]) == tests
 
 
-def test_what_django_in_a_folder_needs_is_installed_from_there() -> None:
+def test_requirements_of_django_in_a_folder_are_installed_from_there() -> None:
     inner = {
         "backend/manage.py": "",
         "backend/web/settings.py": "",
@@ -805,7 +805,7 @@ def test_what_django_in_a_folder_needs_is_installed_from_there() -> None:
     assert "backend/requirements.txt" in detected(inner).reads
 
 
-def test_no_candidate_changes_what_starts_the_tests_of_django() -> None:
+def test_the_script_that_starts_djangos_tests_is_protected() -> None:
     assert "manage.py" in detected({**WEB, "manage.py": MANAGE}).protected
 
 
@@ -833,7 +833,7 @@ def test_no_candidate_changes_what_starts_the_tests_of_django() -> None:
         ({"pytest.ini": "[pytest]\naddopts = -q\n"}, ""),
     ],
 )
-def test_examples_are_tests_where_the_project_says_so(files: dict[str, str], tests: str) -> None:
+def test_doctests_run_if_the_project_configures_them(files: dict[str, str], tests: str) -> None:
     assert " ".join(detected({"thing.py": "", **files}).checks.get("tests", ())) == tests
 
 
@@ -876,7 +876,7 @@ MATURIN = '[build-system]\nrequires = ["maturin>=1"]\nbuild-backend = "maturin"\
         ),
     ],
 )
-def test_compiled_code_is_built_again(files: dict[str, str], command: str) -> None:
+def test_compiled_code_is_rebuilt(files: dict[str, str], command: str) -> None:
     python = {} if "package.json" in files else {"tests/test_a.py": ""}
     one = detected({**python, **files})
     (build,) = one.builds
@@ -886,7 +886,7 @@ def test_compiled_code_is_built_again(files: dict[str, str], command: str) -> No
     assert "x.c" in one.reads, "another commit with other sources is set up anew"
 
 
-def test_a_member_of_a_workspace_is_built_after_the_root_has_installed() -> None:
+def test_a_workspace_member_is_built_after_the_root_is_installed() -> None:
     member = {"main": "dist/index.js", "scripts": {"test": "mocha", "build": "tsc"}}
     files = {
         "package.json": json.dumps({"workspaces": ["packages/*"]}),
@@ -898,7 +898,7 @@ def test_a_member_of_a_workspace_is_built_after_the_root_has_installed() -> None
     assert [build.folder for build in one.builds] == ["packages/a"]
 
 
-def test_meson_builds_with_what_it_was_installed_with() -> None:
+def test_meson_builds_with_its_installed_requirements() -> None:
     meson = "[build-system]\nrequires = ['meson-python', 'cython']\nbuild-backend = 'mesonpy'\n"
     one = detected({**TESTED, "pyproject.toml": meson, "meson.build": ""})
     needed, again, tried = one.steps[-3:]
@@ -931,7 +931,7 @@ def test_meson_builds_with_what_it_was_installed_with() -> None:
         ({"main": "dist/index.js", "scripts": {"test": "mocha"}}, False),
     ],
 )
-def test_what_tests_of_a_node_package_read_is_built_again(
+def test_files_read_by_the_tests_of_a_node_package_are_rebuilt(
     package: dict[str, object],
     built: bool,  # noqa: FBT001
 ) -> None:
@@ -946,6 +946,6 @@ def test_what_tests_of_a_node_package_read_is_built_again(
         "[dependency-groups]\ntest = ['-r /etc/passwd']\n",
     ],
 )
-def test_a_requirement_is_no_option(text: str) -> None:
+def test_a_requirement_that_looks_like_an_option_is_refused(text: str) -> None:
     with pytest.raises(RepositoryError, match="is not a requirement"):
         detected({**TESTED, "pyproject.toml": text})

@@ -19,7 +19,7 @@ def steps(text: str, path: str = ".devcontainer/devcontainer.json") -> tuple[Set
     return detect(files, files).steps
 
 
-def test_commands_of_every_form_in_their_order() -> None:
+def test_commands_of_every_form_are_read_in_order() -> None:
     text = """
     // The image is not used. /* nor this */
     {
@@ -39,7 +39,7 @@ def test_commands_of_every_form_in_their_order() -> None:
     assert all(step.optional for step in steps(text))
 
 
-def test_the_file_is_one_that_set_up_depends_on() -> None:
+def test_the_devcontainer_file_is_an_input_of_set_up() -> None:
     text = json.dumps({"postCreateCommand": "make deps"})
     files = {**MAKEFILE, ".devcontainer.json": text, "lib/.devcontainer.json": text}
     found = detect(files, files)
@@ -49,7 +49,7 @@ def test_the_file_is_one_that_set_up_depends_on() -> None:
     assert set(find_manifests(files)) == {"Makefile", ".devcontainer.json"}
 
 
-def test_what_the_project_itself_says_comes_first() -> None:
+def test_the_projects_own_declarations_take_precedence() -> None:
     files = {
         "go.mod": "module example.org/m\n\ngo 1.22\n",
         "a_test.go": "package m\n",
@@ -75,16 +75,16 @@ def test_what_the_project_itself_says_comes_first() -> None:
         json.dumps({"postCreateCommand": ["cp", "${localWorkspaceFolder}/x", "."]}),
     ],
 )
-def test_a_file_that_says_nothing_usable_is_no_error(text: str) -> None:
+def test_a_file_without_usable_commands_is_not_an_error(text: str) -> None:
     assert steps(text) == ()
 
 
 @pytest.mark.parametrize("text", ['"' + '\\"' * 400_000, "/* " * 300_000, '"' * 900_001])
-def test_a_hostile_file_is_read_at_once(text: str) -> None:
+def test_a_hostile_file_is_read_quickly(text: str) -> None:
     assert steps(text) == ()
 
 
-def test_files_that_a_command_names_are_inputs_of_the_set_up() -> None:
+def test_files_named_by_a_command_are_inputs_of_the_set_up() -> None:
     command = "bash .devcontainer/setup.sh && pip install -r ./requirements/dev.txt"
     files = {
         **MAKEFILE,
@@ -100,7 +100,7 @@ def test_files_that_a_command_names_are_inputs_of_the_set_up() -> None:
 WORKFLOW = ".github/workflows/copilot-setup-steps.yml"
 
 
-def test_the_commands_of_the_workflow_for_agents_come_before_a_devcontainer() -> None:
+def test_the_agent_workflows_commands_take_precedence_over_a_devcontainer() -> None:
     text = """
 on: workflow_dispatch
 jobs:
@@ -164,5 +164,5 @@ jobs:
         "!!python/object/apply:os.system [id]",
     ],
 )
-def test_a_workflow_that_cannot_be_used_has_no_commands(text: str) -> None:
+def test_an_unusable_workflow_has_no_commands(text: str) -> None:
     assert steps(text, WORKFLOW) == ()

@@ -23,7 +23,7 @@ async def written(tmp_path: Path, repo: Repo) -> tuple[Repo, str]:
     return Repo(tree), version
 
 
-async def test_the_nearest_tag_is_reachable_and_the_tree_is_clean(tmp_path: Path) -> None:
+async def test_the_nearest_tag_is_reachable_and_the_work_tree_is_clean(tmp_path: Path) -> None:
     repo = make_repo(tmp_path / "r", {"a.txt": b"a\r\n", ".gitattributes": "*.txt text eol=lf\n"})
     repo.git("tag", "v1.2.0")
     for number in range(3):
@@ -58,7 +58,7 @@ async def test_the_nearest_tag_is_reachable_and_the_tree_is_clean(tmp_path: Path
         ),
     ],
 )
-async def test_without_a_tag_there_is_one_of_ours(
+async def test_without_a_tag_a_version_tag_is_created(
     tmp_path: Path, files: dict[str, str], version: str
 ) -> None:
     seen, described = await written(tmp_path, make_repo(tmp_path / "r", files))

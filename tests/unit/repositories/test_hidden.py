@@ -19,7 +19,7 @@ from support.repos import make_repo
 _OWN = '[checks]\ntests = "pytest"\n[hidden]\ntests = ["tests/hidden/**"]\n'
 
 
-async def test_hidden_tests_are_in_no_base_of_seats_and_in_no_history_of_it(tmp_path: Path) -> None:
+async def test_hidden_tests_are_absent_from_the_seats_base_and_its_history(tmp_path: Path) -> None:
     repo = make_repo(
         tmp_path / "repo",
         {
@@ -62,7 +62,7 @@ async def test_hidden_tests_are_in_no_base_of_seats_and_in_no_history_of_it(tmp_
         await repositories.merge(prepared.base, [delivered.commit_sha])
 
 
-def test_a_profile_that_hides_tests_can_be_written_and_read_again() -> None:
+def test_a_profile_with_hidden_tests_round_trips() -> None:
     commands = parse_config_file(_OWN)
     assert commands.hidden.tests == ("tests/hidden/**",)
     assert parse_config_file(to_toml(commands)).hidden == commands.hidden

@@ -67,7 +67,7 @@ async def work(request: pytest.FixtureRequest, tmp_path: Path) -> Work:
     return Work(tmp_path / "work", clone, sha, whole_tree=request.param)
 
 
-async def test_what_a_build_leaves_in_an_ignored_folder_counts_for_nothing(work: Work) -> None:
+async def test_build_output_in_an_ignored_folder_does_not_count(work: Work) -> None:
     work.write("src/eval.rs", "// fixed\n")
     work.write("target/debug/libsemver.rlib", size=LARGE)
     work.write("target/debug/deps/other.rlib", size=LARGE)
@@ -79,7 +79,7 @@ async def test_what_a_build_leaves_in_an_ignored_folder_counts_for_nothing(work:
     assert ignored["target/debug/libsemver.rlib"] == "line 1 of .gitignore, /target/"
 
 
-async def test_a_new_folder_with_the_tag_of_caches_is_no_part_of_a_change(work: Work) -> None:
+async def test_a_new_folder_with_a_cache_tag_is_not_part_of_a_change(work: Work) -> None:
     tag = "Signature: 8a477f597d28d172789f06886806bc55\n# made by a build\n"
     work.write("output/CACHEDIR.TAG", tag)
     work.write("output/debug/big.bin", size=LARGE)
@@ -90,7 +90,7 @@ async def test_a_new_folder_with_the_tag_of_caches_is_no_part_of_a_change(work: 
     assert changed == ["plain/CACHEDIR.TAG", "src/CACHEDIR.TAG", "src/new.rs"]
 
 
-async def test_more_files_than_are_counted_in_an_ignored_folder_are_not_asked_for_one_by_one(
+async def test_an_ignored_folder_over_the_entry_limit_is_not_queried_file_by_file(
     work: Work,
 ) -> None:
     for number in range(CAPS.entries + 1):
@@ -101,7 +101,7 @@ async def test_more_files_than_are_counted_in_an_ignored_folder_are_not_asked_fo
     assert ignored == {"target/debug/deps/": "line 1 of .gitignore, /target/"}
 
 
-async def test_more_ignored_files_than_are_counted_in_a_folder_of_the_base_refuse_nothing(
+async def test_many_ignored_files_in_a_base_folder_do_not_refuse_the_change(
     work: Work,
 ) -> None:
     for number in range(CAPS.entries + 1):
@@ -110,7 +110,7 @@ async def test_more_ignored_files_than_are_counted_in_a_folder_of_the_base_refus
     assert (await work.paths())[0] == ["src/new.rs"]
 
 
-async def test_a_nested_list_a_negated_rule_and_a_list_of_the_change_itself_hold(
+async def test_nested_negated_and_new_ignore_rules_apply(
     work: Work,
 ) -> None:
     work.write("crates/inner/out/x.bin", size=LARGE)
@@ -128,7 +128,7 @@ async def test_a_nested_list_a_negated_rule_and_a_list_of_the_change_itself_hold
     }
 
 
-async def test_a_list_that_the_change_writes_anew_holds_instead_of_the_one_before(
+async def test_a_changed_ignore_file_replaces_the_previous_one(
     work: Work,
 ) -> None:
     work.write(".gitignore", "dist/\n")
@@ -137,7 +137,7 @@ async def test_a_list_that_the_change_writes_anew_holds_instead_of_the_one_befor
     assert (await work.paths())[0] == [".gitignore", "run.log"]
 
 
-async def test_files_of_the_base_are_part_of_the_change_wherever_they_lie(work: Work) -> None:
+async def test_tracked_files_in_ignored_places_are_part_of_the_change(work: Work) -> None:
     work.write(".gitignore", "out/\n*.log\n")
     work.write("kept.log", "changed\n")
     work.write("out/stamp", "changed\n")
@@ -145,7 +145,7 @@ async def test_files_of_the_base_are_part_of_the_change_wherever_they_lie(work: 
     assert (await work.paths())[0] == [".gitignore", "kept.log", "out/stamp"]
 
 
-async def test_pipes_and_odd_names_that_a_rule_ignores_refuse_nothing(work: Work) -> None:
+async def test_ignored_pipes_and_odd_names_do_not_refuse_the_change(work: Work) -> None:
     os.mkfifo(work.tree / "pipe.log")
     work.write(os.fsdecode(b"odd\n\xff.log"))
     work.write(os.fsdecode(b"target/odd\n\xff"))
@@ -156,12 +156,12 @@ async def test_pipes_and_odd_names_that_a_rule_ignores_refuse_nothing(work: Work
     )
 
 
-async def test_a_link_of_the_name_of_an_ignored_folder_is_none(work: Work) -> None:
+async def test_a_link_named_like_an_ignored_folder_is_not_ignored(work: Work) -> None:
     (work.tree / "target").symlink_to("src")
     assert (await work.paths())[0] == ["target"]
 
 
-async def test_without_new_files_git_is_not_asked(work: Work) -> None:
+async def test_without_new_files_git_is_not_queried(work: Work) -> None:
     work.write("src/eval.rs", "// fixed\n")
     (work.tree / "empty").mkdir()
     assert await work.paths() == (["src/eval.rs"], {}, 0)
@@ -188,7 +188,7 @@ async def test_without_new_files_git_is_not_asked(work: Work) -> None:
     ],
     ids=["together", "one file", "files"],
 )
-async def test_what_holds_most_is_named_where_no_rule_ignores_it(
+async def test_the_largest_unignored_entries_are_named(
     work: Work, sizes: dict[str, int], message: str
 ) -> None:
     for path, size in sizes.items():

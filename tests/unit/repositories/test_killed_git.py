@@ -79,7 +79,7 @@ def real_git() -> str:
 
 @pytest.mark.e2e  # some hundred git processes
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_every_command_may_be_killed_once_and_the_same_is_delivered(
+async def test_every_git_command_may_be_killed_once_without_changing_the_delivery(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     sample, marks = make_sample(tmp_path / "sample"), tmp_path / "marks"
@@ -111,7 +111,7 @@ async def delivered(data: Path, sample: Repo, branch: str) -> str:
     return await trusted.deliver(base, patch.diff, branch, "solve")
 
 
-async def test_one_that_is_killed_again_and_again_is_given_up_as_lost_work(
+async def test_a_repeatedly_killed_command_is_a_workspace_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sample = make_sample(tmp_path / "sample")
@@ -126,7 +126,7 @@ async def test_one_that_is_killed_again_and_again_is_given_up_as_lost_work(
         out.read()
 
 
-async def test_a_git_below_git_that_was_killed_counts(
+async def test_a_killed_child_process_of_git_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (

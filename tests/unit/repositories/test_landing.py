@@ -54,14 +54,14 @@ async def work(
     ).commit_sha
 
 
-async def test_the_default_leaves_it(trusted: RepositoryService, repo: Repo) -> None:
+async def test_the_default_policy_leaves_the_commit(trusted: RepositoryService, repo: Repo) -> None:
     ref = RepositoryRef(id=(await trusted.register(str(repo.path))).id)
     head, sha = repo.head, await work(trusted, ref)
     assert (await trusted.land(ref, sha, BRANCH, OUTPUT_TEXT, "local")).status == "left"
     assert (repo.head, repo.git("branch", "--list", BRANCH)) == (head, "")
 
 
-async def test_push_makes_the_branch_whatever_is_delivered_otherwise(
+async def test_the_push_policy_creates_the_branch_even_if_nothing_else_is_delivered(
     trusted: RepositoryService, repo: Repo
 ) -> None:
     entry = await trusted.register(str(repo.path), push="none", on_approval="push")
@@ -72,7 +72,7 @@ async def test_push_makes_the_branch_whatever_is_delivered_otherwise(
     assert repo.git("rev-parse", BRANCH) == sha
 
 
-async def test_a_person_merges_whatever_the_policy_but_not_against_the_push_policy(
+async def test_a_person_may_merge_under_any_approval_policy_but_not_against_the_push_policy(
     trusted: RepositoryService, repo: Repo
 ) -> None:
     ref = RepositoryRef(id=(await trusted.register(str(repo.path))).id)
@@ -88,7 +88,7 @@ async def test_a_person_merges_whatever_the_policy_but_not_against_the_push_poli
 
 
 @pytest.mark.parametrize("at", ["checked out", "elsewhere"])
-async def test_merge_makes_one_merge_commit_on_the_branch(
+async def test_the_merge_policy_creates_one_merge_commit_on_the_branch(
     trusted: RepositoryService, repo: Repo, at: str
 ) -> None:
     ref = await registered(trusted, repo, "merge")
@@ -107,7 +107,7 @@ async def test_merge_makes_one_merge_commit_on_the_branch(
     assert (again.status, again.commit_sha) == ("merged", repo.git("rev-parse", main))
 
 
-async def test_a_branch_that_moved_is_told_with_what_the_commit_changes(
+async def test_a_moved_branch_is_reported_with_what_the_commit_changes(
     trusted: RepositoryService, repo: Repo
 ) -> None:
     ref = await registered(trusted, repo, "merge")
@@ -119,7 +119,7 @@ async def test_a_branch_that_moved_is_told_with_what_the_commit_changes(
     assert "moved" not in landed.diff
 
 
-async def test_a_commit_that_was_built_elsewhere_is_not_merged(
+async def test_a_commit_based_on_another_branch_is_not_merged(
     trusted: RepositoryService, repo: Repo
 ) -> None:
     ref = await registered(trusted, repo, "merge")
@@ -142,7 +142,7 @@ async def test_a_commit_that_was_built_elsewhere_is_not_merged(
     ],
     ids=["changed", "unknown", "ignored", "filter", "two trees"],
 )
-async def test_what_its_owner_has_is_not_touched(
+async def test_files_of_the_owner_are_not_touched(
     trusted: RepositoryService, repo: Repo, path: str, ignored: str, why: str
 ) -> None:
     if ignored:
@@ -173,7 +173,7 @@ async def test_what_its_owner_has_is_not_touched(
     assert not (repo.path / "RAN").exists()
 
 
-async def test_no_hook_runs(trusted: RepositoryService, repo: Repo) -> None:
+async def test_no_hook_is_run(trusted: RepositoryService, repo: Repo) -> None:
     hook = repo.path / ".git/hooks/post-merge"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text("#!/bin/sh\ntouch RAN\n", encoding="utf-8")
@@ -185,7 +185,7 @@ async def test_no_hook_runs(trusted: RepositoryService, repo: Repo) -> None:
     assert not (repo.path / "RAN").exists()
 
 
-async def test_it_is_merged_into_the_branch_that_was_named(
+async def test_a_commit_is_merged_into_the_configured_branch(
     trusted: RepositoryService, repo: Repo
 ) -> None:
     repo.git("branch", "release")
@@ -195,9 +195,7 @@ async def test_it_is_merged_into_the_branch_that_was_named(
     assert (repo.head, repo.git("rev-parse", "release^2")) == (head, sha)
 
 
-async def test_without_a_branch_there_is_nothing_to_merge_into(
-    trusted: RepositoryService, repo: Repo
-) -> None:
+async def test_the_merge_policy_requires_a_branch(trusted: RepositoryService, repo: Repo) -> None:
     repo.git("checkout", "--quiet", "--detach")
     with pytest.raises(InvalidRequest, match="--base"):
         await registered(trusted, repo, "merge")

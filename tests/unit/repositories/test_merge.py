@@ -42,9 +42,7 @@ async def committed(trusted: RepositoryService, base: Base, path: str, text: str
     ).commit_sha
 
 
-async def test_what_commits_came_to_is_brought_together(
-    trusted: RepositoryService, repo: Repo
-) -> None:
+async def test_several_commits_are_merged(trusted: RepositoryService, repo: Repo) -> None:
     base = await pinned(trusted, repo)
     first = await committed(trusted, base, "a.txt", LINES.replace("one", "ONE"))
     second = await committed(trusted, base, "a.txt", LINES.replace("seven", "SEVEN"))
@@ -59,7 +57,7 @@ async def test_what_commits_came_to_is_brought_together(
     assert (await trusted.merge(base, (first,))).diff == await clone.diff(base.sha, first)
 
 
-async def test_a_base_that_moved_meanwhile_is_kept(trusted: RepositoryService, repo: Repo) -> None:
+async def test_changes_of_a_moved_base_are_kept(trusted: RepositoryService, repo: Repo) -> None:
     old = await pinned(trusted, repo)
     work = await committed(trusted, old, "a.txt", LINES.replace("one", "ONE"))
     repo.commit({"b.txt": "moved\n"})
@@ -70,7 +68,7 @@ async def test_a_base_that_moved_meanwhile_is_kept(trusted: RepositoryService, r
     assert (await trusted.clone(new.repository).read(merged.commit_sha, "b.txt", 100)) == b"moved\n"
 
 
-async def test_what_disagrees_is_shown(trusted: RepositoryService, repo: Repo) -> None:
+async def test_a_conflict_is_shown(trusted: RepositoryService, repo: Repo) -> None:
     base = await pinned(trusted, repo)
     first = await committed(trusted, base, "a.txt", LINES.replace("four", "4"))
     second = await committed(trusted, base, "a.txt", LINES.replace("four", "IV"))
@@ -79,7 +77,7 @@ async def test_what_disagrees_is_shown(trusted: RepositoryService, repo: Repo) -
     assert "\n4\n=======\nIV\n" in caught.value.message
 
 
-async def test_a_commit_that_is_at_the_origin_alone_is_fetched(
+async def test_a_commit_known_only_to_the_origin_is_fetched(
     trusted: RepositoryService, repo: Repo
 ) -> None:
     base = await pinned(trusted, repo)

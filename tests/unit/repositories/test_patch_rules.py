@@ -62,7 +62,7 @@ def refuse(change: RawChange, reason: str) -> None:
         ("bad\udcff", "UTF-8"),
     ],
 )
-def test_paths_that_are_refused(path: str, reason: str) -> None:
+def test_invalid_paths_are_refused(path: str, reason: str) -> None:
     refuse(RawChange(path), reason)
 
 
@@ -80,7 +80,7 @@ def test_paths_that_are_refused(path: str, reason: str) -> None:
         ".git2",
     ],
 )
-def test_paths_that_are_fine(path: str) -> None:
+def test_valid_paths_are_accepted(path: str) -> None:
     check_changes([RawChange(path)])
 
 
@@ -104,11 +104,11 @@ def test_paths_that_are_fine(path: str) -> None:
         (RawChange("big", size=5_000_001), "5000000"),
     ],
 )
-def test_changes_that_are_refused(change: RawChange, reason: str) -> None:
+def test_invalid_changes_are_refused(change: RawChange, reason: str) -> None:
     refuse(change, reason)
 
 
-def test_too_many_and_too_much() -> None:
+def test_too_many_and_too_large_changes_are_refused() -> None:
     limits = ChangeLimits(files=2, file_bytes=10, total_bytes=15)
     check_changes([RawChange("a", size=7), RawChange("b", size=8)], limits)
     with pytest.raises(PatchRefused, match="3 files"):
@@ -184,11 +184,11 @@ def test_no_chain_of_accepted_links_leaves_the_tree(links: dict[str, str]) -> No
         ("", "x", False),
     ],
 )
-def test_patterns(pattern: str, path: str, expected: bool) -> None:  # noqa: FBT001 - a parameter of a table
+def test_patterns_match_paths(pattern: str, path: str, expected: bool) -> None:  # noqa: FBT001 - a parameter of a table
     assert matches((pattern,), path) is expected
 
 
-def test_a_later_pattern_takes_back() -> None:
+def test_a_later_pattern_overrides_an_earlier_one() -> None:
     assert not matches(("tests/**", "!tests/data/**"), "tests/data/x")
     assert matches(("tests/**", "!tests/data/**"), "tests/x")
 
@@ -197,11 +197,11 @@ def test_a_later_pattern_takes_back() -> None:
     st.lists(st.sampled_from(["*", "**", "a", "?", "[", "]", "!", "/"]), max_size=12).map("".join),
     NAMES,
 )
-def test_any_pattern_gives_an_answer(pattern: str, path: str) -> None:
+def test_any_pattern_can_be_matched(pattern: str, path: str) -> None:
     assert matches((pattern,), path) in {True, False}
 
 
-def test_a_pattern_made_to_explode_does_not() -> None:
+def test_a_pathological_pattern_is_matched_quickly() -> None:
     assert not matches(("*a" * 60 + "b",), "a" * 250)
     assert not matches(("**/" * 200 + "x",), "a/" * 1000 + "b")
 
@@ -217,12 +217,12 @@ def test_a_pattern_made_to_explode_does_not() -> None:
         "lib/test/a.rb",
     ],
 )
-def test_test_files(path: str) -> None:
+def test_test_files_are_recognised(path: str) -> None:
     assert is_test(path)
 
 
 @pytest.mark.parametrize(
     "path", ["src/utils.py", "contest.py", "src/latest.go", "testing.md", "attest/x.py"]
 )
-def test_other_files(path: str) -> None:
+def test_other_files_are_not_tests(path: str) -> None:
     assert not is_test(path)

@@ -71,7 +71,7 @@ def part(path: str) -> bool:
         ".moothall-instead/tests/test_price.py",
     ],
 )
-def test_what_steers_tests_takes_no_part(path: str) -> None:
+def test_files_that_control_tests_are_not_patchable(path: str) -> None:
     assert not part(path)
 
 
@@ -88,7 +88,7 @@ def test_what_steers_tests_takes_no_part(path: str) -> None:
         "lib/a.go",
     ],
 )
-def test_code_takes_part(path: str) -> None:
+def test_code_is_patchable(path: str) -> None:
     assert part(path)
 
 
@@ -135,7 +135,7 @@ def test_code_takes_part(path: str) -> None:
         ),
     ],
 )
-def test_what_a_package_runs_tests_with_is_kept_and_not_the_code_that_it_looks_at(
+def test_scripts_that_run_a_packages_tests_are_restored_but_not_the_code_under_test(
     package: dict[str, object], controlled: set[str]
 ) -> None:
     base = ("index.js", "lib/a.js", "check.js", "package.json")
@@ -153,15 +153,15 @@ def test_what_a_package_runs_tests_with_is_kept_and_not_the_code_that_it_looks_a
         ("ruff", "check", "shop/price.py"),
     ],
 )
-def test_the_code_that_a_linter_or_doctest_is_given_takes_part(command: tuple[str, ...]) -> None:
+def test_code_passed_to_a_linter_or_doctest_stays_patchable(command: tuple[str, ...]) -> None:
     assert "shop/price.py" not in base_controlled_files(BASE, PROTECTED, [command], "", {})
 
 
-def test_a_base_may_have_a_package_of_a_runners_name() -> None:
+def test_a_base_may_have_a_package_named_like_a_runner() -> None:
     assert is_patchable("pytest/new.py", frozenset(), ["pytest/__init__.py"], PROTECTED)
 
 
-def test_of_a_package_json_what_runs_tests_is_as_on_the_base() -> None:
+def test_the_test_settings_of_a_package_json_are_restored_from_the_base() -> None:
     base = {"name": "a", "scripts": {"test": "mocha"}, "type": "module"}
     now = {
         "name": "chai",
@@ -188,7 +188,7 @@ TESTS = (
 )
 
 
-def test_the_tests_in_a_rust_file_are_those_of_the_base() -> None:
+def test_the_tests_in_a_rust_file_are_restored_from_the_base() -> None:
     base = f"pub fn sum() -> u8 {{ 1 }}\n{TESTS}"
     forged = f"pub fn sum() -> u8 {{ 2 }}\n{TESTS.replace('5', '4')}// end\n"
     judged = restore_base_parts(Change("src/lib.rs", "100644", forged.encode()), base.encode())
@@ -203,14 +203,14 @@ def test_the_tests_in_a_rust_file_are_those_of_the_base() -> None:
     assert same.content == base.replace("1", "3").encode()
 
 
-def test_a_root_file_tasks_is_code_but_where_a_check_runs_it() -> None:
+def test_a_root_file_tasks_py_is_code_unless_a_check_runs_it() -> None:
     assert base_controlled_files(("tasks.py", "a.py"), (), [("pytest",)], "", {}) == frozenset()
     assert base_controlled_files(
         ("tasks.py", "a.py"), (), [("python", "-m", "invoke", "test")], "", {}
     ) == {"tasks.py"}
 
 
-def test_a_makefile_made_to_be_slow_is_read_in_one_go() -> None:
+def test_a_pathological_makefile_is_read_quickly() -> None:
     recipes = (
         "test:\n\t" + "test" * 100_000 + "!\n" + "bash -x " * 50_000 + "\n" + "a=b " * 50_000 + "\n"
     )
@@ -220,7 +220,7 @@ def test_a_makefile_made_to_be_slow_is_read_in_one_go() -> None:
     )
 
 
-def test_what_a_makefile_runs_is_kept() -> None:
+def test_scripts_run_by_a_makefile_are_restored_from_the_base() -> None:
     base = (
         "run.sh",
         "ci/all-tests",
@@ -238,7 +238,7 @@ def test_what_a_makefile_runs_is_kept() -> None:
     assert controlled == {"run.sh", "ci/all-tests", "tools/check.py", "own.sh", "Makefile"}
 
 
-def test_what_tests_ask_a_package_for_by_an_alias_stays_where_it_was() -> None:
+def test_an_import_alias_of_the_base_keeps_its_target() -> None:
     now = Change(
         "package.json",
         "100644",

@@ -28,7 +28,7 @@ def profile_of(files: dict[str, str], registered: Commands | None = None) -> Pro
     return make_profile({path: str(hash(text)) for path, text in files.items()}, files, registered)
 
 
-async def test_the_sample_is_python_with_pytest(tmp_path: Path) -> None:
+async def test_the_sample_is_a_python_project_with_pytest(tmp_path: Path) -> None:
     repo = make_sample(tmp_path / "s")
     clone = TrustedClone(tmp_path / "repos" / "s.git", WorkspaceSettings())
     profile = await read_profile(clone, await clone.fetch(str(repo.path), "HEAD"))
@@ -43,7 +43,7 @@ async def test_the_sample_is_python_with_pytest(tmp_path: Path) -> None:
     assert changed.setup[0] == (*PIP, "pytest", "-r", "requirements.txt")
 
 
-def test_protected_covers_tests_and_what_steers_them() -> None:
+def test_tests_and_the_files_that_control_them_are_protected() -> None:
     protected = profile_of(dict(SAMPLE)).protected
     for path in (
         "tests/data/x.json",
@@ -66,7 +66,7 @@ def test_protected_covers_tests_and_what_steers_them() -> None:
         assert not matches(protected, path), path
 
 
-def test_python_dependencies_are_taken_from_all_the_usual_places() -> None:
+def test_python_dependencies_are_read_from_all_usual_files() -> None:
     profile = profile_of(
         {
             "a.py": "",
@@ -142,7 +142,7 @@ def test_python_without_tests_has_an_environment_but_no_check() -> None:
         ({"README.md": "nothing"}, {}, None),
     ],
 )
-def test_other_languages(
+def test_other_languages_are_detected(
     files: dict[str, str], checks: dict[str, tuple[str, ...]], setup: tuple[str, ...] | None
 ) -> None:
     profile = profile_of(files)
@@ -150,7 +150,7 @@ def test_other_languages(
     assert profile.setup[:1] == ((setup,) if setup else ())
 
 
-def test_the_repositorys_own_file_decides_and_the_registry_over_it() -> None:
+def test_the_repositorys_config_file_overrides_detection_and_the_registry_overrides_it() -> None:
     own = (
         'setup = ["pip install -r ci.txt", ["make", "env"]]\nprotected = ["golden/**", '
         '"!tests/data/**"]\n'
@@ -175,7 +175,7 @@ def test_the_repositorys_own_file_decides_and_the_registry_over_it() -> None:
     assert partly.setup == ((*PIP, "pytest"),)
 
 
-def test_checks_may_be_said_to_advise_and_to_run_in_a_folder() -> None:
+def test_checks_may_be_advisory_and_run_in_a_folder() -> None:
     own = (
         'advisory = ["lint", "gone"]\n[checks]\ntests = "make"\nlint = "make lint"\n[folders]\n'
         'tests = "sub/x"\n'
@@ -202,7 +202,7 @@ def test_checks_may_be_said_to_advise_and_to_run_in_a_folder() -> None:
         pytest.param("setup = " + "[" * 60_000, "is not TOML", id="a nest of brackets"),
     ],
 )
-def test_a_bad_own_file_is_an_error_with_its_line(text: str, message: str) -> None:
+def test_an_invalid_config_file_is_an_error_with_its_line(text: str, message: str) -> None:
     with pytest.raises(RepositoryError, match=message):
         parse_config_file(text)
 

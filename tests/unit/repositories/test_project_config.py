@@ -30,7 +30,7 @@ OUTPUT_TEXT = st.fixed_dictionaries(
 
 
 @given(OUTPUT_TEXT)
-def test_what_is_written_is_what_is_read(fields: dict[str, object]) -> None:
+def test_a_written_config_file_is_read_back_unchanged(fields: dict[str, object]) -> None:
     commands = Commands.model_validate(fields)
     assert parse_config_file(to_toml(commands)) == commands
 
@@ -48,7 +48,7 @@ GO = {"go.mod": "module a\n", "a_test.go": ""}
 
 
 @pytest.mark.parametrize("texts", [PROJECT, NODE, GO, {"README": ""}])
-def test_the_written_file_gives_the_same_profile(texts: dict[str, str]) -> None:
+def test_a_written_config_file_gives_the_same_profile(texts: dict[str, str]) -> None:
     detected = make_profile(dict.fromkeys(texts, "0"), texts)
     written = to_toml(commands_of(detected))
     again = make_profile(dict.fromkeys([*texts, CONFIG_FILE], "0"), {**texts, CONFIG_FILE: written})
@@ -61,7 +61,7 @@ def test_the_written_file_gives_the_same_profile(texts: dict[str, str]) -> None:
     assert (again.advisory, dict(again.folders)) == (detected.advisory, dict(detected.folders))
 
 
-def test_a_file_that_is_there_stays_unless_it_is_forced(tmp_path: Path) -> None:
+def test_an_existing_config_file_is_overwritten_only_if_forced(tmp_path: Path) -> None:
     path = write_config_file(tmp_path, "a", replace=False)
     with pytest.raises(AlreadyExists, match="--force overwrites it"):
         write_config_file(tmp_path, "b", replace=False)
@@ -70,7 +70,7 @@ def test_a_file_that_is_there_stays_unless_it_is_forced(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8") == "b"
 
 
-def test_no_link_is_followed(tmp_path: Path) -> None:
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine", encoding="utf-8")
     (tmp_path / CONFIG_FILE).symlink_to(tmp_path / "precious")
     with pytest.raises(Exception, match="cannot be written"):

@@ -48,7 +48,7 @@ def test_another_tenants_record_is_not_found(registry: Registry) -> None:
         registry.get("../x", "a")
 
 
-def test_an_id_is_taken_by_one_repository(registry: Registry) -> None:
+def test_an_id_belongs_to_one_repository(registry: Registry) -> None:
     registry.add(make_registered("/srv/x", id="x"))
     registry.add(make_registered("/srv/x", id="x", push="none"))
     assert registry.get("x", "local").push == "none"
@@ -71,14 +71,14 @@ def test_ids_are_readable_and_differ_by_tenant_and_origin() -> None:
 @pytest.mark.parametrize(
     "credential", ["ghp_thesecretitself", "env:", "env:A B", "file:relative", "http://x"]
 )
-def test_a_credential_is_named_never_held(credential: str) -> None:
+def test_a_credential_is_referenced_by_name_and_never_stored(credential: str) -> None:
     with pytest.raises(InvalidRequest, match=r"credential: .*named") as caught:
         make_registered("https://h/x", credential=credential)
     assert "ghp" not in caught.value.message
 
 
 @pytest.mark.parametrize(("field", "value"), [("id", "Not An Id"), ("tenant", "../x")])
-def test_ids_are_checked(field: str, value: str) -> None:
+def test_ids_are_validated(field: str, value: str) -> None:
     with pytest.raises(InvalidRequest, match="is not an id"):
         make_registered("/srv/x", **{field: value})
 

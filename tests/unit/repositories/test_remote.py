@@ -119,7 +119,7 @@ async def world(
         yield World(repo, app, host, wire, bundles, entry.id)
 
 
-async def test_a_commit_comes_with_its_profile_and_nothing_travels_twice(tmp_path: Path) -> None:
+async def test_a_commit_arrives_with_its_profile_and_nothing_is_sent_twice(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         base = await here.pin()
         assert base == await here.app.resolve(RepositoryRef(id=here.id, ref=base.sha))
@@ -134,7 +134,9 @@ async def test_a_commit_comes_with_its_profile_and_nothing_travels_twice(tmp_pat
         assert await here.host.resolve(RepositoryRef(id=here.id, ref=base.sha)) == base
 
 
-async def test_a_later_commit_comes_thin_and_an_earlier_one_not_at_all(tmp_path: Path) -> None:
+async def test_a_later_commit_is_sent_as_a_thin_bundle_and_an_earlier_one_not_at_all(
+    tmp_path: Path,
+) -> None:
     noise = "".join(f"{n * n * 7919 % 1_000_003}\n" for n in range(200_000))
     repo = make_repo(tmp_path / "origin", {**SAMPLE, "noise.txt": noise})
     first = repo.head
@@ -154,7 +156,7 @@ async def test_a_later_commit_comes_thin_and_an_earlier_one_not_at_all(tmp_path:
         assert here.wire.received_bytes == received_bytes
 
 
-async def test_tags_and_a_shallow_history_come_along(tmp_path: Path) -> None:
+async def test_tags_and_a_shallow_history_are_sent_along(tmp_path: Path) -> None:
     origin = make_repo(tmp_path / "whole", SAMPLE)
     for number in range(3):
         origin.commit({"n.txt": f"{number}\n"})
@@ -177,7 +179,7 @@ async def test_tags_and_a_shallow_history_come_along(tmp_path: Path) -> None:
         assert counted[0].out == counted[1].out == b"2\n"
 
 
-async def test_another_tenant_gets_nothing_and_an_id_given_anew_brings_nothing_back(
+async def test_another_tenant_gets_nothing_and_a_reused_id_exposes_nothing_old(
     tmp_path: Path,
 ) -> None:
     async with world(tmp_path) as here:
@@ -208,14 +210,14 @@ async def test_another_tenant_gets_nothing_and_an_id_given_anew_brings_nothing_b
         assert not await here.host.clone(here.id).has(base.sha)
 
 
-async def test_a_commit_that_the_server_does_not_have_is_refused_in_words(tmp_path: Path) -> None:
+async def test_a_commit_missing_on_the_server_is_refused_with_a_message(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         await here.pin()
         with pytest.raises(RepositoryError, match="1111111"):
             await here.host.resolve(RepositoryRef(id=here.id, ref="1" * 40))
 
 
-async def test_what_came_is_what_was_asked_for(tmp_path: Path) -> None:
+async def test_a_received_base_is_checked_against_the_request(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         base = await here.app.resolve(RepositoryRef(id=here.id))
         other = here.repo.commit({"x.txt": "x\n"})
@@ -242,7 +244,7 @@ async def test_what_came_is_what_was_asked_for(tmp_path: Path) -> None:
         assert await here.host.resolve(RepositoryRef(id=here.id, ref=base.sha)) == base
 
 
-async def test_a_bundle_over_the_limit_is_neither_made_nor_taken(tmp_path: Path) -> None:
+async def test_a_bundle_over_the_limit_is_neither_created_nor_accepted(tmp_path: Path) -> None:
     noise = "".join(f"{n * n * 7919 % 1_000_003}\n" for n in range(400_000))
     repo = make_repo(tmp_path / "origin", {"noise.txt": noise})
     async with world(tmp_path, repo, max_repository_bytes=1_000_000) as here:
@@ -261,7 +263,7 @@ async def test_commits_are_merged_on_a_host(tmp_path: Path) -> None:
         assert merged == await here.app.merge(base, [one.commit_sha, two.commit_sha])
 
 
-async def test_a_patch_goes_back_to_be_pushed_or_delivered(tmp_path: Path) -> None:
+async def test_a_patch_is_sent_back_to_be_pushed_or_delivered(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         base = await here.pin()
         clone = here.host.clone(here.id)
@@ -284,7 +286,7 @@ async def test_a_patch_goes_back_to_be_pushed_or_delivered(tmp_path: Path) -> No
         assert await here.host.remote(here.id).fetch() == newer
 
 
-async def test_submodules_come_along(tmp_path: Path) -> None:
+async def test_submodules_are_sent_along(tmp_path: Path) -> None:
     inner = make_repo(tmp_path / "inner", {"inner.txt": "inner\n"})
     outer = make_repo(tmp_path / "origin", SAMPLE)
     outer.git("submodule", "--quiet", "add", str(inner.path), "lib")
@@ -296,7 +298,7 @@ async def test_submodules_come_along(tmp_path: Path) -> None:
         assert await clone.has(inner.head)
 
 
-async def test_a_server_that_is_away_or_slow_is_asked_again(tmp_path: Path) -> None:
+async def test_an_unreachable_or_slow_server_is_asked_again(tmp_path: Path) -> None:
     async with world(tmp_path, soon=0.001) as here:
         base = await here.app.resolve(RepositoryRef(id=here.id))
         away = 3
@@ -322,7 +324,7 @@ async def test_a_server_that_is_away_or_slow_is_asked_again(tmp_path: Path) -> N
             )
 
 
-async def test_two_deliberations_at_once_bring_a_commit_once(tmp_path: Path) -> None:
+async def test_concurrent_deliberations_fetch_a_commit_once(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         base = await here.app.resolve(RepositoryRef(id=here.id))
         reference = RepositoryRef(id=here.id, ref=base.sha)
@@ -363,7 +365,7 @@ async def test_a_host_that_serves_a_patch_changes_neither_tags_nor_history_of_th
             assert await git_state() == before
 
 
-async def test_who_asks_for_the_same_in_many_ways_fills_no_disk(tmp_path: Path) -> None:
+async def test_repeated_requests_in_different_forms_do_not_fill_the_disk(tmp_path: Path) -> None:
     noise = "".join(f"{n * n * 7919 % 1_000_003}\n" for n in range(100_000))
     async with world(
         tmp_path,

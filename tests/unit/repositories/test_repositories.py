@@ -104,7 +104,7 @@ async def test_a_path_is_pinned_with_its_profile(trusted: RepositoryService, sam
     assert messages == ["ready"]
 
 
-async def test_a_folder_a_file_url_and_a_link_mean_the_whole_repository(
+async def test_a_subfolder_a_file_url_and_a_link_resolve_to_the_whole_repository(
     trusted: RepositoryService, sample: Repo, place: Path
 ) -> None:
     (place / "link").symlink_to(sample.path)
@@ -119,7 +119,9 @@ async def test_a_folder_a_file_url_and_a_link_mean_the_whole_repository(
     assert len({base.repository for base in bases}) == 1
 
 
-async def test_uncommitted_changes_are_left_alone(trusted: RepositoryService, sample: Repo) -> None:
+async def test_uncommitted_changes_are_not_touched(
+    trusted: RepositoryService, sample: Repo
+) -> None:
     sample.write({"src/utils.py": "broken", "new.txt": "untracked", "staged.txt": "staged"})
     sample.git("add", "staged.txt")
     before = state(sample)
@@ -131,7 +133,7 @@ async def test_uncommitted_changes_are_left_alone(trusted: RepositoryService, sa
     assert state(sample) == before
 
 
-async def test_refs_of_every_kind(trusted: RepositoryService, sample: Repo) -> None:
+async def test_refs_of_every_kind_are_resolved(trusted: RepositoryService, sample: Repo) -> None:
     first = sample.head
     sample.git("tag", "-a", "v1", "-m", "one")
     sample.git("branch", "feature/ü")
@@ -159,7 +161,7 @@ async def test_a_linked_worktree_has_its_own_head(
     assert "moothall/task-1" in sample.git("branch", "--list", "moothall/*")
 
 
-async def test_a_bare_and_a_shallow_repository(
+async def test_bare_and_shallow_repositories_work(
     trusted: RepositoryService, sample: Repo, place: Path
 ) -> None:
     sample.commit({"x": "y"})
@@ -181,7 +183,7 @@ async def test_a_bare_and_a_shallow_repository(
     ],
     ids=["missing", "no git", "file", "empty"],
 )
-async def test_what_is_no_repository(
+async def test_invalid_repositories_are_refused(
     trusted: RepositoryService, place: Path, make: Callable[[Path], object], message: str
 ) -> None:
     make(place / "there")
@@ -189,7 +191,9 @@ async def test_what_is_no_repository(
         await trusted.resolve(RepositoryRef(url=str(place / "there")))
 
 
-async def test_an_unknown_ref_lists_a_few(trusted: RepositoryService, sample: Repo) -> None:
+async def test_an_unknown_ref_is_refused_with_a_few_known_ones(
+    trusted: RepositoryService, sample: Repo
+) -> None:
     for number in range(12):
         sample.git("branch", f"b{number:02}")
     for ref in ("nope", "0" * 40, "HEAD~7", "main:src"):
@@ -215,7 +219,9 @@ async def test_an_unknown_ref_lists_a_few(trusted: RepositoryService, sample: Re
         "x.lock",
     ],
 )
-async def test_a_ref_is_no_option(trusted: RepositoryService, sample: Repo, ref: str) -> None:
+async def test_a_ref_that_looks_like_an_option_is_refused(
+    trusted: RepositoryService, sample: Repo, ref: str
+) -> None:
     with pytest.raises(InvalidRequest, match="is not a ref"):
         await trusted.resolve(RepositoryRef(url=str(sample.path), ref=ref))
 
@@ -244,7 +250,7 @@ async def test_a_ref_is_no_option(trusted: RepositoryService, sample: Repo, ref:
         ("", InvalidRequest, "no repository"),
     ],
 )
-async def test_urls_that_are_refused(
+async def test_invalid_urls_are_refused(
     trusted: RepositoryService, url: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message) as caught:
@@ -252,7 +258,7 @@ async def test_urls_that_are_refused(
     assert "secret" not in str(caught.value)
 
 
-async def test_a_path_outside_the_roots_is_refused_unseen(
+async def test_a_path_outside_the_roots_is_refused_without_access(
     tmp_path: Path, place: Path, sample: Repo
 ) -> None:
     other = make_sample(tmp_path / "other")
@@ -317,7 +323,7 @@ async def test_a_pinned_commit_needs_neither_root_nor_source(
     assert await relocated.resolve(pinned) == base
 
 
-async def test_too_large_a_repository_is_said_at_once(
+async def test_too_large_a_repository_is_reported_at_once(
     tmp_path: Path, place: Path, sample: Repo
 ) -> None:
     small = repositories(
@@ -328,7 +334,7 @@ async def test_too_large_a_repository_is_said_at_once(
         await small.resolve(RepositoryRef(url=str(sample.path)))
 
 
-async def test_a_profile_that_is_not_committed_is_used_and_said(
+async def test_an_uncommitted_profile_is_used_and_reported(
     trusted: RepositoryService, sample: Repo
 ) -> None:
     ref = RepositoryRef(url=str(sample.path))
@@ -347,7 +353,7 @@ async def test_a_profile_that_is_not_committed_is_used_and_said(
         await trusted.resolve(ref)
 
 
-async def test_a_profile_in_the_work_tree_is_no_way_to_read_other_files(
+async def test_a_linked_config_file_does_not_read_other_files(
     trusted: RepositoryService, sample: Repo, tmp_path: Path
 ) -> None:
     (tmp_path / "other.toml").write_text("[checks]\nsecret = 'x'\n")
@@ -357,14 +363,14 @@ async def test_a_profile_in_the_work_tree_is_no_way_to_read_other_files(
     }
 
 
-async def test_sha256_repositories_are_named(trusted: RepositoryService, place: Path) -> None:
+async def test_sha256_repositories_are_reported(trusted: RepositoryService, place: Path) -> None:
     place.mkdir()
     Repo(place).git("init", "--quiet", "--object-format=sha256", "new")
     with pytest.raises(RepositoryError, match="sha256"):
         await trusted.resolve(RepositoryRef(url=str(place / "new")))
 
 
-async def test_delivery_makes_a_branch_and_runs_no_hook(
+async def test_delivery_creates_a_branch_and_runs_no_hook(
     trusted: RepositoryService, sample: Repo, tmp_path: Path
 ) -> None:
     mark = tmp_path / "ran"
@@ -401,7 +407,9 @@ async def test_delivery_makes_a_branch_and_runs_no_hook(
         await trusted.deliver(base, diff, "moothall/task-1", "another message")
 
 
-async def test_delivery_refuses_what_it_must(trusted: RepositoryService, sample: Repo) -> None:
+async def test_delivery_refuses_invalid_branches_and_patches(
+    trusted: RepositoryService, sample: Repo
+) -> None:
     base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
     diff = await winning(trusted, base)
     for branch in (
@@ -426,7 +434,7 @@ async def test_delivery_refuses_what_it_must(trusted: RepositoryService, sample:
 
 
 @pytest.mark.parametrize("other", ["moothall", "moothall/task-1/x", "moothall/task-1"])
-async def test_a_branch_in_the_way_of_delivery_is_found_before(
+async def test_a_branch_that_blocks_delivery_is_found_beforehand(
     trusted: RepositoryService, sample: Repo, other: str
 ) -> None:
     base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
@@ -444,13 +452,13 @@ async def test_a_branch_in_the_way_of_delivery_is_found_before(
 
 
 @pytest.mark.parametrize("ref", ["moothall", "moothall/task-1", "moothall/task-1/x"])
-def test_a_branch_of_a_url_in_the_way_is_named(ref: str) -> None:
+def test_a_branch_at_a_url_that_blocks_delivery_is_named(ref: str) -> None:
     others = ["HEAD", "refs/heads/main", "refs/heads/moothall/task-10", "refs/heads/mooth"]
     assert find_conflicting_branch(others, "moothall/task-1") == ""
     assert repr(ref) in find_conflicting_branch([*others, f"refs/heads/{ref}"], "moothall/task-1")
 
 
-async def test_without_a_push_policy_there_is_no_branch(tmp_path: Path, sample: Repo) -> None:
+async def test_without_a_push_policy_no_branch_is_created(tmp_path: Path, sample: Repo) -> None:
     trusted = repositories(tmp_path)
     await trusted.register(str(sample.path), id="quiet", push="none")
     base = await trusted.resolve(RepositoryRef(id="quiet"))
@@ -462,7 +470,7 @@ async def test_without_a_push_policy_there_is_no_branch(tmp_path: Path, sample: 
 @pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can give files away: run the tests as root"
 )
-async def test_another_users_repository(tmp_path: Path) -> None:
+async def test_a_repository_of_another_user_keeps_its_owner(tmp_path: Path) -> None:
     with TemporaryDirectory() as folder:
         place = Path(folder).resolve()
         place.chmod(0o755)
@@ -476,12 +484,12 @@ async def test_another_users_repository(tmp_path: Path) -> None:
         assert {path.lstat().st_uid for path in (sample.path / ".git").rglob("*")} == {65534}
 
 
-async def test_a_url_gets_no_local_branch(tmp_path: Path) -> None:
+async def test_a_url_cannot_have_a_local_branch_policy(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="'push' or 'none'"):
         await repositories(tmp_path).register("https://host/x", push="local-branch")
 
 
-async def test_a_branch_of_ours_goes_when_it_is_merged_or_forced(
+async def test_a_delivered_branch_is_deleted_if_merged_or_forced(
     trusted: RepositoryService, sample: Repo
 ) -> None:
     entry = await trusted.register(str(sample.path))
@@ -509,7 +517,7 @@ async def test_a_branch_of_ours_goes_when_it_is_merged_or_forced(
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "utf-16", "utf-16-le"])
-async def test_a_text_of_the_base_is_read_in_its_encoding(
+async def test_text_of_the_base_is_read_in_its_encoding(
     trusted: RepositoryService, sample: Repo, encoding: str
 ) -> None:
     text = "größer\n" * 100

@@ -30,7 +30,7 @@ def holder() -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_it_is_there_and_gone_with_its_context() -> None:
+def test_a_scratch_folder_is_deleted_with_its_context() -> None:
     with scratch() as folder:
         (folder / "sub").mkdir()
         assert folder.parent == Path(tempfile.gettempdir())
@@ -39,7 +39,7 @@ def test_it_is_there_and_gone_with_its_context() -> None:
     assert not folder.exists()
 
 
-def test_what_a_killed_process_left_is_swept(holder: subprocess.Popen[str]) -> None:
+def test_folders_of_a_killed_process_are_swept(holder: subprocess.Popen[str]) -> None:
     assert holder.stdout
     folder = Path(holder.stdout.readline().strip())
     sweep()

@@ -54,7 +54,7 @@ async def checked_out(
     return dest, messages
 
 
-async def test_submodules_are_there_at_the_commit_that_is_recorded(tmp_path: Path) -> None:
+async def test_submodules_are_checked_out_at_the_recorded_commit(tmp_path: Path) -> None:
     superproject = with_submodule(tmp_path)
     Repo(tmp_path / "library").commit({"lib.py": "x = 2\n"})
     trusted = repositories(tmp_path)
@@ -68,7 +68,7 @@ async def test_submodules_are_there_at_the_commit_that_is_recorded(tmp_path: Pat
     assert not list(dest.rglob(".git"))
 
 
-async def test_one_that_cannot_be_had_is_said_and_left_out(tmp_path: Path) -> None:
+async def test_an_unavailable_one_is_reported_and_left_out(tmp_path: Path) -> None:
     superproject = make_repo(tmp_path / "whole", {"a.py": "", "setup.py": ""})
     for name, url in (
         ("git", "git://example.org/x.git"),
@@ -102,7 +102,7 @@ async def test_one_that_cannot_be_had_is_said_and_left_out(tmp_path: Path) -> No
     assert (dest / "a.py").exists()
 
 
-async def test_their_number_is_bounded(tmp_path: Path) -> None:
+async def test_the_number_of_submodules_is_bounded(tmp_path: Path) -> None:
     superproject = make_repo(tmp_path / "whole", {"a.py": ""})
     for number in range(21):
         link = f"160000,{superproject.head},library{number}"

@@ -90,14 +90,14 @@ async def refusal(trusted: RepositoryService, url: str) -> MoothallError:
         "http://[fe80::1]/x.git",
     ],
 )
-async def test_a_tenants_url_reaches_nothing_inside(tmp_path: Path, url: str) -> None:
+async def test_a_tenants_url_cannot_reach_internal_addresses(tmp_path: Path, url: str) -> None:
     async with listening() as (port, calls):
         assert isinstance(await refusal(repositories(tmp_path), url.format(port=port)), Refused)
         assert calls == []
 
 
 @pytest.mark.e2e
-async def test_open_closed_and_silent_ports_are_told_in_the_same_words(tmp_path: Path) -> None:
+async def test_open_closed_and_silent_ports_get_the_same_message(tmp_path: Path) -> None:
     async with (
         listening(b"SSH-2.0-OpenSSH\r\n") as (banner, _),
         listening(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") as (missing, _),
@@ -126,7 +126,7 @@ async def test_open_closed_and_silent_ports_are_told_in_the_same_words(tmp_path:
         assert len(refused) == 1, refused
 
 
-async def test_a_name_that_is_known_inside_alone_is_told_as_one_that_nobody_knows(
+async def test_an_internal_name_is_reported_as_unknown(
     tmp_path: Path,
 ) -> None:
     messages = [
@@ -138,7 +138,7 @@ async def test_a_name_that_is_known_inside_alone_is_told_as_one_that_nobody_know
     assert messages[0] == messages[1]
 
 
-async def test_a_redirect_leads_nowhere(tmp_path: Path) -> None:
+async def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
     async with listening() as (inside, calls):
         answer = (
             f"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{inside}/x.git/info/refs\r\n"
@@ -152,7 +152,7 @@ async def test_a_redirect_leads_nowhere(tmp_path: Path) -> None:
             assert (len(requests), calls) == (1, [])
 
 
-async def test_a_strangers_git_has_nothing_of_the_operators(
+async def test_git_for_a_tenant_ignores_the_operators_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / ".gitconfig").write_text("[http]\n\textraHeader = Authorization: operator\n")
@@ -175,7 +175,7 @@ async def test_a_strangers_git_has_nothing_of_the_operators(
     assert str(tmp_path / "agent") not in shown
 
 
-async def test_what_one_program_reads_as_a_host_and_another_does_not_is_no_url(
+async def test_a_url_with_an_ambiguous_host_is_refused(
     tmp_path: Path,
 ) -> None:
     assert isinstance(
@@ -183,7 +183,7 @@ async def test_what_one_program_reads_as_a_host_and_another_does_not_is_no_url(
     )
 
 
-async def test_one_that_the_operator_registered_for_a_tenant_is_called_and_for_no_other(
+async def test_a_url_registered_for_one_tenant_is_used_for_no_other(
     tmp_path: Path,
 ) -> None:
     async with listening() as (port, calls):

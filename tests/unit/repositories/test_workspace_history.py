@@ -62,7 +62,7 @@ async def exported(
     return Repo(tree), cut
 
 
-async def test_it_holds_the_history_with_its_tags_and_nothing_else(
+async def test_the_export_contains_the_history_with_its_tags_and_nothing_else(
     tmp_path: Path, repo: Repo
 ) -> None:
     shown, cut = await exported(tmp_path, repo.path)
@@ -84,7 +84,7 @@ async def test_it_holds_the_history_with_its_tags_and_nothing_else(
 @pytest.mark.parametrize(
     ("commits", "subjects"), [(1, ["merge"]), (4, ["first", "merge", "second", "side"])]
 )
-async def test_it_ends_after_so_many_commits(
+async def test_the_history_ends_after_a_limited_number_of_commits(
     tmp_path: Path, repo: Repo, commits: int, subjects: list[str]
 ) -> None:
     shown, cut = await exported(tmp_path, repo.path, commits=commits)
@@ -94,7 +94,7 @@ async def test_it_ends_after_so_many_commits(
     assert shown.git("tag") == ("v1" if commits > 1 else "")
 
 
-async def test_a_shallow_source_shows_what_it_has(tmp_path: Path, repo: Repo) -> None:
+async def test_a_shallow_source_exports_its_available_history(tmp_path: Path, repo: Repo) -> None:
     repo.git("clone", "--quiet", "--depth=1", f"file://{repo.path}", str(tmp_path / "shallow"))
     shown, cut = await exported(tmp_path, tmp_path / "shallow")
     assert (cut, shown.git("log", "--format=%s"), shown.git("fsck", "--full")) == (
@@ -104,7 +104,7 @@ async def test_a_shallow_source_shows_what_it_has(tmp_path: Path, repo: Repo) ->
     )
 
 
-async def test_files_in_the_form_of_a_checkout_are_unchanged(tmp_path: Path, repo: Repo) -> None:
+async def test_files_converted_at_checkout_are_unchanged(tmp_path: Path, repo: Repo) -> None:
     repo.commit(
         {
             ".gitattributes": "*.txt text eol=crlf\n*.bin filter=lfs\n*.id ident\n",
@@ -118,7 +118,9 @@ async def test_files_in_the_form_of_a_checkout_are_unchanged(tmp_path: Path, rep
     assert shown.git("status", "--porcelain") == ""
 
 
-async def test_files_whose_content_lies_elsewhere_are_unchanged(tmp_path: Path, repo: Repo) -> None:
+async def test_files_with_content_stored_outside_git_are_unchanged(
+    tmp_path: Path, repo: Repo
+) -> None:
     shown, _ = await exported(
         tmp_path, repo.path, instead={"a.txt": "the content that a pointer of LFS stands for"}
     )
@@ -127,7 +129,7 @@ async def test_files_whose_content_lies_elsewhere_are_unchanged(tmp_path: Path, 
     assert shown.git("status", "--porcelain") == "M b.txt"
 
 
-async def test_what_is_too_large_is_refused(tmp_path: Path, repo: Repo) -> None:
+async def test_a_history_over_the_size_limit_is_refused(tmp_path: Path, repo: Repo) -> None:
     repo.commit({"large.bin": os.urandom(2_000_000)}, "large")
     with pytest.raises(RepositoryError, match="history for workspaces cannot be written"):
         await exported(tmp_path, repo.path)

@@ -28,5 +28,5 @@ def test_the_quota_of_a_cgroup_is_read(
     assert quota(tmp_path) == expected
 
 
-def test_there_are_as_many_cores_as_this_process_may_run_on_at_most() -> None:
+def test_the_number_of_cores_is_at_most_that_available_to_the_process() -> None:
     assert 1 <= cores() <= len(os.sched_getaffinity(0))

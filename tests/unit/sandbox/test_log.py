@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moothall.sandbox.spawn import SandboxLog
 
 
-async def test_output_is_marked_and_cannot_pass_for_a_note(tmp_path: Path) -> None:
+async def test_output_is_marked_and_cannot_be_mistaken_for_a_note(tmp_path: Path) -> None:
     log = SandboxLog(tmp_path / "log")
     writing = os.dup(log.writing)
     log.start()
@@ -32,7 +32,9 @@ async def test_output_is_marked_and_cannot_pass_for_a_note(tmp_path: Path) -> No
 
 
 @pytest.mark.e2e
-async def test_a_flood_fills_no_disk_and_the_newest_output_is_known(tmp_path: Path) -> None:
+async def test_a_flood_of_output_does_not_fill_the_disk_and_the_tail_is_kept(
+    tmp_path: Path,
+) -> None:
     log = SandboxLog(tmp_path / "log")
     writing = os.dup(log.writing)
     log.start()
@@ -56,7 +58,7 @@ async def test_a_flood_fills_no_disk_and_the_newest_output_is_known(tmp_path: Pa
     assert text.splitlines()[-2:] == [b"| ... the log keeps 4000000 bytes of output", b"a note"]
 
 
-async def test_a_full_disk_ends_no_sandbox(tmp_path: Path) -> None:
+async def test_a_full_disk_does_not_end_a_sandbox(tmp_path: Path) -> None:
     (tmp_path / "log").symlink_to("/dev/full")
     log = SandboxLog(tmp_path / "log")
     os.write(log.writing, b"why it ended\n")
@@ -67,7 +69,7 @@ async def test_a_full_disk_ends_no_sandbox(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [None, "log"])
-async def test_without_a_file_the_tail_is_known_too(tmp_path: Path, path: str | None) -> None:
+async def test_the_tail_is_kept_without_a_file(tmp_path: Path, path: str | None) -> None:
     log = SandboxLog(tmp_path / path if path else None)
     os.write(log.writing, b"why it ended\n")
     log.start()
@@ -76,7 +78,7 @@ async def test_without_a_file_the_tail_is_known_too(tmp_path: Path, path: str | 
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20))
-def test_every_line_of_output_is_marked_however_it_is_cut(pieces: list[bytes]) -> None:
+def test_every_line_of_output_is_marked_however_it_is_split(pieces: list[bytes]) -> None:
     async def main() -> bytes:
         log = SandboxLog(None)
         read, write = os.pipe()

@@ -59,7 +59,7 @@ async def until_named(name: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_sandbox_is_known_by_its_name_and_ended_by_it() -> None:
+async def test_a_sandbox_is_found_and_ended_by_its_name() -> None:
     name, other = f"{os.getpid()}-named-1", f"{os.getpid()}-other-1"
     async with run_sandbox(spec(name)) as inside, run_sandbox(spec(other)) as stays:
         await until_named(name)
@@ -74,7 +74,7 @@ async def test_a_sandbox_is_known_by_its_name_and_ended_by_it() -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_sandbox_closed_at_any_moment_of_its_start_leaves_nothing() -> None:
+async def test_closing_a_sandbox_during_its_start_leaves_nothing_behind() -> None:
     prefix = f"{os.getpid()}-early-"
     for after in TIMES:
         inside = await spawn(spec(f"{prefix}{after}"))
@@ -88,7 +88,7 @@ async def test_a_sandbox_closed_at_any_moment_of_its_start_leaves_nothing() -> N
             await asyncio.sleep(0.01)
 
 
-async def test_the_sweep_ends_what_a_killed_host_left_running_and_nothing_of_a_living_one(
+async def test_the_sweep_ends_sandboxes_of_a_killed_host_and_none_of_a_living_one(
     tmp_path: Path,
 ) -> None:
     layout, dead, live = Layout(tmp_path), f"{os.getpid()}-dead", f"{os.getpid()}-living"
@@ -125,7 +125,7 @@ asyncio.run(main())
 """
 
 
-async def test_what_a_killed_host_left_half_started_ends_with_it_and_not_at_the_next_start(
+async def test_half_started_sandboxes_of_a_killed_host_end_without_a_restart(
     tmp_path: Path,
 ) -> None:
     with subprocess.Popen(
@@ -172,7 +172,7 @@ asyncio.run(main())
 """  # noqa: E501 - a line of embedded text
 
 
-async def test_a_killed_host_leaves_neither_cgroups_nor_its_folder_until_the_next_start(
+async def test_cgroups_and_folder_of_a_killed_host_are_removed_without_a_restart(
     tmp_path: Path,
 ) -> None:
     with subprocess.Popen(
@@ -192,7 +192,7 @@ async def test_a_killed_host_leaves_neither_cgroups_nor_its_folder_until_the_nex
     assert titled(folder.name) == []
 
 
-async def test_a_folder_that_another_process_sweeps_is_left_to_it(tmp_path: Path) -> None:
+async def test_a_folder_being_swept_by_another_process_is_skipped(tmp_path: Path) -> None:
     folder = tmp_path / "dead"
     folder.mkdir()
     (folder / "lock").touch()

@@ -12,14 +12,14 @@ FINE = Layer("files", ok=True, detail="refused")
 GONE = Layer("landlock", ok=False, detail="the kernel has none", mend="use another kernel")
 
 
-async def test_every_wall_holds_here(tmp_path: Path) -> None:
+async def test_every_isolation_layer_works_here(tmp_path: Path) -> None:
     layers = await probe(SandboxSettings(), tmp_path)
     assert [layer.name for layer in layers] == [name for name, _ in LAYERS]
     assert [layer for layer in layers if not layer.ok] == []
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_without_bubblewrap_the_layer_and_its_mend_are_named(
+async def test_without_bubblewrap_the_layer_and_its_remedy_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -32,7 +32,7 @@ async def test_without_bubblewrap_the_layer_and_its_mend_are_named(
         require(layers, ["bubblewrap"])
 
 
-async def test_a_machine_that_is_too_busy_is_not_called_one_without_bubblewrap(
+async def test_a_busy_machine_is_not_reported_as_missing_bubblewrap(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(
@@ -43,7 +43,7 @@ async def test_a_machine_that_is_too_busy_is_not_called_one_without_bubblewrap(
         require(await probe(SandboxSettings(), tmp_path, 0.001))
 
 
-def test_a_missing_wall_stops_unless_it_was_named() -> None:
+def test_a_missing_isolation_layer_stops_the_start_unless_accepted() -> None:
     with pytest.raises(
         SandboxUnavailable,
         match=r"'landlock' is missing: the kernel has none; use another kernel; or accept",

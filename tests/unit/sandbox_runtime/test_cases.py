@@ -24,7 +24,7 @@ def write(folder: Path, *lines: object) -> None:
     (folder / "pytest-1.jsonl").write_text(text, encoding="utf-8")
 
 
-def test_an_address_in_a_name_is_the_same_in_every_run() -> None:
+def test_addresses_in_case_names_are_masked() -> None:
     cases = Cases()
     cases.add_result("TestAs/As((*errors.errorString)(0xc000012ab0))", "passed")
     cases.add_result("test_it[<object at 0x7f12a45b3c40>]", "passed")
@@ -36,7 +36,7 @@ def test_an_address_in_a_name_is_the_same_in_every_run() -> None:
     ]
 
 
-def test_lines(tmp_path: Path) -> None:
+def test_case_lines_are_read(tmp_path: Path) -> None:
     write(
         tmp_path,
         {"start": "a"},
@@ -61,7 +61,7 @@ def test_lines(tmp_path: Path) -> None:
     assert (cases.results["c"], cases.details["c"]) == ("failed", "hit the limit of 3 s")
 
 
-def test_junit(tmp_path: Path) -> None:
+def test_junit_reports_are_read(tmp_path: Path) -> None:
     (tmp_path / "r.xml").write_text(JUNIT, encoding="utf-8")
     cases = Cases()
     read_junit(cases, str(tmp_path / "r.xml"))
@@ -76,7 +76,7 @@ def test_junit(tmp_path: Path) -> None:
     assert cases.ms == {"a.B::one": 500}
 
 
-def test_a_report_that_is_none(tmp_path: Path) -> None:
+def test_invalid_reports_are_ignored(tmp_path: Path) -> None:
     cases = Cases()
     (tmp_path / "broken.xml").write_text(
         "<testsuites><testcase name='a' classname='b'>", encoding="utf-8"
@@ -106,7 +106,7 @@ def test_a_report_that_is_none(tmp_path: Path) -> None:
     assert cases.results == {}
 
 
-def test_no_report_is_too_long(tmp_path: Path) -> None:
+def test_long_reports_are_bounded(tmp_path: Path) -> None:
     lines = [
         {"case": f"c{number}", "result": "failed", "detail": "x" * 9000} for number in range(2000)
     ]
@@ -119,7 +119,7 @@ def test_no_report_is_too_long(tmp_path: Path) -> None:
     assert max(map(len, cases.results)) == 500
 
 
-def test_what_is_red_beyond_the_most_cases_is_seen() -> None:
+def test_failures_beyond_the_maximum_number_of_cases_are_counted() -> None:
     cases = Cases()
     for number in range(MAX_CASES + 10):
         cases.add_result(f"c{number}", "failed" if number == MAX_CASES + 5 else "passed")
@@ -128,7 +128,9 @@ def test_what_is_red_beyond_the_most_cases_is_seen() -> None:
 
 
 @given(st.binary(max_size=2000))
-def test_no_bytes_make_reading_fail(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_any_report_bytes_can_be_read(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
     folder = tmp_path_factory.mktemp("reports")
     (folder / "a.jsonl").write_bytes(data)
     (folder / "a.xml").write_bytes(data)
@@ -146,7 +148,7 @@ objects = st.dictionaries(
 
 
 @given(st.lists(objects, max_size=10))
-def test_no_line_makes_reading_fail(
+def test_any_report_line_can_be_read(
     tmp_path_factory: pytest.TempPathFactory, lines: list[dict[str, object]]
 ) -> None:
     folder = tmp_path_factory.mktemp("reports")

@@ -5,7 +5,7 @@ from pathlib import Path
 from moothall.sandbox_runtime.check_run import data_of_tests
 
 
-def test_data_that_lie_with_tests_are_known_by_when_they_were_changed(tmp_path: Path) -> None:
+def test_changes_of_test_data_are_detected_by_modification_time(tmp_path: Path) -> None:
     names = (
         "tests/data/a.json",
         "shop/testdata/b.txt",

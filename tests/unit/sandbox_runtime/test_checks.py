@@ -35,11 +35,13 @@ GO = ("go", "test", "./...")
         (("python", "-m", "unittest"), 5, {}, "missing"),
     ],
 )
-def test_verdicts(argv: tuple[str, ...], code: int, cases: dict[str, str], expected: str) -> None:
+def test_verdicts_follow_from_command_exit_code_and_cases(
+    argv: tuple[str, ...], code: int, cases: dict[str, str], expected: str
+) -> None:
     assert verdict(argv, code, cases) == expected
 
 
-def test_paths_and_keywords_are_no_options() -> None:
+def test_paths_and_keywords_are_never_read_as_options() -> None:
     found = command(("pytest", "--", "tests"), ["--collect-only", "@file", "tests/a.py"], "-x")
     assert found[found.index("--") :] == ("--", "./--collect-only", "./@file", "tests/a.py")
     assert "-k=-x" in found
@@ -77,18 +79,18 @@ def test_paths_and_keywords_are_no_options() -> None:
         (("make", "test"), ["x"], ("make", "test")),
     ],
 )
-def test_narrowed_to_cases(
+def test_a_command_is_narrowed_to_cases(
     argv: tuple[str, ...], cases: list[str], expected: tuple[str, ...]
 ) -> None:
     assert command(argv, cases=cases) == expected
 
 
-def test_go_has_a_limit_for_a_package() -> None:
+def test_go_gets_a_time_limit_per_package() -> None:
     assert "-timeout=60s" in command(GO, seconds=10)
     assert command(("go", "test", "-timeout", "5s"), seconds=10).count("-timeout=60s") == 0
 
 
-def test_javascript_is_told_by_its_environment_which_cases_are_wanted() -> None:
+def test_javascript_reads_the_wanted_cases_from_its_environment() -> None:
     found = variables(seconds=10, cases=["test/a.js::outer (x) > inner"])
     assert found["MOOTHALL_ONLY"] == r"outer\ \(x\)\ inner$"
     assert found["MOOTHALL_ONLY_LAST"] == "^inner$"
@@ -98,7 +100,7 @@ def test_javascript_is_told_by_its_environment_which_cases_are_wanted() -> None:
         assert re.search(variables(seconds=10, cases=["a.js::adds #2"])["MOOTHALL_ONLY"], named)
 
 
-def test_a_python_path_of_the_projects_own_is_kept() -> None:
+def test_the_projects_own_python_path_is_kept() -> None:
     assert command(("env", "PYTHONPATH=src", "pytest"))[1] == f"PYTHONPATH=src:{PLUGINS}"
 
 
@@ -113,7 +115,7 @@ def test_a_python_path_of_the_projects_own_is_kept() -> None:
         ((), False),
     ],
 )
-def test_what_is_pytest(argv: tuple[str, ...], *, expected: bool) -> None:
+def test_pytest_commands_are_recognised(argv: tuple[str, ...], *, expected: bool) -> None:
     assert is_pytest(argv) is expected
 
 
@@ -139,7 +141,7 @@ def test_what_is_pytest(argv: tuple[str, ...], *, expected: bool) -> None:
         ("python tests/runtests.py -v", "python -m moothall_script tests/runtests.py -v"),
     ],
 )
-def test_a_runner_of_unittest_in_a_script_is_ours(argv: str, started: str) -> None:
+def test_a_unittest_script_is_run_with_our_runner(argv: str, started: str) -> None:
     words = tuple(argv.split())
     assert command(words) == tuple(started.split())
     assert command(command(words)) == command(words)
@@ -147,18 +149,18 @@ def test_a_runner_of_unittest_in_a_script_is_ours(argv: str, started: str) -> No
     assert command(words, ("app1/tests.py",))[-1] == "app1.tests"
 
 
-def test_a_label_of_django_begins_in_the_folder_where_it_runs() -> None:
+def test_a_django_label_is_relative_to_its_working_folder() -> None:
     words = ("env", "--chdir=web", "python", "manage.py", "test")
     assert command(words, ("web/app1/tests.py",))[-1] == "app1.tests"
 
 
-def test_poetry_leaves_the_options_of_pytest_to_it() -> None:
+def test_options_of_pytest_are_passed_through_poetry() -> None:
     argv = ("poetry", "run", "pytest", "-x")
     assert command(argv) == ("poetry", "run", "--", "pytest", "-x", "-q", "--rootdir=.", "--")
     assert is_pytest(command(argv))
 
 
-def test_another_command_of_django_is_run_as_it_is() -> None:
+def test_other_django_commands_are_unchanged() -> None:
     assert command(("python", "manage.py", "check")) == ("python", "manage.py", "check")
 
 
@@ -186,13 +188,13 @@ def test_another_command_of_django_is_run_as_it_is() -> None:
         (("npm", "test"), (), ("test/new.js",), ("npm", "test", "--", "test/new.js")),
     ],
 )
-def test_a_new_test_file_runs_beside_the_cases(
+def test_a_new_test_file_runs_beside_the_selected_cases(
     argv: tuple[str, ...], cases: tuple[str, ...], paths: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     assert command(argv, paths, cases=cases) == expected
 
 
-def test_a_new_file_of_unittest_is_not_filtered_by_the_cases_of_others() -> None:
+def test_a_new_unittest_file_is_not_filtered_by_the_cases_of_others() -> None:
     narrowed = command(
         ("python", "-m", "unittest"),
         ("tests/test_a.py", "tests/test_new.py"),

@@ -44,7 +44,7 @@ LAYERS = CommandLimits(
         (2, "make: *** [Makefile:2: big] Error 153\nENOSPC"),
     ],
 )
-def test_a_disk_limit_is_told_as_disk_whatever_the_language(code: int, output: str) -> None:
+def test_a_disk_limit_is_reported_as_disk_in_every_language(code: int, output: str) -> None:
     assert explain_end(code, output.encode(), PeakUsage(), LAYERS, 0.1) == "disk"
 
 
@@ -58,5 +58,5 @@ def test_a_disk_limit_is_told_as_disk_whatever_the_language(code: int, output: s
         (1, "FENOSPCX", "success"),
     ],
 )
-def test_other_ends_are_told_as_they_are(code: int, output: str, status: str) -> None:
+def test_other_ends_are_reported_as_they_are(code: int, output: str, status: str) -> None:
     assert explain_end(code, output.encode(), PeakUsage(), LAYERS, 0.1) == status

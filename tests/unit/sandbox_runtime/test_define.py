@@ -297,7 +297,7 @@ def test_the_named_span_changes_and_nothing_else(
         ("rust", "free", "pub fn free() {}", "Ok(()) }\n}\n\n", "pub fn free() {}\n\n"),
     ],
 )
-def test_what_is_new_is_added_where_it_belongs(
+def test_a_new_definition_is_added_in_the_right_place(
     language: str, name: str, content: str, before: str, added: str
 ) -> None:
     text = TEXTS[language]
@@ -358,31 +358,33 @@ def test_what_is_new_is_added_where_it_belongs(
         ("rust", "Q::a", "fn a(&self) {}", r"no impl block 'Q'"),
     ],
 )
-def test_what_is_not_clear_is_refused(language: str, name: str, content: str, why: str) -> None:
+def test_an_ambiguous_definition_is_refused(
+    language: str, name: str, content: str, why: str
+) -> None:
     with pytest.raises(ToolFailure, match=why):
         made(language, name, content)
 
 
-def test_line_ends_and_the_byte_order_mark_stay() -> None:
+def test_line_endings_and_the_byte_order_mark_are_kept() -> None:
     text = "\ufeff" + PYTHON.replace("\n", "\r\n")
     came = define(text, "python", "g", "def g():\n    return 3\n").text
     assert came == text.replace("def g(): return 2", "def g():\r\n    return 3")
 
 
-def test_tabs_stay_tabs() -> None:
+def test_indentation_with_tabs_is_kept() -> None:
     text = "class A:\n\tdef f(self):\n\t\tif 1:\n\t\t\treturn 1\n"
     came = define(text, "python", "A.f", "def f(self):\n    if 2:\n        return 2").text
     assert came == "class A:\n\tdef f(self):\n\t\tif 2:\n\t\t\treturn 2\n"
 
 
-def test_a_file_that_did_not_parse_may_be_mended_or_stay_broken() -> None:
+def test_a_file_with_syntax_errors_can_be_edited() -> None:
     broken = "def f():\n    return (\n\n\ndef g():\n    return 1\n"
     assert define(broken, "python", "f", "def f():\n    return ()").text.startswith(
         "def f():\n    return ()"
     )
 
 
-def test_an_empty_file_and_one_without_a_last_line_end() -> None:
+def test_a_definition_is_added_to_an_empty_file_and_after_a_line_without_end() -> None:
     assert define("", "python", "f", "def f():\n    pass").text == "def f():\n    pass\n"
     assert (
         define("a = 1", "python", "f", "def f():\n    pass").text
@@ -404,7 +406,7 @@ def test_an_empty_file_and_one_without_a_last_line_end() -> None:
         ("größe", ("größe",)),
     ],
 )
-def test_names_as_the_languages_spell_them(name: str, parts: tuple[str, ...]) -> None:
+def test_qualified_names_are_split_for_each_language(name: str, parts: tuple[str, ...]) -> None:
     assert split_qualified_name(name)[0] == parts
 
 
@@ -469,7 +471,7 @@ LIMITS = TextLimits(file_bytes=400_000, output_bytes=2000)
 )
 @example(["up", "secret.py"])
 @example(["a", "away", "secret.py"])
-def test_no_path_leaves_its_workspace(parts: list[str]) -> None:
+def test_no_definition_reads_or_writes_outside_the_workspace(parts: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         outside, inside = Path(folder), Path(folder, "inside")
         (inside / "a").mkdir(parents=True)
@@ -503,7 +505,7 @@ def test_no_path_leaves_its_workspace(parts: list[str]) -> None:
         "\x01\x02é\u2028\n" * 500,
     ],
 )
-def test_hostile_texts_end_in_a_result_or_a_refusal(language: str, text: str) -> None:
+def test_hostile_texts_give_a_result_or_a_refusal(language: str, text: str) -> None:
     content = {"python": "def f(): pass", "go": "func f() {}", "rust": "fn f() {}"}.get(
         language, "function f() {}"
     )
@@ -537,7 +539,7 @@ def test_files_of_other_languages_and_binary_ones_are_refused(tmp_path: Path) ->
     assert (tmp_path / "src" / "new.py").read_text(encoding="utf-8") == "def f():\n    pass\n"
 
 
-def test_a_language_is_told_by_the_ending() -> None:
+def test_a_language_is_detected_by_the_file_extension() -> None:
     assert [language_of(path) for path in ("a/b.PY", "x.d.ts", "Makefile", "a.txt", "b.tsx")] == [
         "python",
         "typescript",

@@ -13,7 +13,7 @@ TEXT = (
 )
 
 
-def test_the_text_as_it_is_written_comes_first() -> None:
+def test_an_exact_match_takes_precedence() -> None:
     assert replace("a.py", " x\nx\n", "x\n", "y\n", 2) == (" y\ny\n", 2)
 
 
@@ -37,7 +37,7 @@ def test_the_text_as_it_is_written_comes_first() -> None:
         ),
     ],
 )
-def test_spaces_at_line_ends_and_one_shift_of_all_lines_do_not_matter(
+def test_trailing_spaces_and_a_common_indentation_shift_are_ignored(
     old: str, new: str, came: str
 ) -> None:
     made, count = replace("a.py", TEXT, old, new)
@@ -45,12 +45,12 @@ def test_spaces_at_line_ends_and_one_shift_of_all_lines_do_not_matter(
     assert made == TEXT.replace("    def f(self):\n        a = 1  \n        return a\n", came)
 
 
-def test_line_ends_stay_those_of_the_file() -> None:
+def test_line_endings_of_the_file_are_kept() -> None:
     assert replace("a.txt", "a\r\nb\r\nc\r\n", "a \nb", "x\ny\nz")[0] == "x\r\ny\r\nz\r\nc\r\n"
     assert replace("a.txt", "a\n\tb", "    b ", "    c\n    d")[0] == "a\n\tc\n\td"
 
 
-def test_two_places_are_never_guessed_between() -> None:
+def test_an_ambiguous_match_is_refused() -> None:
     text = "if a:\n    x = 1\nelse:\n        x = 1\n"
     with pytest.raises(
         ToolFailure,
@@ -63,7 +63,7 @@ def test_two_places_are_never_guessed_between() -> None:
     )
 
 
-def test_another_nesting_is_another_text() -> None:
+def test_text_with_another_nesting_does_not_match() -> None:
     with pytest.raises(ToolFailure, match=r"lines 1 to 3:\nif a:\n    b\nc$"):
         replace("a.py", "if a:\n    b\nc\n", "if a:\nb\nc", "x")
 
@@ -76,13 +76,13 @@ def test_another_nesting_is_another_text() -> None:
         ("x\n    def g(self):\n", "lines 5 to 7:\n\n    def g(self):\n"),
     ],
 )
-def test_what_is_not_found_is_answered_with_the_nearest_text(old: str, shown: str) -> None:
+def test_text_that_is_not_found_is_answered_with_the_nearest_text(old: str, shown: str) -> None:
     with pytest.raises(ToolFailure) as refused:
         replace("a.py", TEXT, old, "x")
     assert shown in str(refused.value)
 
 
-def test_a_refusal_is_short_whatever_the_file_holds() -> None:
+def test_a_refusal_is_short_for_any_file() -> None:
     with pytest.raises(ToolFailure) as refused:
         replace(
             "a.py",
@@ -105,7 +105,7 @@ ROW = st.text("ab ({:\t", max_size=6)
     st.text("ab\n ", max_size=8),
     st.sampled_from(["", "  ", "\t"]),
 )
-def test_only_the_lines_that_were_meant_change(
+def test_only_the_matched_lines_change(
     rows: list[str], at: int, size: int, new: str, shift: str
 ) -> None:
     text = "\n".join(rows)

@@ -36,7 +36,7 @@ def tree(tmp_path: Path) -> Iterator[Tree]:
     os.close(tree.root)
 
 
-def test_write_read_append_edit(tree: Tree) -> None:
+def test_files_are_written_read_appended_and_edited(tree: Tree) -> None:
     assert tree("write", path="src/new/a.py", content="one\ntwo")["bytes"] == 7
     assert tree("append", path="src/new/a.py", content="three\n")["bytes"] == 14
     assert tree("read", path="./src//new/a.py")["content"] == "one\ntwo\nthree\n"
@@ -47,7 +47,7 @@ def test_write_read_append_edit(tree: Tree) -> None:
     assert tree("append", path="fresh.txt", content="x")["bytes"] == 1
 
 
-def test_an_edit_that_does_not_fit_says_why(tree: Tree) -> None:
+def test_an_edit_that_does_not_apply_is_reported_with_the_reason(tree: Tree) -> None:
     tree("write", path="a.py", content="def f():\n    x = 1\n    x = 1\n")
     with pytest.raises(ToolFailure, match=r"occurs 2 times .* count=2"):
         tree("edit", path="a.py", old="x = 1", new="y")
@@ -63,7 +63,7 @@ def test_an_edit_that_does_not_fit_says_why(tree: Tree) -> None:
     assert tree("edit", path="a.py", old="x = 1", new="y", count=2)["replaced"] == 2
 
 
-def test_a_folder_is_not_read_but_its_names_are_told(tree: Tree) -> None:
+def test_a_folder_is_listed_instead_of_read(tree: Tree) -> None:
     for path in ("src/inner/a.py", "src/b.py", "src/node_modules/c.js", "src/c.py"):
         tree("write", path=path, content="x")
     with pytest.raises(IsFolder, match=r"^'src' is a folder, not a file$") as failed:
@@ -87,7 +87,7 @@ def test_a_folder_is_not_read_but_its_names_are_told(tree: Tree) -> None:
     assert len(json.dumps(output["entries"])) <= LIMITS.output_bytes
 
 
-def test_what_is_not_text_is_refused(tree: Tree) -> None:
+def test_non_text_files_are_refused(tree: Tree) -> None:
     (tree.path / "b").write_bytes(b"a\0b")
     (tree.path / "l").write_bytes(b"caf\xe9\x01")
     (tree.path / "big").write_bytes(b"x" * 10_001)
@@ -130,7 +130,7 @@ _TEXT = "# größer\nx = 1\n"
         ("# ä ö ü \n".encode() + b"# \xe4\nx = 1\n", "utf-8 with invalid bytes"),
     ],
 )
-def test_a_text_stays_in_its_encoding(tree: Tree, raw: bytes, name: str) -> None:
+def test_a_text_keeps_its_encoding(tree: Tree, raw: bytes, name: str) -> None:
     file = tree.path / "a.txt"
     file.write_bytes(raw)
     encoding = find_encoding(raw)
@@ -147,14 +147,14 @@ def test_a_text_stays_in_its_encoding(tree: Tree, raw: bytes, name: str) -> None
     assert file.read_bytes() == raw
 
 
-def test_invalid_bytes_in_code_stay_around_a_new_definition(tree: Tree) -> None:
+def test_invalid_bytes_around_a_new_definition_are_kept(tree: Tree) -> None:
     raw = "# ä ö ü\n".encode() + b"# \xe4\ndef f():\n    return 1\n"
     (tree.path / "a.py").write_bytes(raw)
     tree("define", path="a.py", name="f", content="def f():\n    return 2")
     assert (tree.path / "a.py").read_bytes() == raw.replace(b"return 1", b"return 2")
 
 
-def test_a_character_that_the_encoding_has_not_is_refused(tree: Tree) -> None:
+def test_a_character_missing_from_the_encoding_is_refused(tree: Tree) -> None:
     file = tree.path / "a.txt"
     file.write_bytes(raw := "größer\n".encode("latin-1"))
     for tool, arguments in (
@@ -168,7 +168,7 @@ def test_a_character_that_the_encoding_has_not_is_refused(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_a_text_keeps_its_line_ends(tree: Tree, end: str) -> None:
+def test_a_text_keeps_its_line_endings(tree: Tree, end: str) -> None:
     file = tree.path / "a.txt"
 
     def content() -> str:
@@ -198,7 +198,7 @@ def test_a_text_keeps_its_line_ends(tree: Tree, end: str) -> None:
     assert content() == end.join(["one", "two", "three"])
 
 
-def test_an_edit_with_other_spaces_keeps_the_line_ends_of_a_last_line_without_one(
+def test_an_edit_with_other_indentation_keeps_the_line_endings_near_an_unterminated_line(
     tree: Tree,
 ) -> None:
     file = tree.path / "a.txt"
@@ -207,14 +207,14 @@ def test_an_edit_with_other_spaces_keeps_the_line_ends_of_a_last_line_without_on
     assert file.read_bytes() == b"one\r\n  2\r\n  3"
 
 
-def test_in_a_text_of_mixed_line_ends_each_place_keeps_its_own(tree: Tree) -> None:
+def test_mixed_line_endings_are_kept_at_each_place(tree: Tree) -> None:
     file = tree.path / "a.txt"
     file.write_bytes(b"a\r\nx\r\nb\nx\nc\nx")
     tree("edit", path="a.txt", old="x", new="1\n2", count=3)
     assert file.read_bytes() == b"a\r\n1\r\n2\r\nb\n1\n2\nc\n1\n2"
 
 
-def test_list_search_info_diff_delete(tree: Tree) -> None:
+def test_files_are_listed_searched_compared_and_deleted(tree: Tree) -> None:
     tree("write", path="src/a.py", content="needle = 1\n")
     tree("write", path="src/b.txt", content="hay\nneedle\n")
     (tree.path / "__pycache__").mkdir()
@@ -252,7 +252,7 @@ def test_list_search_info_diff_delete(tree: Tree) -> None:
 @pytest.mark.parametrize(
     "path", ["/etc/passwd", "../secret", "a/../../secret", "out/secret", "abs", "\0", "x" * 2000]
 )
-def test_no_way_out(tree: Tree, path: str) -> None:
+def test_no_path_leads_outside_the_workspace(tree: Tree, path: str) -> None:
     (tree.path.parent / "secret").write_text("secret", encoding="utf-8")
     (tree.path / "a").mkdir()
     (tree.path / "out").symlink_to("..")
@@ -279,7 +279,7 @@ def test_symlinks_that_stay_inside_are_followed(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize("path", [".git/config", "a/.GIT/hooks/pre-commit", ".git"])
-def test_git_is_not_written(tree: Tree, path: str) -> None:
+def test_files_of_git_are_not_written(tree: Tree, path: str) -> None:
     with pytest.raises(ToolFailure, match="git's own files"):
         tree("write", path=path, content="x")
 
@@ -346,5 +346,5 @@ def test_no_path_leaves_its_workspace(parts: list[str], tool: str) -> None:
         ("a/" * 30 + "b", "**/a/" * 15 + "c", False),
     ],
 )
-def test_globs(path: str, glob: str, *, matches: bool) -> None:
+def test_globs_match_paths(path: str, glob: str, *, matches: bool) -> None:
     assert glob_matches(path, glob) is matches

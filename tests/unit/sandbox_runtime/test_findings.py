@@ -39,11 +39,11 @@ from moothall.sandbox_runtime.cases import findings, is_linter
         ("All checks passed!\n", []),
     ],
 )
-def test_findings_without_line_numbers(output: str, expected: list[str]) -> None:
+def test_findings_have_no_line_numbers(output: str, expected: list[str]) -> None:
     assert findings(output) == expected
 
 
-def test_the_same_at_another_line_is_the_same() -> None:
+def test_a_finding_on_another_line_is_the_same() -> None:
     assert findings("a.py:3:1: F401 x, first seen on line 3") == findings(
         "a.py:9:1: F401 x, first seen on line 9"
     )
@@ -64,10 +64,10 @@ def test_the_same_at_another_line_is_the_same() -> None:
         ((), False),
     ],
 )
-def test_what_is_a_linter(argv: tuple[str, ...], *, expected: bool) -> None:
+def test_linters_are_recognised(argv: tuple[str, ...], *, expected: bool) -> None:
     assert is_linter(argv) is expected
 
 
 @given(st.text(max_size=500) | st.text(alphabet="ab.py:1 ->()\n error:", max_size=500))
-def test_no_output_makes_reading_fail(output: str) -> None:
+def test_any_output_can_be_read(output: str) -> None:
     assert all(": " in line for line in findings(output))

@@ -35,14 +35,16 @@ def _imported(file: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("file", sorted(HERE.glob("*.py")), ids=lambda file: file.name)
-def test_it_imports_the_standard_library_itself_and_what_is_bound_beside_it(file: Path) -> None:
+def test_each_module_imports_only_the_standard_library_and_its_bundled_dependencies(
+    file: Path,
+) -> None:
     ours = {name for name in _imported(file) if name.split(".")[0] == "moothall"}
     assert all(name.startswith("moothall.sandbox_runtime") for name in ours)
     others = {name.split(".")[0] for name in _imported(file)} - {"moothall"}
     assert others - sys.stdlib_module_names <= BOUND.get(file.name, set())
 
 
-def test_the_reporters_of_cases_import_only_the_runner_that_loads_them_and_one_another() -> None:
+def test_case_reporters_import_only_their_runner_and_one_another() -> None:
     for file in HERE.glob("plugins/moothall_*.py"):
         assert {name.split(".")[0] for name in _imported(file)} - sys.stdlib_module_names <= {
             "pytest",

@@ -104,7 +104,7 @@ PIPENV = (
         ("", ""),
     ],
 )
-def test_what_a_lock_file_fixes_is_what_pip_is_held_to(
+def test_versions_in_a_lock_file_become_constraints_for_pip(
     tmp_path: Path, lock: str, kept: str
 ) -> None:
     (tmp_path / "lock").write_text(lock)

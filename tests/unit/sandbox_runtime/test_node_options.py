@@ -49,12 +49,12 @@ def run(top: Path, script: str, **more: str) -> tuple[Cases, str]:
         "unset NODE_OPTIONS; node --no-deprecation --test",
     ],
 )
-def test_a_script_that_sets_node_options_tells_its_cases(tmp_path: Path, script: str) -> None:
+def test_a_script_that_sets_node_options_reports_its_cases(tmp_path: Path, script: str) -> None:
     cases, printed = run(tmp_path, script)
     assert cases.results == {"shop.test.js::deprecated": "passed"}, printed
 
 
-def test_a_package_manager_that_puts_its_own_node_first_keeps_the_reporter(tmp_path: Path) -> None:
+def test_a_package_manager_that_prepends_its_own_node_keeps_the_reporter(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     (own / "node").write_text(f'#!/bin/sh\nexec {shutil.which("node")} "$@"\n', encoding="utf-8")
@@ -71,16 +71,16 @@ def test_a_package_manager_that_puts_its_own_node_first_keeps_the_reporter(tmp_p
     assert cases.results == {"shop.test.js::deprecated": "passed"}, printed
 
 
-def test_without_the_reporter_node_gets_the_options_of_the_script_alone(tmp_path: Path) -> None:
+def test_without_the_reporter_node_gets_only_the_options_of_the_script(tmp_path: Path) -> None:
     cases, printed = run(
         tmp_path, "NODE_OPTIONS=--no-deprecation node -p process.env.NODE_OPTIONS", MOOTHALL_NODE=""
     )
     assert (cases.results, printed.strip()) == ({}, "--no-deprecation")
 
 
-def test_a_path_without_node_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_path_without_node_is_unchanged(tmp_path: Path) -> None:
     assert with_reporters_path(str(tmp_path)) == str(tmp_path)
 
 
-def test_the_launcher_can_be_run() -> None:
+def test_the_launcher_is_executable() -> None:
     assert (FOLDER / "bin" / "node").stat().st_mode & stat.S_IXUSR

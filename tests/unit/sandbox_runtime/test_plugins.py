@@ -109,7 +109,7 @@ def run(folder: Path, argv: tuple[str, ...], seconds: float, **more: str) -> Cas
 
 
 @pytest.mark.e2e  # a pytest with two cases that wait out their limit
-def test_pytest_tells_the_ids_that_it_prints_and_ends_what_hangs(tmp_path: Path) -> None:
+def test_pytest_reports_the_ids_it_prints_and_ends_hanging_tests(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_a.py").write_text(TESTS, encoding="utf-8")
     (tmp_path / "tests" / "test_b.py").write_text("import nothing_of_that_name\n", encoding="utf-8")
@@ -135,7 +135,7 @@ def test_pytest_tells_the_ids_that_it_prints_and_ends_what_hangs(tmp_path: Path)
 
 
 @pytest.mark.e2e  # a pytest that is started anew
-def test_pytest_goes_on_after_a_case_that_ended_the_process(tmp_path: Path) -> None:
+def test_pytest_continues_after_a_case_that_ended_the_process(tmp_path: Path) -> None:
     text = "import os\ndef test_a(): pass\ndef test_b(): os._exit(0)\ndef test_c(): pass\n"
     (tmp_path / "test_a.py").write_text(text, encoding="utf-8")
     argv = (sys.executable, "-m", "pytest")
@@ -151,7 +151,7 @@ def test_pytest_goes_on_after_a_case_that_ended_the_process(tmp_path: Path) -> N
 
 
 @pytest.mark.e2e  # real runs of unittest
-def test_the_garbage_of_tests_is_collected_and_the_runner_is_left_out(tmp_path: Path) -> None:
+def test_garbage_of_tests_is_collected_and_the_runner_is_frozen(tmp_path: Path) -> None:
     text = """
 import gc, weakref
 
@@ -177,7 +177,7 @@ def test_left_out():
     }
 
 
-def test_a_file_that_runs_itself_or_ends_the_process_takes_no_other_with_it(tmp_path: Path) -> None:
+def test_a_test_file_that_runs_itself_or_exits_does_not_affect_other_files(tmp_path: Path) -> None:
     case = "import unittest\nclass TestA(unittest.TestCase):\n    def test_a(self): pass\n"
     for name, text in (
         ("a", f"{case}unittest.main()\n"),
@@ -195,7 +195,7 @@ def test_a_file_that_runs_itself_or_ends_the_process_takes_no_other_with_it(tmp_
 
 
 @pytest.mark.e2e  # a pytest that starts pytest
-def test_what_tests_start_themselves_is_not_told(tmp_path: Path) -> None:
+def test_pytest_started_by_tests_is_not_reported(tmp_path: Path) -> None:
     text = (
         "import subprocess, sys\ndef test_inner(): pass\ndef test_outer():\n    "
         "subprocess.run([sys.executable, '-m', 'pytest', '-k', 'inner'])\n"
@@ -206,7 +206,7 @@ def test_what_tests_start_themselves_is_not_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e  # a pytest that is started anew
-def test_a_command_that_sets_its_own_options_for_pytest_tells_its_cases(tmp_path: Path) -> None:
+def test_cases_are_reported_with_the_commands_own_pytest_options(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(
         "def test_a(): pass\ndef test_b(): assert False\n", encoding="utf-8"
     )
@@ -214,7 +214,7 @@ def test_a_command_that_sets_its_own_options_for_pytest_tells_its_cases(tmp_path
     assert cases.results == {"test_a.py::test_a": "passed", "test_a.py::test_b": "failed"}
 
 
-def test_unittest(tmp_path: Path) -> None:
+def test_unittest_cases_are_reported(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(UNITTESTS, encoding="utf-8")
     (tmp_path / "test_b.py").write_text("import nothing_of_that_name\n", encoding="utf-8")
     cases = run(tmp_path, (sys.executable, "-m", "unittest"), 0.5)
@@ -240,7 +240,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_that_runs_unittests_runner_tells_its_cases(tmp_path: Path) -> None:
+def test_a_script_that_runs_the_unittest_runner_reports_its_cases(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(UNITTESTS, encoding="utf-8")
     (tmp_path / "manage.py").write_text(_SCRIPT, encoding="utf-8")
     cases = run(tmp_path, (sys.executable, "manage.py", "test"), 0.5)
@@ -266,7 +266,7 @@ class TestA(unittest.TestCase):
 
 @pytest.mark.e2e  # a process that stands still for seconds
 @pytest.mark.parametrize("runner", ["pytest", "unittest"])
-def test_a_case_has_the_time_back_in_which_its_process_stood_still(
+def test_time_during_which_the_process_was_stopped_does_not_count(
     tmp_path: Path, runner: str
 ) -> None:
     (tmp_path / "test_a.py").write_text(_STANDS, encoding="utf-8")
@@ -293,7 +293,7 @@ _CLOSES = (
         "[os.dup2(os.open('other', os.O_CREAT | os.O_WRONLY), n) for n in range(6, 300)]",
     ],
 )
-def test_what_closes_all_files_of_its_process_takes_no_case_away(
+def test_closing_all_files_of_the_process_loses_no_case(
     tmp_path: Path, runner: str, how: str
 ) -> None:
     (tmp_path / "test_a.py").write_text(_CLOSES.format(how), encoding="utf-8")
@@ -306,7 +306,7 @@ def test_what_closes_all_files_of_its_process_takes_no_case_away(
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("moothall_*.py")))
-def test_a_reporter_is_python_of_version_3_7(name: str) -> None:
+def test_reporters_are_valid_python_3_7(name: str) -> None:
     import ast
 
     ast.parse((FOLDER / name).read_text(encoding="utf-8"), feature_version=(3, 7))

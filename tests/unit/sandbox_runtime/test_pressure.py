@@ -5,7 +5,7 @@ from pathlib import Path
 from moothall.sandbox_runtime.processes import Contention
 
 
-def test_time_is_contended_as_far_as_the_kernel_says(tmp_path: Path) -> None:
+def test_contended_time_is_read_from_the_kernel(tmp_path: Path) -> None:
     file = tmp_path / "cpu"
     file.write_text(
         "some avg10=1.00 avg60=1.00 avg300=1.00 total=5000000\nfull avg10=0.00 total=0\n",
@@ -19,5 +19,5 @@ def test_time_is_contended_as_far_as_the_kernel_says(tmp_path: Path) -> None:
     assert contention.seconds() < 60
 
 
-def test_without_a_word_of_the_kernel_the_load_decides(tmp_path: Path) -> None:
+def test_without_pressure_data_the_load_is_used(tmp_path: Path) -> None:
     assert 0 <= Contention(str(tmp_path / "nothing")).seconds() < 60

@@ -17,7 +17,7 @@ VALUES = st.recursive(
     messages=st.lists(st.dictionaries(st.text(), VALUES, max_size=3), max_size=4),
     size=st.integers(1, 50),
 )
-def test_messages_arrive_whole_however_they_are_cut(
+def test_messages_are_reassembled_however_they_are_split(
     messages: list[dict[str, Any]], size: int
 ) -> None:
     raw = b"".join(pack(message) for message in messages)
@@ -30,6 +30,6 @@ def test_messages_arrive_whole_however_they_are_cut(
 @pytest.mark.parametrize(
     "raw", [(MAX_FRAME + 1).to_bytes(4, "big"), b"\0\0\0\2[]", b"\0\0\0\3no!", b"\0\0\0\2\xff\xff"]
 )
-def test_what_is_no_message_is_refused(raw: bytes) -> None:
+def test_an_invalid_message_is_refused(raw: bytes) -> None:
     with pytest.raises(ProtocolError):
         FrameReader().feed(raw)

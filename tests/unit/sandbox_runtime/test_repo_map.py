@@ -83,14 +83,14 @@ def survey(folder: Path, **order: Any) -> dict[str, Any]:
         ("src/shop/cart.py", 1, "", 1, "from shop.money import total"),
     ],
 )
-def test_a_line_leads_to_the_code_round_it(  # noqa: PLR0917
+def test_a_line_leads_to_its_surrounding_code(  # noqa: PLR0917
     root: Path, path: str, line: int, name: str, first: int, text: str
 ) -> None:
     (span,) = survey(root, frames=[[path, line]])["spans"]
     assert span == {"path": path, "name": name, "line": first, "text": text}
 
 
-def test_what_is_no_line_of_a_source_file_leads_nowhere(root: Path) -> None:
+def test_an_invalid_line_leads_to_no_code(root: Path) -> None:
     assert (
         survey(
             root,
@@ -105,7 +105,7 @@ def test_what_is_no_line_of_a_source_file_leads_nowhere(root: Path) -> None:
     )
 
 
-def test_tests_are_found_by_name_and_nothing_is_said_twice(root: Path) -> None:
+def test_tests_are_found_by_name_and_listed_once(root: Path) -> None:
     found = survey(
         root, frames=[["tests/test_cart.py", 5]], tests=[["tests/test_cart.py", "test_sum"]]
     )
@@ -114,14 +114,14 @@ def test_tests_are_found_by_name_and_nothing_is_said_twice(root: Path) -> None:
     ]
 
 
-def test_names_lead_to_the_one_file_that_defines_them(root: Path) -> None:
+def test_names_lead_to_the_file_that_defines_them(root: Path) -> None:
     assert survey(root, names=["Cart", "total", "nothing"])["homes"] == [
         "src/shop/cart.py",
         "src/shop/money.py",
     ]
 
 
-def test_the_map_leans_towards_what_is_named_and_what_that_calls(root: Path) -> None:
+def test_the_map_prefers_named_symbols_and_their_callees(root: Path) -> None:
     drawn = survey(root, frames=[["tests/test_cart.py", 5]], words=["sum", "Cart"])["map"]
     assert drawn.index("src/shop/cart.py:\n  class Cart") < drawn.index(
         "src/shop/money.py:\n  def total(rows)"
@@ -136,7 +136,7 @@ def test_the_map_leans_towards_what_is_named_and_what_that_calls(root: Path) -> 
     assert "nobody" not in short
 
 
-def test_the_same_order_gives_the_same_bytes_and_a_limit_holds(root: Path) -> None:
+def test_the_map_is_deterministic_and_within_its_limits(root: Path) -> None:
     wanted = {"frames": [["tests/test_cart.py", 5]], "words": ["sum"]}
     assert json.dumps(survey(root, **wanted)) == json.dumps(survey(root, **wanted))
     assert survey(root, files=3)["parsed"] == 2  # one of them is no code that somebody wrote
@@ -151,13 +151,13 @@ def test_the_same_order_gives_the_same_bytes_and_a_limit_holds(root: Path) -> No
     assert near["spans"][0]["name"] == "test_sum"
 
 
-def test_the_example_is_a_short_function_at_hand_that_is_not_to_be_mended(root: Path) -> None:
+def test_the_example_is_a_short_nearby_function_outside_the_failing_code(root: Path) -> None:
     found = survey(root, frames=[["src/shop/cart.py", 9], ["tests/test_cart.py", 5]])["example"]
     assert (found["path"], found["name"]) == ("src/shop/cart.py", "Cart.count")
     assert found["text"] == "def count(self):\n    return len(self.items)"
 
 
-def test_an_example_holds_nothing_that_json_escapes(tmp_path: Path) -> None:
+def test_an_example_contains_nothing_that_json_escapes(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(
         "def f():\n    return \"x\"\n\n\ndef g():\n    return r'\\d'\n\n\ndef h(): return 1\n",
         encoding="utf-8",
@@ -168,7 +168,7 @@ def test_an_example_holds_nothing_that_json_escapes(tmp_path: Path) -> None:
     assert survey(tmp_path)["example"]["name"] == "k"
 
 
-def test_hostile_files_are_left_out_or_bounded(tmp_path: Path) -> None:
+def test_hostile_files_are_skipped_or_bounded(tmp_path: Path) -> None:
     (tmp_path / "deep.py").write_text("(" * 20_000, encoding="utf-8")
     (tmp_path / "binary.py").write_bytes(b"def f():\0\n" * 100)
     (tmp_path / "latin.py").write_bytes(b"# \xff\ndef g():\n    return 1\n")
@@ -179,13 +179,13 @@ def test_hostile_files_are_left_out_or_bounded(tmp_path: Path) -> None:
     assert "passwd" not in json.dumps(found)
 
 
-def test_invalid_bytes_in_one_file_do_not_end_a_survey(tmp_path: Path) -> None:
+def test_invalid_bytes_in_one_file_do_not_end_the_analysis(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_bytes("# ä ö ü\n".encode() + b"# \xe4\ndef f():\n    return 1\n")
     (span,) = survey(tmp_path, frames=[["a.py", 4]])["spans"]
     assert span["name"] == "f"
 
 
-def test_files_that_git_does_not_know_and_stubs_of_modules_are_left_out(tmp_path: Path) -> None:
+def test_untracked_files_and_module_stubs_are_left_out(tmp_path: Path) -> None:
     for path in ("source/a.ts", "distribution/a.ts"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(

@@ -38,7 +38,7 @@ def install(folder: Path, how: str, text: str) -> tuple[int, list[str], set[str]
 
 
 @pytest.mark.e2e  # several runs of pip
-def test_development_tools_and_what_lies_behind_ssh_are_left_out_by_name(tmp_path: Path) -> None:
+def test_development_tools_and_ssh_sources_are_left_out_by_name(tmp_path: Path) -> None:
     text = (
         "some-part1==1.0  # why\n-r more.txt\ntwine==99\ngit+ssh://git@localhost:1/a/b.git#egg=b\n"
     )
@@ -48,18 +48,18 @@ def test_development_tools_and_what_lies_behind_ssh_are_left_out_by_name(tmp_pat
 
 
 @pytest.mark.e2e  # several runs of pip
-def test_what_the_project_itself_needs_is_not_left_out(tmp_path: Path) -> None:
+def test_a_requirement_of_the_project_is_not_left_out(tmp_path: Path) -> None:
     code, left, _ = install(tmp_path, "must", "some-part1==1.0\nno-such-package==1\n")
     assert (code, left) == (1, [])
 
 
 @pytest.mark.e2e  # several runs of pip
-def test_of_an_optional_file_all_that_can_be_had_is_installed(tmp_path: Path) -> None:
+def test_every_installable_requirement_of_an_optional_file_is_installed(tmp_path: Path) -> None:
     code, left, installed = install(tmp_path, "may", "some-part1==1.0\nno-such-package==1\n")
     assert (code, left, installed) == (0, ["no-such-package==1"], {"some_part1"})
 
 
-def test_a_file_is_read_with_those_that_it_includes(tmp_path: Path) -> None:
+def test_a_file_is_read_with_its_included_files(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.txt").write_text(
         "--index-url x\n-r ../b.txt\nsix \\\n  ; os_name == 'posix'\n-e .\n", encoding="utf-8"

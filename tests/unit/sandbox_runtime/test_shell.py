@@ -21,7 +21,7 @@ def printed(path: Path, data: bytes, *, piece: int = 4096, most: int = 10_000_00
     return shown.decode()
 
 
-def test_short_output_is_shown_as_it_is_and_makes_no_file(tmp_path: Path) -> None:
+def test_short_output_is_shown_unchanged_without_a_file(tmp_path: Path) -> None:
     short = "x" * (HEAD_BYTES + TAIL_BYTES)
     assert printed(tmp_path / "out", short.encode()) == short
     assert not (tmp_path / "out").exists()
@@ -49,18 +49,18 @@ def test_long_output_shows_whole_lines_of_head_and_tail_and_names_the_file(
     assert len(shown) < HEAD_BYTES + TAIL_BYTES + 200
 
 
-def test_output_without_line_ends_is_cut_anywhere(tmp_path: Path) -> None:
+def test_output_without_line_endings_is_cut_anywhere(tmp_path: Path) -> None:
     shown = printed(tmp_path / "out", b"a" * 30_000 + b"z" * 30_000)
     assert (shown.count("a") >= HEAD_BYTES, shown.count("z") >= TAIL_BYTES) == (True, True)
 
 
-def test_the_file_is_bounded_and_the_note_says_so(tmp_path: Path) -> None:
+def test_the_file_is_bounded_and_the_note_mentions_it(tmp_path: Path) -> None:
     shown = printed(tmp_path / "out", WHOLE, most=50_000)
     assert (tmp_path / "out").read_bytes() == WHOLE[:50_000]
     assert f"the first 50000 bytes of the output are in {tmp_path}/out" in shown
 
 
-def test_what_lies_in_the_place_of_the_file_is_not_written_to(tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_output_file_is_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("kept")
     (tmp_path / "out").symlink_to(tmp_path / "secret")
     shown = printed(tmp_path / "out", WHOLE)

@@ -128,7 +128,7 @@ def go(*events: dict[str, Any]) -> str:
     return "".join(f"{json.dumps(event)}\n" for event in events)
 
 
-def test_libtest_keeps_binaries_apart_and_shows_what_was_printed() -> None:
+def test_libtest_output_separates_binaries_and_keeps_test_output() -> None:
     cases, shown = read(CARGO, "cargo")
     assert shown == CARGO
     assert cases.results == {
@@ -143,13 +143,13 @@ def test_libtest_keeps_binaries_apart_and_shows_what_was_printed() -> None:
     assert "did not panic" in cases.details["itoa src/lib.rs::tests::two"]
 
 
-def test_a_test_that_runs_for_long_has_begun() -> None:
+def test_a_long_running_test_is_recorded_as_started() -> None:
     cases, _ = read("running 1 test\ntest hangs has been running for over 60 seconds\n", "cargo")
     assert list(cases.running) == ["hangs"]
 
 
 @pytest.mark.parametrize("printed", ["test ui/a.rs ... ", "test ui/a.rs ", ""])
-def test_what_a_test_prints_before_a_word_of_libtests_makes_no_other_case(printed: str) -> None:
+def test_test_output_before_a_libtest_message_does_not_create_a_case(printed: str) -> None:
     output_text = f"running 2 tests\n{printed}test pass has been running for over 60 seconds\nok\n"
     if printed.endswith("... "):
         output_text += f"{printed}test other ... ok\n"
@@ -162,7 +162,7 @@ def test_what_a_test_prints_before_a_word_of_libtests_makes_no_other_case(printe
     assert not cases.running
 
 
-def test_tap_by_its_comments_and_subtests() -> None:
+def test_tap_comments_and_subtests_name_the_cases() -> None:
     cases, _ = read(TAP, "npm")
     assert cases.results == {
         "adds > should be equal": "failed",
@@ -195,7 +195,7 @@ packages/e test: ok 1 - of no TAP
 """
 
 
-def test_tap_of_several_packages_at_once_is_told_apart_by_what_their_lines_begin_with() -> None:
+def test_tap_output_of_several_packages_is_separated_by_line_prefixes() -> None:
     cases, shown = read(_SEVERAL, "npm")
     assert cases.results == {
         "packages/a > sums > two and three: five": "passed",
@@ -247,7 +247,7 @@ ok 3 - adds
 """
 
 
-def test_comments_of_ava_head_no_section() -> None:
+def test_comments_of_ava_do_not_start_a_section() -> None:
     cases, _ = read(AVA, "npm")
     assert cases.results == {
         "b \u203a adds - one": "passed",
@@ -261,7 +261,7 @@ def test_comments_of_ava_head_no_section() -> None:
     assert [*read(AVA_ALONE, "npm")[0].results] == ["clean", "adds", "adds #2"]
 
 
-def test_ava_s_cases_have_one_name_in_whatever_order_its_files_end() -> None:
+def test_names_of_ava_cases_do_not_depend_on_the_order_of_files() -> None:
     hooks, tests = (
         "# browser \u203a beforeEach hook for a\n#   page\n",
         "ok 1 - main \u203a b\nok 2 - browser \u203a a\n",
@@ -297,7 +297,7 @@ ok 1 of another program
 """
 
 
-def test_comments_of_tape_head_a_section() -> None:
+def test_comments_of_tape_start_a_section() -> None:
     assert [*read(TAPE, "npm")[0].results] == [
         "adds > one",
         "outer > in outer",
@@ -307,7 +307,7 @@ def test_comments_of_tape_head_a_section() -> None:
     ]
 
 
-def test_zora_heads_sections_with_comments_though_it_writes_a_dash() -> None:
+def test_comments_of_zora_start_a_section_despite_the_dash() -> None:
     assert [
         *read("TAP version 13\n# adds\nok 1 - one\nok 2 - two\n# more\nok 3 - one\n", "npm")[
             0
@@ -319,7 +319,7 @@ def test_zora_heads_sections_with_comments_though_it_writes_a_dash() -> None:
     ]
 
 
-def test_what_tests_print_heads_no_section() -> None:
+def test_output_of_tests_does_not_start_a_section() -> None:
     node = (
         "TAP version 13\n# Subtest: suite\n    # Subtest: one\n    ok 1 - one\n# printed by a "
         "file\n    # Subtest: two\n    ok 2 - two\n    1..2\nok 1 - suite\n"
@@ -329,7 +329,7 @@ def test_what_tests_print_heads_no_section() -> None:
     assert [*read(bats, "make")[0].results] == ["adds", "takes"]
 
 
-def test_what_a_red_case_of_tap_says_ends_where_it_is_not_set_in_any_more() -> None:
+def test_the_details_of_a_failed_tap_case_end_with_the_indentation() -> None:
     cases, _ = read(
         "TAP version 13\n# a\nnot ok 1 b\n  ---\n  at: x\n\n  ok 9 c\nnot ok 2 d\n    ok 1 e\nok "
         "3 f\n",
@@ -344,16 +344,16 @@ def test_what_a_red_case_of_tap_says_ends_where_it_is_not_set_in_any_more() -> N
     assert cases.details == {"a > b": "at: x\nok 9 c"}
 
 
-def test_what_only_looks_like_tap_is_none() -> None:
+def test_output_that_only_resembles_tap_is_ignored() -> None:
     assert read("ok 1 - fine\nnot ok\n# a comment\n", "make")[0].results == {}
 
 
-def test_nextest() -> None:
+def test_nextest_output_is_read() -> None:
     cases, _ = read(NEXTEST, "cargo")
     assert cases.results == {"itoa::tests::one": "passed", "itoa::test::tests::two": "failed"}
 
 
-def test_nextest_that_tries_again() -> None:
+def test_nextest_output_with_retries_is_read() -> None:
     cases, _ = read(NEXTEST_AGAIN, "cargo")
     assert cases.results == {
         "nx::tests::adds": "passed",
@@ -367,7 +367,7 @@ def test_nextest_that_tries_again() -> None:
     )
 
 
-def test_go_tells_cases_and_shows_its_output() -> None:
+def test_go_reports_cases_and_its_output() -> None:
     package = "example.org/m/p"
     text = go(
         {"Action": "start", "Package": package},
@@ -391,7 +391,7 @@ def test_go_tells_cases_and_shows_its_output() -> None:
     assert shown == "    a_test.go:3: no\nFAIL\n"
 
 
-def test_a_package_that_does_not_compile_or_panics_is_a_case() -> None:
+def test_a_go_package_that_does_not_compile_or_panics_is_reported_as_a_case() -> None:
     text = go(
         {
             "ImportPath": "m/p [m/p.test]",
@@ -415,7 +415,7 @@ def test_a_package_that_does_not_compile_or_panics_is_a_case() -> None:
     st.binary(max_size=500)
     | st.text(alphabet='ok not#{}"[]:.-0123456789 testrunigPASFAIL\n', max_size=500).map(str.encode)
 )
-def test_no_output_makes_reading_fail(data: bytes) -> None:
+def test_any_output_can_be_read(data: bytes) -> None:
     for program in ("go", "cargo"):
         stream = Stream(Cases(), (program,))
         stream.feed(data)
@@ -432,5 +432,5 @@ events = st.dictionaries(
 
 
 @given(st.lists(events, max_size=20))
-def test_no_event_of_go_makes_reading_fail(received: list[dict[str, Any]]) -> None:
+def test_any_go_event_can_be_read(received: list[dict[str, Any]]) -> None:
     read(go(*received), "go", 4096)

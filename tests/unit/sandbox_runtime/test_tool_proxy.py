@@ -47,7 +47,7 @@ class FakeWorkspace:
         return {"status": "success", "output": cut_output(output, self.most)}
 
 
-def test_arguments_go_by_place_or_by_name() -> None:
+def test_arguments_are_passed_by_position_or_name() -> None:
     fake_workspace = FakeWorkspace(a="one\n")
     face = ToolProxy(TOOLS, fake_workspace.ask, agents=False)
     face.call("files", "read", ("a", 1), {"lines": 5})
@@ -58,7 +58,7 @@ def test_arguments_go_by_place_or_by_name() -> None:
         face.call("files", "read", ("a",), {"path": "b"})
 
 
-def test_a_tool_that_does_not_succeed_raises_its_status_and_reason() -> None:
+def test_a_failed_tool_raises_its_status_and_reason() -> None:
     face = ToolProxy(TOOLS, FakeWorkspace().ask, agents=False)
     with pytest.raises(ToolError, match=r"files\.write: blocked: not you") as raised:
         face.call("files", "write", ("a", "b"), {})
@@ -69,7 +69,7 @@ def test_a_tool_that_does_not_succeed_raises_its_status_and_reason() -> None:
     )
 
 
-def test_only_what_is_granted_is_there() -> None:
+def test_only_granted_tools_are_available() -> None:
     face = ToolProxy({"files.read": ("path",)}, FakeWorkspace().ask, agents=False)
     assert face.groups == ("files", "ws")
     assert face.names("ws") == ["read"]
@@ -84,7 +84,7 @@ def test_only_what_is_granted_is_there() -> None:
     assert "agents" in ToolProxy({}, FakeWorkspace().ask, agents=True).groups
 
 
-def test_glob_gives_files() -> None:
+def test_glob_returns_files() -> None:
     assert ToolProxy(TOOLS, FakeWorkspace().ask, agents=False).call("ws", "glob", ("**",), {}) == [
         "a/b.py"
     ]
@@ -95,7 +95,7 @@ def test_glob_gives_files() -> None:
     st.integers(min_value=150, max_value=600),
     st.booleans(),
 )
-def test_a_file_is_read_whole_or_not_at_all(widths: list[int], most: int, ended: bool) -> None:  # noqa: FBT001 - drawn
+def test_a_file_is_read_completely_or_not_at_all(widths: list[int], most: int, ended: bool) -> None:  # noqa: FBT001 - drawn
     text = "\n".join("ab" * (width // 2) for width in widths) + "\n" * ended
     face = ToolProxy(TOOLS, FakeWorkspace(most, a=text).ask, agents=False)
     if max(widths, default=0) < most - 100:
@@ -111,19 +111,19 @@ def test_a_file_is_read_whole_or_not_at_all(widths: list[int], most: int, ended:
         lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner),
     )
 )
-def test_any_value_becomes_json(value: Any) -> None:
+def test_any_value_is_converted_to_json(value: Any) -> None:
     import json
 
     assert json.loads(json.dumps(plain(value), allow_nan=False)) == plain(value)
 
 
-def test_cycles_end() -> None:
+def test_cyclic_values_are_converted() -> None:
     loop: list[Any] = []
     loop.append(loop)
     assert "[...]" in str(plain(loop))
 
 
-def test_a_tool_of_three_names_is_said_with_an_underscore() -> None:
+def test_a_tool_of_three_names_is_named_with_an_underscore() -> None:
     requested: list[str] = []
 
     def ask(name: str, arguments: dict[str, Any]) -> dict[str, Any]:

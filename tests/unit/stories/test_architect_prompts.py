@@ -40,7 +40,7 @@ def read(output_text: str, most: int = 8) -> tuple[AtomicTask, ...]:
     return read_tasks(output_text, STORY, "plan-1", tenant="local", max_tasks=most, chars=1000)
 
 
-def test_tasks_are_in_the_order_in_which_they_are_done() -> None:
+def test_tasks_of_a_plan_are_ordered_by_their_dependencies() -> None:
     tasks = read(f"Sure, here it is:\n```json\n{json.dumps(GOOD)}\n```\nGood luck!")
     by_role = {task.description.partition("\n")[0]: task for task in tasks}
     check_plan(tasks, 8)
@@ -89,12 +89,12 @@ def test_tasks_are_in_the_order_in_which_they_are_done() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_an_answer_is_said(output_text: str, wanted: str) -> None:
+def test_errors_in_an_answer_are_reported(output_text: str, wanted: str) -> None:
     with pytest.raises(InvalidRequest, match=wanted):
         read(output_text)
 
 
-def test_two_tasks_of_one_id_and_too_many_are_refused() -> None:
+def test_duplicate_ids_and_too_many_tasks_are_refused() -> None:
     twice = {"tasks": [GOOD["tasks"][1], GOOD["tasks"][1]]}
     with pytest.raises(InvalidRequest, match="the same id"):
         read(json.dumps(twice))
@@ -125,7 +125,7 @@ ANY = st.one_of(
 
 
 @given(ANY)
-def test_every_answer_is_a_whole_plan_or_a_reason(answer: Any) -> None:
+def test_every_answer_is_a_complete_plan_or_an_error(answer: Any) -> None:
     try:
         tasks = read(json.dumps(answer))
     except InvalidRequest:
@@ -134,7 +134,7 @@ def test_every_answer_is_a_whole_plan_or_a_reason(answer: Any) -> None:
     assert {line for task in tasks for line in task.constraints.requirements} == set(STORY.ac)
 
 
-def test_the_question_numbers_the_criteria() -> None:
+def test_the_request_to_the_architects_numbers_the_criteria() -> None:
     requested = design_request(STORY, TaskId("design-1"), "plan-1", seats=3, max_tasks=8)
     assert "1. is CSV\n2. is quick" in requested.description
     assert (requested.role, requested.num_agents, requested.about_text, requested.story_id) == (

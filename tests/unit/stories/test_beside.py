@@ -44,7 +44,7 @@ async def to_done(app: App) -> None:
     await app.until(is_delivered)
 
 
-async def test_of_three_that_work_on_a_story_one_does_each_step(app: App) -> None:
+async def test_each_step_of_a_story_is_done_by_one_of_three_processes(app: App) -> None:
     async with AsyncExitStack() as stack:
         for _ in range(3):
             await stack.enter_async_context(app.working())
@@ -55,7 +55,7 @@ async def test_of_three_that_work_on_a_story_one_does_each_step(app: App) -> Non
     assert len(app.lands.requested) == 1, "what is delivered outside is delivered once"
 
 
-async def test_what_one_leaves_in_the_middle_of_a_plan_another_sees_to_its_end(
+async def test_a_plan_interrupted_in_one_process_is_finished_by_another(
     app: App,
 ) -> None:
     async with app.working():

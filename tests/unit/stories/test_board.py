@@ -70,7 +70,7 @@ def board(bus: MemoryBus) -> Board:
     return Board(bus)
 
 
-async def test_a_story_is_put_on_the_board_once(board: Board) -> None:
+async def test_a_story_is_created_once(board: Board) -> None:
     card = await board.create(DRAFT, LOCAL, key="1", rigor="l3")
     assert (card.position.state, card.position.rigor, card.position.points, card.draft) == (
         "backlog",
@@ -89,14 +89,14 @@ async def test_a_story_is_put_on_the_board_once(board: Board) -> None:
     ("draft", "rigor", "output_text"),
     [(StoryDraft(), "", "has no title"), (DRAFT, "L9", "allowed are L0, L1, L2, L3")],
 )
-async def test_what_is_wrong_is_said(
+async def test_errors_are_reported(
     board: Board, draft: StoryDraft, rigor: str, output_text: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=output_text):
         await board.create(draft, LOCAL, key="1", rigor=rigor)
 
 
-async def test_a_story_moves_by_the_table_and_by_roles(board: Board) -> None:
+async def test_transitions_follow_the_table_and_the_roles(board: Board) -> None:
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
     with pytest.raises(Refused, match="needs one of the roles po"):
         await board.move(story_id, "refine", CLERK)
@@ -108,7 +108,9 @@ async def test_a_story_moves_by_the_table_and_by_roles(board: Board) -> None:
     assert await board.card(story_id, LOCAL) == card
 
 
-async def test_an_operator_without_other_roles_stops_a_story(board: Board, bus: MemoryBus) -> None:
+async def test_an_operator_without_other_roles_can_stop_a_story(
+    board: Board, bus: MemoryBus
+) -> None:
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
     for event in ("refine", "submit"):
         await board.move(story_id, event, LOCAL)
@@ -119,7 +121,7 @@ async def test_an_operator_without_other_roles_stops_a_story(board: Board, bus: 
     assert (await Board(bus).card(story_id, LOCAL)).position.state == "draft", "from the log"
 
 
-async def test_another_tenant_sees_and_moves_nothing(board: Board) -> None:
+async def test_another_tenant_can_neither_see_nor_move_a_story(board: Board) -> None:
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
     for requested in (board.card(story_id, EVE), board.move(story_id, "refine", EVE)):
         with pytest.raises(NotFound):
@@ -148,7 +150,7 @@ class Reading(MemoryBus):
             yield recorded
 
 
-async def test_what_was_read_of_the_board_is_kept_and_what_comes_is_read_once_for_all() -> None:
+async def test_the_board_is_cached_and_new_events_are_read_once_for_all_callers() -> None:
     bus = Reading()
     board = Board(bus)
     made = [await board.create(DRAFT, LOCAL, key=str(number)) for number in range(5)]
@@ -165,7 +167,7 @@ async def test_what_was_read_of_the_board_is_kept_and_what_comes_is_read_once_fo
     assert group_by_state(shown[0])["draft"][0].story.id == made[0].story.id
 
 
-async def test_who_asks_while_the_board_is_read_sees_what_was_recorded_before_they_asked() -> None:
+async def test_a_caller_during_a_read_sees_everything_recorded_before_the_call() -> None:
     bus = Reading()
     board = Board(bus)
     await board.create(DRAFT, LOCAL, key="1")
@@ -181,7 +183,7 @@ async def test_who_asks_while_the_board_is_read_sees_what_was_recorded_before_th
     assert late.story.id in {card.story.id for card in await requested}
 
 
-async def test_a_log_that_was_pruned_makes_the_board_anew() -> None:
+async def test_a_pruned_log_rebuilds_the_board() -> None:
     bus = MemoryBus()
     board = Board(bus)
     old = await board.create(DRAFT, LOCAL, key="old")
@@ -193,7 +195,7 @@ async def test_a_log_that_was_pruned_makes_the_board_anew() -> None:
     assert await board.cards(LOCAL) == []
 
 
-async def test_of_two_moves_at_once_one_wins_and_the_other_hears_the_state_that_it_lost_to(
+async def test_one_of_two_simultaneous_transitions_wins_and_the_other_gets_the_new_state(
     board: Board, bus: Meeting
 ) -> None:
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
@@ -210,13 +212,13 @@ async def test_of_two_moves_at_once_one_wins_and_the_other_hears_the_state_that_
     assert f"is in {stands} now" in lost.message
 
 
-async def test_a_move_whose_ack_was_lost_is_a_move(board: Board, bus: Meeting) -> None:
+async def test_a_transition_whose_ack_was_lost_is_recorded(board: Board, bus: Meeting) -> None:
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
     bus.lose = True
     assert (await board.move(story_id, "refine", LOCAL)).position.state == "draft"
 
 
-async def test_what_is_recorded_beside_a_move_does_not_stop_it(board: Board, bus: Meeting) -> None:
+async def test_a_concurrent_comment_does_not_stop_a_transition(board: Board, bus: Meeting) -> None:
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
     bus.expected = 3
     moving = asyncio.create_task(board.move(story_id, "refine", LOCAL))
@@ -238,7 +240,7 @@ async def test_what_is_recorded_beside_a_move_does_not_stop_it(board: Board, bus
         {"to_state": "done"},
     ],
 )
-async def test_what_is_written_past_the_table_moves_nothing(
+async def test_a_forged_transition_event_has_no_effect(
     board: Board, bus: MemoryBus, forged: dict[str, object]
 ) -> None:
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
@@ -248,7 +250,7 @@ async def test_what_is_written_past_the_table_moves_nothing(
     assert (await board.card(story_id, LOCAL)).position.state == "backlog"
 
 
-async def test_plans_are_facts(board: Board, bus: MemoryBus) -> None:
+async def test_a_plan_event_counts_as_evidence(board: Board, bus: MemoryBus) -> None:
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
     for event in ("refine", "submit"):
         await board.move(story_id, event, LOCAL)
@@ -272,7 +274,7 @@ async def test_plans_are_facts(board: Board, bus: MemoryBus) -> None:
     assert (card.position.state, card.plan and card.plan.data["plan_id"]) == ("test", "plan-1")
 
 
-async def test_words_on_a_story_are_kept_and_told_in_order(board: Board) -> None:
+async def test_comments_on_a_story_are_stored_and_shown_in_order(board: Board) -> None:
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
     await board.comment(story_id, "soon, please", LOCAL, key="a")
     await board.comment(story_id, "soon, please", LOCAL, key="a")
@@ -289,7 +291,7 @@ async def test_words_on_a_story_are_kept_and_told_in_order(board: Board) -> None
         await board.comment(story_id, "x" * 4001, LOCAL, key="d")
 
 
-async def test_a_story_is_edited_in_backlog_and_draft(board: Board) -> None:
+async def test_a_story_can_be_edited_in_backlog_and_draft(board: Board) -> None:
     card = await board.create(DRAFT, LOCAL, key="1", repository="repo", rigor="L2")
     shorter = StoryDraft("Export", "", ())
     edited = await board.update(card.story.id, shorter, LOCAL, rigor="L0", seen_seq=card.seq)
@@ -330,9 +332,7 @@ async def test_edits_without_the_role_or_in_another_state_are_refused(board: Boa
         await board.update(card.story.id, StoryDraft("Something else"), LOCAL)
 
 
-async def test_an_edit_that_the_board_did_not_allow_does_not_count(
-    board: Board, bus: MemoryBus
-) -> None:
+async def test_an_edit_in_a_wrong_state_has_no_effect(board: Board, bus: MemoryBus) -> None:
     card = await board.create(DRAFT, LOCAL, key="1")
     await board.move(card.story.id, "refine", LOCAL)
     await board.move(card.story.id, "submit", LOCAL)
@@ -341,7 +341,7 @@ async def test_an_edit_that_the_board_did_not_allow_does_not_count(
     assert (await board.card(card.story.id, LOCAL)).draft == DRAFT
 
 
-async def test_an_archived_story_leaves_the_columns_and_comes_back(board: Board) -> None:
+async def test_an_archived_story_leaves_the_columns_and_can_be_restored(board: Board) -> None:
     card = await board.create(DRAFT, LOCAL, key="1")
     archived = await board.move(card.story.id, "archive", LOCAL)
     assert archived.position.state == "archived"

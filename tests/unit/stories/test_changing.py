@@ -43,7 +43,7 @@ async def change(app: App, seen: Plan, *outlines: Outline, who: Principal = LOCA
     return await Planner(app.bus, LimitSettings()).change(app.story_id, seen.plan_id, outlines, who)
 
 
-async def test_what_is_built_is_what_the_product_owner_left(app: App) -> None:
+async def test_the_tasks_edited_by_the_product_owner_are_built(app: App) -> None:
     before = changeable(await app.card())
     card = await change(app, before, FIRST, SECOND)
     after = changeable(card)
@@ -66,7 +66,7 @@ async def test_what_is_built_is_what_the_product_owner_left(app: App) -> None:
     assert (requested.task_id, requested.role) == (after.tasks[0].task_id, "dev")
 
 
-async def test_of_two_changes_at_once_one_wins_and_the_other_is_told_by_whom(app: App) -> None:
+async def test_one_of_two_simultaneous_changes_wins_and_the_other_learns_by_whom(app: App) -> None:
     seen = changeable(await app.card())
     ann, bob = (replace(LOCAL, name=name) for name in ("ann", "bob"))
     whole = FIRST.model_copy(update={"criteria": (1, 2)})
@@ -93,13 +93,13 @@ async def test_of_two_changes_at_once_one_wins_and_the_other_is_told_by_whom(app
     assert changeable(again) == winner, "the same sent twice changes nothing"
 
 
-async def test_a_word_on_the_story_between_overtakes_nobody(app: App) -> None:
+async def test_a_comment_in_between_does_not_invalidate_an_edit(app: App) -> None:
     seen = changeable(await app.card())
     await app.board.comment(app.story_id, "Hurry.", LOCAL, key="1")
     assert changeable(await change(app, seen, FIRST, SECOND)).by == "people"
 
 
-async def test_only_a_product_owner_changes_them_and_only_before_they_begin(app: App) -> None:
+async def test_only_a_product_owner_can_edit_tasks_and_only_before_they_start(app: App) -> None:
     seen = changeable(await app.card())
     qa = replace(LOCAL, name="quinn", roles=frozenset({"qa", "architect"}))
     with pytest.raises(Refused, match="one of the roles po"):
@@ -135,7 +135,7 @@ async def test_only_a_product_owner_changes_them_and_only_before_they_begin(app:
         ),
     ],
 )
-async def test_what_is_no_plan_changes_nothing(
+async def test_an_invalid_plan_changes_nothing(
     app: App, outlines: tuple[Outline, ...], output_text: str
 ) -> None:
     seen = changeable(await app.card())
@@ -144,7 +144,7 @@ async def test_what_is_no_plan_changes_nothing(
     assert changeable(await app.card()) == seen
 
 
-async def test_the_decision_on_a_changed_plan_is_about_the_architects_that_divided_it(
+async def test_the_decision_on_an_edited_plan_refers_to_the_architects_original_deliberation(
     app: App,
 ) -> None:
     seen = changeable(await app.card())

@@ -33,12 +33,12 @@ def codes(draft: StoryDraft) -> dict[str, int]:
     return {item.code: item.weight for item in score(draft).findings}
 
 
-def test_a_story_that_lacks_nothing_has_100_points() -> None:
+def test_a_complete_story_scores_100_points() -> None:
     assert score(GOOD).total == 100
     assert not score(GOOD).findings
 
 
-def test_an_empty_story_has_what_nobody_can_lack() -> None:
+def test_an_empty_story_scores_the_minimum() -> None:
     assert score(StoryDraft()).total == 15
     assert set(codes(StoryDraft())) == {
         "TITLE",
@@ -93,7 +93,7 @@ def test_an_empty_story_has_what_nobody_can_lack() -> None:
         ),
     ],
 )
-def test_what_is_missing_costs_points_and_says_what_to_write(
+def test_a_missing_part_costs_points_and_its_finding_describes_it(
     changed: dict[str, str], code: str, words: str
 ) -> None:
     draft = StoryDraft(
@@ -105,7 +105,7 @@ def test_what_is_missing_costs_points_and_says_what_to_write(
     assert found.total == 100 - sum(item.weight for item in found.findings)
 
 
-def test_each_criterion_that_is_mended_raises_the_score() -> None:
+def test_each_improved_criterion_raises_the_score() -> None:
     plain = StoryDraft(GOOD.title, GOOD.description, ())
     totals = [
         score(StoryDraft(plain.title, plain.description, GOOD.ac[:number])).total
@@ -114,7 +114,7 @@ def test_each_criterion_that_is_mended_raises_the_score() -> None:
     assert totals == sorted(set(totals))
 
 
-def test_holes_are_no_criteria() -> None:
+def test_placeholders_do_not_count_as_criteria() -> None:
     holes = StoryDraft(
         GOOD.title,
         GOOD.description,
@@ -135,11 +135,11 @@ def test_holes_are_no_criteria() -> None:
         ("", False),
     ],
 )
-def test_gherkin_is_known_by_its_words_in_their_order(text: str, found: bool) -> None:  # noqa: FBT001 - a table's column
+def test_gherkin_is_recognised_by_its_keywords_in_order(text: str, found: bool) -> None:  # noqa: FBT001 - a table's column
     assert is_gherkin(text) is found
 
 
-def test_steps_in_lines_of_their_own_are_one_criterion() -> None:
+def test_steps_on_separate_lines_are_one_criterion() -> None:
     lines = (
         "- Given two invoices",
         "And a closed month",
@@ -163,13 +163,13 @@ def test_steps_in_lines_of_their_own_are_one_criterion() -> None:
         StoryDraft(ac=("x",) * (CRITERIA + 1)),
     ],
 )
-def test_what_is_too_long_is_refused_with_the_limit(draft: StoryDraft) -> None:
+def test_a_too_long_story_is_refused_with_the_limit(draft: StoryDraft) -> None:
     with pytest.raises(InvalidRequest, match="allowed are"):
         score(draft)
 
 
 @given(DRAFTS)
-def test_any_text_has_a_score_that_its_findings_explain(draft: StoryDraft) -> None:
+def test_any_text_has_a_score_explained_by_its_findings(draft: StoryDraft) -> None:
     found = score(draft)
     assert 0 <= found.total <= 100
     assert found.total == 100 - sum(item.weight for item in found.findings)

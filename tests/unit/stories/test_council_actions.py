@@ -66,7 +66,7 @@ async def app() -> App:
     return found
 
 
-async def test_a_line_is_named_by_file_and_number_as_it_is_or_as_it_was(app: App) -> None:
+async def test_a_line_is_identified_by_file_and_number_before_or_after_the_change(app: App) -> None:
     for key, place in enumerate(
         (
             Spot("u.py", 2, task_id="task-1"),
@@ -86,7 +86,9 @@ async def test_a_line_is_named_by_file_and_number_as_it_is_or_as_it_was(app: App
     ]
 
 
-async def test_without_a_task_it_is_the_last_check_of_the_whole(app: App) -> None:
+async def test_without_a_task_a_comment_refers_to_the_last_check_of_the_whole_story(
+    app: App,
+) -> None:
     with pytest.raises(InvalidRequest, match="was not checked as a whole yet: name the task"):
         await app.say(Spot("u.py", 2))
     data = {"story_id": app.story, "status": "passed", "task_id": "task-1", "moved": ""}
@@ -109,7 +111,7 @@ async def test_without_a_task_it_is_the_last_check_of_the_whole(app: App) -> Non
         (Spot("u.py", -1, rank=-1), "has no candidate -1"),
     ],
 )
-async def test_what_is_no_line_of_the_diff_is_refused_in_words(
+async def test_an_invalid_line_of_the_diff_is_refused_with_a_message(
     app: App, place: Spot, output_text: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=output_text):
@@ -117,7 +119,7 @@ async def test_what_is_no_line_of_the_diff_is_refused_in_words(
     assert await app.remarks() == ()
 
 
-async def test_anothers_story_or_task_is_not_found_and_a_task_of_another_story_is_refused(
+async def test_foreign_stories_and_tasks_are_not_found_and_a_task_of_another_story_is_refused(
     app: App,
 ) -> None:
     eve = Principal("eve", "elsewhere")
@@ -138,7 +140,7 @@ async def test_anothers_story_or_task_is_not_found_and_a_task_of_another_story_i
         await app.say(Spot("u.py", 2, task_id="task-1"))
 
 
-async def test_only_who_has_a_role_tells_the_seats_something(app: App) -> None:
+async def test_only_people_with_a_role_steer_seats(app: App) -> None:
     with pytest.raises(Refused, match="an operator, or one of the roles po, qa, architect"):
         await steer(app.deliberations, "task-1", "Hurry.", Principal("eve", LOCAL.tenant), key="k")
     await steer(app.deliberations, "task-1", "Hurry.", LOCAL, key="k")

@@ -37,7 +37,7 @@ counts = st.integers(0, 4)
     st.randoms(),
     st.lists(st.text(min_size=1, max_size=5), max_size=6),
 )
-def test_tasks_are_acyclic_ordered_and_the_same_each_time(
+def test_derived_tasks_are_acyclic_ordered_and_deterministic(
     requested: list[str],
     parallel: bool,  # noqa: FBT001 - drawn
     per_role: int,
@@ -74,7 +74,7 @@ def test_the_built_in_order_puts_design_before_code_before_tests() -> None:
     assert [task.role for task in derived([])] == ["architect", "dev", "qa"]
 
 
-def test_one_after_the_other_or_side_by_side() -> None:
+def test_tasks_are_sequential_or_parallel() -> None:
     one, two, three, test = derived(["dev", "qa"], Strategy(per_role=3))[:4]
     assert [one.dependencies, two.dependencies, three.dependencies] == [
         (),
@@ -87,7 +87,7 @@ def test_one_after_the_other_or_side_by_side() -> None:
     assert d.dependencies == (a.task_id, b.task_id, c.task_id)
 
 
-def test_texts_get_no_repository_and_code_does() -> None:
+def test_text_tasks_get_no_repository_and_code_tasks_do() -> None:
     design, code = derived(["architect", "dev"])
     assert design.repository is None
     assert code.repository == RepositoryRef(id="repo")
@@ -95,7 +95,7 @@ def test_texts_get_no_repository_and_code_does() -> None:
     assert "- is polite" in code.description
 
 
-def test_two_tenants_have_tasks_of_their_own() -> None:
+def test_tasks_of_two_tenants_have_different_ids() -> None:
     mine, hers = derived(["dev"]), derived(["dev"], tenant="elsewhere")
     assert {task.task_id for task in mine}.isdisjoint(task.task_id for task in hers)
 
@@ -110,14 +110,14 @@ def test_two_tenants_have_tasks_of_their_own() -> None:
         (["dev"], Strategy(per_role=-1), "max_tasks_per_role is -1"),
     ],
 )
-def test_what_cannot_be_derived_is_named(
+def test_errors_of_a_derivation_are_named(
     requested: list[str], strategy: Strategy, wanted: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=wanted):
         derived(requested, strategy)
 
 
-def test_a_plan_has_a_limit() -> None:
+def test_the_number_of_tasks_in_a_plan_is_limited() -> None:
     with pytest.raises(InvalidRequest, match=r"more than \d tasks"):
         derive(
             STORY,
@@ -146,6 +146,6 @@ A, B = TaskId("a"), TaskId("b")
         ([AtomicTask(A, "wizard", "x")], "unknown role"),
     ],
 )
-def test_a_plan_from_the_bus_is_not_believed(tasks: list[AtomicTask], wanted: str) -> None:
+def test_a_plan_from_the_bus_is_validated(tasks: list[AtomicTask], wanted: str) -> None:
     with pytest.raises(InvalidRequest, match=wanted):
         check_plan(tasks, 64)

@@ -21,7 +21,7 @@ new file mode 100644
 """
 
 
-def test_each_line_says_what_it_is_and_where() -> None:
+def test_each_line_has_its_kind_and_position() -> None:
     found = read_diff(DIFF)
     assert [line.text for line in found] == DIFF.splitlines()
     assert [line for line in found if line.kind != "place"] == [
@@ -34,7 +34,7 @@ def test_each_line_says_what_it_is_and_where() -> None:
     ]
 
 
-def test_a_diff_is_read_file_by_file_with_the_numbers_of_its_lines() -> None:
+def test_a_diff_is_read_file_by_file_with_line_numbers() -> None:
     first, second = read_files(DIFF)
     assert [(file.path, file.added, file.removed) for file in (first, second)] == [
         ("src/a.py", 2, 1),
@@ -56,7 +56,7 @@ def test_a_diff_is_read_file_by_file_with_the_numbers_of_its_lines() -> None:
     assert [line.text for _, line in loose.lines] == ["no diff at all"]
 
 
-def test_headers_of_git_are_said_in_words() -> None:
+def test_git_headers_are_described_in_words() -> None:
     diff = (
         "diff --git a/old.py b/new.py\nold mode 100644\nnew mode 100755\n"
         "similarity index 90%\nrename from old.py\nrename to new.py\n"
@@ -84,12 +84,12 @@ def test_headers_of_git_are_said_in_words() -> None:
     assert link.notes == ("new symbolic link",)
 
 
-def test_what_is_no_diff_has_no_lines_to_speak_of() -> None:
+def test_text_that_is_not_a_diff_has_no_changed_lines() -> None:
     assert all(line.kind == "place" for line in read_diff("+x\n-y\n z\n@@ nonsense @@\n+x"))
     assert read_diff("") == []
 
 
-def test_counts_and_numbers_are_known_before_the_lines_are_read() -> None:
+def test_counts_and_line_numbers_are_available_before_the_lines_are_read() -> None:
     files = read_files(
         "".join(
             f"diff --git a/{name} b/{name}\n--- a/{name}\n+++ b/{name}\n@@ -1,2 +1,3 @@\n"

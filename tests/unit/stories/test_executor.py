@@ -55,7 +55,7 @@ async def test_a_story_goes_from_backlog_to_done(app: App) -> None:
         await app.stands("done")
 
 
-async def test_what_was_said_of_lines_goes_into_the_next_round_and_into_no_other(
+async def test_comments_on_lines_go_into_the_next_round_only(
     app: App,
 ) -> None:
     async with app.working():
@@ -89,7 +89,7 @@ async def test_what_was_said_of_lines_goes_into_the_next_round_and_into_no_other
         assert last.context == ""
 
 
-async def test_one_that_was_sent_back_is_changed_as_its_rejection_says(app: App) -> None:
+async def test_a_rejected_story_is_repaired_with_the_rejection_comment(app: App) -> None:
     async with app.working():
         await app.to_test()
         await app.requested(2)
@@ -110,7 +110,7 @@ async def test_one_that_was_sent_back_is_changed_as_its_rejection_says(app: App)
         assert (await app.requested(5)).repository == RepositoryRef(id="repo", ref=D)
 
 
-async def test_a_whole_that_is_red_stays_where_it_is_and_says_why(app: App) -> None:
+async def test_a_story_whose_overall_check_fails_stays_in_test_with_the_reason(app: App) -> None:
     async with app.working():
         await app.to_test()
         await app.requested(2)
@@ -134,7 +134,7 @@ async def test_a_whole_that_is_red_stays_where_it_is_and_says_why(app: App) -> N
         assert repair.description.endswith("sent back: tests failed")
 
 
-async def test_after_a_restart_at_any_point_nothing_is_asked_twice(app: App) -> None:
+async def test_a_restart_at_any_point_repeats_no_request(app: App) -> None:
     async with app.working():
         await app.move("refine", "submit")
         await app.stands("design", "planned")
@@ -177,7 +177,7 @@ async def delivered(app: App) -> Mapping[str, Any]:
     return found.data
 
 
-async def test_an_approved_story_is_delivered_once_and_says_whose_it_is(app: App) -> None:
+async def test_an_approved_story_is_delivered_once_with_its_approver(app: App) -> None:
     app.lands.results = [MergeResult("merged", "main", D)]
     async with app.working():
         await approved(app)
@@ -208,7 +208,7 @@ async def test_an_approved_story_is_delivered_once_and_says_whose_it_is(app: App
     ]
 
 
-async def test_a_person_merges_what_the_policy_left(app: App) -> None:
+async def test_a_person_can_merge_a_delivery_left_by_the_policy(app: App) -> None:
     with pytest.raises(InvalidRequest, match="can be merged once it is accepted"):
         await app.board.request_merge(app.story_id, LOCAL)
     async with app.working():
@@ -254,7 +254,7 @@ async def test_a_person_merges_what_the_policy_left(app: App) -> None:
     assert requesters == ["local", "olive"]
 
 
-async def test_a_merge_is_requested_once_and_done_after_a_restart(app: App) -> None:
+async def test_a_merge_is_requested_once_and_performed_after_a_restart(app: App) -> None:
     async with app.working():
         await approved(app)
         await delivered(app)
@@ -275,9 +275,7 @@ async def test_a_merge_is_requested_once_and_done_after_a_restart(app: App) -> N
     [{"roles": ["qa"]}, {"roles": "po"}, {"delivery": "another"}],
     ids=["without the role", "malformed roles", "about another delivery"],
 )
-async def test_a_forged_request_to_merge_counts_for_nothing(
-    app: App, changed: Mapping[str, Any]
-) -> None:
+async def test_a_forged_merge_request_is_ignored(app: App, changed: Mapping[str, Any]) -> None:
     async with app.working():
         await approved(app)
         await delivered(app)
@@ -293,7 +291,7 @@ async def test_a_forged_request_to_merge_counts_for_nothing(
     assert app.lands.merges == [False]
 
 
-async def test_a_requested_merge_that_conflicts_builds_the_story_again(app: App) -> None:
+async def test_a_requested_merge_with_a_conflict_rebuilds_the_story(app: App) -> None:
     async with app.working():
         await approved(app)
         await delivered(app)
@@ -305,7 +303,7 @@ async def test_a_requested_merge_that_conflicts_builds_the_story_again(app: App)
         await app.stands("build")
 
 
-async def test_a_base_that_moved_is_brought_together_and_checked_before(app: App) -> None:
+async def test_a_moved_base_is_merged_and_checked_before_delivery(app: App) -> None:
     app.lands.results = [
         MergeResult("moved", "main", B, tip=C, diff="+new"),
         MergeResult("merged", "main", D),
@@ -319,7 +317,7 @@ async def test_a_base_that_moved_is_brought_together_and_checked_before(app: App
     assert [commit for commit, _ in app.lands.requested] == [B, A]
 
 
-async def test_what_does_not_go_together_with_its_base_is_built_on_it(app: App) -> None:
+async def test_a_story_in_conflict_with_its_base_is_rebuilt_on_the_base(app: App) -> None:
     app.lands.results = [MergeResult("moved", "main", B, tip=C, diff="+new")]
     async with app.working():
         await approved(app)
@@ -361,7 +359,7 @@ async def bring_to_the_end(app: App) -> list[tuple[str, Mapping[str, Any]]]:
     return [(event.id, event.data) for event in await app.board.history(app.story_id, LOCAL)]
 
 
-async def test_wherever_the_log_ends_the_story_goes_on_to_the_same_end(app: App) -> None:
+async def test_a_story_reaches_the_same_end_from_any_prefix_of_the_log(app: App) -> None:
     received = await bring_to_the_end(app)
     events = [recorded.event async for recorded in app.bus.replay()]
     requested = app.deliberations.known()
@@ -402,7 +400,7 @@ async def three(app: App) -> tuple[str, str, str]:
     return first.task_id, second.task_id, third.task_id
 
 
-async def test_a_task_after_two_begins_with_the_work_of_both(app: App) -> None:
+async def test_a_task_with_two_dependencies_starts_from_the_merge_of_both(app: App) -> None:
     async with app.working():
         *_, third = await three(app)
         merge = await app.requested(3)
@@ -422,7 +420,7 @@ async def test_a_task_after_two_begins_with_the_work_of_both(app: App) -> None:
         await app.until(ended)
 
 
-async def test_where_two_disagree_a_council_settles_it(app: App) -> None:
+async def test_a_council_resolves_a_conflict_between_two_tasks(app: App) -> None:
     async with app.working():
         *_, third = await three(app)
         for number in (3, 4):
@@ -438,7 +436,7 @@ async def test_where_two_disagree_a_council_settles_it(app: App) -> None:
         assert (await app.requested(7)).repository == RepositoryRef(id="repo", ref=D)
 
 
-async def test_a_conflict_that_nobody_settles_skips_what_comes_after(app: App) -> None:
+async def test_an_unresolved_conflict_skips_dependent_tasks(app: App) -> None:
     async with app.working():
         *_, third = await three(app)
         for number in (3, 4):
@@ -459,7 +457,7 @@ async def test_a_conflict_that_nobody_settles_skips_what_comes_after(app: App) -
         await app.until(ended)
 
 
-async def test_a_story_without_a_repository_has_nothing_to_run() -> None:
+async def test_a_story_without_a_repository_has_no_checks_to_run() -> None:
     bus = MemoryBus()
     app = App(bus, MemoryDeliberations(), Board(bus))
     app.story_id = (await app.board.create(DRAFT, LOCAL, key="1")).story.id
@@ -488,7 +486,7 @@ async def test_a_story_without_a_repository_has_nothing_to_run() -> None:
         ("", "roles", "the architects have no answer"),
     ],
 )
-async def test_architects_divide_a_story_and_roles_do_where_they_cannot(
+async def test_architects_derive_the_tasks_and_roles_are_the_fallback(
     app: App, output_text: str, by: str, why: str
 ) -> None:
     app.architects = 2
@@ -514,7 +512,7 @@ async def test_architects_divide_a_story_and_roles_do_where_they_cannot(
     )
 
 
-async def test_architects_hear_why_a_story_comes_back_from_building(app: App) -> None:
+async def test_architects_learn_why_a_story_was_sent_back(app: App) -> None:
     app.architects = 1
     async with app.working():
         await app.move("refine", "submit")
@@ -563,7 +561,7 @@ async def two_tasks(app: App) -> tuple[DeliberationRequest, DeliberationRequest]
     return first, await app.requested(2)
 
 
-async def test_a_story_that_is_stopped_stops_its_councils(app: App) -> None:
+async def test_stopping_a_story_stops_its_councils(app: App) -> None:
     async with app.working():
         first, second = await two_tasks(app)
         await app.move("stop", comment="not now")
@@ -576,7 +574,7 @@ async def test_a_story_that_is_stopped_stops_its_councils(app: App) -> None:
 
 
 @pytest.mark.parametrize("event", ["stop", "reject_design"])
-async def test_architects_stop_when_the_design_is_left(app: App, event: str) -> None:
+async def test_leaving_the_design_stops_the_architects(app: App, event: str) -> None:
     app.architects = 1
     async with app.working():
         await app.move("refine", "submit")
@@ -585,7 +583,7 @@ async def test_architects_stop_when_the_design_is_left(app: App, event: str) -> 
         await app.until(lambda: _true(TaskId(design.task_id) in app.deliberations.cancelled))
 
 
-async def test_tasks_without_a_winner_are_retried_and_the_others_keep_theirs(app: App) -> None:
+async def test_tasks_without_a_winner_are_retried_and_the_others_are_kept(app: App) -> None:
     planner = Planner(app.bus, LimitSettings())
     async with app.working():
         first, second = await two_tasks(app)

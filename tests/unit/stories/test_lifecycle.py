@@ -57,7 +57,7 @@ def test_a_story_goes_from_backlog_to_done() -> None:
 
 
 @pytest.mark.parametrize(("rigor", "points"), [("L0", 50), ("L1", 75), ("L2", 85), ("L3", 90)])
-def test_a_draft_is_ready_by_its_rigor_level(rigor: str, points: int) -> None:
+def test_a_draft_needs_the_points_of_its_rigor_level(rigor: str, points: int) -> None:
     assert decide(StoryPosition("draft", rigor, points), "submit", ["po"]).state == "design"
     with pytest.raises(Blocked, match=f"gives it {points - 1} points, and {rigor} needs {points}"):
         decide(StoryPosition("draft", rigor, points - 1), "submit", ["po"])
@@ -84,14 +84,14 @@ def test_a_draft_is_ready_by_its_rigor_level(rigor: str, points: int) -> None:
         ("test", "accept_test", ["qa"], Blocked, "not checked as a whole"),
     ],
 )
-def test_what_is_missing_is_said(
+def test_what_is_missing_is_reported(
     state: str, event: str, roles: list[str], error: type[Permanent], output_text: str
 ) -> None:
     with pytest.raises(error, match=output_text):
         decide(StoryPosition(state, points=100), event, roles)
 
 
-def test_evidence_does_not_outlive_its_state() -> None:
+def test_evidence_is_valid_only_in_its_state() -> None:
     stand = decide(
         StoryPosition("design", points=100).record("planned"), "accept_design", ["architect"]
     )
@@ -102,7 +102,7 @@ def test_evidence_does_not_outlive_its_state() -> None:
 
 
 @given(STEPS)
-def test_no_sequence_reaches_an_undefined_state_or_passes_a_gate_without_its_evidence(
+def test_no_sequence_reaches_an_undefined_state_or_skips_required_evidence(
     steps: list[tuple[str, object, set[str]]],
 ) -> None:
     table, stand = lifecycle(), StoryPosition(lifecycle().start)
@@ -143,7 +143,7 @@ def test_no_sequence_reaches_an_undefined_state_or_passes_a_gate_without_its_evi
         {"transitions": [{"event": "a", "from": "backlog", "to": "done", "by": ["po"]}] * 2},
     ],
 )
-def test_a_table_with_a_fault_is_refused(changed: dict[str, object]) -> None:
+def test_an_invalid_table_is_refused(changed: dict[str, object]) -> None:
     whole = {
         "start": "backlog",
         "end": ["done"],
@@ -156,7 +156,7 @@ def test_a_table_with_a_fault_is_refused(changed: dict[str, object]) -> None:
         Lifecycle.model_validate(whole | changed)
 
 
-def test_people_move_a_story_on_or_send_it_back() -> None:
+def test_people_can_advance_a_story_or_send_it_back() -> None:
     ways = {
         state: [
             line and line.event

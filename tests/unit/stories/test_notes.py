@@ -90,7 +90,7 @@ async def test_notes_are_created_changed_and_deleted(note_board: NoteBoard) -> N
     assert (gone.version, gone.warnings) == (4, ("task none: there is none to delete",))
 
 
-async def test_what_is_asked_twice_is_recorded_once(note_board: NoteBoard) -> None:
+async def test_a_repeated_request_is_recorded_once(note_board: NoteBoard) -> None:
     first = await note_board.note(DECIDED, at=AT)
     await note_board.note(NoteChange("delete", "decision", "format"))
     late = await note_board.note(DECIDED, at=AT)
@@ -108,7 +108,7 @@ async def test_what_is_asked_twice_is_recorded_once(note_board: NoteBoard) -> No
     )
 
 
-async def test_an_ack_that_was_lost_costs_nothing(note_board: NoteBoard) -> None:
+async def test_a_lost_ack_does_no_harm(note_board: NoteBoard) -> None:
     note_board.bus.loses = True
     assert ((await note_board.note(DECIDED, expected=0)).version, await note_board.recorded()) == (
         1,
@@ -116,7 +116,9 @@ async def test_an_ack_that_was_lost_costs_nothing(note_board: NoteBoard) -> None
     )
 
 
-async def test_of_two_at_once_with_one_version_one_is_told_so(note_board: NoteBoard) -> None:
+async def test_one_of_two_writers_with_the_same_version_gets_a_conflict(
+    note_board: NoteBoard,
+) -> None:
     changes = [replace(DECIDED, entity_id=name) for name in ("one", "two")]
     ends = await asyncio.gather(
         *(note_board.note(change, expected=0) for change in changes), return_exceptions=True
@@ -129,7 +131,7 @@ async def test_of_two_at_once_with_one_version_one_is_told_so(note_board: NoteBo
     assert sorted(noted.version for noted in both) == [2, 3], "without a version both are recorded"
 
 
-async def test_all_changes_or_none(note_board: NoteBoard) -> None:
+async def test_changes_are_recorded_together_or_not_at_all(note_board: NoteBoard) -> None:
     with pytest.raises(NotFound, match="no milestone m-1 is noted"):
         await note_board.note(DECIDED, NoteChange("update", "milestone", "m-1", '{"text": "x"}'))
     assert await note_board.recorded() == 0
@@ -138,7 +140,7 @@ async def test_all_changes_or_none(note_board: NoteBoard) -> None:
         await note_board.note(replace(DECIDED, payload='{"text": "other"}'))
 
 
-async def test_secrets_are_taken_out_and_it_is_said(note_board: NoteBoard) -> None:
+async def test_secrets_are_removed_and_the_removal_is_reported(note_board: NoteBoard) -> None:
     secret = "ghp_" + "a" * 36
     noted = await note_board.note(
         replace(DECIDED, payload=f'{{"text": "use {secret}"}}', reason=f"it is {secret}")
@@ -187,7 +189,7 @@ async def test_secrets_are_taken_out_and_it_is_said(note_board: NoteBoard) -> No
         (DECIDED, "", InvalidRequest, "unknown role"),
     ],
 )
-async def test_what_may_not_be_noted_is_refused(
+async def test_invalid_notes_are_refused(
     note_board: NoteBoard,
     change: NoteChange,
     role: str,
@@ -199,7 +201,7 @@ async def test_what_may_not_be_noted_is_refused(
     assert await note_board.recorded() == 0
 
 
-async def test_nobody_notes_for_the_product_owner_or_of_anothers_story(
+async def test_notes_for_the_product_owner_or_another_tenants_story_are_refused(
     note_board: NoteBoard,
 ) -> None:
     with pytest.raises(Refused, match="who has the role po"):
@@ -214,7 +216,7 @@ async def test_nobody_notes_for_the_product_owner_or_of_anothers_story(
     assert (await note_board.note(DECIDED, role="po")).version == 1
 
 
-async def test_a_note_moves_no_story(note_board: NoteBoard) -> None:
+async def test_a_note_changes_no_state_of_a_story(note_board: NoteBoard) -> None:
     before = await Board(note_board.bus).card(note_board.story_id, LOCAL)
     await note_board.note(
         replace(DECIDED, payload='{"title": "x", "to_state": "done", "decision": "approved"}')

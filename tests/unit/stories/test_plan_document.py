@@ -38,7 +38,7 @@ def made(*outlines: Outline, story: Story = STORY, most: int = 8) -> tuple[Atomi
 @pytest.mark.parametrize(
     "story", [STORY, replace(STORY, ac=()), replace(STORY, title="", brief="")]
 )
-def test_what_was_written_can_be_written_anew(story: Story) -> None:
+def test_tasks_round_trip_through_the_document(story: Story) -> None:
     given = tuple(
         outline.model_copy(update={"criteria": outline.criteria if story.ac else ()})
         for outline in (ONE, TWO)
@@ -46,7 +46,7 @@ def test_what_was_written_can_be_written_anew(story: Story) -> None:
     assert to_outlines(made(*given, story=story), story) == given
 
 
-def test_what_was_derived_by_roles_can_be_written_anew() -> None:
+def test_tasks_derived_by_roles_can_be_shown_and_edited_as_a_document() -> None:
     tasks = derive(
         STORY,
         "plan-0",
@@ -80,7 +80,7 @@ def test_what_was_derived_by_roles_can_be_written_anew() -> None:
         max_size=6,
     )
 )
-def test_writing_anew_changes_nothing_whatever_was_written(
+def test_any_document_round_trips_through_tasks(
     parts: list[tuple[str, str, set[int]]],
 ) -> None:
     given = [
@@ -115,7 +115,7 @@ def test_writing_anew_changes_nothing_whatever_was_written(
         ((ONE, TWO.model_copy(update={"role": "boss"})), "unknown role 'boss'; the roles are"),
     ],
 )
-def test_what_is_not_whole_is_said(outlines: tuple[Outline, ...], output_text: str) -> None:
+def test_incomplete_data_is_reported(outlines: tuple[Outline, ...], output_text: str) -> None:
     with pytest.raises(InvalidRequest, match=output_text):
         made(*outlines)
     with pytest.raises(InvalidRequest, match="there are 2 tasks; at most 1"):
@@ -126,12 +126,12 @@ def test_what_is_not_whole_is_said(outlines: tuple[Outline, ...], output_text: s
     "output_text",
     ["", "[]", "{}", '{"plan_id": "p", "tasks": [{"id": ""}]}', '{"plan_id": 1, "tasks": []}'],
 )
-def test_a_document_that_is_no_list_of_tasks_is_refused(output_text: str) -> None:
+def test_an_invalid_list_of_tasks_is_refused(output_text: str) -> None:
     with pytest.raises(InvalidRequest, match="this is not a list of tasks: "):
         read_outlines(output_text)
 
 
-def test_a_document_is_read_as_it_was_told() -> None:
+def test_a_document_is_read_as_it_was_written() -> None:
     document: dict[str, Any] = {
         "version": 1,
         "plan_id": "plan-0",

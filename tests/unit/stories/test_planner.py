@@ -103,7 +103,7 @@ def won(task_id: str, role: str, content: str = "", commit: str = "") -> Outcome
     )
 
 
-async def test_a_story_that_moved_to_planning_is_done_in_order(
+async def test_the_tasks_of_a_planned_story_run_in_order(
     bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner
 ) -> None:
     async with running(bus, deliberations, planner):
@@ -133,7 +133,7 @@ async def test_a_story_that_moved_to_planning_is_done_in_order(
     assert ended[0].data["tasks"] == dict.fromkeys((design, code, tests), "COMPLETED")
 
 
-async def test_the_same_event_again_changes_nothing(
+async def test_a_repeated_event_changes_nothing(
     bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner
 ) -> None:
     first = await planner.process(MOVED, LOCAL)
@@ -144,7 +144,7 @@ async def test_the_same_event_again_changes_nothing(
     assert len(await events(bus, EventType.PLAN_DERIVED)) == 1
 
 
-async def test_what_depends_on_a_task_without_a_winner_is_skipped(
+async def test_tasks_that_depend_on_a_task_without_a_winner_are_skipped(
     bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner
 ) -> None:
     async with running(bus, deliberations, planner):
@@ -161,7 +161,7 @@ async def test_what_depends_on_a_task_without_a_winner_is_skipped(
     assert deliberations.known() == [answer.task_ids[0]]
 
 
-async def test_what_went_wrong_with_a_task_is_kept_with_the_end_of_its_plan(
+async def test_the_error_of_a_task_is_recorded_with_the_end_of_its_plan(
     bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner
 ) -> None:
     async with running(bus, deliberations, planner):
@@ -180,7 +180,7 @@ async def test_what_went_wrong_with_a_task_is_kept_with_the_end_of_its_plan(
     assert ended[0].data["why"] == {first: "the repository is gone"}
 
 
-async def test_a_planner_that_starts_again_goes_on_where_the_log_is(
+async def test_a_restarted_planner_continues_from_the_log(
     bus: MemoryBus, deliberations: MemoryDeliberations
 ) -> None:
     async with running(bus, deliberations, first := Planner(bus, LimitSettings())):
@@ -202,7 +202,7 @@ async def test_a_planner_that_starts_again_goes_on_where_the_log_is(
         assert fresh.known() == []
 
 
-async def test_a_story_that_others_moved_on_the_bus_is_planned_too(
+async def test_a_story_transition_from_the_bus_is_planned_too(
     bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner
 ) -> None:
     story = {"story_id": "story-2", "title": "Greet", "brief": "Say hello"}
@@ -249,7 +249,7 @@ async def test_a_story_that_others_moved_on_the_bus_is_planned_too(
         },
     ],
 )
-async def test_what_is_malformed_on_the_bus_leads_to_nothing(
+async def test_a_malformed_event_on_the_bus_is_ignored(
     bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner, data: dict[str, Any]
 ) -> None:
     kind = EventType.STORY_TRANSITIONED if "to_state" in data else EventType.PLAN_DERIVED
@@ -269,7 +269,7 @@ async def test_what_is_malformed_on_the_bus_leads_to_nothing(
         (replace(MOVED, metadata={}), "the story 'story-1'"),
     ],
 )
-async def test_other_events_are_recorded_and_said_to_be_no_plan(
+async def test_other_events_are_recorded_and_reported_as_no_plan(
     bus: MemoryBus, planner: Planner, event: PlanningEvent, wanted: str
 ) -> None:
     answer = await planner.process(event, LOCAL)
@@ -301,7 +301,7 @@ async def on_the_board(bus: MemoryBus, *moves: str) -> tuple[Board, str]:
 @pytest.mark.parametrize(
     "received", [MOVED, replace(MOVED, to_state="DONE"), replace(MOVED, to_state="build")]
 )
-async def test_nobody_goes_around_the_board(
+async def test_planning_events_cannot_bypass_the_board(
     bus: MemoryBus, planner: Planner, received: PlanningEvent
 ) -> None:
     board, story_id = await on_the_board(bus, "refine")
@@ -311,7 +311,7 @@ async def test_nobody_goes_around_the_board(
     assert (await board.card(story_id, LOCAL)).position.state == "draft"
 
 
-async def test_tasks_of_a_story_on_the_board_are_handed_out_once_its_design_is_accepted(
+async def test_tasks_of_a_story_on_the_board_start_once_its_design_is_accepted(
     bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner
 ) -> None:
     board, story_id = await on_the_board(bus, "refine", "submit")
@@ -349,7 +349,7 @@ async def test_tasks_of_a_story_on_the_board_are_handed_out_once_its_design_is_a
         ),
     ],
 )
-async def test_what_is_wrong_with_an_event_is_named(
+async def test_errors_of_an_event_are_named(
     planner: Planner, event: PlanningEvent, wanted: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=wanted):
@@ -366,7 +366,7 @@ async def test_deriving_without_publishing_records_nothing(
     assert await events(bus, EventType.PLAN_DERIVED) == []
 
 
-async def test_a_plan_of_a_story_on_the_board_is_its_product_owners(
+async def test_only_a_product_owner_can_publish_a_plan_of_a_story_on_the_board(
     bus: MemoryBus, planner: Planner
 ) -> None:
     board, outsider = Board(bus), Principal("ann", "local", roles=frozenset({"qa", "architect"}))
@@ -395,7 +395,7 @@ async def test_a_plan_of_a_story_on_the_board_is_its_product_owners(
     assert (await board.card(story_id, LOCAL)).plan is not None
 
 
-async def test_deriving_with_publishing_is_done_once(
+async def test_deriving_with_publishing_is_idempotent(
     bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner
 ) -> None:
     with pytest.raises(NotFound, match="is unknown: send its title"):
@@ -411,7 +411,7 @@ async def test_deriving_with_publishing_is_done_once(
         await until(lambda: deliberations.known() == [made.tasks[0].task_id])
 
 
-async def test_another_tenant_knows_nothing_of_a_story(planner: Planner) -> None:
+async def test_a_story_is_unknown_to_another_tenant(planner: Planner) -> None:
     await planner.process(MOVED, LOCAL)
     with pytest.raises(NotFound):
         await planner.derive("story-1", "plan-1", ["dev"], Strategy(), OTHER, publish=True)
@@ -428,7 +428,7 @@ async def test_another_tenant_knows_nothing_of_a_story(planner: Planner) -> None
         ("qa", NoCouncil("the qa council was deleted; make one with CreateCouncil")),
     ],
 )
-async def test_an_event_whose_work_cannot_start_is_not_processed(
+async def test_an_event_whose_tasks_cannot_start_is_not_processed(
     bus: MemoryBus, deliberations: MemoryDeliberations, unable: str, reason: Permanent
 ) -> None:
     planner = Planner(bus, LimitSettings(), deliberations.check)
@@ -504,7 +504,7 @@ async def letters(bus: MemoryBus, count: int) -> list[raw_store.DeadLetter]:
 @pytest.mark.parametrize(
     "subject", ["agile.events", "agile.events.story-2", "agile.events.acme_story-2"]
 )
-async def test_a_tenants_story_is_planned_whichever_of_its_subjects_it_comes_on(
+async def test_a_tenants_story_is_planned_from_any_of_its_subjects(
     bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner, subject: str
 ) -> None:
     data = {
@@ -558,7 +558,7 @@ async def test_a_tenants_story_is_planned_whichever_of_its_subjects_it_comes_on(
         (EventType.PLAN_DERIVED, {"plan_id": "p", "tasks": "none"}, "tasks"),
     ],
 )
-async def test_a_story_event_that_counts_for_nothing_is_a_dead_letter(
+async def test_an_ineffective_story_event_is_a_dead_letter(
     bus: MemoryBus,
     deliberations: MemoryDeliberations,
     kind: EventType,
@@ -574,7 +574,7 @@ async def test_a_story_event_that_counts_for_nothing_is_a_dead_letter(
     assert deliberations.known() == []
 
 
-async def test_a_move_that_the_life_cycle_does_not_allow_is_a_dead_letter(
+async def test_a_transition_that_the_life_cycle_forbids_is_a_dead_letter(
     bus: MemoryBus, deliberations: MemoryDeliberations, planner: Planner
 ) -> None:
     board, story_id = await on_the_board(bus, "refine")

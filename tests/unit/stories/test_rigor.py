@@ -40,12 +40,12 @@ def changed(**parts: Any) -> JobReport:
     return GOOD.model_copy(update=parts)
 
 
-def test_the_file_says_each_level() -> None:
+def test_the_file_defines_each_level() -> None:
     assert tuple(levels()) == LEVELS
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_whole_evidence_passes_with_all_points(level: str) -> None:
+def test_complete_evidence_passes_with_all_points(level: str) -> None:
     found = rate(GOOD, level)
     assert (found.score, found.decision, found.reasons, found.rigor) == (100, "pass", (), level)
 
@@ -99,7 +99,7 @@ def test_whole_evidence_passes_with_all_points(level: str) -> None:
         ),
     ],
 )
-def test_what_is_missing_or_failed(
+def test_missing_or_failed_evidence_is_named(
     report: JobReport, level: str, decision: str, output_text: str
 ) -> None:
     found = rate(report, level)
@@ -107,7 +107,7 @@ def test_what_is_missing_or_failed(
     assert any(output_text in reason for reason in found.reasons), found.reasons
 
 
-def test_a_level_that_there_is_not_is_named() -> None:
+def test_an_unknown_level_is_named() -> None:
     assert rate(GOOD).rigor == "L1"
     assert rate(GOOD, " l2 ").rigor == "L2"
     with pytest.raises(InvalidRequest, match="'L9'; allowed are L0, L1, L2, L3"):

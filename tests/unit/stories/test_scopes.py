@@ -18,7 +18,7 @@ TABLE: dict[str, Any] = {
 }
 
 
-def test_a_pack_has_what_role_and_phase_both_name() -> None:
+def test_a_context_contains_the_scopes_allowed_by_both_role_and_phase() -> None:
     table = Scopes.model_validate(TABLE)
     assert table.allowed_scopes("dev", "build") == ("story", "comments")
     assert table.allowed_scopes("data", " BUILD ") == ("story",)
@@ -39,12 +39,12 @@ def test_a_pack_has_what_role_and_phase_both_name() -> None:
         {"more": 1},
     ],
 )
-def test_a_table_that_is_not_whole_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_incomplete_table_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Scopes.model_validate(TABLE | wrong)
 
 
-def test_what_nobody_knows_is_named() -> None:
+def test_unknown_roles_phases_and_scopes_are_named() -> None:
     for wrong, output_text in (
         (("wizard", ""), "unknown role 'wizard'; the roles are dev"),
         (("dev", "nap"), "the phases are design"),
@@ -55,6 +55,6 @@ def test_what_nobody_knows_is_named() -> None:
         scopes().check(("story", "moon"))
 
 
-def test_every_role_is_told_of_the_story() -> None:
+def test_every_role_gets_the_story() -> None:
     for phase in scopes().phases:
         assert all("story" in scopes().allowed_scopes(role, phase) for role in ROLES)

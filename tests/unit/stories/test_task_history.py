@@ -42,7 +42,7 @@ def steps(
     return list(rounds(history, views or {}, state)[-1].steps)
 
 
-def test_a_task_that_no_council_has_waits_for_what_it_builds_on_or_for_the_design() -> None:
+def test_a_task_without_a_council_waits_for_its_dependencies_or_the_design() -> None:
     found = steps(derived())
     assert [(step.number, step.status, step.after, step.begun) for step in found] == [
         (1, "waits", (), False),
@@ -53,7 +53,7 @@ def test_a_task_that_no_council_has_waits_for_what_it_builds_on_or_for_the_desig
     assert steps(derived(), state="design")[0].next == "begins when the design is accepted"
 
 
-def test_a_task_under_way_stands_as_its_council_does() -> None:
+def test_a_running_task_has_the_status_of_its_council() -> None:
     views = {
         TaskId("a"): TaskView(
             TaskId("a"), DeliberationStatus.COMPLETED, winner_id="agent-dev-002", proven=True
@@ -68,7 +68,7 @@ def test_a_task_under_way_stands_as_its_council_does() -> None:
     ]
 
 
-def test_a_task_for_which_no_council_could_be_asked_says_why() -> None:
+def test_a_task_that_could_not_be_submitted_has_a_reason() -> None:
     plan = derived()
     first, second, _ = steps(
         plan, ended(plan, {"a": "the repository is gone"}, a="FAILED", b="COMPLETED", c="SKIPPED")
@@ -77,7 +77,7 @@ def test_a_task_for_which_no_council_could_be_asked_says_why() -> None:
     assert second.why == ""
 
 
-def test_a_task_that_ended_without_a_winner_says_why_and_what_next() -> None:
+def test_a_task_that_ended_without_a_winner_has_a_reason_and_a_next_step() -> None:
     plan = derived()
     views = {
         TaskId("a"): TaskView(
@@ -99,7 +99,7 @@ def test_a_task_that_ended_without_a_winner_says_why_and_what_next() -> None:
     assert not steps(plan, ended(plan, a="NO_WINNER"), state="done")[0].next
 
 
-def test_the_last_round_alone_says_what_next() -> None:
+def test_only_the_last_round_has_next_steps() -> None:
     plan, again = derived(), derived([{"task_id": "r", "role": "dev"}], "plan-2", by="repair")
     history = (plan, ended(plan, a="NO_WINNER"), again)
     before, last = rounds(history, {}, "build")
@@ -108,7 +108,7 @@ def test_the_last_round_alone_says_what_next() -> None:
     assert task_ids(history) == ("a", "b", "c", "r")
 
 
-def test_the_council_that_divided_the_story_is_named() -> None:
+def test_the_architects_deliberation_that_derived_the_tasks_is_named() -> None:
     assert rounds([derived()], {}, "build")[0].design == ""
     assert rounds([derived(by="architects")], {}, "build")[0].design == "design-1"
     assert rounds([derived(why="no answer")], {}, "build")[0].design == "design-1"

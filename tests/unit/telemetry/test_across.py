@@ -111,7 +111,7 @@ async def test_a_deliberation_stays_in_its_trace(tmp_path: Path) -> None:
     )
 
 
-async def test_the_same_request_under_another_trace_is_the_same_request() -> None:
+async def test_the_same_request_with_another_trace_is_the_same_request() -> None:
     bus = MemoryBus()
     deliberations = DeliberationService(bus, Remembering(), Defaults(LimitSettings()))
     for caller in (CALLER, OTHER):

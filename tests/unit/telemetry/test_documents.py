@@ -37,29 +37,29 @@ def samples() -> dict[str, str]:
     return figure_names
 
 
-def test_every_figure_is_documented_as_it_is() -> None:
+def test_every_metric_is_documented() -> None:
     assert table("telemetry.md", "figure") == [
         [f"`{figure.name}`", figure.kind, ", ".join(figure.labels), figure.about]
         for figure in REGISTRY.figures.values()
     ]
 
 
-def test_names_are_what_prometheus_expects() -> None:
+def test_metric_names_follow_the_prometheus_conventions() -> None:
     for figure in REGISTRY.figures.values():
         assert re.fullmatch(r"(?:moothall|gen_ai_client)_[a-z_]+", figure.name)
         assert figure.name.endswith("_total") == (figure.kind == "counter")
         assert figure.about.endswith(".")
 
 
-def test_the_dashboard_asks_for_what_there_is() -> None:
+def test_the_dashboard_queries_existing_metrics() -> None:
     assert queried() <= set(samples())
 
 
-def test_every_figure_has_a_panel() -> None:
+def test_every_metric_has_a_panel() -> None:
     assert {samples()[name] for name in queried()} == set(REGISTRY.figures)
 
 
-def test_labels_in_the_dashboard_are_the_figures_own() -> None:
+def test_labels_in_the_dashboard_belong_to_their_metrics() -> None:
     for panel in DASHBOARD["panels"]:
         for target in panel.get("targets", ()):
             for by, name in re.findall(
@@ -77,7 +77,7 @@ def test_labels_in_the_dashboard_are_the_figures_own() -> None:
                 assert legend <= {label.strip() for label in grouped[1].split(",")}, target
 
 
-def test_the_dashboard_is_a_valid_one() -> None:
+def test_the_dashboard_is_valid() -> None:
     panels = DASHBOARD["panels"]
     assert (DASHBOARD["uid"], DASHBOARD["schemaVersion"] >= 36) == ("moothall", True)
     assert len({panel["id"] for panel in panels}) == len(panels)
@@ -96,5 +96,5 @@ def test_the_dashboard_is_a_valid_one() -> None:
         assert bool(expressions) == (panel["type"] != "row")
 
 
-def test_the_dashboard_is_what_its_script_writes() -> None:
+def test_the_dashboard_matches_the_output_of_its_script() -> None:
     subprocess.run([sys.executable, ROOT / "scripts" / "dashboard.py", "--check"], check=True)

@@ -25,7 +25,7 @@ REQUESTED = Deliberation(
 )
 
 
-def test_an_event_has_its_time_and_the_trace_of_who_writes_it() -> None:
+def test_an_event_has_a_timestamp_and_the_current_trace() -> None:
     before = datetime.now(UTC)
     with telemetry.span("work", parent=TRACE):
         event = write(
@@ -46,7 +46,7 @@ def test_an_event_has_its_time_and_the_trace_of_who_writes_it() -> None:
     )
 
 
-def test_a_fact_of_a_deliberation_names_it_its_story_and_what_led_to_it() -> None:
+def test_an_event_of_a_deliberation_names_its_task_its_story_and_its_cause() -> None:
     event = write_of(REQUESTED, EventType.SEAT_FINISHED, {"seat": "a"}, ordinal="a", source="host")
     assert (event.subject, event.correlationid, event.tenant, event.source) == (
         "task-1",
@@ -58,7 +58,7 @@ def test_a_fact_of_a_deliberation_names_it_its_story_and_what_led_to_it() -> Non
     assert event.causationid == request_event_id(TaskKey("task-1"))
 
 
-def test_events_are_written_in_one_place() -> None:
+def test_events_are_created_in_one_place() -> None:
     source = Path(moothall.__file__).parent
     callers = {
         path.name

@@ -26,7 +26,7 @@ def test_the_provider_follows_from_the_host_name(url: str, provider: str) -> Non
     assert provider_name(url) == provider
 
 
-def test_a_server_has_its_address_and_port() -> None:
+def test_a_server_is_described_by_its_address_and_port() -> None:
     assert server_attributes("http://gpu-1:8000/v1") == {
         "gen_ai.provider.name": "openai",
         "server.address": "gpu-1",
@@ -36,7 +36,7 @@ def test_a_server_has_its_address_and_port() -> None:
     assert server_attributes("") == {"gen_ai.provider.name": "openai"}
 
 
-def test_buckets_are_those_of_the_conventions() -> None:
+def test_buckets_follow_the_semantic_conventions() -> None:
     assert GENAI_TOKENS.buckets[:4] == (1, 4, 16, 64)
     assert (len(GENAI_TOKENS.buckets), GENAI_TOKENS.buckets[-1]) == (14, 67_108_864)
     assert " ".join(map(str, GENAI_SECONDS.buckets)) == (

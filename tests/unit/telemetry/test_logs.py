@@ -36,7 +36,7 @@ asyncio.run(main())
 
 
 @pytest.mark.e2e  # a process each
-def test_lines_carry_task_seat_and_trace() -> None:
+def test_log_lines_contain_task_seat_and_trace() -> None:
     completed = subprocess.run(
         [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True
     )
@@ -52,14 +52,14 @@ def test_lines_carry_task_seat_and_trace() -> None:
     assert "trace_id" not in lines[3]
 
 
-def test_where_nothing_is_bound_nothing_is_said() -> None:
+def test_nothing_is_logged_without_bound_values() -> None:
     with telemetry.bound(task_id="task-a"), telemetry.bound(seat="one"):
         assert log_context() == {"task_id": "task-a", "seat": "one"}
     assert log_context() == {}
 
 
 @pytest.mark.e2e  # a process each
-def test_no_line_holds_a_secret() -> None:
+def test_no_log_line_contains_a_secret() -> None:
     program = (
         "from moothall import telemetry\nfrom moothall.config import LogSettings\n"
         "telemetry.configure_logs(LogSettings(), secrets=('own-value-1',))\nlog = "
@@ -77,7 +77,7 @@ def test_no_line_holds_a_secret() -> None:
 
 
 @pytest.mark.e2e  # a process each
-def test_a_task_logs_apart_and_so_do_those_that_it_starts(tmp_path: Path) -> None:
+def test_a_task_and_its_child_tasks_can_log_to_a_separate_file(tmp_path: Path) -> None:
     file = tmp_path / "logs" / "host.log"
     program = f"""
 import asyncio

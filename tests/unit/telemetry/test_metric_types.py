@@ -22,7 +22,7 @@ from moothall.telemetry.aggregation import Reports
 from moothall.telemetry.metrics import MOST, OTHER, MetricRegistry
 
 
-def test_counting() -> None:
+def test_counters_gauges_and_histograms_count() -> None:
     registry = MetricRegistry()
     calls = registry.counter("calls_total", "…", "tool")
     busy = registry.gauge("busy", "…")
@@ -40,19 +40,19 @@ def test_counting() -> None:
     }
 
 
-def test_a_wrong_number_of_labels_is_a_bug() -> None:
+def test_a_wrong_number_of_labels_is_an_error() -> None:
     with pytest.raises(TypeError, match="has the labels"):
         MetricRegistry().counter("x", "…", "tool").add("a", "b")
 
 
-def test_a_name_is_taken_once() -> None:
+def test_a_metric_name_can_be_registered_once() -> None:
     registry = MetricRegistry()
     registry.counter("x", "…")
     with pytest.raises(ValueError, match="already"):
         registry.gauge("x", "…")
 
 
-def test_hostile_names_fill_no_memory() -> None:
+def test_hostile_label_values_do_not_fill_the_memory() -> None:
     registry = MetricRegistry()
     calls, took = (
         registry.counter("calls_total", "…", "model"),
@@ -67,7 +67,7 @@ def test_hostile_names_fill_no_memory() -> None:
     assert max(len(label) for labels in calls.values for label in labels) <= 100
 
 
-def test_what_is_looked_up_is_looked_up_at_each_reading() -> None:
+def test_a_gauge_can_be_computed_at_each_snapshot() -> None:
     registry = MetricRegistry()
     gauge = registry.gauge("under_way", "…")
     seen = iter((1, 2))
@@ -83,7 +83,7 @@ class Clock:
         return self.now
 
 
-def test_a_report_replaces_the_last_one_and_a_silent_process_is_forgotten() -> None:
+def test_a_report_replaces_the_previous_one_and_a_silent_process_is_forgotten() -> None:
     clock = Clock()
     reports = Reports(5.0, clock)
     for value in (3, 1):  # it restarted
@@ -116,7 +116,7 @@ ROW = [["files.read", "success"], 1.0]
         [["files.read", "success"], 1.0, 2.0],
     ],
 )
-def test_what_is_wrong_in_a_report_is_left_out(row: object) -> None:
+def test_invalid_rows_of_a_report_are_left_out(row: object) -> None:
     reports = Reports(5.0)
     reports.add(
         {
@@ -143,21 +143,21 @@ json = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["process", "figures"]), json), json)
-def test_no_report_breaks_anything(data: dict[str, Any], rows: Any) -> None:
+def test_any_report_is_handled(data: dict[str, Any], rows: Any) -> None:
     reports = Reports(5.0)
     reports.add(data)
     reports.add({"process": "host-1", "figures": {"moothall_tool_call_seconds": rows}})
     assert "serve" in reports.snapshots("serve")
 
 
-def test_processes_without_end_fill_no_memory() -> None:
+def test_any_number_of_processes_does_not_fill_the_memory() -> None:
     reports = Reports(5.0)
     for number in range(3000):
         reports.add({"process": f"host-{number}", "figures": {}})
     assert len(reports.snapshots("serve")) == 1001
 
 
-async def test_a_report_that_cannot_be_sent_is_made_up_by_the_next() -> None:
+async def test_the_next_report_makes_up_for_one_that_could_not_be_sent() -> None:
     payloads: list[Mapping[str, Any]] = []
 
     async def signal(topic: Topic, data: Mapping[str, Any]) -> None:
@@ -194,7 +194,7 @@ async def page(
         yield response
 
 
-async def test_the_page_shows_every_figure_of_every_process() -> None:
+async def test_the_page_shows_every_metric_of_every_process() -> None:
     reports = Reports(5.0)
     reports.add(
         {
@@ -237,7 +237,7 @@ async def test_the_page_shows_every_figure_of_every_process() -> None:
     assert {sample.name: sample.value for sample in memory}["moothall_tool_memory_bytes_sum"] == 9e9
 
 
-async def test_the_page_speaks_openmetrics_too() -> None:
+async def test_the_page_supports_openmetrics() -> None:
     async with page(
         MetricsSettings(port=0), Reports(5.0), Accept="application/openmetrics-text; version=1.0.0"
     ) as response:
@@ -247,7 +247,7 @@ async def test_the_page_speaks_openmetrics_too() -> None:
     assert len(families) == len(metrics.REGISTRY.figures)
 
 
-async def test_a_port_that_was_chosen_must_be_free_and_the_default_one_may_be_taken() -> None:
+async def test_a_configured_port_must_be_free_and_the_default_port_may_be_in_use() -> None:
     server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
@@ -272,14 +272,12 @@ async def test_a_port_that_was_chosen_must_be_free_and_the_default_one_may_be_ta
         ("[", 403),
     ],
 )
-async def test_on_the_loopback_it_answers_to_names_of_the_loopback_alone(
-    host: str, status: int
-) -> None:
+async def test_on_loopback_only_loopback_host_names_are_accepted(host: str, status: int) -> None:
     async with page(MetricsSettings(port=0), Reports(5.0), Host=host) as response:
         assert response.status == status
 
 
-async def test_off_the_loopback_a_token_is_needed() -> None:
+async def test_beyond_loopback_a_token_is_required() -> None:
     with pytest.raises(ConfigurationError, match=r"metrics\.token"):
         async with serve_metrics(MetricsSettings(host="0.0.0.0", port=0), dict, nothing):  # noqa: S104 - that it is refused
             pass
@@ -294,7 +292,7 @@ async def test_off_the_loopback_a_token_is_needed() -> None:
             assert response.status == status
 
 
-async def test_a_bus_that_does_not_answer_holds_no_page_up() -> None:
+async def test_a_bus_that_does_not_answer_does_not_delay_the_page() -> None:
     async def for_ever() -> None:
         await asyncio.Event().wait()
 

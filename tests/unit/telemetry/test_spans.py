@@ -44,7 +44,7 @@ def context_of(span: ReadableSpan) -> tuple[int, int]:
 
 
 @pytest.mark.e2e  # a separate process
-def test_with_the_exporter_off_nothing_is_imported_and_spans_are_nothing() -> None:
+def test_with_the_exporter_off_nothing_is_imported_and_spans_do_nothing() -> None:
     program = (
         "import sys; from moothall import telemetry\n"
         "with telemetry.span('a', {'b': 1}) as span: span.set({'c': 2}); span.fail('NO'); "
@@ -81,7 +81,7 @@ def test_with_the_exporter_off_a_callers_trace_is_passed_on_unchanged() -> None:
         "x" * 10_000,
     ],
 )
-async def test_what_is_no_traceparent_is_ignored(text: str, exporter: Spans) -> None:
+async def test_an_invalid_traceparent_is_ignored(text: str, exporter: Spans) -> None:
     assert telemetry.read_traceparent(text) == ""
     with telemetry.span("call", parent=text):
         assert telemetry.traceparent() == ""
@@ -92,16 +92,16 @@ async def test_what_is_no_traceparent_is_ignored(text: str, exporter: Spans) -> 
 
 
 @given(st.text(max_size=140))
-def test_whatever_comes_in_a_traceparent_is_one_or_nothing(text: str) -> None:
+def test_any_traceparent_is_valid_or_ignored(text: str) -> None:
     parsed = telemetry.read_traceparent(text)
     assert parsed == "" or telemetry.read_traceparent(parsed) == parsed
 
 
-async def test_a_later_version_is_read_as_far_as_it_is_known(exporter: Spans) -> None:
+async def test_the_known_part_of_a_later_version_is_read(exporter: Spans) -> None:
     assert telemetry.read_traceparent("01" + CALLER[2:] + "-future") == CALLER
 
 
-async def test_spans_nest_and_join_the_caller(exporter: Spans) -> None:
+async def test_spans_are_nested_and_continue_the_callers_trace(exporter: Spans) -> None:
     async with recording(TraceSettings(), "test", exporter=exporter):
         with telemetry.span("call", kind="server", parent=CALLER):
             across = telemetry.traceparent()
@@ -121,7 +121,7 @@ async def test_spans_nest_and_join_the_caller(exporter: Spans) -> None:
     assert call.resource.attributes["service.instance.id"] == "test"
 
 
-async def test_tasks_side_by_side_keep_their_own_place(exporter: Spans) -> None:
+async def test_concurrent_tasks_keep_their_own_spans(exporter: Spans) -> None:
     async def work(name: str) -> None:
         with telemetry.span(name):
             await asyncio.sleep(0)
@@ -138,7 +138,7 @@ async def test_tasks_side_by_side_keep_their_own_place(exporter: Spans) -> None:
         assert parent_of(exporter.named(f"{name} inside")) == context_of(exporter.named(name))[1]
 
 
-async def test_failures_are_said_by_code_and_a_cancel_is_none(exporter: Spans) -> None:
+async def test_failures_have_codes_and_a_cancel_is_none(exporter: Spans) -> None:
     async with recording(TraceSettings(), "test", exporter=exporter):
         with pytest.raises(NotFound), telemetry.span("ours"):
             raise NotFound("no deliberation")
@@ -159,7 +159,7 @@ async def test_failures_are_said_by_code_and_a_cancel_is_none(exporter: Spans) -
     assert cancelled.attributes == {"moothall.cancelled": True}
 
 
-async def test_no_secret_leaves_in_a_span(exporter: Spans) -> None:
+async def test_no_span_contains_a_secret(exporter: Spans) -> None:
     own, shaped = "hunter2-hunter2", "ghp_" + "a" * 36
     async with recording(TraceSettings(), "test", secrets=(own,), exporter=exporter):
         with telemetry.span("call", {"a": f"x {own} y"}) as span:
@@ -172,7 +172,9 @@ async def test_no_secret_leaves_in_a_span(exporter: Spans) -> None:
     assert exported.count("[redacted]") >= 3
 
 
-async def test_a_share_of_traces_is_recorded_and_all_of_a_trace_or_none(exporter: Spans) -> None:
+async def test_traces_are_sampled_as_a_whole_and_the_callers_decision_counts(
+    exporter: Spans,
+) -> None:
     async with recording(TraceSettings(sample_ratio=0.0), "test", exporter=exporter):
         with telemetry.span("not chosen"), telemetry.span("nor this"):
             assert not int(telemetry.traceparent()[-2:], 16) & 1
@@ -185,7 +187,7 @@ async def test_a_share_of_traces_is_recorded_and_all_of_a_trace_or_none(exporter
 
 
 @pytest.mark.e2e
-async def test_a_dead_collector_slows_and_fails_nothing() -> None:
+async def test_an_unreachable_collector_slows_nothing_and_fails_nothing() -> None:
     settings = TraceSettings(
         exporter="otlp",
         endpoint="http://127.0.0.1:9",
@@ -200,7 +202,7 @@ async def test_a_dead_collector_slows_and_fails_nothing() -> None:
     assert telemetry.traceparent() == ""
 
 
-async def test_prompts_are_wanted_only_where_the_operator_says_so(exporter: Spans) -> None:
+async def test_prompts_are_recorded_only_if_the_operator_enables_it(exporter: Spans) -> None:
     assert not telemetry.wants_content()
     async with recording(TraceSettings(), "test", exporter=exporter):
         assert not telemetry.wants_content()

@@ -26,7 +26,7 @@ def kept_in(most_bytes: int, most: int = 100) -> Answers[str, ToolResult]:
 
 
 @given(st.lists(st.integers(min_value=0, max_value=400), min_size=1, max_size=30))
-def test_what_is_kept_is_bounded_and_nothing_is_run_again(sizes: list[int]) -> None:
+def test_stored_answers_are_bounded_and_no_request_runs_again(sizes: list[int]) -> None:
     async def scenario() -> None:
         answers, total = kept_in(1000), 0
         for number, size in enumerate(sizes):
@@ -46,7 +46,7 @@ def test_what_is_kept_is_bounded_and_nothing_is_run_again(sizes: list[int]) -> N
     asyncio.run(scenario())
 
 
-async def test_beyond_a_number_the_oldest_is_forgotten_unless_it_still_runs() -> None:
+async def test_beyond_the_limit_the_oldest_finished_answer_is_forgotten() -> None:
     answers = kept_in(10**6, most=2)
     running = answers.begin("a", "a")
     for name in ("b", "c"):
@@ -59,7 +59,7 @@ async def test_beyond_a_number_the_oldest_is_forgotten_unless_it_still_runs() ->
     assert await answers.find("c", "c") is not None
 
 
-async def test_what_came_to_nothing_may_be_made_again() -> None:
+async def test_a_failed_request_may_be_repeated() -> None:
     answers = kept_in(1000)
     for error in (ValueError("no"), asyncio.CancelledError()):
         answer = answers.begin("a", "1")
@@ -69,7 +69,7 @@ async def test_what_came_to_nothing_may_be_made_again() -> None:
             await answer
 
 
-async def test_who_may_not_hear_it_does_not() -> None:
+async def test_observers_without_permission_receive_nothing() -> None:
     def check() -> None:
         raise PermissionError
 

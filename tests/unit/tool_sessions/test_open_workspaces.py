@@ -15,7 +15,7 @@ SAMPLE = RepositoryRef(id="sample")
 ANN, BOB, EVE = Principal("ann", "acme"), Principal("bob", "acme"), Principal("eve", "elsewhere")
 
 
-async def test_a_tenant_leaves_workspaces_for_others(tmp_path: Path) -> None:
+async def test_one_tenant_cannot_open_all_workspaces(tmp_path: Path) -> None:
     async with open_session_manager(tmp_path, max_open=5) as app:
         opened = [await app.session_manager.open(ANN, SAMPLE, "DEV") for _ in range(4)]
         with pytest.raises(RateLimited, match="which may have 4"):
@@ -25,7 +25,7 @@ async def test_a_tenant_leaves_workspaces_for_others(tmp_path: Path) -> None:
         assert await app.session_manager.open(BOB, SAMPLE, "DEV")
 
 
-async def test_all_tenants_together_have_a_limit_too(tmp_path: Path) -> None:
+async def test_all_tenants_together_have_a_limit(tmp_path: Path) -> None:
     async with open_session_manager(tmp_path, max_open=2) as app:
         await app.session_manager.open(ANN, SAMPLE, "DEV")
         await app.session_manager.open(EVE, SAMPLE, "DEV")

@@ -21,7 +21,7 @@ from support.tool_gateway import App, Facts, tool_call
 WITH_CLOCK = (*FAMILIES, ClockFamily())
 
 
-async def test_a_family_is_added_by_a_folder_and_a_line(
+async def test_a_family_is_added_with_a_folder_and_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MOOTHALL_CLOCK__TIME", "noon")
@@ -48,7 +48,7 @@ async def test_a_family_is_added_by_a_folder_and_a_line(
     assert [finding.detail async for finding in WITH_CLOCK[-1].examine(settings)] == ["noon"]
 
 
-def test_what_a_family_lacks_is_said_by_the_family(tmp_path: Path) -> None:
+def test_a_family_reports_what_it_lacks(tmp_path: Path) -> None:
     settings = read_settings(settings_with(WITH_CLOCK), data_dir=tmp_path)
     assert (
         unset_tools(settings, "local", WITH_CLOCK)["clock.now"] == "MOOTHALL_CLOCK__TIME is not set"
@@ -62,7 +62,7 @@ def test_no_two_families_share_settings_or_tools() -> None:
     assert (len(set(sections)), len(set(names))) == (len(sections), len(names))
 
 
-def test_settings_travel_to_hosts_with_the_sections_of_families() -> None:
+def test_settings_sent_to_hosts_include_the_sections_of_families() -> None:
     settings = load_settings(http={"allow": ["example.org"]}, docker={"network": "tests"})
     there = pickle.loads(pickle.dumps(settings))  # noqa: S301 - our own
     assert json.loads(there.model_dump_json())["http"]["allow"] == ["example.org"]

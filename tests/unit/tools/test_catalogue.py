@@ -85,7 +85,7 @@ def test_schemas_are_flat_closed_and_bounded(spec: ToolSpec) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_path_arguments_exist(spec: ToolSpec) -> None:
+def test_path_arguments_exist_in_the_model(spec: ToolSpec) -> None:
     assert set(spec.writes) <= set(spec.paths) <= set(spec.arguments.model_fields)
     assert {"path", "paths", "other", "glob"} & set(spec.arguments.model_fields) <= set(spec.paths)
     assert spec.outside is (
@@ -127,7 +127,7 @@ def test_schema_and_model_agree(spec: ToolSpec, data: st.DataObject) -> None:
     assert by_schema is by_model
 
 
-def test_what_fits_the_short_schema_fits_the_model() -> None:
+def test_arguments_valid_for_the_short_schema_are_valid_for_the_model() -> None:
     spec = CATALOGUE["files.write"]
     assert fits(spec.schema(), {"path": "a", "content": "x" * 8000})
     assert not fits(spec.schema(), {"path": "a", "content": "x" * 8001})
@@ -135,13 +135,13 @@ def test_what_fits_the_short_schema_fits_the_model() -> None:
     assert spec.schema(100)["properties"]["content"]["maxLength"] == 100
 
 
-def test_a_schema_is_the_callers_own() -> None:
+def test_each_caller_gets_its_own_copy_of_a_schema() -> None:
     spec = CATALOGUE["files.read"]
     spec.schema()["properties"].clear()
     assert spec.schema()["properties"]
 
 
-def test_who_works_on_code_may_run_commands_where_the_window_allows() -> None:
+def test_coding_roles_may_run_commands_if_the_context_window_allows() -> None:
     may = {
         role: "code.shell" in {spec.name for spec in list_tools(grant_for(role))} for role in ROLES
     }
@@ -154,7 +154,7 @@ def test_who_works_on_code_may_run_commands_where_the_window_allows() -> None:
     )
 
 
-def test_the_wires_tools_are_all_there_in_order() -> None:
+def test_the_catalogue_contains_every_tool_of_the_wire_in_order() -> None:
     names = (
         "files.read files.write files.append files.edit files.define files.list files.search "
         "files.delete files.mkdir files.info files.diff git.status git.diff git.log git.add "
@@ -167,7 +167,7 @@ def test_the_wires_tools_are_all_there_in_order() -> None:
     assert list(CATALOGUE) == names.split()
 
 
-def test_the_offer_is_stable_and_short_for_a_small_model() -> None:
+def test_the_tool_list_is_stable_and_short_for_a_small_model() -> None:
     grant = grant_for("dev")
     assert list_tools(grant) == list_tools(Grant(tools=tuple(reversed(grant.tools))))
     core = describe(list_tools(grant, core=True))
@@ -182,12 +182,12 @@ def test_the_offer_is_stable_and_short_for_a_small_model() -> None:
 
 
 @pytest.mark.parametrize("ref", ["", "main", "HEAD~1", "v1.2", "HEAD@{1}", "origin/main"])
-def test_refs(ref: str) -> None:
+def test_valid_refs_are_accepted(ref: str) -> None:
     CATALOGUE["git.diff"].arguments.model_validate({"ref": ref})
 
 
 @pytest.mark.parametrize("ref", ["-x", "--output=/tmp/x", "a..b", "a b", "a\n", "a:b", ":/fix"])
-def test_what_is_no_ref(ref: str) -> None:
+def test_an_invalid_ref_is_refused(ref: str) -> None:
     with pytest.raises(ValidationError, match="is not a git ref"):
         CATALOGUE["git.diff"].arguments.model_validate({"ref": ref})
 
@@ -195,24 +195,24 @@ def test_what_is_no_ref(ref: str) -> None:
 @pytest.mark.parametrize(
     "name", ["a..b", "a.lock", "a/", "/a", "-x", "a//b", "a/.b", "a@{1}", "a b"]
 )
-def test_what_is_no_branch(name: str) -> None:
+def test_an_invalid_branch_name_is_refused(name: str) -> None:
     with pytest.raises(ValidationError, match="is not a branch name"):
         CATALOGUE["git.branch"].arguments.model_validate({"name": name})
 
 
 @given(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=5))
-def test_the_digest_is_deaf_to_the_order_of_keys(arguments: dict[str, Any]) -> None:
+def test_the_digest_ignores_the_order_of_keys(arguments: dict[str, Any]) -> None:
     turned = dict(reversed(arguments.items()))
     assert arguments_digest(arguments) == arguments_digest(turned)
     assert json.loads(canonical(arguments)) == arguments
 
 
-def test_the_digest_of_what_is_no_json_is_still_a_digest() -> None:
+def test_arguments_that_are_not_json_have_a_digest_too() -> None:
     assert len(arguments_digest({"a": object()})) == 64
     assert arguments_digest({"a": 1}) != arguments_digest({"a": 2})
 
 
-def test_how_long_a_command_of_the_shell_may_take_is_a_setting() -> None:
+def test_the_time_limit_of_shell_commands_is_configurable() -> None:
     usual = catalogue_of(AllSettings())["code.shell"]
     assert [
         usual.call_seconds({"timeout_seconds": requested}) for requested in (0, 30, 600, 9000)

@@ -16,7 +16,7 @@ def names(**filters: Any) -> list[str]:
     return [spec.name for spec in discover(SPECS, Filters(**filters))]
 
 
-def test_everything_given_must_hold() -> None:
+def test_all_given_filters_must_match() -> None:
     assert names() == list(CATALOGUE)
     assert names(categories=("git",), tags=("remote",)) == ["git.clone", "git.pull", "git.push"]
     assert names(query="regular EXPRESSION") == ["files.search"]
@@ -27,7 +27,7 @@ def test_everything_given_must_hold() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_the_catalogue_says_all_of_every_tool(spec: ToolSpec) -> None:
+def test_the_catalogue_describes_every_tool_completely(spec: ToolSpec) -> None:
     received = entry(spec)
     json.dumps(received)
     assert received["tags"]

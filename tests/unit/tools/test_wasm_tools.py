@@ -25,7 +25,7 @@ def put(folder: Path, text: str, name: str = "count") -> Path:
     return folder
 
 
-def test_a_module_and_its_description_are_a_tool(tmp_path: Path) -> None:
+def test_a_module_and_its_description_become_a_tool(tmp_path: Path) -> None:
     (tool,) = read_tools(put(tmp_path, COUNT))
     spec = tool.spec
     assert (spec.name, spec.danger, spec.paths, spec.timeout_seconds) == (
@@ -57,7 +57,7 @@ def test_a_module_and_its_description_are_a_tool(tmp_path: Path) -> None:
             spec.arguments.model_validate(wrong)
 
 
-def test_no_folder_is_no_tools() -> None:
+def test_without_a_folder_there_are_no_tools() -> None:
     assert read_tools(None) == ()
     with pytest.raises(ConfigurationError, match="is not a folder"):
         read_tools(Path("/nonexistent"))
@@ -85,7 +85,9 @@ def test_no_folder_is_no_tools() -> None:
         ("count", "- 1", "it: Input should be"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, name: str, text: str, wanted: str) -> None:
+def test_errors_in_a_description_are_named(
+    tmp_path: Path, name: str, text: str, wanted: str
+) -> None:
     with pytest.raises(ConfigurationError, match=wanted) as raised:
         read_tools(put(tmp_path, text, name))
     assert f"{name}.yaml" in raised.value.message

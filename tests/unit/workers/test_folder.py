@@ -36,7 +36,7 @@ asyncio.run(main())
 
 # An agent of Ray overwrites its command line with a title.
 @pytest.mark.parametrize("known_by", ["named", "open"])
-async def test_a_killed_owner_takes_its_processes_and_its_directory_along(known_by: str) -> None:
+async def test_a_killed_owner_takes_its_processes_and_its_directory_with_it(known_by: str) -> None:
     owner = await asyncio.create_subprocess_exec(
         sys.executable, "-c", OWNER, known_by, stdout=asyncio.subprocess.PIPE
     )
@@ -62,7 +62,7 @@ def _lives(pid: int) -> bool:
         return False
 
 
-async def test_at_a_quiet_end_the_directory_goes_and_strangers_stay() -> None:
+async def test_an_orderly_end_deletes_the_directory_and_spares_unrelated_processes() -> None:
     async with ray_folder() as folder:
         assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
         folder.chmod(0o777)  # like Ray
@@ -93,7 +93,7 @@ asyncio.run(main())
 """
 
 
-async def test_an_owner_that_has_a_log_there_open_ends_by_itself() -> None:
+async def test_an_owner_with_an_open_log_ends_by_itself() -> None:
     owner = await asyncio.create_subprocess_exec(
         sys.executable, "-c", OPEN_OWNER, stdout=asyncio.subprocess.PIPE
     )
@@ -101,7 +101,7 @@ async def test_an_owner_that_has_a_log_there_open_ends_by_itself() -> None:
     assert (owner.returncode, out) == (0, b"ended by itself\n")
 
 
-def test_directories_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path) -> None:
+def test_directories_of_dead_owners_are_swept_and_those_of_living_ones_stay(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     for name in (f"mh-{ended.pid}-abc", f"mh-{os.getpid()}-abc", "mh-other", "elsewhere"):

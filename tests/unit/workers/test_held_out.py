@@ -22,7 +22,7 @@ def _prepared(cases: dict[str, str], flaky: tuple[str, ...] = ()) -> Prepared:
     return Prepared(Base("r", "a" * 40, Profile()), "key", files, {"tests": run}, flaky)
 
 
-def test_whole_files_are_held_back_up_to_the_share_and_one_always_stays() -> None:
+def test_whole_files_are_held_back_up_to_the_share_and_one_file_always_remains() -> None:
     cases = {
         f"tests/test_{name}.py::test_{number}": "failed" for name in "abcd" for number in range(2)
     }
@@ -34,7 +34,7 @@ def test_whole_files_are_held_back_up_to_the_share_and_one_always_stays() -> Non
     assert files_to_hold(_prepared(cases), 0.0) == ()
 
 
-def test_few_cases_or_one_file_are_not_divided() -> None:
+def test_few_cases_or_a_single_file_are_not_divided() -> None:
     assert (
         files_to_hold(
             _prepared({f"tests/test_a.py::test_{number}": "failed" for number in range(9)}), 0.5
@@ -48,7 +48,7 @@ def test_few_cases_or_one_file_are_not_divided() -> None:
     assert files_to_hold(_prepared(four, flaky=("tests/test_d.py::test_x",)), 0.5) == ()
 
 
-def test_a_file_whose_name_reads_like_a_pattern_is_hidden_and_no_other() -> None:
+def test_a_file_named_like_a_pattern_is_hidden_and_no_other_file() -> None:
     hidden = hide_files(
         Base("r", "a" * 40, Profile(hidden=("secret/**",))), ("pages/[id].test.tsx", "tests/a*.py")
     ).profile.hidden

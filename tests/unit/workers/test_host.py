@@ -71,7 +71,7 @@ def finished(events: list[Event]) -> int:
     return sum(event.type is EventType.SEAT_FINISHED for event in events)
 
 
-async def test_a_host_that_lost_its_work_stops_without_a_word_and_the_other_ends_it(
+async def test_a_host_that_lost_its_work_stops_silently_and_another_finishes_it(
     tmp_path: Path,
 ) -> None:
     model = Answering()
@@ -100,7 +100,7 @@ async def gone(work: Any) -> str:
     return "done"
 
 
-async def test_work_that_comes_again_while_the_first_run_is_lost_is_done_and_not_acked_away(
+async def test_redelivered_work_is_done_and_not_acked_if_the_first_run_is_lost(
     tmp_path: Path,
 ) -> None:
     model = Answering()
@@ -117,7 +117,7 @@ async def test_work_that_comes_again_while_the_first_run_is_lost_is_done_and_not
         assert finished(await app.events()) == 3
 
 
-async def test_a_cancel_whose_signal_was_lost_is_heard_from_the_log(tmp_path: Path) -> None:
+async def test_a_cancel_whose_signal_was_lost_is_read_from_the_log(tmp_path: Path) -> None:
     async with council(tmp_path, Answering()) as app, asyncio.TaskGroup() as group:
         host = replace(host_of(app), look_seconds=0.05)
         d = app.deliberation(repository=None, base_sha=None)
@@ -140,7 +140,7 @@ async def test_a_cancel_whose_signal_was_lost_is_heard_from_the_log(tmp_path: Pa
         looking.cancel()
 
 
-async def test_a_cancel_ends_calls_under_way_by_its_signal_alone(tmp_path: Path) -> None:
+async def test_a_cancel_signal_alone_ends_calls_in_progress(tmp_path: Path) -> None:
     """Nobody reads the log here."""
     async with council(tmp_path, Answering()) as app, asyncio.TaskGroup() as group:
         host = host_of(app)
@@ -154,7 +154,7 @@ async def test_a_cancel_ends_calls_under_way_by_its_signal_alone(tmp_path: Path)
         listening.cancel()
 
 
-async def test_fresh_work_is_not_looked_up_and_once_begun_it_is(tmp_path: Path) -> None:
+async def test_new_work_is_not_looked_up_in_the_log_and_started_work_is(tmp_path: Path) -> None:
     model = Answering()
     model.hangs = False
     async with council(tmp_path, model) as app:
@@ -170,7 +170,7 @@ async def test_fresh_work_is_not_looked_up_and_once_begun_it_is(tmp_path: Path) 
         assert len(app.server.requests) == calls
 
 
-async def test_a_cancel_before_fresh_work_was_taken_up_is_seen_within_a_second(
+async def test_a_cancel_before_new_work_started_is_noticed_within_a_second(
     tmp_path: Path,
 ) -> None:
     async with council(tmp_path, Answering()) as app, asyncio.TaskGroup() as group:
@@ -227,7 +227,7 @@ class Unsteady:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(("deaths", "ended"), [(2, "proposed"), (3, "failed WORKSPACE_FAILED")])
-async def test_an_executor_that_dies_under_the_preparation_costs_another_try(
+async def test_an_executor_that_dies_during_the_preparation_is_retried(
     tmp_path: Path, deaths: int, ended: str
 ) -> None:
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
@@ -247,7 +247,7 @@ async def test_an_executor_that_dies_under_the_preparation_costs_another_try(
         assert [f"{end['status']} {end['error_code']}".strip() for end in ends] == [ended]
 
 
-async def test_a_host_tells_where_it_is_and_what_it_holds(tmp_path: Path) -> None:
+async def test_a_host_reports_its_address_and_its_deliberations(tmp_path: Path) -> None:
     async with council(tmp_path, Answering()) as app, asyncio.TaskGroup() as group:
         host, began = host_of(app), time.time()
         running = group.create_task(host.run())
@@ -269,12 +269,12 @@ async def test_a_host_tells_where_it_is_and_what_it_holds(tmp_path: Path) -> Non
     assert metrics.HOST_OLDEST.values["host",] == 0
 
 
-def test_a_memory_bus_is_a_bus_for_hosts() -> None:
+def test_a_memory_bus_satisfies_the_bus_protocol() -> None:
     bus: Bus = MemoryBus()
     assert bus
 
 
-async def test_a_host_that_stood_still_asks_the_model_nothing_more(tmp_path: Path) -> None:
+async def test_a_host_that_was_suspended_makes_no_more_model_calls(tmp_path: Path) -> None:
     model = Answering()
     async with council(tmp_path, model) as app, asyncio.TaskGroup() as group:
         host = host_of(app)
@@ -287,7 +287,7 @@ async def test_a_host_that_stood_still_asks_the_model_nothing_more(tmp_path: Pat
         assert finished(await app.events()) == 0
 
 
-async def test_a_base_whose_checks_judge_nothing_ends_it_before_the_model_is_asked(
+async def test_a_base_whose_checks_cannot_judge_fails_before_any_model_call(
     tmp_path: Path,
 ) -> None:
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
@@ -312,7 +312,7 @@ async def test_a_base_whose_checks_judge_nothing_ends_it_before_the_model_is_ask
 
 
 @pytest.mark.e2e
-async def test_what_the_base_showed_is_told(tmp_path: Path) -> None:
+async def test_the_results_of_the_base_are_shown(tmp_path: Path) -> None:
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         from support.council import append
 
@@ -344,7 +344,7 @@ async def _with_story(
     )
 
 
-async def test_a_storys_budget_reaches_its_seats_calls(tmp_path: Path) -> None:
+async def test_a_storys_budget_limits_the_calls_of_its_seats(tmp_path: Path) -> None:
     model = Answering()
     model.hangs = False
     async with council(tmp_path, model) as app:
@@ -364,7 +364,7 @@ async def test_a_storys_budget_reaches_its_seats_calls(tmp_path: Path) -> None:
         assert book.spent.tokens > 0
 
 
-async def test_a_quota_of_its_tenant_reaches_its_seats_calls(tmp_path: Path) -> None:
+async def test_a_tenants_quota_limits_the_calls_of_its_seats(tmp_path: Path) -> None:
     model = Answering()
     model.hangs = False
     async with council(tmp_path, model) as app:
@@ -387,7 +387,7 @@ async def test_a_quota_of_its_tenant_reaches_its_seats_calls(tmp_path: Path) -> 
         assert app.server.requests == []
 
 
-async def test_what_a_killed_host_had_reserved_is_given_back_by_whoever_takes_the_work_up(
+async def test_reservations_of_a_killed_host_are_released_by_the_next_host(
     tmp_path: Path,
 ) -> None:
     model = Answering()
@@ -411,7 +411,7 @@ async def test_what_a_killed_host_had_reserved_is_given_back_by_whoever_takes_th
         assert book.spent.calls < 3, "unanswered calls are not recorded and not counted"
 
 
-async def test_a_merge_and_what_has_no_story_draw_on_nothing(tmp_path: Path) -> None:
+async def test_a_merge_and_work_without_a_story_reserve_no_budget(tmp_path: Path) -> None:
     model = Answering()
     model.hangs = False
     async with council(tmp_path, model) as app:
@@ -421,7 +421,7 @@ async def test_a_merge_and_what_has_no_story_draw_on_nothing(tmp_path: Path) -> 
         assert (await accounts.of(d.story_id, d.tenant, Budget(calls=1))).draws == {}
 
 
-async def test_a_host_works_on_so_many_deliberations_at_a_time_whatever_their_roles(
+async def test_a_host_runs_a_limited_number_of_deliberations_across_all_roles(
     tmp_path: Path,
 ) -> None:
     running = most = 0

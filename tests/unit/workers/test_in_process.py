@@ -8,7 +8,7 @@ import pytest
 from moothall.workers.subprocesses import hosting_in_process
 
 
-async def test_hosts_are_there_once_all_are_ready_and_gone_at_the_end() -> None:
+async def test_hosts_are_available_once_all_are_ready_and_gone_at_the_end() -> None:
     messages: list[str] = []
 
     async def main(name: str, ready: Callable[[], None]) -> None:
@@ -28,7 +28,7 @@ async def test_hosts_are_there_once_all_are_ready_and_gone_at_the_end() -> None:
     assert await alive() == (0, 2)
 
 
-async def test_a_host_that_cannot_start_ends_the_start() -> None:
+async def test_a_host_that_cannot_start_fails_the_start() -> None:
     async def main(name: str, ready: Callable[[], None]) -> None:
         raise LookupError(name)
 
@@ -38,7 +38,7 @@ async def test_a_host_that_cannot_start_ends_the_start() -> None:
     assert caught.group_contains(LookupError, match="host-1")
 
 
-async def test_a_host_with_a_bug_ends_the_body() -> None:
+async def test_a_failing_host_ends_the_body() -> None:
     broken = asyncio.Event()
 
     async def main(_name: str, ready: Callable[[], None]) -> None:

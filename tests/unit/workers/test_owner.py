@@ -95,7 +95,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("when", ["before", "while"])
-async def test_a_process_ends_with_another_that_nobody_reaps(when: str) -> None:
+async def test_a_process_ends_with_another_that_is_not_reaped(when: str) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     if when == "before":
         other.kill()
@@ -121,7 +121,7 @@ async def test_a_process_ends_with_another_that_nobody_reaps(when: str) -> None:
             await host.wait()
 
 
-async def test_also_where_the_kernel_has_no_pidfds(tmp_path: Path) -> None:
+async def test_a_host_ends_with_its_server_even_without_pidfds(tmp_path: Path) -> None:
     owner = await asyncio.create_subprocess_exec(
         sys.executable, "-c", "import time; time.sleep(600)"
     )
@@ -142,7 +142,7 @@ async def test_also_where_the_kernel_has_no_pidfds(tmp_path: Path) -> None:
         assert await host.wait() == -signal.SIGKILL
 
 
-async def test_one_that_stood_still_is_ended_at_the_next_start(tmp_path: Path) -> None:
+async def test_a_stopped_host_is_ended_at_the_next_start(tmp_path: Path) -> None:
     folder = tmp_path / "hosts"
     async with app(folder) as (owner, host):
         os.kill(host, signal.SIGSTOP)
@@ -158,7 +158,7 @@ async def test_one_that_stood_still_is_ended_at_the_next_start(tmp_path: Path) -
         assert list(folder.iterdir()) == []
 
 
-def test_who_has_the_pid_by_now_and_who_is_of_another_machine_are_left_alone(
+def test_processes_with_a_reused_pid_or_on_another_machine_are_left_alone(
     tmp_path: Path,
 ) -> None:
     me = this_process()
@@ -173,7 +173,7 @@ def test_who_has_the_pid_by_now_and_who_is_of_another_machine_are_left_alone(
     assert [path.name for path in tmp_path.iterdir()] == ["elsewhere.json"]
 
 
-async def test_a_host_that_comes_after_its_servers_end_ends_too(tmp_path: Path) -> None:
+async def test_a_host_that_starts_after_its_servers_end_ends_too(tmp_path: Path) -> None:
     me = this_process()
     arguments = (str(me.pid), str(me.started - 1), me.place, str(tmp_path))
     late = await asyncio.create_subprocess_exec(sys.executable, "-c", HOST, *arguments)
@@ -181,7 +181,7 @@ async def test_a_host_that_comes_after_its_servers_end_ends_too(tmp_path: Path) 
         assert await late.wait() == -signal.SIGKILL
 
 
-def test_at_a_quiet_end_nothing_is_recorded(tmp_path: Path) -> None:
+def test_an_orderly_end_leaves_no_record(tmp_path: Path) -> None:
     with registered(tmp_path, Process(1, 1, "another machine")):
         assert len(list(tmp_path.iterdir())) == 1
     assert list(tmp_path.iterdir()) == []
@@ -196,7 +196,9 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("named", ["argument", "environment"])
-async def test_a_ray_whose_owner_is_gone_ends_with_its_folder(tmp_path: Path, named: str) -> None:
+async def test_a_ray_process_without_its_owner_ends_with_its_folder(
+    tmp_path: Path, named: str
+) -> None:
     ended = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
     await ended.wait()
     folder = tmp_path / f"mh-{ended.pid}-abc"

@@ -53,7 +53,7 @@ async def working(
         await asyncio.gather(listening, work, return_exceptions=True)
 
 
-async def test_it_stops_between_turns_stays_so_over_a_restart_and_goes_on_without_repeating_a_call(
+async def test_a_paused_deliberation_stops_between_turns_survives_a_restart_and_resumes(
     tmp_path: Path,
 ) -> None:
     model = Thinking()
@@ -93,7 +93,7 @@ async def test_it_stops_between_turns_stays_so_over_a_restart_and_goes_on_withou
         assert end == "proposed"
 
 
-async def test_what_is_paused_is_cancelled_all_the_same(tmp_path: Path) -> None:
+async def test_a_paused_deliberation_can_be_cancelled(tmp_path: Path) -> None:
     model = Thinking()
     async with open_council(tmp_path, scripted(model)) as app:
         deliberations = DeliberationService(app.bus, Remembering(), Defaults(LimitSettings()))
@@ -109,7 +109,7 @@ async def test_what_is_paused_is_cancelled_all_the_same(tmp_path: Path) -> None:
         assert model.calls == 0
 
 
-async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_path: Path) -> None:
+async def test_a_paused_deliberation_holds_no_budget_of_its_story(tmp_path: Path) -> None:
     model, budget = Thinking(), Budget(calls=100)
     async with open_council(tmp_path, scripted(model)) as app:
         card = await Board(app.bus).create(StoryDraft("Say hello"), LOCAL, key="one", budget=budget)
@@ -136,7 +136,7 @@ async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_pa
         assert (await accounts.of(card.story.id, LOCAL.tenant, budget)) == book
 
 
-async def test_one_that_has_ended_can_neither_wait_nor_go_on(tmp_path: Path) -> None:
+async def test_an_ended_deliberation_can_be_neither_paused_nor_resumed(tmp_path: Path) -> None:
     async with open_council(tmp_path, scripted(Thinking())) as app:
         deliberations = DeliberationService(app.bus, Remembering(), Defaults(LimitSettings()))
         d = await deliberations.submit(REQUESTED, LOCAL)
@@ -155,7 +155,7 @@ def turned(number: int, seconds: float) -> Event:
     )
 
 
-def test_the_time_that_it_waits_is_not_counted_against_its_deadline() -> None:
+def test_paused_time_does_not_count_against_the_deadline() -> None:
     request = new_event(
         EventType.DELIBERATION_REQUESTED, "task-a", dump(deliberation()), time=START.isoformat()
     )
@@ -174,7 +174,7 @@ def test_the_time_that_it_waits_is_not_counted_against_its_deadline() -> None:
 
 
 @pytest.mark.parametrize("data", [{"number": 1}, {"number": "0"}, {}])
-def test_what_is_malformed_pauses_nothing(data: dict[str, object]) -> None:
+def test_a_malformed_event_does_not_pause(data: dict[str, object]) -> None:
     event = new_event(
         EventType.DELIBERATION_PAUSED,
         "task-a",
@@ -185,7 +185,7 @@ def test_what_is_malformed_pauses_nothing(data: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("numbers", [(0,), (0, 1), (0, 1, 2)])
-def test_what_was_read_before_undoes_nothing_that_came_after(numbers: tuple[int, ...]) -> None:
+def test_merging_an_older_read_of_the_pauses_changes_nothing(numbers: tuple[int, ...]) -> None:
     all_pauses = Pauses.of(turned(number, 10.0 * number) for number in (0, 1, 2))
     before = Pauses.of(turned(number, 10.0 * number) for number in numbers)
     assert all_pauses.with_all(before) == before.with_all(all_pauses) == all_pauses

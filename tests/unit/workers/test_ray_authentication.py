@@ -40,7 +40,7 @@ async def cluster(code: grpc.StatusCode | None) -> AsyncIterator[str]:
 @pytest.mark.parametrize(
     "code", [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED]
 )
-async def test_a_cluster_that_wants_its_token_may_be_used(code: grpc.StatusCode) -> None:
+async def test_a_cluster_that_requires_a_token_may_be_used(code: grpc.StatusCode) -> None:
     async with cluster(code) as address:
         assert await probe_access(address) == (Access.RESTRICTED, "")
         await check_access(RaySettings(address=address), address)
@@ -65,7 +65,7 @@ async def test_a_cluster_without_a_token_is_used_only_if_the_setting_accepts_it(
     assert (accepted.ok, accepted.mend) == (True, "")
 
 
-async def test_a_cluster_that_is_not_there_is_named_as_such() -> None:
+async def test_an_unreachable_cluster_is_reported_as_such() -> None:
     async with cluster(None) as address:
         pass
     access, reason = await probe_access(address)

@@ -23,7 +23,7 @@ from support.story import Remembering
 FRENCH = "Say it in French."
 
 
-async def test_a_seat_hears_it_at_its_next_turn_and_the_same_after_a_restart(
+async def test_a_seat_gets_a_steering_message_at_its_next_turn_and_again_after_a_restart(
     tmp_path: Path,
 ) -> None:
     model = Thinking()

@@ -36,7 +36,7 @@ async def test_hosts_run_in_child_processes_until_the_end(tmp_path: Path) -> Non
             os.kill(pid, 0)
 
 
-async def test_processes_that_were_started_early_are_taken_and_the_others_end(
+async def test_prestarted_processes_are_used_and_the_others_end(
     tmp_path: Path,
 ) -> None:
     async with starting(2, host_programs.__name__) as processes:
@@ -51,7 +51,7 @@ async def test_processes_that_were_started_early_are_taken_and_the_others_end(
             os.kill(pid, 0)
 
 
-def test_a_process_that_was_killed_early_is_started_again(tmp_path: Path) -> None:
+def test_a_killed_prestarted_process_is_replaced(tmp_path: Path) -> None:
     async def main() -> None:
         async with starting(1, host_programs.__name__) as processes:
             os.kill(processes[0].pid, signal.SIGKILL)
@@ -64,14 +64,14 @@ def test_a_process_that_was_killed_early_is_started_again(tmp_path: Path) -> Non
         runner.run(main())
 
 
-async def test_a_process_whose_server_is_gone_ends_quietly() -> None:
+async def test_a_process_whose_server_is_gone_ends_without_an_error() -> None:
     async with starting(1, host_programs.__name__) as [process]:
         assert process.stdin is not None
         process.stdin.close()
         assert await process.wait() == 0
 
 
-async def test_a_killed_host_is_started_again(tmp_path: Path) -> None:
+async def test_a_killed_host_is_restarted(tmp_path: Path) -> None:
     file = tmp_path / "host-1"
     async with hosting(1, functools.partial(host_programs.write_pid, tmp_path)) as alive:
         first = file.read_text()
@@ -84,7 +84,7 @@ async def test_a_killed_host_is_started_again(tmp_path: Path) -> None:
         assert file.read_text() != first
 
 
-async def test_a_host_with_a_bug_ends_the_body() -> None:
+async def test_a_failing_host_ends_the_body() -> None:
     async def body() -> None:
         async with hosting(1, host_programs.fail):
             await asyncio.Event().wait()
@@ -111,7 +111,7 @@ async def test_an_error_that_cannot_be_unpickled_is_raised_as_its_text() -> None
     assert caught.group_contains(RuntimeError, match="OddError: an odd bug")
 
 
-async def test_a_host_that_ends_by_itself_is_not_started_again(
+async def test_a_host_that_ends_by_itself_is_not_restarted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "")  # so that the child cannot import the test's host
@@ -121,7 +121,7 @@ async def test_a_host_that_ends_by_itself_is_not_started_again(
     assert caught.group_contains(FleetUnavailable, match="host-1 ended with exit code 1")
 
 
-async def test_hosts_that_are_late_are_an_error() -> None:
+async def test_hosts_that_start_too_slowly_are_an_error() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         async with hosting(1, host_programs.never_ready, ready_seconds=0.5):
             pytest.fail("nothing hosts")

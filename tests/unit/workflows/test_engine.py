@@ -176,7 +176,7 @@ def world(*steps: Mapping[str, Any], parallelism: int = 4, **answers: list[ToolS
     )
 
 
-async def test_outputs_are_passed_on_and_a_failed_step_is_tried_again() -> None:
+async def test_outputs_are_passed_on_and_a_failed_step_is_retried() -> None:
     flow = world(
         append("a", retry={"attempts": 3}),
         append("b", "after ${steps.a.output.path}: ${steps.a.status}"),
@@ -197,14 +197,14 @@ async def test_outputs_are_passed_on_and_a_failed_step_is_tried_again() -> None:
     ]
 
 
-async def test_stop_leaves_out_what_comes_after() -> None:
+async def test_stop_skips_the_following_steps() -> None:
     flow = world(append("a"), append("b"), append("c"), b=[S.ERROR])
     end, why = await flow.run()
     assert (end, why) == (End.FAILED, "step b: it failed")
     assert flow.state_lines()[-2:] == ["b failed", "c skipped"]
 
 
-async def test_continue_goes_on_but_for_those_who_need_its_output() -> None:
+async def test_continue_skips_only_steps_that_need_the_missing_output() -> None:
     flow = world(
         append("a", on_failure="continue"),
         append("b", "${steps.a.output.path}"),
@@ -217,7 +217,7 @@ async def test_continue_goes_on_but_for_those_who_need_its_output() -> None:
     assert flow.lines[-2:] == ["it was error", "d"]
 
 
-async def test_compensations_run_the_last_first_and_the_rest_though_one_fails() -> None:
+async def test_compensations_run_in_reverse_even_if_one_fails() -> None:
     def with_undo(name: str) -> dict[str, Any]:
         arguments = {"path": "log", "content": f"undone ${{steps.{name}.output.path}} {name}"}
         return append(name, compensate={"tool": "files.append", "arguments": arguments})
@@ -245,14 +245,14 @@ async def test_compensations_run_the_last_first_and_the_rest_though_one_fails() 
 
 
 @pytest.mark.parametrize("status", [S.BLOCKED, S.INVALID, S.BUDGET_EXCEEDED])
-async def test_what_cannot_succeed_is_not_tried_again(status: ToolStatus) -> None:
+async def test_a_step_that_cannot_succeed_is_not_retried(status: ToolStatus) -> None:
     flow = world(append("a", retry={"attempts": 5}), a=[status])
     assert (await flow.run())[0] is End.FAILED
     assert flow.began == ["wf/a/1"]
 
 
 @pytest.mark.parametrize("status", [S.TIMEOUT, S.OUTCOME_UNKNOWN])
-async def test_an_effect_outside_whose_end_nobody_knows_is_never_repeated(
+async def test_an_external_effect_with_an_unknown_outcome_is_never_repeated(
     status: ToolStatus,
 ) -> None:
     flow = world(post("a", retry={"attempts": 5}), a=[status])
@@ -260,7 +260,7 @@ async def test_an_effect_outside_whose_end_nobody_knows_is_never_repeated(
     assert flow.sent == ["a"]
 
 
-async def test_a_step_whose_executor_died_runs_again_on_the_files_as_they_were() -> None:
+async def test_a_step_whose_executor_died_runs_again_on_unchanged_files() -> None:
     flow = world(append("a"), append("b"), b=[S.OUTCOME_UNKNOWN, S.OUTCOME_UNKNOWN])
     assert (await flow.run())[0] is End.SUCCEEDED
     assert flow.lines == ["a", "b"]
@@ -270,14 +270,14 @@ async def test_a_step_whose_executor_died_runs_again_on_the_files_as_they_were()
     assert (flow.lines, len(flow.began)) == (["a"], 4)
 
 
-async def test_a_parked_step_waits_for_the_word_and_takes_its_result() -> None:
+async def test_a_parked_step_waits_for_approval_and_uses_its_result() -> None:
     flow = world(post("a"), a=[S.PARKED])
     assert (await flow.run())[0] is End.SUCCEEDED
     assert flow.state_lines() == ["a started", "a parked", "a succeeded"]
     assert set(flow.began) == {"wf/a/1"}
 
 
-async def test_steps_run_side_by_side_but_one_alone_changes_files() -> None:
+async def test_steps_run_concurrently_but_only_one_changes_files() -> None:
     flow = world(*(look(f"l{number}", needs=[]) for number in range(9)), parallelism=3)
     assert (await flow.run())[0] is End.SUCCEEDED
     assert flow.most == 3
@@ -286,7 +286,7 @@ async def test_steps_run_side_by_side_but_one_alone_changes_files() -> None:
     assert writers.most == 1
 
 
-async def test_a_reference_to_what_was_not_answered_fails_its_step_alone() -> None:
+async def test_a_reference_to_a_missing_output_fails_only_its_step() -> None:
     flow = world(
         look("a"), append("b", "${steps.a.output.type}", on_failure="continue"), append("c")
     )
@@ -294,7 +294,7 @@ async def test_a_reference_to_what_was_not_answered_fails_its_step_alone() -> No
     assert "steps.a.output has path, echo" in str([fact["error"] for fact in flow.facts])
 
 
-async def test_a_red_check_is_no_success_unless_it_is_accepted() -> None:
+async def test_a_failed_check_is_a_failure_unless_accepted() -> None:
     class Red(World):
         async def call(self, call: ToolCall) -> ToolResult:
             return ToolResult(
@@ -318,7 +318,7 @@ STEPS = (
 
 
 @given(st.lists(st.integers(0, 14), max_size=5))
-def test_killed_anywhere_and_any_number_of_times_every_step_is_done_once(lives: list[int]) -> None:
+def test_no_step_is_done_twice_despite_kills_at_any_point(lives: list[int]) -> None:
     flow = world(*STEPS)
     end, _ = asyncio.run(flow.run_to_the_end(lives))
     assert flow.sent.count("b") <= 1, flow.state_lines()
@@ -338,7 +338,7 @@ def test_killed_anywhere_and_any_number_of_times_every_step_is_done_once(lives: 
 
 
 @given(st.lists(st.integers(0, 14), max_size=5))
-def test_killed_anywhere_what_was_done_is_undone_once(lives: list[int]) -> None:
+def test_every_step_is_compensated_once_despite_kills_at_any_point(lives: list[int]) -> None:
     def undone(name: str) -> dict[str, Any]:
         return append(
             name,

@@ -25,7 +25,7 @@ def plan_of(*steps: dict[str, Any], **more: Any) -> Any:
     return read_plan({"id": "wf", "steps": list(steps), **more}, ALLOWED)
 
 
-def test_a_plan_as_it_is_written() -> None:
+def test_a_plan_is_read_as_written() -> None:
     plan = read_plan(
         read_yaml(
             """
@@ -65,7 +65,7 @@ def test_a_plan_as_it_is_written() -> None:
     assert plan.step("test").accept == "any"
 
 
-def test_steps_follow_the_one_before_unless_they_say_or_refer() -> None:
+def test_steps_follow_the_previous_one_unless_they_declare_needs_or_refer() -> None:
     plan = plan_of(
         READ, {**READ, "id": "b"}, {**WRITE, "id": "c"}, {**READ, "id": "d", "needs": []}
     )
@@ -160,15 +160,13 @@ def test_the_same_document_has_the_same_digest_whatever_its_id() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named_before_anything_runs(
-    steps: list[dict[str, Any]], message: str
-) -> None:
+def test_errors_are_named_before_anything_runs(steps: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         plan_of(*steps)
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "!!python/object:os.system {}", "- x"])
-def test_what_is_no_document_is_refused(text: str) -> None:
+def test_an_invalid_document_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="the workflow is no"):
         read_yaml(text)
 
@@ -176,7 +174,7 @@ def test_what_is_no_document_is_refused(text: str) -> None:
 @given(
     st.permutations(range(6)), st.sets(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=10)
 )
-def test_any_plan_without_a_circle_has_an_order_in_which_needs_come_first(
+def test_steps_of_any_acyclic_plan_follow_their_needs(
     order: list[int], edges: set[tuple[int, int]]
 ) -> None:
     place = {name: at for at, name in enumerate(order)}
@@ -193,7 +191,7 @@ def test_any_plan_without_a_circle_has_an_order_in_which_needs_come_first(
 
 
 @pytest.mark.parametrize("seconds", [1e300, 1e12, float("inf"), float("nan"), -1])
-def test_a_time_that_no_calendar_holds_is_refused_before_it_ends_the_server(seconds: float) -> None:
+def test_an_out_of_range_time_is_refused(seconds: float) -> None:
     with pytest.raises(InvalidRequest, match="timeout"):
         plan_of({**READ, "timeout": seconds})
     with pytest.raises(InvalidRequest, match="seconds"):

@@ -44,7 +44,7 @@ def fill(value: Any) -> Any:
         (7, 7),
     ],
 )
-def test_values_keep_their_type_and_texts_stay_texts(value: Any, expected: Any) -> None:
+def test_values_keep_their_type_and_texts_remain_texts(value: Any, expected: Any) -> None:
     assert fill(value) == expected
 
 
@@ -60,12 +60,12 @@ def test_values_keep_their_type_and_texts_stay_texts(value: Any, expected: Any) 
         ("${steps.read.output.${steps.a.output}}", "does not end"),
     ],
 )
-def test_what_is_no_reference_is_said_to_be_none(text: str, message: str) -> None:
+def test_an_invalid_reference_is_reported(text: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         list(references({"deep": [text]}))
 
 
-def test_what_is_not_there_is_named_with_what_is() -> None:
+def test_a_missing_field_is_named_with_the_existing_ones() -> None:
     for path, message in (
         (("contents",), "steps.read.output has content, lines, items, none"),
         (("items", "2"), "is a list of 2"),
@@ -76,7 +76,7 @@ def test_what_is_not_there_is_named_with_what_is() -> None:
             find_in(RESULT, Reference("read", "output", path))
 
 
-def test_arguments_nested_too_deep_are_refused() -> None:
+def test_deeply_nested_arguments_are_refused() -> None:
     value: Any = "x"
     for _ in range(40):
         value = [value]
@@ -94,13 +94,13 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_what_holds_no_reference_is_left_as_it_is(value: Any) -> None:
+def test_a_value_without_a_reference_is_unchanged(value: Any) -> None:
     assert list(references(value)) == []
     assert fill(value) == value
 
 
 @given(st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), JSON, min_size=1, max_size=4))
-def test_a_whole_reference_gives_back_just_what_was_there(output: dict[str, Any]) -> None:
+def test_a_whole_reference_returns_the_original_value(output: dict[str, Any]) -> None:
     for name, value in output.items():
         text = f"${{steps.s.output.{name}}}"
         assert list(references([text])) == [Reference("s", "output", (name,))]
@@ -110,7 +110,7 @@ def test_a_whole_reference_gives_back_just_what_was_there(output: dict[str, Any]
 @pytest.mark.parametrize(
     "bomb", ["${steps.read.output.content}" * 1000, ["${steps.read.output.content}"] * 1000]
 )
-def test_a_short_text_is_not_filled_with_gigabytes(bomb: Any) -> None:
+def test_a_short_text_cannot_expand_to_gigabytes(bomb: Any) -> None:
     looked = []
 
     def look_up(reference: Reference) -> Any:

@@ -7,7 +7,7 @@ import pytest
 from moothall.workflows.runner import contain
 
 
-async def test_a_bug_in_one_workflow_ends_no_other() -> None:
+async def test_an_error_in_one_workflow_does_not_end_another() -> None:
     async def broken() -> None:
         await asyncio.sleep(0)
         raise OverflowError("no calendar holds this")
@@ -24,7 +24,7 @@ async def test_a_bug_in_one_workflow_ends_no_other() -> None:
     assert finished == ["fine"]
 
 
-async def test_a_workflow_that_is_stopped_is_stopped() -> None:
+async def test_a_cancelled_workflow_stops() -> None:
     task = asyncio.ensure_future(contain(asyncio.sleep(60), "one"))
     await asyncio.sleep(0)
     task.cancel()

@@ -19,7 +19,7 @@ _COSTLY = (
 )
 
 
-def test_the_executor_starts_from_its_bytecode_alone_and_without_what_is_costly(
+def test_the_executor_starts_from_its_bytecode_without_expensive_imports(
     tmp_path: Path,
 ) -> None:
     bundle(tmp_path / "code")
@@ -40,7 +40,7 @@ def test_the_executor_starts_from_its_bytecode_alone_and_without_what_is_costly(
     assert not loaded & set(_COSTLY)
 
 
-def test_bytecode_and_reporters_lie_in_it_and_any_uid_may_read_it(tmp_path: Path) -> None:
+def test_the_bundle_contains_bytecode_and_reporters_readable_by_any_uid(tmp_path: Path) -> None:
     bundle(tmp_path / "code")
     found = [path for path in (tmp_path / "code").rglob("*") if path.is_file()]
     reporters = [path for path in found if path.parent.name == "plugins"]

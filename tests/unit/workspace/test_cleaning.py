@@ -51,7 +51,7 @@ def kinds(items: tuple[StoredItem, ...]) -> list[str]:
     return sorted(item.kind for item in items)
 
 
-def test_what_a_recent_checkout_uses_is_recent(tmp_path: Path) -> None:
+def test_stored_items_used_by_a_recent_checkout_are_recent(tmp_path: Path) -> None:
     made(tmp_path)
     items = list_stored(tmp_path)
     assert kinds(items) == ["checkout", "clone", "environment", "history", "starter"]
@@ -66,7 +66,7 @@ def test_what_a_recent_checkout_uses_is_recent(tmp_path: Path) -> None:
     assert choose_removable(items, older_than=0, everything=True, registered=["a"]) == items
 
 
-async def test_what_is_in_use_stays_and_the_rest_goes(tmp_path: Path) -> None:
+async def test_items_in_use_stay_and_the_rest_is_deleted(tmp_path: Path) -> None:
     layout = made(tmp_path)
     gone: list[StoredItem] = []
     async with layout.lock("k"):
@@ -81,7 +81,7 @@ async def test_what_is_in_use_stays_and_the_rest_goes(tmp_path: Path) -> None:
     assert list_stored(tmp_path) == ()
 
 
-async def test_an_open_workspace_is_somebody_at_work(tmp_path: Path) -> None:
+async def test_an_open_workspace_is_detected_by_its_lock(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     assert not has_open_workspaces(tmp_path)
     (layout.run / "1-a").mkdir(parents=True)
@@ -92,7 +92,7 @@ async def test_an_open_workspace_is_somebody_at_work(tmp_path: Path) -> None:
         assert has_open_workspaces(tmp_path)
 
 
-def test_a_file_with_two_names_counts_once(tmp_path: Path) -> None:
+def test_a_hard_linked_file_counts_once(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 100_000)
     before = disk_size(tmp_path)
     (tmp_path / "b").hardlink_to(tmp_path / "a")

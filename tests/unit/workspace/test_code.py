@@ -31,7 +31,7 @@ async def prepared(app: Local) -> Prepared:
     return await app.prepared({"tests": PYTEST})
 
 
-async def test_python_keeps_its_session(app: Local, prepared: Prepared) -> None:
+async def test_a_python_session_keeps_its_state(app: Local, prepared: Prepared) -> None:
     async with app.workspaces.open(prepared, "one") as workspace:
         first = await app.call(
             workspace,
@@ -63,7 +63,7 @@ async def test_python_keeps_its_session(app: Local, prepared: Prepared) -> None:
         )
 
 
-async def test_what_cannot_be_kept_is_said(app: Local, prepared: Prepared) -> None:
+async def test_a_file_that_cannot_be_stored_is_reported(app: Local, prepared: Prepared) -> None:
     async with app.workspaces.open(prepared, "one") as workspace:
         ran = await app.call(
             workspace, "code.python", code="lines = open('/dev/null')", session="a"
@@ -71,9 +71,7 @@ async def test_what_cannot_be_kept_is_said(app: Local, prepared: Prepared) -> No
         assert "[not kept for the session: lines]" in ran.output["output"]
 
 
-async def test_a_session_stays_as_it_was_when_a_piece_is_stopped(
-    app: Local, prepared: Prepared
-) -> None:
+async def test_a_session_is_unchanged_if_a_call_is_stopped(app: Local, prepared: Prepared) -> None:
     async with app.workspaces.open(prepared, "one") as workspace:
         await app.call(workspace, "code.python", code="x = 1", session="a")
         stopped = await app.call(
@@ -103,7 +101,7 @@ async def test_the_shell_keeps_folder_variables_and_functions(
         assert alone.output["output"] == "/workspace\n[]\n"
 
 
-async def test_no_name_of_ours_stands_in_the_way_of_a_shell_session(
+async def test_internal_names_do_not_interfere_with_a_shell_session(
     app: Local, prepared: Prepared
 ) -> None:
     async with app.workspaces.open(prepared, "one") as workspace:
@@ -121,7 +119,7 @@ async def test_no_name_of_ours_stands_in_the_way_of_a_shell_session(
 
 
 @node
-async def test_node_keeps_what_is_global(app: Local, prepared: Prepared) -> None:
+async def test_a_node_session_keeps_its_globals(app: Local, prepared: Prepared) -> None:
     async with app.workspaces.open(prepared, "one") as workspace:
         await app.call(
             workspace,
@@ -136,7 +134,7 @@ async def test_node_keeps_what_is_global(app: Local, prepared: Prepared) -> None
 
 
 @pytest.mark.parametrize("code", ["--help", "-c", "--", "-"])
-async def test_code_is_never_an_option(app: Local, prepared: Prepared, code: str) -> None:
+async def test_code_is_never_read_as_an_option(app: Local, prepared: Prepared, code: str) -> None:
     async with app.workspaces.open(prepared, "one") as workspace:
         ran = [
             await app.call(workspace, "code.python", code=code),
@@ -149,7 +147,7 @@ async def test_code_is_never_an_option(app: Local, prepared: Prepared, code: str
         assert "usage" not in result.output["output"].lower()
 
 
-async def test_a_session_that_hostile_code_wrote_harms_only_its_own(
+async def test_a_session_file_written_by_hostile_code_harms_only_that_session(
     app: Local, prepared: Prepared
 ) -> None:
     async with app.workspaces.open(prepared, "one") as workspace:
@@ -166,7 +164,7 @@ async def test_a_session_that_hostile_code_wrote_harms_only_its_own(
         ] == "1\n"
 
 
-async def test_the_system_is_told(app: Local, prepared: Prepared) -> None:
+async def test_the_system_is_shown(app: Local, prepared: Prepared) -> None:
     async with app.workspaces.open(prepared, "one") as workspace:
         info = await app.call(workspace, "system.info")
         assert info.output["processors"] >= 1

@@ -46,7 +46,7 @@ def empty(tmp_path: Path, name: str = "taken") -> Path:
     return tmp_path / name
 
 
-async def test_what_one_host_keeps_another_takes_without_what_its_set_up_was_shown(
+async def test_an_environment_stored_by_one_host_is_restored_on_another(
     tmp_path: Path, made: Path
 ) -> None:
     await archives(tmp_path).store("key", made)
@@ -59,14 +59,14 @@ async def test_what_one_host_keeps_another_takes_without_what_its_set_up_was_sho
     assert (taken / "layer/built").read_text() == "built"
 
 
-async def test_another_key_and_another_image_have_nothing_of_it(tmp_path: Path, made: Path) -> None:
+async def test_another_key_or_image_restores_nothing(tmp_path: Path, made: Path) -> None:
     await archives(tmp_path).store("key", made)
     assert not await archives(tmp_path).restore("other", empty(tmp_path), print)
     assert not await archives(tmp_path, image="two").restore("key", tmp_path / "taken", print)
     assert list((tmp_path / "taken").iterdir()) == []
 
 
-async def test_a_damaged_archive_is_said_and_removed(tmp_path: Path, made: Path) -> None:
+async def test_a_damaged_archive_is_reported_and_removed(tmp_path: Path, made: Path) -> None:
     await archives(tmp_path).store("key", made)
     (path,) = stored(tmp_path)
     path.write_bytes(path.read_bytes()[:700])
@@ -76,7 +76,7 @@ async def test_a_damaged_archive_is_said_and_removed(tmp_path: Path, made: Path)
     assert stored(tmp_path) == []
 
 
-async def test_what_was_not_used_for_longest_goes_where_there_is_no_room(
+async def test_the_least_recently_used_environment_is_deleted_if_space_is_short(
     tmp_path: Path, made: Path
 ) -> None:
     (made / "layer" / "large").write_bytes(b"x" * 400_000)
@@ -90,7 +90,7 @@ async def test_what_was_not_used_for_longest_goes_where_there_is_no_room(
     assert sorted(path.name for path in stored(tmp_path)) == ["key-1", "key-2"]
 
 
-async def test_what_was_not_used_for_long_goes_and_what_is_used_stays(
+async def test_environments_unused_for_long_are_deleted_and_used_ones_stay(
     tmp_path: Path, made: Path
 ) -> None:
     for name in ("used", "unused"):
@@ -102,7 +102,7 @@ async def test_what_was_not_used_for_long_goes_and_what_is_used_stays(
     assert sorted(path.name for path in stored(tmp_path)) == ["new", "used"]
 
 
-async def test_a_folder_that_cannot_be_written_stops_nobody(tmp_path: Path, made: Path) -> None:
+async def test_an_unwritable_folder_stops_nothing(tmp_path: Path, made: Path) -> None:
     (tmp_path / "shared").write_text("no folder")
     async with archives(tmp_path).lock("key"):
         pass

@@ -28,7 +28,7 @@ async def ends() -> AsyncIterator[
     writer.transport.abort()
 
 
-async def test_answers_that_come_late_are_dropped_and_the_next_is_heard(
+async def test_late_answers_are_dropped_and_the_next_is_received(
     ends: tuple[ExecutorConnection, asyncio.StreamReader, asyncio.StreamWriter],
 ) -> None:
     link, _, writer = ends
@@ -43,7 +43,7 @@ async def test_answers_that_come_late_are_dropped_and_the_next_is_heard(
         assert (await answer)["status"] == "success"
 
 
-async def test_who_talks_without_end_of_what_nobody_asked_is_cut_off(
+async def test_an_executor_that_floods_the_host_is_disconnected(
     ends: tuple[ExecutorConnection, asyncio.StreamReader, asyncio.StreamWriter],
 ) -> None:
     link, reader, writer = ends
@@ -58,7 +58,7 @@ async def test_who_talks_without_end_of_what_nobody_asked_is_cut_off(
                 pass
 
 
-def test_a_message_of_more_parts_than_any_of_ours_is_refused_before_it_is_read() -> None:
+def test_a_message_with_too_many_parts_is_refused_before_parsing() -> None:
     body = b'{"id":1,"x":[' + b"[]," * 5_000_000 + b"0]}"
     with pytest.raises(ProtocolError, match="parts"):
         FrameReader().feed(len(body).to_bytes(4, "big") + body)

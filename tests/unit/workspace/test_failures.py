@@ -23,7 +23,7 @@ error: metadata-generation-failed
 )
 
 
-def test_the_reason_that_pip_wraps_is_found() -> None:
+def test_the_error_that_pip_wraps_is_found() -> None:
     assert (
         find_failure_line(PIP)
         == "LookupError: setuptools-scm was unable to detect version for /workspace."
@@ -33,7 +33,7 @@ def test_the_reason_that_pip_wraps_is_found() -> None:
     assert len(excerpt(PIP).splitlines()) < 45
 
 
-def test_an_index_that_has_it_not_is_a_reason() -> None:
+def test_a_package_missing_from_the_index_is_a_failure_line() -> None:
     text = (
         "ERROR: Could not find a version that satisfies the requirement nope==9\nERROR: No "
         "matching distribution found for nope==9\n"
@@ -42,7 +42,7 @@ def test_an_index_that_has_it_not_is_a_reason() -> None:
     assert find_failure_line("all is well\n") == ""
 
 
-def test_yarn_s_reason_is_the_line_before_the_one_that_counts() -> None:
+def test_the_failure_line_of_yarn_precedes_its_summary() -> None:
     output_text = (
         "➤ YN0000: ┌ Post-resolution validation\n➤ YN0028: │ The lockfile would have been "
         "modified, which is explicitly forbidden.\n"
@@ -52,7 +52,7 @@ def test_yarn_s_reason_is_the_line_before_the_one_that_counts() -> None:
     )
 
 
-def test_what_to_write_where_is_said_and_the_whole_is_bounded() -> None:
+def test_the_text_says_what_to_write_where_and_is_bounded() -> None:
     output_text = explain(
         ("pip", "install", "."),
         "exit code 1",

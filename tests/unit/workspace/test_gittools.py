@@ -67,7 +67,7 @@ def files(fetched: tuple[Path, str], tmp_path: Path) -> Files:
     return Files(TrustedClone(tmp_path / "repos" / "c.git", WorkspaceSettings()), sha)
 
 
-async def test_status_says_what_changed(files: Files) -> None:
+async def test_status_lists_the_changes(files: Files) -> None:
     assert (await files.call("git.status"))["clean"]
     files.now = [SOLVED, NEW, GONE, Change("__pycache__/x.pyc", "100644", b"x")]
     status = await files.call("git.status")
@@ -79,7 +79,7 @@ async def test_status_says_what_changed(files: Files) -> None:
     assert status["head"] == files.state.base_sha
 
 
-async def test_a_new_file_that_git_ignores_is_named(files: Files) -> None:
+async def test_a_new_ignored_file_is_named(files: Files) -> None:
     files.now = [SOLVED, Change("build/x.py", "100644", b"x")]
     status = await files.call("git.status")
     assert status["ignored"] == ["build/x.py"]
@@ -111,7 +111,7 @@ async def test_add_commit_and_log(files: Files) -> None:
         await files.call("git.commit", message="again")
 
 
-async def test_the_messages_of_own_commits_are_known(files: Files) -> None:
+async def test_the_messages_of_the_workspaces_commits_are_recorded(files: Files) -> None:
     assert files.state.message == ""
     files.now = [SOLVED]
     await files.call("git.commit", message="feat: add hello_world()\n\nIt greets.\n")
@@ -137,7 +137,7 @@ async def test_diff_against_head_and_older_commits(files: Files) -> None:
         assert (await files.call("git.diff", ref=ref))["diff"] == ""
 
 
-async def test_branches_and_going_between_them(files: Files) -> None:
+async def test_branches_are_created_and_checked_out(files: Files) -> None:
     await files.call("git.branch", name="try/one")
     files.now = [SOLVED]
     await files.call("git.commit", message="one")
@@ -179,7 +179,7 @@ async def test_without_restore_only_the_same_commit_can_be_checked_out(files: Fi
         "HEAD:src",
     ],
 )
-async def test_a_ref_is_of_this_workspace_or_nothing(files: Files, ref: str) -> None:
+async def test_a_ref_outside_the_workspace_is_refused(files: Files, ref: str) -> None:
     for tool in ("git.diff", "git.checkout"):
         with pytest.raises(InvalidRequest, match="no commit"):
             await files.call(tool, ref=ref)
@@ -201,7 +201,7 @@ async def test_a_ref_is_of_this_workspace_or_nothing(files: Files, ref: str) -> 
         ("git.gc", {}, "no tool"),
     ],
 )
-async def test_bad_arguments(
+async def test_invalid_arguments_are_refused(
     files: Files, tool: str, arguments: dict[str, Any], message: str
 ) -> None:
     files.now = [NEW]
@@ -217,7 +217,7 @@ async def test_a_workspace_without_a_remote_reaches_nothing(files: Files, tool: 
         await files.call(tool, branch="work", url="https://host.example/x.git")
 
 
-async def test_a_bad_change_is_said_at_the_commit(files: Files) -> None:
+async def test_a_bad_change_is_reported_at_the_commit(files: Files) -> None:
     files.now = [Change(".git/hooks/pre-commit", "100755", b"x")]
     with pytest.raises(PatchRefused, match="git's own"):
         await files.call("git.commit", message="m")

@@ -29,7 +29,7 @@ def prepared(**run: object) -> Prepared:
         ("./run-tests", 48, "4 times workspace.check_floor_seconds"),
     ],
 )
-def test_the_base_gets_the_most_and_three_times_a_case(
+def test_the_base_gets_the_maximum_time_and_triple_the_limit_per_case(
     command: str, seconds: float, why: str
 ) -> None:
     profile = Profile(checks={"tests": tuple(command.split())})
@@ -70,13 +70,13 @@ def test_the_base_gets_the_most_and_three_times_a_case(
         ),
     ],
 )
-def test_limits_follow_from_the_base(
+def test_limits_are_derived_from_the_base_run(
     run: dict[str, object], expected: tuple[float, float, str]
 ) -> None:
     assert limit(SETTINGS, prepared(**run), "tests") == CheckLimit(*expected)
 
 
-def test_a_limit_that_was_hit_is_named_with_its_setting() -> None:
+def test_a_reached_limit_is_named_with_its_setting() -> None:
     given = CheckLimit(42, 2, "workspace.check_floor_seconds")
     assert (
         describe_limit("tests", "timeout", given, SandboxSettings())
@@ -112,7 +112,7 @@ def test_a_limit_that_was_hit_is_named_with_its_setting() -> None:
         ("cancelled", 120, 120, "the command was stopped: cancelled"),
     ],
 )
-def test_why_a_command_of_the_shell_was_stopped_is_said(
+def test_the_reason_for_stopping_a_shell_command_is_reported(
     status: str, seconds: float, requested: float, output_text: str
 ) -> None:
     received = describe_shell_limit(status, seconds, requested, 600.0, SandboxSettings())

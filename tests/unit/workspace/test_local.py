@@ -55,7 +55,9 @@ async def inside(app: Local, prepared: Prepared, code: str, *, name: str = "prob
         return await workspace.check("run")
 
 
-async def test_from_a_failing_test_to_a_patch_that_holds(app: Local, prepared: Prepared) -> None:
+async def test_a_failing_test_is_fixed_by_a_patch_that_passes_a_clean_check(
+    app: Local, prepared: Prepared
+) -> None:
     async with app.workspaces.open(prepared, "one") as workspace:
         before = await workspace.check("tests")
         assert (before.verdict, before.cases[f"{TESTS}::test_hello_world"]) == (
@@ -76,7 +78,7 @@ async def test_from_a_failing_test_to_a_patch_that_holds(app: Local, prepared: P
         assert (await workspace.check("nothing")).verdict is Verdict.MISSING
 
 
-async def test_the_base_s_tests_in_a_file_of_code_stand_however_long_it_is(tmp_path: Path) -> None:
+async def test_base_tests_in_a_large_code_file_are_restored(tmp_path: Path) -> None:
     tests = "#[cfg(test)]\nmod tests {\n    #[test]\n    fn t() { assert_eq!(super::f(), 2); }\n}\n"
     padding = (
         "// much\n" * 150_000
@@ -136,7 +138,7 @@ async def test_the_base_s_tests_in_a_file_of_code_stand_however_long_it_is(tmp_p
         ),
     ],
 )
-async def test_the_grammars_are_there_inside(
+async def test_the_grammars_are_available_in_the_sandbox(
     app: Local, prepared: Prepared, *, path: str, text: str, name: str, content: str, came: str
 ) -> None:
     async with app.workspaces.open(prepared, "one") as workspace:
@@ -147,7 +149,7 @@ async def test_the_grammars_are_there_inside(
         assert (await app.call(workspace, "files.read", path=path)).output["content"] == came
 
 
-async def test_a_survey_is_made_inside(app: Local, prepared: Prepared) -> None:
+async def test_a_repo_map_is_built_in_the_sandbox(app: Local, prepared: Prepared) -> None:
     found = await RepoMapper(app.workspaces).survey(
         prepared, RepoMapRequest(frames=((UTILS, 2),), words=("greet",), map_chars=500)
     )
@@ -165,16 +167,14 @@ async def test_workspaces_do_not_see_each_other(app: Local, prepared: Prepared) 
         assert not (await other.patch("nothing")).diff
 
 
-async def test_a_folder_that_is_read_is_named_with_what_is_in_it(
-    app: Local, prepared: Prepared
-) -> None:
+async def test_reading_a_folder_reports_its_entries(app: Local, prepared: Prepared) -> None:
     async with app.workspaces.open(prepared, "a") as workspace:
         found = await app.call(workspace, "files.read", path="src")
     assert (found.status, found.error) == (ToolStatus.ERROR, "'src' is a folder, not a file")
     assert "utils.py" in found.output["entries"]
 
 
-async def test_every_kind_of_change_arrives_in_the_patch(app: Local, prepared: Prepared) -> None:
+async def test_every_kind_of_change_is_part_of_the_patch(app: Local, prepared: Prepared) -> None:
     code = """
 import os, shutil
 os.chmod('run.sh', 0o755)
@@ -233,7 +233,7 @@ os.mkdir('closed'); open('closed/f', 'w').write('f'); os.chmod('closed/f', 0); o
         ("import os\nfor n in range(150): os.mkdir('d'); os.chdir('d')\nopen('f', 'w')", "deeper"),
     ],
 )
-async def test_what_no_patch_can_hold_is_refused(
+async def test_changes_that_no_patch_can_hold_are_refused(
     app: Local, prepared: Prepared, code: str, why: str
 ) -> None:
     async with app.workspaces.open(prepared, "bad") as workspace:
@@ -246,7 +246,7 @@ async def test_what_no_patch_can_hold_is_refused(
 
 
 @pytest.mark.parametrize("kind", [local, in_pods, on_nodes])
-async def test_odd_entries_of_the_base_are_there_and_only_their_changes_are_refused(
+async def test_odd_entries_of_the_base_exist_and_only_their_changes_are_refused(
     tmp_path: Path, kind: Callable[..., AbstractAsyncContextManager[Local]]
 ) -> None:
     odd = os.fsdecode(b"odd\n\xff")
@@ -297,7 +297,9 @@ open('new.txt', 'w').close()
                     assert (await workspace.patch("yes")).paths == ("new.txt",)
 
 
-async def test_of_extra_only_the_test_files_are_taken(app: Local, prepared: Prepared) -> None:
+async def test_only_the_test_files_of_an_extra_patch_are_used(
+    app: Local, prepared: Prepared
+) -> None:
     async with app.workspaces.open(prepared, "author") as workspace:
         await app.call(
             workspace,
@@ -316,7 +318,7 @@ async def test_of_extra_only_the_test_files_are_taken(app: Local, prepared: Prep
         )
 
 
-async def test_what_a_check_leaves_behind_is_no_part_of_the_change(tmp_path: Path) -> None:
+async def test_files_left_by_a_check_are_not_part_of_the_change(tmp_path: Path) -> None:
     leaves = python(
         "open('left.txt', 'w').write('x'); open('a.txt', 'a').write('more'); open('mine.txt', "
         "'a').write('more')"
@@ -330,13 +332,13 @@ async def test_what_a_check_leaves_behind_is_no_part_of_the_change(tmp_path: Pat
     assert made == {"mine.txt": b"mine\n"}
 
 
-async def test_a_check_that_runs_no_test_is_missing(app: Local, prepared: Prepared) -> None:
+async def test_a_check_without_tests_is_missing(app: Local, prepared: Prepared) -> None:
     async with app.workspaces.open(prepared, "none") as workspace:
         await app.call(workspace, "files.delete", path=TESTS)
         assert (await workspace.check("tests")).verdict is Verdict.MISSING
 
 
-async def test_git_tools_work_on_the_trusted_side(app: Local, prepared: Prepared) -> None:
+async def test_git_tools_run_on_the_trusted_side(app: Local, prepared: Prepared) -> None:
     async with app.workspaces.open(prepared, "git") as workspace:
         await app.call(workspace, "files.append", path=UTILS, content=SOLUTION)
         assert (await app.call(workspace, "git.status")).output["changed"][0]["path"] == UTILS
@@ -377,7 +379,7 @@ async def test_no_workspace_reaches_the_origin_of_hidden_tests(
             )
 
 
-async def test_a_hanging_pattern_is_stopped_and_the_workspace_lives_on(
+async def test_a_catastrophic_pattern_is_stopped_and_the_workspace_keeps_working(
     app: Local, prepared: Prepared
 ) -> None:
     async with app.workspaces.open(prepared, "regex") as workspace:
@@ -387,7 +389,7 @@ async def test_a_hanging_pattern_is_stopped_and_the_workspace_lives_on(
         assert (await app.call(workspace, "files.search", pattern="^a")).output["matches"]
 
 
-async def test_the_environment_and_the_system_hold_no_secret(
+async def test_the_environment_and_the_file_system_contain_no_secret(
     app: Local, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MOOTHALL_LLM__API_KEY", "a-secret-key")
@@ -406,7 +408,7 @@ async def test_the_environment_and_the_system_hold_no_secret(
     assert "False False False" in run.output
 
 
-async def test_no_way_to_the_host(app: Local, prepared: Prepared) -> None:
+async def test_the_sandbox_cannot_reach_the_host(app: Local, prepared: Prepared) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     with listener:
         port = listener.getsockname()[1]
@@ -485,7 +487,7 @@ def left_behind(app: Local, others: list[psutil.Process]) -> list[str]:
     return mounts + [command for command in commands if command]
 
 
-async def test_nothing_is_left_of_a_workspace(
+async def test_a_closed_workspace_leaves_nothing_behind(
     others: list[psutil.Process], app: Local, prepared: Prepared
 ) -> None:
     async with app.workspaces.open(prepared, "daemon") as workspace:
@@ -507,7 +509,7 @@ async def test_nothing_is_left_of_a_workspace(
     ]  # the pool's own
 
 
-async def test_a_cancelled_check_is_stopped_and_the_workspace_can_go_on(app: Local) -> None:
+async def test_a_cancelled_check_is_stopped_and_the_workspace_stays_usable(app: Local) -> None:
     prepared = await app.prepared({"sleep": python("import time; time.sleep(600)")})
     async with app.workspaces.open(prepared, "cancel") as workspace:
         with pytest.raises(TimeoutError):
@@ -516,7 +518,7 @@ async def test_a_cancelled_check_is_stopped_and_the_workspace_can_go_on(app: Loc
         assert (await app.call(workspace, "files.read", path=UTILS)).status is ToolStatus.SUCCESS
 
 
-async def test_cancelling_everything_leaves_nothing(
+async def test_cancelling_all_seats_leaves_nothing_behind(
     others: list[psutil.Process], app: Local
 ) -> None:
     prepared = await app.prepared({"sleep": python("import time; time.sleep(600)")})
@@ -535,7 +537,7 @@ async def test_cancelling_everything_leaves_nothing(
     assert left_behind(app, others) == []
 
 
-async def test_a_deadline_that_has_passed(app: Local, prepared: Prepared) -> None:
+async def test_a_call_after_its_deadline_times_out(app: Local, prepared: Prepared) -> None:
     async with app.workspaces.open(prepared, "late") as workspace:
         assert (
             await app.call(workspace, "files.read", seconds=-1, path=UTILS)
@@ -543,7 +545,7 @@ async def test_a_deadline_that_has_passed(app: Local, prepared: Prepared) -> Non
         assert isinstance(workspace, OverlayWorkspace)
 
 
-async def test_a_patch_that_does_not_apply_opens_nothing(
+async def test_a_patch_that_does_not_apply_opens_no_workspace(
     others: list[psutil.Process], app: Local, prepared: Prepared
 ) -> None:
     opening = app.workspaces.open(
@@ -554,9 +556,7 @@ async def test_a_patch_that_does_not_apply_opens_nothing(
     assert left_behind(app, others) == []
 
 
-async def test_the_own_host_name_resolves_to_loopback_and_no_other_does(
-    app: Local, prepared: Prepared
-) -> None:
+async def test_only_the_sandboxs_own_host_name_resolves(app: Local, prepared: Prepared) -> None:
     code = """
 import socket
 for name in (socket.gethostname(), 'localhost', socket.getfqdn()):
@@ -575,7 +575,7 @@ else:
     assert run.exit_code == 0, run.output
 
 
-async def test_a_check_may_print_more_than_is_kept_and_its_cases_are_read(
+async def test_the_cases_of_a_check_with_too_much_output_are_read(
     app: Local, prepared: Prepared
 ) -> None:
     test = (
@@ -596,7 +596,7 @@ async def test_a_check_may_print_more_than_is_kept_and_its_cases_are_read(
 
 
 @pytest.mark.parametrize("option", ["-q", "-Werror"])
-async def test_pytest_has_no_warning_about_our_plugins(app: Local, option: str) -> None:
+async def test_pytest_reports_no_warning_about_our_plugins(app: Local, option: str) -> None:
     prepared = await app.prepared({"tests": (*PYTEST, option, "-rw")})
     async with app.workspaces.open(prepared, "warnings") as workspace:
         run = await workspace.check("tests")

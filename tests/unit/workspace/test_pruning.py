@@ -43,7 +43,7 @@ def base(sha: str, lock: str) -> Base:
     )
 
 
-async def test_what_was_not_used_for_long_goes(tmp_path: Path) -> None:
+async def test_preparations_unused_for_long_are_pruned(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     prepared(layout, "recent", base("a", "one"), used=time.time())
     prepared(layout, "old", base("b", "two"), used=LONG_AGO)
@@ -65,11 +65,11 @@ async def test_what_was_not_used_for_long_goes(tmp_path: Path) -> None:
     assert await prune_preparations(tmp_path, 14) == 0
 
 
-async def test_nothing_prepared_is_nothing_to_prune(tmp_path: Path) -> None:
+async def test_pruning_nothing_is_not_an_error(tmp_path: Path) -> None:
     assert await prune_preparations(tmp_path, 14) == 0
 
 
-async def test_patches_that_nobody_names_are_forgotten(tmp_path: Path) -> None:
+async def test_unreferenced_patches_are_pruned(tmp_path: Path) -> None:
     repo = make_sample(tmp_path / "sample")
     clone = TrustedClone(tmp_path / "repos" / "sample.git", WorkspaceSettings())
     sha = await clone.fetch(str(repo.path), "HEAD")

@@ -78,14 +78,12 @@ READERS: dict[str, Callable[[dict[str, Any]], object]] = {
 @pytest.mark.parametrize("reader", READERS)
 @given(ANSWERS)
 @example({"status": "success", "exit_code": "1\nforged line", "duration_ms": "x" * 10_000})
-def test_whatever_it_answers_is_a_result_that_can_be_told_or_a_broken_protocol(
-    reader: str, answer: dict[str, Any]
-) -> None:
+def test_any_answer_is_a_result_or_a_protocol_error(reader: str, answer: dict[str, Any]) -> None:
     read_as(reader, answer)
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_what_lies_deep_is_no_way_to_end_the_host(reader: str) -> None:
+def test_deeply_nested_results_do_not_end_the_host(reader: str) -> None:
     deep: list[Any] = []
     for _ in range(900):
         deep = [deep]
@@ -115,7 +113,7 @@ def read_as(reader: str, answer: dict[str, Any]) -> None:
     ("contended_ms", "cpu_ms", "contended"),
     [(900, 300, True), (100, 300, False), (900, 990 * (os.cpu_count() or 1), False), (0, 0, False)],
 )
-def test_a_check_is_contended_that_waited_for_cores_of_others(
+def test_a_check_that_waited_for_cores_is_contended(
     contended_ms: int, cpu_ms: int, *, contended: bool
 ) -> None:
     answer = {

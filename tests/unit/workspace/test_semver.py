@@ -21,11 +21,13 @@ from moothall.workspace.toolchains import satisfies
         ("v20.1.0", (20, 1, 0), (20, 1, 1)),
     ],
 )
-def test_ranges(text: str, inside: tuple[int, ...], outside: tuple[int, ...]) -> None:
+def test_version_ranges_are_evaluated(
+    text: str, inside: tuple[int, ...], outside: tuple[int, ...]
+) -> None:
     assert satisfies(inside, text)
     assert not satisfies(outside, text)
 
 
 @pytest.mark.parametrize("text", ["", "*", "x", "lts/iron", "latest"])
-def test_what_says_no_version_holds_every_one(text: str) -> None:
+def test_a_range_without_a_version_accepts_every_version(text: str) -> None:
     assert satisfies((20, 1, 0), text)

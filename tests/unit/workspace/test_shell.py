@@ -50,7 +50,9 @@ async def output_of(app: Local, workspace: OverlayWorkspace, command: str) -> st
     return str(done.output["output"])
 
 
-async def test_the_folder_stays(app: Local, workspace: OverlayWorkspace) -> None:
+async def test_the_working_folder_persists_between_commands(
+    app: Local, workspace: OverlayWorkspace
+) -> None:
     first = await shell(app, workspace, "A=1; cd src && cd ../tests")
     assert first.output == {"exit_code": 0, "output": "", "working_directory": "/workspace/tests"}
     assert (
@@ -63,7 +65,7 @@ async def test_the_folder_stays(app: Local, workspace: OverlayWorkspace) -> None
     assert back.output == {"exit_code": 0, "output": "/tmp\n"}
 
 
-async def test_a_folder_that_is_gone_is_said(app: Local, workspace: OverlayWorkspace) -> None:
+async def test_a_missing_folder_is_reported(app: Local, workspace: OverlayWorkspace) -> None:
     await shell(app, workspace, "mkdir -p a/b && cd a/b && rm -r /workspace/a")
     again = await shell(app, workspace, "pwd")
     assert again.output["output"] == "/workspace\n"
@@ -77,7 +79,7 @@ async def test_a_folder_that_is_gone_is_said(app: Local, workspace: OverlayWorks
     }
 
 
-async def test_what_stands_where_the_folder_is_stored_harms_nobody(
+async def test_an_obstructed_folder_file_does_no_harm(
     app: Local, workspace: OverlayWorkspace
 ) -> None:
     for left in (
@@ -101,7 +103,7 @@ async def test_an_error_names_the_line_of_the_command(
     assert "bash: eval: line 3: syntax error" in await output_of(app, workspace, "true\nif\n")
 
 
-async def test_a_time_limit_says_why_and_shows_what_was_printed(
+async def test_a_command_over_its_time_limit_is_reported_with_its_output(
     app: Local, workspace: OverlayWorkspace
 ) -> None:
     stopped = await shell(
@@ -115,7 +117,7 @@ async def test_a_time_limit_says_why_and_shows_what_was_printed(
     )
 
 
-async def test_a_program_that_hangs_is_interrupted_and_says_where(
+async def test_a_hanging_program_is_interrupted_and_shows_its_traceback(
     app: Local, workspace: OverlayWorkspace
 ) -> None:
     hangs = (
@@ -132,9 +134,7 @@ async def test_a_program_that_hangs_is_interrupted_and_says_where(
     assert await output_of(app, workspace, "echo still here") == "still here\n"
 
 
-async def test_a_program_gets_the_interrupts_that_it_sends_itself(
-    app: Local, workspace: OverlayWorkspace
-) -> None:
+async def test_a_program_can_interrupt_itself(app: Local, workspace: OverlayWorkspace) -> None:
     code = (
         "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT); print('nothing')\n"
         "except KeyboardInterrupt:\n    print('interrupted')\n"
@@ -143,7 +143,7 @@ async def test_a_program_gets_the_interrupts_that_it_sends_itself(
     assert await output_of(app, workspace, "python3 own.py") == "interrupted\n"
 
 
-async def test_long_output_lies_in_a_file_that_can_be_read(
+async def test_long_output_is_stored_in_a_readable_file(
     app: Local, workspace: OverlayWorkspace
 ) -> None:
     shown = await output_of(app, workspace, "seq 100000")
@@ -161,13 +161,13 @@ async def test_long_output_lies_in_a_file_that_can_be_read(
     assert (await workspace.patch("none")).diff == ""
 
 
-async def test_old_outputs_go(app: Local, workspace: OverlayWorkspace) -> None:
+async def test_old_output_files_are_deleted(app: Local, workspace: OverlayWorkspace) -> None:
     for _ in range(12):
         await output_of(app, workspace, "seq 10000")
     assert (await output_of(app, workspace, "ls /tmp/moothall/output-* | wc -l")).strip() == "10"
 
 
-async def test_what_prints_without_end_is_stopped_and_says_why(
+async def test_a_command_with_endless_output_is_stopped_with_the_reason(
     app: Local, workspace: OverlayWorkspace
 ) -> None:
     stopped = await shell(app, workspace, "yes")
@@ -187,7 +187,7 @@ async def test_what_prints_without_end_is_stopped_and_says_why(
         "(sleep 1000 &) ",
     ],
 )
-async def test_what_a_command_left_running_ends_with_it(
+async def test_background_processes_end_with_their_command(
     app: Local, workspace: OverlayWorkspace, command: str
 ) -> None:
     pid = workspace.pid
@@ -199,7 +199,7 @@ async def test_what_a_command_left_running_ends_with_it(
     assert await output_of(app, workspace, "pgrep sleep || echo none") == "none\n"
 
 
-async def test_parts_of_a_command_that_go_on_are_named_once(
+async def test_background_parts_of_a_command_are_named_once(
     app: Local, workspace: OverlayWorkspace
 ) -> None:
     done = await shell(
@@ -209,7 +209,9 @@ async def test_parts_of_a_command_that_go_on_are_named_once(
     assert len(done.output["ended_processes"]) <= 2
 
 
-async def test_what_ends_a_moment_later_says_all(app: Local, workspace: OverlayWorkspace) -> None:
+async def test_output_of_a_process_that_ends_slightly_later_is_complete(
+    app: Local, workspace: OverlayWorkspace
+) -> None:
     done = await shell(app, workspace, "seq 3 > >(tee copy.txt)")
     assert done.output == {"exit_code": 0, "output": "1\n2\n3\n"}
 
@@ -278,7 +280,7 @@ async def test_git_shows_the_history(
             assert (await workspace.patch("all")).paths == ("new.txt", "src/utils.py")
 
 
-async def test_hooks_remotes_and_other_branches_are_not_there(app: Local, tmp_path: Path) -> None:
+async def test_hooks_remotes_and_other_branches_are_not_visible(app: Local, tmp_path: Path) -> None:
     prepared = await with_history(app, tmp_path)
     async with app.workspaces.open(prepared, "one") as workspace:
         made = await output_of(
@@ -313,7 +315,9 @@ async def test_hooks_remotes_and_other_branches_are_not_there(app: Local, tmp_pa
         assert "Read-only file system" in written.output["output"]
 
 
-async def test_nothing_of_git_reaches_a_patch_or_a_check(app: Local, tmp_path: Path) -> None:
+async def test_git_data_is_in_no_patch_and_not_visible_to_checks(
+    app: Local, tmp_path: Path
+) -> None:
     looks = python(
         "import os, subprocess, sys; sys.exit(os.path.lexists('.git') or subprocess.call(['git', "
         "'status']) == 0)"
@@ -341,7 +345,7 @@ async def test_nothing_of_git_reaches_a_patch_or_a_check(app: Local, tmp_path: P
         assert (await workspace.patch("files")).paths == ("sub/y",)
 
 
-async def test_programs_that_make_repositories_of_their_own_are_left_alone(
+async def test_programs_can_use_git_repositories_of_their_own(
     app: Local, workspace: OverlayWorkspace
 ) -> None:
     own = (
@@ -360,7 +364,7 @@ async def test_programs_that_make_repositories_of_their_own_are_left_alone(
     assert inside == "/workspace/t\n/workspace\n"
 
 
-async def test_what_a_command_does_to_git_stays_for_the_next(
+async def test_changes_to_git_persist_between_commands(
     app: Local, workspace: OverlayWorkspace
 ) -> None:
     await output_of(app, workspace, "echo more >> README.md; git add README.md; git stash -q")
@@ -373,7 +377,7 @@ async def test_what_a_command_does_to_git_stays_for_the_next(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives the folder to another: run as root")
-async def test_git_works_where_the_workspace_belongs_to_somebody_else(
+async def test_git_works_in_a_workspace_owned_by_another_user(
     app: Local, workspace: OverlayWorkspace
 ) -> None:
     os.chown(workspace._executor.upper, 0, 0)
@@ -389,7 +393,7 @@ async def test_a_command_may_take_longer_than_other_tools(tmp_path: Path) -> Non
         assert await output_of(app, workspace, "sleep 1; echo done") == "done\n"
 
 
-async def test_older_history_than_the_setting_allows_is_left_out(tmp_path: Path) -> None:
+async def test_history_beyond_the_configured_length_is_left_out(tmp_path: Path) -> None:
     async with local(tmp_path, SAMPLE) as app:
         notes: list[str] = []
         repo = history(tmp_path)
@@ -404,7 +408,7 @@ async def test_older_history_than_the_setting_allows_is_left_out(tmp_path: Path)
             )
 
 
-async def test_a_history_that_is_gone_is_exported_again(app: Local) -> None:
+async def test_a_missing_history_is_exported_again(app: Local) -> None:
     prepared = await app.prepared()
     folder = app.workspaces.pool.layout.history(prepared.key)
     folder.rename(folder.with_name("gone"))

@@ -94,7 +94,7 @@ async def hold_until(free: asyncio.Event, slots: Slots, *, alone: bool = False) 
         await free.wait()
 
 
-async def test_as_many_run_at_a_time_as_there_are_slots(tmp_path: Path) -> None:
+async def test_at_most_as_many_commands_run_as_there_are_slots(tmp_path: Path) -> None:
     one, other = slots_in(tmp_path, 2), slots_in(tmp_path, 2)
     running, most = 0, 0
 
@@ -111,7 +111,7 @@ async def test_as_many_run_at_a_time_as_there_are_slots(tmp_path: Path) -> None:
     assert most == 2
 
 
-async def test_the_oldest_deliberation_goes_first(tmp_path: Path) -> None:
+async def test_the_oldest_deliberation_gets_a_slot_first(tmp_path: Path) -> None:
     slots, order = slots_in(tmp_path, 1), []
 
     async def work(since: float) -> None:
@@ -126,7 +126,7 @@ async def test_the_oldest_deliberation_goes_first(tmp_path: Path) -> None:
     assert order == [10.0, 20.0, 30.0, 40.0]
 
 
-async def test_an_older_command_of_another_process_goes_first(tmp_path: Path) -> None:
+async def test_an_older_command_of_another_process_gets_a_slot_first(tmp_path: Path) -> None:
     slots, free = slots_in(tmp_path, 1), asyncio.Event()
     free.set()
     async with other_process(tmp_path, 1, 10.0) as other:
@@ -142,7 +142,7 @@ async def test_an_older_command_of_another_process_goes_first(tmp_path: Path) ->
             await younger
 
 
-async def test_the_slot_of_a_process_that_is_killed_is_free(tmp_path: Path) -> None:
+async def test_the_slot_of_a_killed_process_is_freed(tmp_path: Path) -> None:
     slots, free = slots_in(tmp_path, 1), asyncio.Event()
     free.set()
     async with other_process(tmp_path, 1, 10.0) as other:
@@ -154,7 +154,7 @@ async def test_the_slot_of_a_process_that_is_killed_is_free(tmp_path: Path) -> N
         await mine
 
 
-async def test_a_process_that_stands_still_holds_nobody_up(tmp_path: Path) -> None:
+async def test_a_stopped_process_does_not_block_others(tmp_path: Path) -> None:
     slots = slots_in(tmp_path, 1)
     async with other_process(tmp_path, 1, 10.0) as other:
         await has_it(other)
@@ -168,7 +168,7 @@ async def test_a_process_that_stands_still_holds_nobody_up(tmp_path: Path) -> No
         other.send_signal(signal.SIGCONT)
 
 
-async def test_who_waits_may_give_up(tmp_path: Path) -> None:
+async def test_waiting_for_a_slot_can_be_cancelled(tmp_path: Path) -> None:
     slots = slots_in(tmp_path, 1)
     async with slots.hold():
         for alone in (False, True):
@@ -182,7 +182,7 @@ async def test_who_waits_may_give_up(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("waiting-*"))
 
 
-async def test_who_is_alone_waits_for_all_and_holds_all_up(tmp_path: Path) -> None:
+async def test_an_exclusive_command_waits_for_all_others_and_blocks_them(tmp_path: Path) -> None:
     one, other, output_text = slots_in(tmp_path, 2), slots_in(tmp_path, 3), []
 
     async def alone(name: str, slots: Slots) -> None:
@@ -209,7 +209,7 @@ async def test_who_is_alone_waits_for_all_and_holds_all_up(tmp_path: Path) -> No
         assert output_text.index(f"{name} ends") == output_text.index(f"{name} begins") + 1
 
 
-async def test_a_slot_that_is_left_is_another_s_meanwhile(tmp_path: Path) -> None:
+async def test_a_released_slot_can_be_used_by_another(tmp_path: Path) -> None:
     slots = slots_in(tmp_path, 1)
     async with slots.hold() as slot:
         slot.release()
@@ -221,7 +221,7 @@ async def test_a_slot_that_is_left_is_another_s_meanwhile(tmp_path: Path) -> Non
                 pytest.fail("the slot is taken")
 
 
-async def test_what_waits_for_a_slot_does_not_use_its_time_up(tmp_path: Path) -> None:
+async def test_waiting_for_a_slot_does_not_use_up_the_time_limit(tmp_path: Path) -> None:
     slots = slots_in(tmp_path, 1)
     free = asyncio.Event()
     holding = asyncio.create_task(hold_until(free, slots))
@@ -240,13 +240,13 @@ async def test_what_waits_for_a_slot_does_not_use_its_time_up(tmp_path: Path) ->
                 pytest.fail("the slot is taken")
 
 
-def test_the_folder_of_slots_is_the_user_s_own(tmp_path: Path) -> None:
+def test_the_folder_of_slots_belongs_to_the_user(tmp_path: Path) -> None:
     folder = slots_folder(tmp_path / "slots")
     assert folder.stat().st_uid == os.geteuid()
     assert folder.stat().st_mode & 0o077 == 0
 
 
-async def test_a_folder_that_is_cleared_away_is_made_again(tmp_path: Path) -> None:
+async def test_a_deleted_folder_is_created_again(tmp_path: Path) -> None:
     slots = slots_in(tmp_path / "slots", 1)
     for _ in range(2):
         async with slots.hold():
@@ -256,7 +256,7 @@ async def test_a_folder_that_is_cleared_away_is_made_again(tmp_path: Path) -> No
         await asyncio.to_thread(shutil.rmtree, tmp_path / "slots")
 
 
-async def test_what_cannot_be_counted_runs_all_the_same(tmp_path: Path) -> None:
+async def test_commands_run_even_if_slots_cannot_be_counted(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     slots = Slots(lambda: tmp_path / "file", 1)
     for alone in (False, True):

@@ -11,7 +11,7 @@ from moothall.workspace.layout import environment_key
 from moothall.workspace.toolchains import choose, current_python, pythons
 
 
-def test_our_own_python_is_taken_where_it_fits() -> None:
+def test_the_servers_own_python_is_used_if_it_fits() -> None:
     for needs in (
         {},
         {"python": ""},
@@ -26,7 +26,7 @@ def test_our_own_python_is_taken_where_it_fits() -> None:
 
 
 @pytest.mark.e2e  # starts every Python that there is
-def test_a_python_that_fits_is_found_on_the_machine() -> None:
+def test_a_fitting_python_is_found_on_the_machine() -> None:
     others = [found for found in pythons() if found.numbers[:2] != current_python().numbers[:2]]
     if not others:
         pytest.skip("this machine has one Python; e.g. uv python install 3.12")
@@ -45,7 +45,7 @@ def test_a_python_that_fits_is_found_on_the_machine() -> None:
 
 
 @pytest.mark.e2e  # starts every Python that there is
-def test_where_none_fits_it_is_said_which_is_needed_and_which_are_there() -> None:
+def test_if_none_fits_the_needed_and_available_ones_are_listed() -> None:
     missing = choose({"python": ">=9.1"}).missing
     assert "needs Python >=9.1" in missing
     assert platform.python_version() in missing
@@ -53,7 +53,7 @@ def test_where_none_fits_it_is_said_which_is_needed_and_which_are_there() -> Non
     assert choose({"go": "99.0"}).missing.startswith("the repository needs Go 99.0")
 
 
-def test_what_is_not_there_and_may_be_done_without_is_said() -> None:
+def test_missing_optional_parts_are_reported() -> None:
     chosen = choose({"rust": "nightly-1999-01-01"})
     if chosen.missing:
         pytest.skip("this machine has no Rust; rustup or apt-get install cargo")

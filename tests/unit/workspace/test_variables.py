@@ -20,7 +20,7 @@ def variables(folder: Path, *programs: str, venv: bool = False, rc: str = "") ->
     return LocalExecutor(place, folder / "box", Settings(data_dir=folder), folder, ()).variables()
 
 
-def test_no_package_manager_looks_for_another_version(tmp_path: Path) -> None:
+def test_package_managers_keep_to_the_versions_of_the_set_up(tmp_path: Path) -> None:
     found = variables(tmp_path, "pnpm", "yarn")
     assert found["COREPACK_ENABLE_NETWORK"] == "0"
     assert found["COREPACK_HOME"] == "/env/corepack"
@@ -35,7 +35,7 @@ def test_no_package_manager_looks_for_another_version(tmp_path: Path) -> None:
     )
 
 
-def test_npm_is_not_given_what_pnpm_alone_knows(tmp_path: Path) -> None:
+def test_npm_does_not_get_the_variables_of_pnpm(tmp_path: Path) -> None:
     assert not [
         name
         for name in variables(tmp_path)
@@ -48,5 +48,5 @@ def test_pnpm_does_not_install_before_it_runs(tmp_path: Path) -> None:
     assert found["npm_config_verify_deps_before_run"] == "false"
 
 
-def test_an_environment_of_uv_that_set_up_made_is_kept(tmp_path: Path) -> None:
+def test_a_uv_environment_created_by_set_up_is_kept(tmp_path: Path) -> None:
     assert "UV_PROJECT_ENVIRONMENT" not in variables(tmp_path, venv=True)

@@ -38,7 +38,7 @@ KILLED: dict[str, tuple[dict[str, Any], EventType]] = {
 
 
 @pytest.mark.parametrize("what", KILLED)
-async def test_what_is_killed_in_the_middle_changes_nothing(
+async def test_a_process_killed_during_a_council_does_not_change_the_outcome(
     what: str, standing: RoleDeployment, undisturbed: Seen
 ) -> None:
     victim, at = KILLED[what]
@@ -54,7 +54,7 @@ async def test_what_is_killed_in_the_middle_changes_nothing(
 
 
 @pytest.mark.alone
-async def test_a_node_that_is_lost_in_the_middle_and_comes_back_changes_nothing(
+async def test_a_node_lost_during_a_council_does_not_change_the_outcome(
     standing: RoleDeployment, undisturbed: Seen, home: Home
 ) -> None:
     lost = Node(home, 2)  # the first node runs the control plane

@@ -70,7 +70,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("what", ENDS)
-async def test_a_job_of_a_pipeline_ends_as_its_deliberation(
+async def test_a_pipeline_job_ends_like_its_deliberation(
     what: str, standing: RoleDeployment
 ) -> None:
     values, end, code = ENDS[what]

@@ -132,7 +132,7 @@ async def replace_during_council(
     return await standing.council(name, replace_all, EventType.DELIBERATION_STARTED)
 
 
-async def test_each_role_is_replaced_under_load_and_a_council_in_its_jobs_comes_to_the_same(
+async def test_replacing_each_role_under_load_does_not_change_a_councils_outcome(
     standing: RoleDeployment, counted: Counted, undisturbed: Seen
 ) -> None:
     async def restart() -> None:
@@ -147,7 +147,7 @@ async def test_each_role_is_replaced_under_load_and_a_council_in_its_jobs_comes_
     assert await standing.leftovers() == []
 
 
-async def test_a_council_in_its_jobs_comes_to_the_same_while_the_server_is_upgraded_from_before(
+async def test_an_upgrade_from_an_older_version_does_not_change_a_councils_outcome(
     standing: RoleDeployment, home: Home, counted: Counted, undisturbed: Seen
 ) -> None:
     try:

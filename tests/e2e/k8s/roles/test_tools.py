@@ -48,7 +48,7 @@ async def use_workspace(standing: RoleDeployment, request_id: str) -> None:
     )
 
 
-async def test_a_caller_of_tools_is_told_to_ask_again_while_they_restart_and_is_answered_then(
+async def test_callers_of_tools_retry_while_the_service_restarts(
     standing: RoleDeployment,
 ) -> None:
     await use_workspace(standing, "before")

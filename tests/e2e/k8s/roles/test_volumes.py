@@ -105,7 +105,7 @@ async def copies(
     return Copies(folder, await current_secrets(), before)
 
 
-async def test_a_server_that_was_scaled_to_none_and_back_is_the_same(
+async def test_a_server_scaled_to_zero_and_back_is_unchanged(
     standing: RoleDeployment, undisturbed: Seen, copies: Copies
 ) -> None:
     assert await command_outputs() == copies.command_outputs
@@ -136,7 +136,7 @@ async def presented_certificate(standing: RoleDeployment) -> str:
     )
 
 
-async def test_credentials_are_replaced_as_the_page_says(
+async def test_credentials_are_replaced_as_documented(
     standing: RoleDeployment, home: Home, copies: Copies, tmp_path: Path
 ) -> None:
     deployment.certificate(home, f"{SPACE}-new")
@@ -182,7 +182,7 @@ async def test_credentials_are_replaced_as_the_page_says(
     await standing.wait_for_graph()
 
 
-async def test_a_server_that_is_brought_back_is_the_one_that_was_kept(
+async def test_a_restored_server_equals_its_backup(
     standing: RoleDeployment, home: Home, counted: Counted, undisturbed: Seen, copies: Copies
 ) -> None:
     assert "later" in await run_in_api_pod("moothall", "list", "--json"), (

@@ -37,7 +37,7 @@ _NEW = (
 )
 
 
-async def test_an_answer_that_breaks_what_another_seat_s_tests_keep_is_not_reproduced(
+async def test_an_answer_that_breaks_behaviour_kept_by_another_seats_tests_is_not_reproduced(
     tmp_path: Path,
 ) -> None:
     """It passes the case that fails on the base, and fails a new one that passes there: it was

@@ -44,7 +44,7 @@ def _canary_for(argv: tuple[str, ...], path: str, source: str, case: str = "") -
         (("cargo", "test"), "tests/a.rs", "", "#[test]"),
     ],
 )
-def test_each_runner_has_a_template(
+def test_each_runner_has_a_canary_template(
     argv: tuple[str, ...], path: str, source: str, text: str
 ) -> None:
     canary = _canary_for(argv, path, source)
@@ -53,7 +53,7 @@ def test_each_runner_has_a_template(
     assert canary.name in canary.case
 
 
-def test_no_name_comes_twice_and_an_unknown_runner_has_no_canary() -> None:
+def test_canary_names_are_unique_and_an_unknown_runner_has_no_canary() -> None:
     assert (
         _canary_for(("pytest",), "tests/test_a.py", "").name
         != _canary_for(("pytest",), "tests/test_a.py", "").name
@@ -62,7 +62,7 @@ def test_no_name_comes_twice_and_an_unknown_runner_has_no_canary() -> None:
     assert make_canary(("./check.sh",), "a.test.js::b", "a.test.js", _JEST) is None
 
 
-def test_a_case_of_a_go_package_lies_in_its_folder() -> None:
+def test_a_case_of_a_go_package_is_found_in_the_packages_folder() -> None:
     files = ("a_test.go", "sub/b_test.go", "sub/deep/c_test.go", "tests/test_a.py")
     assert find_case_file("example.org/m::TestA", files) == "a_test.go"
     assert find_case_file("example.org/m/sub::TestB", files) == "sub/b_test.go"
@@ -72,7 +72,7 @@ def test_a_case_of_a_go_package_lies_in_its_folder() -> None:
 
 
 @pytest.mark.parametrize("runner", ["pytest", "unittest"])
-def test_the_python_canary_fails_in_its_runner(tmp_path: Path, runner: str) -> None:
+def test_the_python_canary_fails_under_each_runner(tmp_path: Path, runner: str) -> None:
     argv = (sys.executable, "-m", runner)
     canary = _canary_for(
         argv, "test_a.py", "", "test_a.py::test_b" if runner == "pytest" else "test_a.A.test_b"
@@ -106,7 +106,7 @@ def test_the_canary_of_node_fails_and_the_other_tests_pass(
     assert "ok 1 - b" in completed.stdout
 
 
-def test_only_a_failed_case_of_its_name_counts() -> None:
+def test_only_a_failed_case_with_the_canarys_name_counts() -> None:
     canary = _canary_for(("pytest",), "tests/test_a.py", "")
     assert canary.failed_in(CheckRun("tests", Verdict.FAILED, {canary.case: "failed"}))
     assert not canary.failed_in(CheckRun("tests", Verdict.PASSED, {canary.case: "passed"}))

@@ -74,25 +74,25 @@ async def judge(
     return (await fresh.run_checks({"tests": ()}, "check")).runs["tests"], workspaces.checked
 
 
-async def test_it_is_run_again_alone_in_a_workspace_of_its_own() -> None:
+async def test_a_contended_timeout_is_rerun_alone_in_a_separate_workspace() -> None:
     passed = CheckRun("tests", Verdict.PASSED, {"a": "passed"})
     assert await judge([STOPPED, passed]) == (passed, [(1, False), (2, True)])
 
 
-async def test_it_fails_where_it_does_so_alone_too() -> None:
+async def test_a_rerun_that_fails_alone_is_a_failure() -> None:
     failed = CheckRun(
         "tests", Verdict.FAILED, {"a": "failed"}, details={"a": "hit the limit of 10 s"}
     )
     assert await judge([STOPPED, failed]) == (failed, [(1, False), (2, True)])
 
 
-async def test_it_is_errored_where_the_machine_is_busy_then_too() -> None:
+async def test_a_rerun_that_is_contended_again_is_errored() -> None:
     run, checked = await judge([STOPPED, STOPPED])
     assert (run.verdict, run.cases) == (Verdict.ERRORED, {"a": "errored"})
     assert checked == [(1, False), (2, True)]
 
 
-async def test_what_failed_otherwise_is_not_run_again() -> None:
+async def test_other_failures_are_not_rerun() -> None:
     failed = CheckRun(
         "tests", Verdict.FAILED, {"a": "failed"}, details={"a": "assert 5 == 2"}, contended=True
     )

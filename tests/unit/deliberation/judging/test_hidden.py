@@ -9,7 +9,7 @@ from moothall.domain.proposal import Assessment, Candidate, Proposal
 from moothall.ranking import passes_acceptance_checks
 
 
-def test_the_level_the_lines_to_look_at_and_the_facts_name_no_hidden_test() -> None:
+def test_the_level_the_flagged_lines_and_the_facts_name_no_hidden_test() -> None:
     assessment = Assessment(
         applies=True,
         required=("tests", "hidden"),
@@ -35,7 +35,7 @@ def test_the_level_the_lines_to_look_at_and_the_facts_name_no_hidden_test() -> N
     assert "hidden" not in f"{without_hidden(judged.assessment)}{format_check_results(judged, {})}"
 
 
-def test_an_answer_that_only_a_hidden_test_refuses_looks_like_one_that_passes() -> None:
+def test_an_answer_refused_only_by_a_hidden_test_appears_to_pass() -> None:
     broken = ("hidden:tests/test_secret.py::test_secret",)
     assessment = Assessment(
         applies=True,

@@ -22,7 +22,7 @@ def proposal(seat: str, diff: str) -> Proposal:
 
 
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=8), st.randoms(use_true_random=False))
-def test_answers_are_deaf_to_names_and_order(diffs: list[str], chance: random.Random) -> None:
+def test_grouping_answers_ignores_names_and_order(diffs: list[str], chance: random.Random) -> None:
     given_ = [proposal(f"s{number}", diff) for number, diff in enumerate(diffs)]
     shuffled = chance.sample(given_, len(given_))
     assert [answer.text for answer in group_answers(given_)] == [
@@ -35,9 +35,7 @@ def test_answers_are_deaf_to_names_and_order(diffs: list[str], chance: random.Ra
 
 
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8), st.integers(1, 4))
-def test_nobody_reviews_its_own_answer_and_nobody_more_than_its_share(
-    diffs: list[str], each: int
-) -> None:
+def test_no_seat_reviews_its_own_answer_or_more_than_its_share(diffs: list[str], each: int) -> None:
     seats = [f"s{number}" for number in range(len(diffs))]
     pairs = assign_reviews(
         group_answers(proposal(seat, diff) for seat, diff in zip(seats, diffs, strict=True)),
@@ -63,7 +61,7 @@ def test_a_quote_of_several_lines_is_found_in_a_diff(quote: str) -> None:
     assert (len(review.met), review.unmet) == (1, ())
 
 
-def test_a_claim_without_a_true_quote_is_not_met() -> None:
+def test_a_criterion_with_a_false_quote_is_not_met() -> None:
     read = ReadReview(8, ((1, "return  1"), (2, "never said"), (3, "return 1")), (3,), "fine")
     review = make_review(
         read,

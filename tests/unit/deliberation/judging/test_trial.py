@@ -26,7 +26,7 @@ BINARY = (
 )
 
 
-def test_parts_of_a_diff_are_kept_by_their_file() -> None:
+def test_a_diff_is_split_into_parts_by_file() -> None:
     diff = NEW + CHANGED + GONE + MOVED + BINARY
     assert filter_files(diff, lambda part: part.path.startswith("tests/")) == NEW
     assert filter_files(diff, lambda part: not part.new) == CHANGED

@@ -89,7 +89,7 @@ def known() -> MemoryGraph:
     return graph
 
 
-async def test_what_the_graph_knows_is_told_and_fenced() -> None:
+async def test_the_graphs_knowledge_is_included_and_fenced() -> None:
     briefing = await Briefings(known().ask, LimitSettings()).brief(
         replace(REQUESTED, scopes=tuple(scopes().worth)), LOCAL
     )
@@ -107,7 +107,7 @@ async def test_what_the_graph_knows_is_told_and_fenced() -> None:
     assert briefing.tokens == most_tokens(briefing.text)
 
 
-async def test_what_a_seat_and_a_caller_are_told_is_the_same() -> None:
+async def test_a_seat_and_a_caller_get_the_same_text() -> None:
     briefings = Briefings(known().ask, LimitSettings())
     briefing = await briefings.brief(REQUESTED, LOCAL)
     assert await briefings.brief_seats(REQUESTED, LOCAL, 1000) == briefing.graph_text
@@ -125,7 +125,7 @@ async def test_the_same_content_has_the_same_version() -> None:
 
 
 @pytest.mark.parametrize("scope", scopes().worth)
-async def test_the_graph_is_asked_for_no_more_than_is_wanted(scope: str) -> None:
+async def test_the_graph_is_queried_only_for_the_requested_scopes(scope: str) -> None:
     graph = known()
     await Briefings(graph.ask, LimitSettings()).brief(
         replace(REQUESTED, scopes=(scope.upper(),)), LOCAL
@@ -141,7 +141,7 @@ async def test_the_graph_is_asked_for_no_more_than_is_wanted(scope: str) -> None
 
 
 @pytest.mark.parametrize(("role", "phase"), [("data", "coach"), ("po", "build"), ("", "verify")])
-async def test_a_caller_gets_no_more_than_the_table_allows(role: str, phase: str) -> None:
+async def test_a_caller_gets_only_the_scopes_that_the_table_allows(role: str, phase: str) -> None:
     graph, allowed = known(), scopes().allowed_scopes(role, phase)
     request = replace(REQUESTED, role=role, phase=phase, scopes=tuple(scopes().worth))
     briefing = await Briefings(graph.ask, LimitSettings()).brief(request, LOCAL)
@@ -153,7 +153,7 @@ async def test_a_caller_gets_no_more_than_the_table_allows(role: str, phase: str
     assert only.split(",") == [scope for scope in allowed if scope != "timeline"]
 
 
-async def test_parts_that_are_named_are_told_with_the_story() -> None:
+async def test_named_parts_are_shown_with_the_story() -> None:
     graph = known()
     briefing = await Briefings(graph.ask, LimitSettings()).brief(
         replace(REQUESTED, summaries=True), LOCAL
@@ -162,7 +162,7 @@ async def test_parts_that_are_named_are_told_with_the_story() -> None:
     assert (await Briefings(graph.ask, LimitSettings()).brief(REQUESTED, LOCAL)).history == ""
 
 
-async def test_what_is_not_known_is_left_out_and_tenants_are_apart() -> None:
+async def test_unknown_context_is_left_out_and_tenants_are_isolated() -> None:
     for graph, principal in ((MemoryGraph(), LOCAL), (known(), Principal("eve", "elsewhere"))):
         briefing = await Briefings(graph.ask, LimitSettings()).brief(
             replace(REQUESTED, timeline=True), principal
@@ -171,7 +171,7 @@ async def test_what_is_not_known_is_left_out_and_tenants_are_apart() -> None:
         assert {parameters["tenant"] for _, parameters in graph.requested} == {principal.tenant}
 
 
-async def test_no_secret_is_told() -> None:
+async def test_no_secret_is_published() -> None:
     graph = known()
     graph.announce(
         "context", {**KNOWN, "comments": [{"actor": "bob", "comment": "the password is swordfish"}]}
@@ -189,7 +189,7 @@ async def test_no_secret_is_told() -> None:
     st.lists(st.text(max_size=60), max_size=20),
     st.sampled_from(["", "qa"]),
 )
-async def test_it_stays_within_its_budget_by_whatever_count(
+async def test_a_briefing_stays_within_its_budget_under_any_token_count(
     budget: int, texts: list[str], lines: list[str], role: str
 ) -> None:
     counted_texts: list[str] = []
@@ -212,7 +212,7 @@ async def test_it_stays_within_its_budget_by_whatever_count(
     assert briefing.text in counted_texts  # the size was counted, not estimated
 
 
-async def test_what_is_worth_most_is_told_where_there_is_no_room_for_all() -> None:
+async def test_the_most_valuable_parts_are_kept_if_space_is_short() -> None:
     briefings = Briefings(known().ask, LimitSettings())
     texts = [await briefings.brief_seats(REQUESTED, LOCAL, budget) for budget in range(0, 300, 10)]
     assert texts[0] == ""
@@ -226,7 +226,7 @@ async def test_what_is_worth_most_is_told_where_there_is_no_room_for_all() -> No
     assert order == sorted(order)
 
 
-async def test_no_line_passes_for_a_heading_or_an_end() -> None:
+async def test_no_graph_text_can_imitate_a_heading_or_an_end() -> None:
     graph = known()
     graph.announce(
         "context",
@@ -243,7 +243,7 @@ async def test_no_line_passes_for_a_heading_or_an_end() -> None:
     )
 
 
-def test_alike_is_what_shares_telling_words() -> None:
+def test_similarity_is_measured_by_rare_shared_words() -> None:
     some = [
         {"description": text}
         for text in (
@@ -274,7 +274,7 @@ def test_alike_is_what_shares_telling_words() -> None:
         ),
     ],
 )
-async def test_what_cannot_be_told_is_named(request_: BriefingRequest, message: str) -> None:
+async def test_what_cannot_be_sent_is_named(request_: BriefingRequest, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         await Briefings(known().ask, LimitSettings()).brief(request_, LOCAL)
 
@@ -287,7 +287,7 @@ async def test_what_cannot_be_told_is_named(request_: BriefingRequest, message: 
         {"summaries": [{"winner": "x", "reviews": "y"}], "decisions": [3]},
     ],
 )
-async def test_odd_rows_break_nothing(row: dict[str, Any]) -> None:
+async def test_malformed_graph_rows_are_tolerated(row: dict[str, Any]) -> None:
     graph = MemoryGraph()
     for question in ("context", "similar", "timeline"):
         graph.announce(question, row)

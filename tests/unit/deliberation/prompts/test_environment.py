@@ -11,14 +11,14 @@ def environment_lines(needs: dict[str, str], *notes: str) -> list[str]:
     return environment_text(prepared, Overview()).splitlines()[1:-1]
 
 
-def test_a_language_without_a_version_is_not_told() -> None:
+def test_a_language_without_a_version_is_left_out() -> None:
     assert environment_lines({"rust": ""}) == []
     assert environment_lines({"rust": "", "node": ">=20", "python-pin": "3.11"}) == [
         "The project asks for node >=20, python (pinned) 3.11."
     ]
 
 
-def test_the_version_of_the_sandbox_is_told_where_it_is_another() -> None:
+def test_a_different_version_of_the_sandbox_is_reported() -> None:
     note = "the repository asks for Node >=22; going on with 20.20.2, which is here"
     assert environment_lines({"node": ">=22"}, note) == [
         "The repository asks for Node >=22; going on with 20.20.2, which is here."

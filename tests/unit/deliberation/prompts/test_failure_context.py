@@ -39,16 +39,18 @@ FILES = (
         ("cart.go:7: which of two?\n/usr/lib/python3.11/json/decoder.py:1: x\n", ()),
     ],
 )
-def test_the_lines_that_runners_name(text: str, frames: tuple[tuple[str, int], ...]) -> None:
+def test_source_frames_are_read_from_runner_output(
+    text: str, frames: tuple[tuple[str, int], ...]
+) -> None:
     assert Known(FILES).frames(text) == frames
 
 
-def test_a_folder_decides_between_files_of_one_name() -> None:
+def test_a_folder_disambiguates_files_of_the_same_name() -> None:
     assert Known(FILES, "pkg/cart").path("cart.go") == "pkg/cart/cart.go"
     assert Known(("app/src/x.py", "lib/src/x.py"), "app").path("src/x.py") == "app/src/x.py"
 
 
-def test_red_cases_have_their_own_text_and_those_with_text_come_first() -> None:
+def test_failing_cases_keep_their_own_output_and_those_with_output_come_first() -> None:
     cases = {
         "tests/test_x.py::test_a": "failed",
         "tests/test_x.py::test_b": "failed",
@@ -66,7 +68,7 @@ def test_red_cases_have_their_own_text_and_those_with_text_come_first() -> None:
     assert failed_cases[0].names[0] == "test_b"
 
 
-def test_of_cases_that_fail_in_one_way_one_comes_first() -> None:
+def test_one_of_several_cases_with_the_same_failure_comes_first() -> None:
     same, other = (
         "tests/test_x.py:{}: in f\nsrc/x.py:1: in g\nE   TypeError: no",
         "src/x.py:1: in g\nE   TypeError: but",
@@ -93,7 +95,7 @@ def test_of_cases_that_fail_in_one_way_one_comes_first() -> None:
     assert ways[0] == ways[2] != ways[1] == ways[3]
 
 
-def test_a_check_without_cases_is_one_case() -> None:
+def test_a_failed_check_without_cases_counts_as_one_case() -> None:
     run = CheckRun("build", Verdict.FAILED, {}, "src/lib.rs:3:1: error")
     (case,) = red_cases({"build": run}, FILES, {})
     assert (case.case, case.frames) == ("build", (("src/lib.rs", 3),))

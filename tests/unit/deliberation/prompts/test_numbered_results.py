@@ -8,7 +8,7 @@ from moothall.deliberation.prompts.tool_results import numbered_result_text
 from moothall.domain.tool import ToolResult, ToolStatus
 
 
-def test_a_call_that_was_stopped_tells_why_and_what_it_printed() -> None:
+def test_a_stopped_call_shows_the_reason_and_its_output() -> None:
     output = {"exit_code": -2, "output": "begun\nTraceback\n"}
     stopped = ToolResult(
         "r", "code.shell", ToolStatus.TIMEOUT, output, error="the command was stopped after 120 s"
@@ -25,7 +25,7 @@ def test_a_call_that_was_stopped_tells_why_and_what_it_printed() -> None:
         (ToolStatus.SUCCESS, "", {"output": "a\nb"}),
     ],
 )
-def test_a_call_tells_its_error_or_its_output(
+def test_a_call_shows_its_error_or_its_output(
     status: ToolStatus, error: str, output: dict[str, str]
 ) -> None:
     text = numbered_result_text(2, ToolResult("r", "t", status, output, error=error), 1000)

@@ -75,7 +75,7 @@ def test_the_worked_example_is_itself_a_turn(
 
 @pytest.mark.parametrize("mode", ["json", "blocks"])
 @pytest.mark.parametrize(("span", "file"), [(None, "src/maths.py"), (OWN, "src/a.py")])
-def test_what_is_shown_of_an_answer_is_of_the_repository_and_two_turns(
+def test_the_example_answer_uses_a_file_of_the_repository_and_two_turns(
     mode: Any, span: CodePassage | None, file: str
 ) -> None:
     example = prompts.example_of(RepositoryContext((), (), "", example=span))
@@ -98,7 +98,7 @@ def test_a_council_about_text_has_no_example_to_copy() -> None:
     assert prompts.example_of(None) == ()
 
 
-def test_the_seats_part_comes_last() -> None:
+def test_the_seat_specific_part_comes_last() -> None:
     shared = prompts.shared_text(
         deliberation(), RepositoryContext((("tests/test_a.py", "T"),), (("a.py", "A"),), "a.py")
     )
@@ -128,7 +128,7 @@ def test_no_text_closes_its_own_fence(label: str, text: str) -> None:
     assert fence(label, text) == fence(label, text)
 
 
-def test_a_text_that_ends_like_a_fence_gets_another_mark() -> None:
+def test_a_text_that_ends_like_a_fence_gets_a_different_marker() -> None:
     inner = fence("x", "harmless")
     assert fence("x", inner).split("\n")[-1] not in inner
 
@@ -139,7 +139,7 @@ def test_clipped_text_is_bounded_and_short_text_untouched(text: str, limit: int)
     assert cut == text if len(text) <= limit else len(cut) <= limit + 50
 
 
-async def test_a_survey_brings_the_code_of_frames_homes_and_a_map() -> None:
+async def test_a_repo_map_adds_the_code_of_frames_and_definitions_and_a_map() -> None:
     ready = prepared(**{"tests/test_money.py::test_pay": "failed"})
     run = ready.runs["tests"]
     ready = replace(
@@ -191,7 +191,7 @@ async def test_a_survey_brings_the_code_of_frames_homes_and_a_map() -> None:
     assert order_of == sorted(order_of)
 
 
-async def test_many_red_cases_are_named_and_counted() -> None:
+async def test_many_failing_cases_are_named_and_counted() -> None:
     run = CheckRun(
         "tests", Verdict.FAILED, {f"tests/test_money.py::test_{n}": "failed" for n in range(50)}
     )
@@ -206,7 +206,7 @@ async def test_many_red_cases_are_named_and_counted() -> None:
     assert shown.cases[-1] == ("… and 29 more", "")
 
 
-async def test_what_fails_as_another_case_does_is_named_and_not_shown_again() -> None:
+async def test_a_case_that_fails_like_another_is_named_without_its_output() -> None:
     ready = prepared(**{f"tests/test_money.py::test_{name}": "failed" for name in "abc"})
     run = ready.runs["tests"]
     details = {
@@ -223,7 +223,7 @@ async def test_what_fails_as_another_case_does_is_named_and_not_shown_again() ->
     ]
 
 
-async def test_what_a_check_says_that_only_advises_is_not_shown() -> None:
+async def test_the_output_of_an_advisory_check_is_not_shown() -> None:
     ready = prepared(**{"tests/test_money.py::test_pay": "failed"})
     lint = CheckRun("lint", Verdict.FAILED, output="src/pkg/money.py:1:1: D100 missing docstring")
     base = replace(ready.base, profile=replace(ready.base.profile, advisory=("lint",)))
@@ -233,7 +233,7 @@ async def test_what_a_check_says_that_only_advises_is_not_shown() -> None:
     assert [case for case, _ in shown.cases] == ["tests/test_money.py::test_pay"]
 
 
-def test_a_module_that_the_task_names_is_shown() -> None:
+def test_a_module_named_by_the_task_is_shown() -> None:
     assert list(named_files("mend pkg.money.pay, please.", sorted(FILES))) == ["src/pkg/money.py"]
 
 
@@ -264,7 +264,7 @@ async def read(path: str) -> str:
     return FILES[path]
 
 
-async def test_failing_tests_come_first_then_what_they_import() -> None:
+async def test_failing_tests_come_first_then_their_imports() -> None:
     ready = prepared(
         **{"tests/test_money.py::test_pay": "failed", "tests/test_ok.py::test_ok": "passed"}
     )
@@ -281,14 +281,14 @@ async def test_failing_tests_come_first_then_what_they_import() -> None:
 @pytest.mark.parametrize(
     "case", ["tests/test_money.py", "tests/test_money.py::test_pay", "tests.test_money::test_pay"]
 )
-def test_a_case_leads_to_its_file(case: str) -> None:
+def test_a_failing_case_leads_to_its_file(case: str) -> None:
     ready = prepared()
     ready.runs["tests"].cases[case] = "errored"  # type: ignore[index] # a dict, here
     red = red_cases(ready.runs, ready.files, {})
     assert failing_files(red, ready) == ["tests/test_money.py"]
 
 
-async def test_a_runner_without_cases_is_read_by_its_output() -> None:
+async def test_files_are_found_in_the_output_of_a_runner_without_cases() -> None:
     run = CheckRun("tests", Verdict.FAILED, {}, "FAIL tests/cart.test.js\n  at lib/cart.js:3")
     ready = Prepared(Base("r", "0" * 40, Profile()), "k", tuple(sorted(FILES)), {"tests": run})
     shown = await show(ready, "mend it", read, 2000)
@@ -296,7 +296,7 @@ async def test_a_runner_without_cases_is_read_by_its_output() -> None:
     assert [path for path, _ in shown.files] == ["lib/cart.js"]
 
 
-async def test_the_repositorys_own_instructions_are_shown_as_far_as_there_is_room() -> None:
+async def test_the_repositorys_instructions_are_shown_as_far_as_they_fit() -> None:
     async def with_guide(path: str) -> str:
         return (
             "Write British English.\n" + "and more\n" * 500
@@ -317,7 +317,7 @@ async def test_the_repositorys_own_instructions_are_shown_as_far_as_there_is_roo
 
 
 @pytest.mark.parametrize("budget", [200, 400, 1000])
-async def test_what_is_shown_fits_the_budget(budget: int) -> None:
+async def test_the_prompt_fits_the_budget(budget: int) -> None:
     async def long(path: str) -> str:
         return f"# {path}\n" * 5000
 
@@ -335,11 +335,11 @@ def turns(count: int, size: int) -> list[Exchange]:
     return [Exchange(f"said {n}", f"came {n} " + "x" * size, f"brief {n}") for n in range(count)]
 
 
-def test_a_short_conversation_is_kept_whole() -> None:
+def test_a_short_conversation_is_not_shortened() -> None:
     assert len(fit_to_window(HEAD, turns(3, 10), 4000)) == 8
 
 
-def test_the_oldest_results_go_first_and_the_last_turns_stay() -> None:
+def test_the_oldest_results_are_dropped_first_and_the_last_turns_stay() -> None:
     messages = fit_to_window(HEAD, turns(5, 1000), 1600)
     text = "\n".join(message.content for message in messages)
     assert messages[:2] == HEAD

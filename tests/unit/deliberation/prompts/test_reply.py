@@ -37,7 +37,7 @@ BLOCK = '<tool>{"name": "files.read", "args": {"path": "a.py"}}</tool>'
         (7, ((("7", 0.0),),), 7),
     ],
 )
-def test_a_score_is_the_mean_of_those_that_might_have_stood_there(
+def test_a_score_is_the_mean_of_the_possible_digits_weighted_by_probability(
     score: int, digits: tuple[Likely, ...], mean: float
 ) -> None:
     text = json.dumps({"comment": "c", "met": [], "unmet": [], "score": score})
@@ -68,7 +68,7 @@ def test_each_criterion_has_a_score_with_its_own_probabilities(
     assert reply.read_review(answer, 2).score == pytest.approx(mean)
 
 
-def test_one_score_is_enough_if_there_are_several_criteria() -> None:
+def test_one_score_is_accepted_for_several_criteria() -> None:
     assert reply.read_review(chat_reply('{"comment": "c", "score": 4}'), 2).score == 4
 
 
@@ -97,13 +97,13 @@ def chat_reply(text: str, finish_reason: str = "stop") -> ChatReply:
         ),
     ],
 )
-def test_json_turns(text: str) -> None:
+def test_json_turns_are_read(text: str) -> None:
     assert reply.read_turn(chat_reply(text), "json") == Turn(
         "t", (Action("files.read", {"path": "a.py"}),)
     )
 
 
-def test_both_spellings_say_the_same() -> None:
+def test_json_and_block_replies_are_equivalent() -> None:
     as_json = '{"thought": "look", "actions": [{"tool": "files.read", "args": {"path": "a.py"}}]}'
     assert reply.read_turn(chat_reply(as_json), "json") == reply.read_turn(
         chat_reply(f"look\n{BLOCK}"), "blocks"
@@ -114,7 +114,7 @@ def test_both_spellings_say_the_same() -> None:
     )
 
 
-def test_a_block_may_hold_a_closing_tag_in_its_text() -> None:
+def test_the_text_of_a_block_may_contain_a_closing_tag() -> None:
     args = {"path": "a.html", "content": "<tool>x</tool>\n<finish>"}
     text = f"one\n<tool>{json.dumps({'name': 'files.write', 'args': args})}</tool>\ntwo {BLOCK}"
     turn = reply.read_turn(chat_reply(text), "blocks")
@@ -140,7 +140,7 @@ def test_raw_line_breaks_in_a_string_are_read() -> None:
     )
 
 
-def test_python_is_read() -> None:
+def test_python_turns_are_read() -> None:
     assert reply.read_turn(chat_reply("<python>print(1)</python>"), "blocks") == Turn(
         python="print(1)"
     )
@@ -172,7 +172,7 @@ def test_python_is_read() -> None:
         ("blocks", BLOCK * 9, "9 tool calls"),
     ],
 )
-def test_what_is_no_turn_is_named_and_the_right_form_shown(
+def test_an_invalid_turn_is_reported_with_an_example_of_a_valid_one(
     mode: Any, text: str, wrong: str
 ) -> None:
     with pytest.raises(MalformedReplyError) as caught:
@@ -181,13 +181,13 @@ def test_what_is_no_turn_is_named_and_the_right_form_shown(
     assert "Right is, for example" in str(caught.value)
 
 
-def test_a_cut_reply_has_its_own_message() -> None:
+def test_a_truncated_reply_has_its_own_message() -> None:
     with pytest.raises(MalformedReplyError, match="cut off because it was too long"):
         reply.read_turn(chat_reply('{"finish": "all fine"}', "length"), "json")
 
 
 @given(st.text(), st.sampled_from(["json", "blocks"]))
-def test_any_text_is_a_turn_or_malformed(text: str, mode: Any) -> None:
+def test_any_text_is_read_as_a_turn_or_malformed(text: str, mode: Any) -> None:
     try:
         turn = reply.read_turn(chat_reply(text), mode)
     except MalformedReplyError:
@@ -201,7 +201,7 @@ def test_any_text_is_a_turn_or_malformed(text: str, mode: Any) -> None:
         lambda x: st.lists(x) | st.dictionaries(st.text(), x),
     )
 )
-def test_any_json_is_a_turn_or_malformed(value: Any) -> None:
+def test_any_json_is_read_as_a_turn_or_malformed(value: Any) -> None:
     for wrapped in (
         value,
         {"actions": value},
@@ -221,7 +221,7 @@ def test_any_json_is_a_turn_or_malformed(value: Any) -> None:
                 continue
 
 
-def test_the_schema_takes_turns_and_nothing_else() -> None:
+def test_the_schema_accepts_turns_and_nothing_else() -> None:
     schema = reply.turn_schema(SPECS).schema
     good = [
         {
@@ -267,11 +267,11 @@ def test_every_string_and_list_of_every_schema_is_bounded() -> None:
         walk(dict(schema.schema))
 
 
-def test_without_tools_only_finish_is_left() -> None:
+def test_without_tools_the_schema_offers_only_finish() -> None:
     assert "actions" not in json.dumps(reply.turn_schema(()).schema)
 
 
-def test_approaches_are_distinct_and_more_than_a_tools_name() -> None:
+def test_approaches_are_distinct_and_not_mere_tool_names() -> None:
     four_approaches = (
         '{"approaches": ["use  a loop", "files.read", "a set instead", "Use a loop", "a lookup '
         'table"]}'
@@ -285,7 +285,7 @@ def test_approaches_are_distinct_and_more_than_a_tools_name() -> None:
         reply.read_approaches(chat_reply('{"approaches": ["use a loop", "files.read"]}'), 2)
 
 
-def test_a_review_is_read_and_what_is_not_in_it_left_out() -> None:
+def test_a_review_is_read_and_invalid_entries_are_left_out() -> None:
     text = (
         '{"comment": "c", "met": [{"criterion": 1, "quote": "q"}, {"criterion": 9, "quote": "q"}, '
         '3], "unmet": [2, true], "score": 8}'
@@ -296,7 +296,7 @@ def test_a_review_is_read_and_what_is_not_in_it_left_out() -> None:
             reply.read_review(chat_reply(f'{{"score": {score}}}'), 2)
 
 
-def test_what_a_server_told_of_a_score_is_on_record() -> None:
+def test_the_servers_details_of_a_score_are_recorded() -> None:
     """Otherwise a review would count differently when its deliberation is resumed."""
     answer = ChatReply('{"score": 7}', "stop", Usage(), digits=((("7", 0.6), ("8", 0.4)),))
     data = json.loads(
@@ -307,7 +307,7 @@ def test_what_a_server_told_of_a_score_is_on_record() -> None:
 
 
 @given(st.text(), st.text(), st.integers(min_value=0))
-def test_what_there_is_of_an_answer_is_how_the_whole_begins(
+def test_a_partial_answer_is_a_prefix_of_the_whole_answer(
     thought: str, answer: str, cut: int
 ) -> None:
     for text in (
@@ -319,7 +319,7 @@ def test_what_there_is_of_an_answer_is_how_the_whole_begins(
 
 
 @given(st.text(alphabet="abc <>/finsh\n"), st.integers(min_value=0))
-def test_what_there_is_of_an_answer_between_tags_is_how_the_whole_begins(
+def test_a_partial_answer_between_tags_is_a_prefix_of_the_whole_answer(
     answer: str, cut: int
 ) -> None:
     text = f"so <finish>{answer}</finish>"
@@ -331,5 +331,5 @@ def test_what_there_is_of_an_answer_between_tags_is_how_the_whole_begins(
 @pytest.mark.parametrize(
     "text", ["", "so", "<tool>{", '{"thought": "so', '{"actions": []}', '{"finish": 1}', "{{"]
 )
-def test_no_answer_that_has_begun_is_none(text: str) -> None:
+def test_a_reply_without_an_answer_yields_an_empty_partial_answer(text: str) -> None:
     assert answer_so_far(text) == ""

@@ -21,13 +21,13 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["spans", "homes", "map", "example"]), JSON))
-def test_whatever_a_sandbox_answers_is_a_survey(output: dict[str, Any]) -> None:
+def test_any_output_of_a_sandbox_is_read_as_a_repo_map(output: dict[str, Any]) -> None:
     survey = read_survey(output, {"a.py"}, 10)
     assert len(survey.map) <= 10
     assert {span.path for span in survey.spans} | set(survey.homes) <= {"a.py"}
 
 
-def test_a_survey_is_bounded() -> None:
+def test_a_repo_map_is_bounded() -> None:
     span = {"path": "a.py", "name": "n" * 1000, "line": 1, "text": "t" * 100_000}
     survey = read_survey(
         {"spans": [span] * 1000, "map": "m" * 1000, "homes": ["a.py"] * 1000}, {"a.py"}, 50
@@ -41,7 +41,9 @@ def test_a_survey_is_bounded() -> None:
     assert len(survey.map) == 50
 
 
-async def test_the_same_is_asked_once_and_a_failure_is_an_empty_survey(tmp_path: Path) -> None:
+async def test_an_identical_request_is_made_once_and_a_failure_yields_an_empty_repo_map(
+    tmp_path: Path,
+) -> None:
     repo = make_repo(tmp_path / "repo", dict(SAMPLE))
     workspaces = TempWorkspaces(repo, tmp_path / "workspaces")
     workspaces.root.mkdir()

@@ -70,11 +70,11 @@ def test_examples_of_four_languages_are_found(task: str, expected: list[str]) ->
         'It fails with "Indices for islice() must be None or an integer".',
     ],
 )
-def test_what_code_does_at_present_or_must_not_do_is_no_example(task: str) -> None:
+def test_current_or_forbidden_behaviour_is_not_an_example(task: str) -> None:
     assert find_examples(task) == ()
 
 
-def test_tests_that_lack_an_example_are_told() -> None:
+def test_tests_that_lack_an_example_are_reported() -> None:
     task = 'slug("A b") should be "a-b". slug("") should be "".  discount(200, 10) should be 180'
     tests = 'def test_slug():\n    assert slug("A b") == "a-b"\n    assert slug("") == ""\n'
     missing = missing_examples(task, tests)

@@ -22,14 +22,14 @@ from moothall.domain.tool import ToolResult, ToolStatus
         ("Parser.parse fails for items[0]", ("Parser", "parse", "items")),
     ],
 )
-def test_identifiers_that_are_code_come_first(text: str, first: tuple[str, ...]) -> None:
+def test_identifiers_marked_as_code_come_first(text: str, first: tuple[str, ...]) -> None:
     assert identifiers(text)[: len(first)] == first
     assert set(text.replace("`", " ").split()) & {"counts", "when", "Another"} <= set(
         identifiers(text)
     )
 
 
-def test_files_of_small_source_folders_are_named_while_there_is_room() -> None:
+def test_files_of_small_source_folders_are_named_while_they_fit() -> None:
     files = [
         "Cargo.toml",
         "src/eval.rs",
@@ -48,7 +48,7 @@ def test_files_of_small_source_folders_are_named_while_there_is_room() -> None:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_one_seat_is_told_of_no_others(alone: bool) -> None:  # noqa: FBT001 - the parameter
+def test_a_single_seat_gets_no_text_about_others(alone: bool) -> None:  # noqa: FBT001 - the parameter
     text = system_text(shell=True, alone=alone)  # noqa: S604 - whether the seat has one
     assert ("Other engineers" in text, "the other candidates" in text) == (not alone, not alone)
     assert ("on the original code and on your change." in text) is alone

@@ -33,7 +33,7 @@ def standing(*cases: str, partial_checks: bool = True) -> WorkspaceState:
     )
 
 
-def test_a_narrowed_run_says_how_many_of_the_existing_tests_it_had() -> None:
+def test_a_partial_run_reports_how_many_existing_tests_ran() -> None:
     some = standing("tests/test_a.py::x", "tests/test_new.py::y")
     assert "1 of 4 existing tests ran: those near your change." in submission_text(
         some, prepared(), {}, 2000
@@ -43,7 +43,7 @@ def test_a_narrowed_run_says_how_many_of_the_existing_tests_it_had() -> None:
     assert "existing tests ran" not in submission_text(full_run, prepared(), {}, 2000)
 
 
-def test_where_no_existing_test_ran_the_seat_is_told_and_asked_to_confirm() -> None:
+def test_a_seat_is_asked_to_confirm_if_no_existing_test_ran() -> None:
     own = standing("tests/test_new.py::y")
     assert "0 of 4 existing tests ran: none was found near your change." in submission_text(
         own, prepared(), {}, 2000
@@ -86,11 +86,11 @@ def shell(status: ToolStatus = ToolStatus.SUCCESS, error: str = "", **output: An
         ),
     ],
 )
-def test_how_a_command_ended_is_told_in_words(output: dict[str, Any], expected: str) -> None:
+def test_the_end_of_a_command_is_described_in_words(output: dict[str, Any], expected: str) -> None:
     assert shell(**output) == expected
 
 
-def test_a_command_that_was_stopped_has_no_exit_code() -> None:
+def test_a_stopped_command_has_no_exit_code() -> None:
     assert shell(
         ToolStatus.TIMEOUT, "the command was stopped after 5 s", output="tick\n", exit_code=-2
     ) == ("timeout: the command was stopped after 5 s\ntick")

@@ -355,7 +355,7 @@ CALLS: dict[str, tuple[str, tuple[Action, ...]]] = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CALLS)
-def test_calls_are_read(name: str, mode: ReplyMode) -> None:
+def test_tool_calls_are_read(name: str, mode: ReplyMode) -> None:
     text, actions = CALLS[name]
     assert actions_of(text, mode) == actions
 
@@ -379,7 +379,7 @@ def test_calls_are_read(name: str, mode: ReplyMode) -> None:
         "<finish>Added it.</finish>",
     ],
 )
-def test_the_end_is_read(text: str, mode: ReplyMode) -> None:
+def test_a_finish_is_read(text: str, mode: ReplyMode) -> None:
     assert reply.read_turn(chat_reply(text), mode, SPECS).finish == "Added it."
 
 
@@ -395,7 +395,9 @@ def test_the_end_is_read(text: str, mode: ReplyMode) -> None:
         f"look {BLOCK}<finish>Read it.</finish>",
     ],
 )
-def test_a_finish_beside_actions_waits_unless_no_turn_follows(text: str, mode: ReplyMode) -> None:
+def test_a_finish_beside_actions_is_deferred_unless_it_is_the_last_turn(
+    text: str, mode: ReplyMode
+) -> None:
     assert reply.read_turn(chat_reply(text), mode, SPECS) == Turn("look Read it.", (READ,))
     assert reply.read_turn(chat_reply(text), mode, SPECS, last=True) == Turn(
         "look", finish="Read it."
@@ -419,13 +421,13 @@ def test_a_long_thought_is_kept_and_bounded() -> None:
     assert len(reply.read_turn(chat_reply(f"{thought * 10}{BLOCK}"), "blocks").thought) == 4000
 
 
-def test_prose_around_is_the_thought_without_marks() -> None:
+def test_surrounding_prose_becomes_the_thought_without_markup() -> None:
     text = f"I look.\n<tool_call>\n{CALL}\n</tool_call>\nThen I edit."
     assert reply.read_turn(chat_reply(text), "json", SPECS).thought == "I look. Then I edit."
     assert reply.read_turn(chat_reply(f"[TOOL_CALLS] [{CALL}]"), "json", SPECS).thought == ""
 
 
-def test_shell_blocks_are_read_only_without_other_calls() -> None:
+def test_shell_blocks_are_read_only_if_there_are_no_other_calls() -> None:
     text = f"I would run\n```bash\nrm -r build\n```\nbut first:\n{ACTIONS}"
     assert actions_of(text, "json") == (READ,)
 
@@ -489,14 +491,14 @@ def test_shell_blocks_are_read_only_without_other_calls() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_reply_is_named(mode: ReplyMode, text: str, wrong: str) -> None:
+def test_errors_of_a_reply_are_named(mode: ReplyMode, text: str, wrong: str) -> None:
     with pytest.raises(MalformedReplyError) as caught:
         reply.read_turn(chat_reply(text), mode, NO_SHELL)
     assert wrong in str(caught.value)
     assert "Right is, for example" in str(caught.value)
 
 
-def test_half_characters_are_replaced_everywhere() -> None:
+def test_lone_surrogates_are_replaced_everywhere() -> None:
     text = (
         r'{"thought": "\ud83d", "actions": [{"tool": "a\ud83d", "args": {"\ud83d": ["\ud83d"]}}]}'
     )
@@ -516,7 +518,9 @@ THOUGHTS = [
 @pytest.mark.parametrize(
     "around", ["{}", "Here it is:\n```json\n{}\n```\nI hope it helps.", '{{"result": {}}}']
 )
-def test_other_replies_are_read_with_thoughts_and_prose(thought: str, around: str) -> None:
+def test_reviews_approaches_and_documents_are_read_among_thoughts_and_prose(
+    thought: str, around: str
+) -> None:
     def written(data: Any) -> ChatReply:
         return chat_reply(thought + around.format(json.dumps(data)))
 
@@ -548,14 +552,14 @@ def test_the_code_of_a_function_is_read_without_thoughts() -> None:
 @pytest.mark.parametrize(
     "before", ["", "Sure:\n```json\n", '<think>{"finish": "no"}</think>', "hm\n</think>"]
 )
-def test_an_answer_shows_while_it_is_written(before: str) -> None:
+def test_a_partial_answer_is_shown_while_it_is_written(before: str) -> None:
     assert answer_so_far(before + '{"thought": "t", "finish": "Added') == "Added"
     assert (
         answer_so_far(before + '{"thought": "t", "finish": "Added it."}\n```\nbye') == "Added it."
     )
 
 
-def test_a_roomy_schema_has_no_limits_on_strings() -> None:
+def test_a_schema_without_a_maximum_has_no_limits_on_strings() -> None:
     for schema in (
         reply.turn_schema(SPECS, python=True, max_string=None),
         reply.document_schema("plan", None),

@@ -18,7 +18,7 @@ from nats.aio.subscription import Subscription
 from moothall.events.nats.fast_client import FastClient
 
 
-def test_the_clients_fields_are_the_ones_that_put_writes_to() -> None:
+def test_the_client_has_the_fields_that_put_uses() -> None:
     client = Client()
     assert client._pending == []
     assert client._pending_data_size == 0
@@ -50,11 +50,11 @@ def test_the_clients_fields_are_the_ones_that_put_writes_to() -> None:
         ),
     ],
 )
-def test_what_is_overridden_or_called_takes_what_it_took(name: str, parameters: list[str]) -> None:
+def test_overridden_methods_have_the_expected_parameters(name: str, parameters: list[str]) -> None:
     assert list(inspect.signature(getattr(Client, name)).parameters) == parameters
 
 
-def test_what_is_awaited_is_a_coroutine() -> None:
+def test_awaited_methods_are_coroutines() -> None:
     assert inspect.iscoroutinefunction(Client._process_msg)
     assert inspect.iscoroutinefunction(Client._process_headers)
     assert isinstance(inspect.getattr_static(Client, "_parse_header_lines"), staticmethod)
@@ -76,7 +76,7 @@ async def test_headers_are_read_by_our_own_parser() -> None:
     assert found == {"Status": "100", "Description": "Idle Heartbeat", "Nats-Last-Consumer": "3"}
 
 
-def test_the_flusher_takes_futures_and_the_pending_list() -> None:
+def test_the_flusher_uses_futures_and_the_pending_list() -> None:
     source = inspect.getsource(Client._flusher)
     assert "asyncio.Future = await self._flush_queue.get()" in source
     assert "writelines(self._pending" in source
@@ -88,13 +88,13 @@ async def test_a_subscription_has_its_id_and_its_queue() -> None:
     assert isinstance(subscription._pending_queue, asyncio.Queue)
 
 
-def test_a_message_is_made_of_what_came() -> None:
+def test_a_message_has_the_expected_fields() -> None:
     assert {"_client", "subject", "reply", "data", "headers", "_sid"} <= {
         field.name for field in fields(Msg)
     }
 
 
-def test_the_client_is_imported_without_what_only_websockets_need() -> None:
+def test_the_client_is_imported_without_the_websocket_dependencies() -> None:
     output_text = (
         "import sys, moothall.events.nats, nats.aio.transport as t; print('aiohttp' in "
         "sys.modules, t.aiohttp)"

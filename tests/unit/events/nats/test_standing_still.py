@@ -13,7 +13,7 @@ from moothall.events.nats.consumer import PullConsumer
 from moothall.events.registry import durable
 
 
-async def test_work_that_is_lost_already_is_lost_again_without_harm() -> None:
+async def test_held_work_can_be_dropped_twice_without_harm() -> None:
     async def never(_recorded: Recorded) -> None:
         raise AssertionError("nothing is delivered")
 

@@ -36,11 +36,11 @@ ANYTHING: Any = st.recursive(
 
 
 @given(ANYTHING)
-def test_whatever_a_server_has_becomes_json(value: Any) -> None:
+def test_any_value_from_a_server_becomes_json(value: Any) -> None:
     json.dumps(jsonable(value), allow_nan=False)
 
 
-def test_what_is_nested_too_deep_ends() -> None:
+def test_a_deeply_nested_value_is_cut() -> None:
     deep: Any = 1
     for _ in range(5000):
         deep = [deep]
@@ -50,7 +50,7 @@ def test_what_is_nested_too_deep_ends() -> None:
 @given(
     st.lists(st.lists(st.text(max_size=300).map(lambda text: 60 * text), max_size=3), max_size=30)
 )
-def test_a_table_lets_out_only_so_much(rows: list[list[str]]) -> None:
+def test_a_table_returns_a_bounded_number_of_rows(rows: list[list[str]]) -> None:
     table = Table(["a"], DbLimits(rows=10))
     taken = [row for row in rows if not table.cut and table.add(row)]
     assert table.output()["rows"] == taken == rows[: len(taken)]
@@ -59,7 +59,7 @@ def test_a_table_lets_out_only_so_much(rows: list[list[str]]) -> None:
     assert table.cut is (len(taken) < len(rows))
 
 
-async def test_what_is_not_set_says_which_setting_is_missing() -> None:
+async def test_a_missing_setting_is_named() -> None:
     call = ToolCall("request-1", "db.redis", {"command": "GET", "args": ["a"]}, in_seconds(20))
     result = await DatabaseTools(DbSettings()).call(call, FakeWorkspace(), "local")
     assert (result.status, "MOOTHALL_DB__REDIS_URL is not set" in result.error) == (
@@ -68,7 +68,7 @@ async def test_what_is_not_set_says_which_setting_is_missing() -> None:
     )
 
 
-def test_a_url_of_another_kind_is_named() -> None:
+def test_a_url_with_another_scheme_is_named() -> None:
     with pytest.raises(
         ConfigurationError, match=r"db\.redis_url must be a URL that begins with redis://"
     ) as caught:
@@ -82,7 +82,7 @@ def test_a_url_of_another_kind_is_named() -> None:
         server_url(DbSettings(neo4j_url=SecretStr("bolt://[")), "neo4j")
 
 
-def test_a_tenant_with_servers_of_its_own_has_no_others() -> None:
+def test_a_tenant_with_its_own_servers_uses_no_others() -> None:
     db = DbFamily().own_settings(
         load_settings(
             db={
@@ -100,7 +100,7 @@ def test_a_tenant_with_servers_of_its_own_has_no_others() -> None:
     assert "pass" not in db.model_dump_json().replace("password", "")
 
 
-def test_where_databases_may_be_changed_policies_can_tell() -> None:
+def test_policies_can_say_which_databases_may_be_changed() -> None:
     changed = catalogue_of(load_settings(db={"write": True}))
     assert ("look" in CATALOGUE["db.redis"].tags, "change" in changed["db.redis"].tags) == (
         True,

@@ -11,7 +11,7 @@ from moothall.toolkits.db.family import DbLimits
 from moothall.toolkits.db.redis import _connect, _connection
 
 
-async def test_replies_are_read_from_the_stream_that_we_bound() -> None:
+async def test_replies_are_read_from_the_bounded_stream() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(1000):
             writer.write(b"+OK\r\n" * 8)

@@ -28,11 +28,11 @@ def check(text: str, *, runs: bool = False) -> tuple[str, ...]:
         ("ARG A=1\nFROM scratch\nENV ADD=x \\\n  B=y\nWORKDIR /a\n", ()),
     ],
 )
-def test_what_is_taken(text: str, images: tuple[str, ...]) -> None:
+def test_allowed_instructions_are_accepted(text: str, images: tuple[str, ...]) -> None:
     assert check(text) == images
 
 
-def test_run_is_taken_where_the_operator_says_so() -> None:
+def test_run_is_accepted_if_the_operator_allows_it() -> None:
     text = "FROM python:3.12\nRUN pip --version && \\\n    true\n"
     assert check(text, runs=True) == ("python:3.12",)
     with pytest.raises(Refused, match=r"docker\.build_runs"):
@@ -67,13 +67,13 @@ def test_run_is_taken_where_the_operator_says_so() -> None:
         "\ufeffADD http://a/ /",
     ],
 )
-def test_what_is_refused(text: str) -> None:
+def test_forbidden_instructions_are_refused(text: str) -> None:
     with pytest.raises(Refused):
         check(text, runs=True)
 
 
 @pytest.mark.parametrize("text", ["", "\n# nothing\n", "COPY a b", "ARG A=1\nCOPY a b", "ARG A=1"])
-def test_what_is_no_dockerfile(text: str) -> None:
+def test_a_file_without_from_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="must begin with FROM"):
         check(text)
 
@@ -102,7 +102,7 @@ WORDS = st.sampled_from(
 
 
 @given(st.lists(WORDS, max_size=12).map("".join))
-def test_no_line_that_is_taken_begins_with_add(text: str) -> None:
+def test_no_accepted_line_begins_with_add(text: str) -> None:
     try:
         check(text, runs=True)
     except (Refused, InvalidRequest):

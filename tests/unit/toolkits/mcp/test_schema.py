@@ -26,7 +26,7 @@ def spec_of(schema: dict[str, Any]) -> ToolSpec:
     )
 
 
-def test_names_that_a_model_cannot_have_are_the_servers_own_again() -> None:
+def test_argument_names_that_are_invalid_in_python_are_mapped_back() -> None:
     names = ("from", "schema", "json", "model_config", "_private", "a-b", "copy", "_given", "plain")
     model = arguments_model(shape({name: {"type": "string"} for name in names}, required=["from"]))
     given = {name: name.upper() for name in names}
@@ -44,7 +44,7 @@ def test_names_that_a_model_cannot_have_are_the_servers_own_again() -> None:
         model.model_validate({"argument_0": "x"})
 
 
-def test_what_is_unbounded_gets_bounds_and_every_object_is_closed() -> None:
+def test_unbounded_types_get_bounds_and_every_object_is_closed() -> None:
     point = {
         "type": "object",
         "properties": {"x": {"type": "integer", "minimum": 0}},
@@ -146,7 +146,7 @@ for _ in range(40):
         (shape({}, required=["b"]), "does not describe"),
     ],
 )
-def test_what_cannot_be_bounded_is_refused_with_the_reason(
+def test_a_schema_that_cannot_be_bounded_is_refused_with_the_reason(
     schema: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(ValueError, match=why):

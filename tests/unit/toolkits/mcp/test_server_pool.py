@@ -47,7 +47,7 @@ async def _call(server_pool: ServerPool, starting: Starting) -> None:
         pass
 
 
-async def test_a_server_whose_call_was_cut_off_while_it_began_is_gone_with_its_workspace() -> None:
+async def test_a_server_of_a_call_cancelled_during_the_start_ends_with_its_workspace() -> None:
     server_pool, starting = ServerPool(2, asyncio.Semaphore(8)), Starting()
     async with asyncio.timeout(30):
         for _ in range(3):
@@ -56,7 +56,7 @@ async def test_a_server_whose_call_was_cut_off_while_it_began_is_gone_with_its_w
     assert (starting.begun, starting.up) == (3, 0)
 
 
-async def test_a_call_that_only_waits_for_its_turn_among_all_ends_no_server() -> None:
+async def test_cancelling_a_call_that_waits_for_a_slot_ends_no_server() -> None:
     slots = asyncio.Semaphore(0)
     server_pool, starting = ServerPool(2, slots), Starting()
     async with asyncio.timeout(30):

@@ -11,7 +11,7 @@ from moothall.toolkits.web.exchange import MAX_LINKS, read_page
 HERE = URL("https://example.org/docs/a")
 
 
-def test_a_reader_sees_text_title_and_links() -> None:
+def test_a_page_is_read_as_text_title_and_links() -> None:
     """And nothing of scripts and styles."""
     page = read_page(
         "<html><head><title>A &amp; "
@@ -37,11 +37,11 @@ def test_links_are_bounded() -> None:
 
 
 @given(st.text(alphabet="<>/!-[]&;'\"= abdiv\n\0script", max_size=300))
-def test_hostile_markup_never_fails(html: str) -> None:
+def test_hostile_markup_can_be_read(html: str) -> None:
     """It gives odd text at worst."""
     assert isinstance(read_page(html, HERE).text, str)
 
 
-def test_deep_nesting_is_read() -> None:
+def test_deeply_nested_markup_can_be_read() -> None:
     """Without recursion."""
     assert read_page("<div>" * 50_000 + "deep", HERE).text == "deep"

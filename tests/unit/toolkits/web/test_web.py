@@ -161,7 +161,7 @@ async def test_every_method_reaches_the_server(site: Site, method: str) -> None:
         "[::1]",
     ],
 )
-async def test_this_machine_is_not_reached_however_it_is_written(site: Site, host: str) -> None:
+async def test_no_spelling_of_a_local_address_is_reachable(site: Site, host: str) -> None:
     """The address that would be connected to is what counts."""
     result = await act("http.get", HttpSettings(), url=f"http://{host}:{site.port}/secret")
     assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}, result
@@ -179,7 +179,7 @@ async def test_this_machine_is_not_reached_however_it_is_written(site: Site, hos
     ],
 )
 @pytest.mark.parametrize("tool", ["http.get", "web.fetch"])
-async def test_no_redirect_leads_inside(site: Site, where: str, tool: str) -> None:
+async def test_no_redirect_reaches_an_internal_address(site: Site, where: str, tool: str) -> None:
     """Every hop is judged like the first."""
     async with serving() as other:
         target = where.format(other=other.port)
@@ -200,7 +200,7 @@ async def test_redirects_are_followed_and_bounded(site: Site) -> None:
     assert len([requested for requested in site.requested if requested[1] == "/loop"]) == 6
 
 
-async def test_credentials_do_not_follow_to_another_host(site: Site) -> None:
+async def test_credentials_are_not_sent_to_another_host_after_a_redirect(site: Site) -> None:
     """A header that proves who calls is for whom it was meant."""
     async with serving() as other:
         settings = HttpSettings(allow=(f"127.0.0.1:{site.port}", f"127.0.0.1:{other.port}"))
@@ -213,7 +213,7 @@ async def test_credentials_do_not_follow_to_another_host(site: Site) -> None:
         assert other.requested[0][2]["X-Kept"] == "1"
 
 
-async def test_a_name_that_changes_its_address_gains_nothing(site: Site) -> None:
+async def test_a_name_that_changes_its_address_reaches_nothing_forbidden(site: Site) -> None:
     """The address is judged where the socket is opened: it is the same answer of the name server
     that is connected to.
     """
@@ -225,7 +225,7 @@ async def test_a_name_that_changes_its_address_gains_nothing(site: Site) -> None
 
 
 @pytest.mark.parametrize("path", ["bomb", "endless"])
-async def test_answers_without_end_are_cut(site: Site, path: str) -> None:
+async def test_endless_answers_are_truncated(site: Site, path: str) -> None:
     """Packed or not: memory holds what the limit says."""
     result = await act("http.get", allowing(site), url=f"{site.url}/{path}")
     assert result.status is ToolStatus.SUCCESS
@@ -234,9 +234,7 @@ async def test_answers_without_end_are_cut(site: Site, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["bomb", "endless"])
-async def test_downloads_that_are_too_large_are_refused(
-    site: Site, path: str, tmp_path: Path
-) -> None:
+async def test_oversized_downloads_are_refused(site: Site, path: str, tmp_path: Path) -> None:
     """Half a file would be a wrong one."""
     result = await act(
         "http.download",
@@ -250,7 +248,7 @@ async def test_downloads_that_are_too_large_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-async def test_a_file_comes_and_goes(site: Site, tmp_path: Path) -> None:
+async def test_a_file_is_downloaded_and_uploaded_unchanged(site: Site, tmp_path: Path) -> None:
     """Byte for byte."""
     result = await act(
         "http.download", allowing(site), tmp_path, url=f"{site.url}/bytes", path="a/b.bin"
@@ -281,7 +279,7 @@ async def test_a_failed_download_stores_nothing(site: Site, tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-async def test_a_page_is_read(site: Site) -> None:
+async def test_a_page_is_fetched_as_text_with_links(site: Site) -> None:
     """As text, with its links."""
     result = await act("web.fetch", allowing(site), url=f"{site.url}/page")
     assert (result.output["title"], result.output["text"]) == ("T", "Hello x")
@@ -290,7 +288,7 @@ async def test_a_page_is_read(site: Site) -> None:
     assert "not a page" in result.error
 
 
-async def test_time_is_bounded(site: Site) -> None:
+async def test_requests_have_a_time_limit(site: Site) -> None:
     """By the call's deadline and by the setting."""
     result = await act("http.get", allowing(site), seconds=0.3, url=f"{site.url}/slow")
     assert result.status is ToolStatus.TIMEOUT
@@ -298,7 +296,7 @@ async def test_time_is_bounded(site: Site) -> None:
     assert result.status is ToolStatus.TIMEOUT
 
 
-async def test_what_is_no_answer_is_an_error(site: Site) -> None:
+async def test_an_unreachable_server_or_an_unknown_encoding_is_an_error(site: Site) -> None:
     """A closed port, an encoding that nobody asked for."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         closed = held.getsockname()[1]
@@ -311,7 +309,7 @@ async def test_what_is_no_answer_is_an_error(site: Site) -> None:
     assert "content encoding 'br'" in result.error
 
 
-async def test_only_what_is_allowed(site: Site) -> None:
+async def test_only_allowed_hosts_are_reached_if_configured(site: Site) -> None:
     """An operator may close the rest of the internet."""
     settings = HttpSettings(allow=(f"127.0.0.1:{site.port}",), only_allowed=True)
     assert (await act("http.get", settings, url=f"{site.url}/x")).status is ToolStatus.SUCCESS
@@ -320,7 +318,7 @@ async def test_only_what_is_allowed(site: Site) -> None:
     assert "http.allow" in result.error
 
 
-async def test_the_operators_search_server_is_asked(site: Site) -> None:
+async def test_the_configured_search_server_is_used(site: Site) -> None:
     """Wherever it is; without one, the error says how to set it."""
     result = await act(
         "web.search",
@@ -339,7 +337,7 @@ async def test_the_operators_search_server_is_asked(site: Site) -> None:
     "headers",
     [{"Host": "x"}, {"A\r\nB": "x"}, {"X": "a\r\nB: c"}, {"content-length": "5"}, {"": "x"}],
 )
-async def test_headers_cannot_smuggle(site: Site, headers: dict[str, str]) -> None:
+async def test_headers_cannot_smuggle_a_request(site: Site, headers: dict[str, str]) -> None:
     """A line end, or a header that decides how the request is read, is refused before anything is
     sent.
     """

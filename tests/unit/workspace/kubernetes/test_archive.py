@@ -41,7 +41,7 @@ def listed(root: Path) -> dict[str, tuple[str, int]]:
     return found
 
 
-def test_a_tree_comes_out_as_it_went_in(tmp_path: Path) -> None:
+def test_a_tree_is_unpacked_as_it_was_packed(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     (tree / "a" / "empty").mkdir(parents=True)
     (tree / "a" / "run.sh").write_text("echo")
@@ -93,7 +93,7 @@ def member(
     ],
     ids=lambda members: " ".join(one.name for one, _ in members).replace("\0", "0"),
 )
-def test_nothing_is_written_elsewhere(
+def test_nothing_is_written_outside_the_folder(
     tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]
 ) -> None:
     (tmp_path / "in").mkdir()
@@ -106,7 +106,7 @@ def test_nothing_is_written_elsewhere(
     )
 
 
-def test_a_link_in_the_place_of_a_file_is_replaced_and_not_written_through(tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_file_is_replaced_instead_of_followed(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "precious").write_text("mine")
     unpack(
@@ -118,14 +118,14 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_written_through(tmp_p
     assert (tmp_path / "in" / "file").read_text() == "evil"
 
 
-def test_more_than_there_may_be_and_what_is_no_tree_are_refused(tmp_path: Path) -> None:
+def test_too_many_bytes_and_invalid_archives_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WorkspaceFailed, match="more than 3 bytes"):
         unpack(archive_of(member("file")), tmp_path, max_bytes=3)
     with pytest.raises(WorkspaceFailed, match="the received tree is invalid"):
         unpack(io.BytesIO(b"x" * 2000), tmp_path, max_bytes=MOST)
 
 
-def test_a_pipe_says_what_ended_its_other_end(tmp_path: Path) -> None:
+def test_a_pipe_reports_the_error_that_ended_its_other_end(tmp_path: Path) -> None:
     pipe = Pipe(lambda source: unpack(source, tmp_path, max_bytes=MOST), reads=True)
     while pipe.write(b"x" * 100_000):
         pass
@@ -151,7 +151,7 @@ def received(name: str, link: str = "", **headers: str) -> tuple[tarfile.TarInfo
     ],
     ids=lambda bad: str(bad[0].name),
 )
-def test_what_cannot_be_written_is_never_taken_for_the_whole_tree(
+def test_a_tree_with_an_entry_that_cannot_be_written_is_refused(
     tmp_path: Path, bad: tuple[tarfile.TarInfo, bytes]
 ) -> None:
     pipe = Pipe(lambda source: unpack(source, tmp_path, max_bytes=MOST), reads=True)
@@ -170,12 +170,12 @@ def peak_of(made: io.BytesIO, root: Path, most: int) -> int:
         tracemalloc.stop()
 
 
-def test_headers_take_no_memory_to_speak_of(tmp_path: Path) -> None:
+def test_large_headers_use_little_memory(tmp_path: Path) -> None:
     made = archive_of(received("file", comment="x" * 20_000_000))
     assert peak_of(made, tmp_path, most=1000) < 5_000_000
 
 
-def test_each_entry_counts_though_it_is_empty_and_none_is_remembered(tmp_path: Path) -> None:
+def test_empty_entries_count_and_use_no_memory(tmp_path: Path) -> None:
     made = archive_of(*(member(f"folder-{number}/", tarfile.DIRTYPE) for number in range(1500)))
     with pytest.raises(WorkspaceFailed, match="more than 2000000 bytes"):
         unpack(made, tmp_path, max_bytes=2_000_000)
@@ -184,9 +184,7 @@ def test_each_entry_counts_though_it_is_empty_and_none_is_remembered(tmp_path: P
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 18, 5_000_000])
-async def test_a_tree_is_sent_in_pieces_and_the_next_one_after_it(
-    size: int, tmp_path: Path
-) -> None:
+async def test_trees_are_sent_in_pieces_one_after_another(size: int, tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=theirs)
@@ -208,7 +206,7 @@ async def test_a_tree_is_sent_in_pieces_and_the_next_one_after_it(
 
 
 @pytest.mark.parametrize("cut", [2, 4, 3000])
-async def test_a_tree_that_breaks_off_on_its_way_is_said(cut: int, tmp_path: Path) -> None:
+async def test_a_truncated_tree_is_reported(cut: int, tmp_path: Path) -> None:
     held = io.BytesIO()
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "file").write_bytes(bytes(9000))
@@ -223,7 +221,7 @@ async def test_a_tree_that_breaks_off_on_its_way_is_said(cut: int, tmp_path: Pat
             await receive(out, reader)
 
 
-def test_whoever_reads_on_from_a_pipe_that_is_finished_gets_nothing_of_others(
+def test_a_finished_pipe_never_reads_or_writes_the_files_of_others(
     tmp_path: Path,
 ) -> None:
     reads, writes = Pipe(lambda end: None, reads=False), Pipe(lambda end: None, reads=True)

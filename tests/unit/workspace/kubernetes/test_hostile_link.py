@@ -141,7 +141,9 @@ async def all_of(new: NewPaths) -> Mapping[str, str]:
     return dict.fromkeys((*new.folders, *new.files), "a rule")
 
 
-async def test_an_honest_link_is_told_what_is_ignored(pods: LyingPods, box: JobExecutor) -> None:
+async def test_an_honest_link_learns_which_files_are_ignored(
+    pods: LyingPods, box: JobExecutor
+) -> None:
     received: list[OutputText] = []
 
     def end(requested: OutputText) -> OutputText:
@@ -155,15 +157,13 @@ async def test_an_honest_link_is_told_what_is_ignored(pods: LyingPods, box: JobE
     assert received == [{"target": "a rule", "a.log": "a rule"}]
 
 
-async def test_a_link_that_asks_for_ever_is_given_up(pods: LyingPods, box: JobExecutor) -> None:
+async def test_a_link_that_asks_endlessly_is_given_up(pods: LyingPods, box: JobExecutor) -> None:
     pods.answers["changes"] = pods.answers["ignored"] = lambda _: {"new": question(files=["a.log"])}
     with pytest.raises(WorkspaceFailed, match="broke its protocol"):
         await box.changes(["file"], CAPS, all_of)
 
 
-async def test_changes_of_an_honest_link_are_what_differs(
-    pods: LyingPods, box: JobExecutor
-) -> None:
+async def test_an_honest_link_reports_the_changed_files(pods: LyingPods, box: JobExecutor) -> None:
     pods.answers["changes"] = lambda _: {
         "changes": [change(), change(path="gone", content=None)],
         "ignored": [],
@@ -201,7 +201,7 @@ async def test_changes_of_an_honest_link_are_what_differs(
     ],
     ids=str,
 )
-async def test_changes_that_no_link_of_ours_tells_of_are_refused(
+async def test_changes_that_no_link_of_ours_sends_are_refused(
     pods: LyingPods, box: JobExecutor, output_text: OutputText
 ) -> None:
     pods.answers["changes"] = lambda _: output_text
@@ -210,7 +210,7 @@ async def test_changes_that_no_link_of_ours_tells_of_are_refused(
 
 
 @pytest.mark.parametrize("output_text", [{}, {"data": 5}, {"data": "ü"}], ids=str)
-async def test_a_tree_that_is_none_is_refused(
+async def test_an_invalid_tree_is_refused(
     pods: LyingPods, box: JobExecutor, output_text: OutputText
 ) -> None:
     pods.answers["pack"] = lambda _: output_text
@@ -219,7 +219,7 @@ async def test_a_tree_that_is_none_is_refused(
 
 
 @pytest.mark.parametrize("output_text", [{}, {"port": "x"}, {"port": None}], ids=str)
-async def test_a_port_that_is_none_is_refused(
+async def test_an_invalid_port_is_refused(
     pods: LyingPods, tmp_path: Path, output_text: OutputText
 ) -> None:
     pods.answers["port"] = lambda _: output_text
@@ -240,7 +240,7 @@ def some_of_a_tree(folder: Path) -> OutputText:
     return {"data": base64.b64encode(held.getvalue()[:700]).decode()}
 
 
-async def test_a_pod_that_goes_while_its_files_come_back_says_why(
+async def test_a_pod_that_ends_while_its_files_are_fetched_is_reported_with_the_reason(
     pods: LyingPods, box: JobExecutor, tmp_path: Path
 ) -> None:
     def lose(_requested: OutputText) -> OutputText:
@@ -252,7 +252,7 @@ async def test_a_pod_that_goes_while_its_files_come_back_says_why(
         await box.fetch_setup_output()
 
 
-async def test_who_gives_up_while_files_come_back_has_given_up(
+async def test_fetching_files_from_a_pod_can_be_cancelled(
     pods: LyingPods, box: JobExecutor, tmp_path: Path
 ) -> None:
     requested = asyncio.Event()
@@ -269,7 +269,7 @@ async def test_who_gives_up_while_files_come_back_has_given_up(
         await taking
 
 
-async def test_a_container_that_ends_has_its_reason_said_though_the_cluster_tells_it_later(
+async def test_the_reason_of_an_ended_container_is_reported_even_if_it_arrives_late(
     pods: LyingPods, box: JobExecutor
 ) -> None:
     def end(streams: Streams, _requested: OutputText) -> None:
@@ -283,7 +283,7 @@ async def test_a_container_that_ends_has_its_reason_said_though_the_cluster_tell
         await box.request("run", wall_seconds=20, argv=("true",), env={})
 
 
-async def test_a_spare_that_has_spent_half_its_life_waiting_is_not_taken(
+async def test_a_spare_that_has_waited_half_its_lifetime_is_not_used(
     pods: LyingPods, tmp_path: Path
 ) -> None:
     settings, made = Settings(data_dir=tmp_path / "data"), list[JobExecutor]()

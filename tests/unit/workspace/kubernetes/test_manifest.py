@@ -38,7 +38,7 @@ LABELS = {"moothall/host": "host"}
 SECRET = {"MOOTHALL_BUS__URL": "nats://bus:4222", "MOOTHALL_BUS__TOKEN": "s3cret"}
 
 
-def test_only_the_link_has_credentials_and_a_way_to_anything() -> None:
+def test_only_the_link_has_credentials() -> None:
     pod = job("one", LABELS, PLACE, SETTINGS, SECRET)["spec"]["template"]["spec"]
     link, *services = pod["containers"]
     assert [one["name"] for one in services] == ["hands", "code"]
@@ -51,7 +51,7 @@ def test_only_the_link_has_credentials_and_a_way_to_anything() -> None:
     assert pod["enableServiceLinks"] is False
 
 
-def test_it_is_restricted_bounded_and_ends_by_itself() -> None:
+def test_a_job_is_restricted_bounded_and_ends_by_itself() -> None:
     document = job("one", LABELS, PLACE, SETTINGS, SECRET)
     spec = document["spec"]
     assert (
@@ -90,7 +90,7 @@ def test_it_is_restricted_bounded_and_ends_by_itself() -> None:
     ("most", "requested"),
     [("1", "100m"), ("4", "400m"), ("50m", "5m"), ("0.5", "50m"), ("5m", "1m")],
 )
-def test_it_asks_for_a_tenth_of_the_processor_that_it_may_have(most: str, requested: str) -> None:
+def test_a_container_requests_a_tenth_of_its_cpu_limit(most: str, requested: str) -> None:
     settings = Settings(jobs=JOBS.model_copy(update={"cpu": most}))
     for one in job("one", LABELS, PLACE, settings, SECRET)["spec"]["template"]["spec"][
         "containers"
@@ -101,13 +101,13 @@ def test_it_asks_for_a_tenth_of_the_processor_that_it_may_have(most: str, reques
         )
 
 
-def test_a_processor_that_is_no_amount_is_named() -> None:
+def test_an_invalid_cpu_amount_is_named() -> None:
     with pytest.raises(ValidationError, match="cpu"):
         JobSettings(cpu="two")
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["two beside the link", "one"])
-def test_all_that_a_pod_writes_is_within_the_bound_of_a_workspace(*, full: bool) -> None:
+def test_everything_a_pod_writes_is_within_the_disk_limit_of_a_workspace(*, full: bool) -> None:
     settings = Settings(jobs=JOBS, runner=RunnerSettings(full=full))
     pod = job("one", LABELS, PLACE, settings, SECRET)["spec"]["template"]["spec"]
     assert len(pod["containers"]) == 2 + full
@@ -118,7 +118,7 @@ def test_all_that_a_pod_writes_is_within_the_bound_of_a_workspace(*, full: bool)
     assert sizes["link-hands"] == "1Mi"
 
 
-def test_an_environment_can_be_written_by_set_up_alone() -> None:
+def test_the_environment_is_writable_for_set_up_only() -> None:
     def read_only(place: ExecutorSetup) -> bool:
         services = job("one", LABELS, place, SETTINGS, {})["spec"]["template"]["spec"][
             "containers"
@@ -148,7 +148,7 @@ def expanded(text: str, known: dict[str, str]) -> str:
 @example("$(A)")
 @example("pa$$word")
 @example("$$$(A)$")
-def test_a_value_stays_one_value(text: str) -> None:
+def test_a_value_with_special_characters_is_passed_unchanged(text: str) -> None:
     """Nothing is put into a shell, and what a kubelet would expand is escaped: quotes, `$()`, `$$`
     and newlines are what they are.
     """
@@ -176,13 +176,13 @@ def test_a_value_stays_one_value(text: str) -> None:
         st.sampled_from(["task_id", "seat", "tenant", "trace_id"]), st.text(max_size=200)
     )
 )
-def test_whatever_a_task_is_called_its_labels_are_labels(whose: dict[str, str]) -> None:
+def test_labels_are_valid_for_any_task_id(whose: dict[str, str]) -> None:
     for key, value in owner_labels(whose).items():
         assert key.startswith("moothall/")
         assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", value)
 
 
-def test_labels_say_task_seat_and_tenant() -> None:
+def test_labels_contain_task_seat_and_tenant() -> None:
     output_text = owner_labels(
         {"task_id": "story-1/$(id)", "seat": "agent-dev-001", "tenant": "team a", "trace_id": "x"}
     )
@@ -193,7 +193,7 @@ def test_labels_say_task_seat_and_tenant() -> None:
     }
 
 
-def test_a_repository_has_the_image_that_its_operator_says_and_the_link_is_ours() -> None:
+def test_a_repository_uses_its_configured_image_and_the_link_uses_the_default() -> None:
     jobs = JobSettings(
         images={"shop": "shop:1", "https://git.example/legacy/*": "old:1", "*": "any:1"}
     )
@@ -209,7 +209,7 @@ def test_a_repository_has_the_image_that_its_operator_says_and_the_link_is_ours(
         JobSettings(images={"shop": ""})
 
 
-def test_what_was_made_in_one_image_is_not_taken_for_another() -> None:
+def test_environments_of_different_images_have_different_keys() -> None:
     base = Base(
         "shop",
         "0" * 40,
@@ -226,7 +226,7 @@ def test_what_was_made_in_one_image_is_not_taken_for_another() -> None:
     )
 
 
-def test_a_kind_without_its_images_stops_the_start(tmp_path: Path) -> None:
+def test_missing_job_settings_stop_the_start(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigurationError, match=r"jobs.image, jobs.link_image, bus.url must be set"
     ):

@@ -86,7 +86,7 @@ async def close(*streams: Streams) -> None:
         max_size=6,
     )
 )
-def test_what_goes_in_comes_out_whole_and_in_order_on_its_own_stream(
+def test_each_stream_delivers_its_data_completely_and_in_order(
     sent: list[tuple[int, bytes]],
 ) -> None:
     async def main() -> None:
@@ -109,7 +109,7 @@ def test_what_goes_in_comes_out_whole_and_in_order_on_its_own_stream(
     asyncio.run(main())
 
 
-async def test_a_stream_of_the_pod_is_accepted_once_and_frames_after_its_end_are_dropped() -> None:
+async def test_a_stream_of_the_pod_is_accepted_once_and_later_frames_are_dropped() -> None:
     accepted: list[tuple[int, Streams]] = []
     async with trunks(Queues(), accepted) as (_, pod):
         theirs = await asyncio.open_connection(sock=await pod.open(FIRST_OF_POD))
@@ -127,7 +127,7 @@ async def test_a_stream_of_the_pod_is_accepted_once_and_frames_after_its_end_are
         assert len(accepted) == 1
 
 
-async def test_a_message_that_is_lost_ends_everything_and_nothing_wrong_is_read() -> None:
+async def test_a_lost_message_ends_all_streams_and_no_wrong_data_is_read() -> None:
     async with trunks(Lossy(2)) as (host, pod):
         (_, ours), (theirs, other) = await ends(host, pod, EXECUTOR)
         for piece in (b"one", b"two", b"three"):
@@ -140,14 +140,14 @@ async def test_a_message_that_is_lost_ends_everything_and_nothing_wrong_is_read(
         ours.transport.abort()
 
 
-async def test_a_trunk_that_has_ended_opens_nothing() -> None:
+async def test_an_ended_trunk_opens_no_stream() -> None:
     async with trunks(Queues()) as (host, _):
         pass
     with pytest.raises(ConnectionError):
         await host.open(EXECUTOR)
 
 
-async def test_a_link_that_no_host_speaks_to_ends(tmp_path: Path) -> None:
+async def test_a_link_without_a_host_ends(tmp_path: Path) -> None:
     queues = Queues()
     link = PodLink(Folders(links=tmp_path), {EXECUTOR: "hands"})
     async with asyncio.timeout(20):
@@ -171,7 +171,7 @@ class Flooding:
     [EXECUTOR, CODE_EXECUTOR, 7, FIRST_OF_POD],
     ids=["read slowly", "not opened yet", "never opened", "opened by the pod"],
 )
-async def test_a_link_that_heeds_no_window_is_cut_off_before_it_fills_the_host(stream: int) -> None:
+async def test_a_link_that_ignores_the_flow_control_window_is_disconnected(stream: int) -> None:
     accepted: list[tuple[int, Streams]] = []
     queues = Queues()
     host = Multiplexer(
@@ -195,7 +195,7 @@ async def test_a_link_that_heeds_no_window_is_cut_off_before_it_fills_the_host(s
         writer.transport.abort()
 
 
-async def test_a_message_longer_than_any_that_a_link_sends_ends_the_trunk() -> None:
+async def test_an_oversized_message_ends_the_trunk() -> None:
     queues = Queues()
     host = Multiplexer(Transport(queues.send, queues.listen), "pod-in", "pod-out")
     running = asyncio.create_task(host.run())

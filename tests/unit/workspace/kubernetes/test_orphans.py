@@ -74,7 +74,7 @@ def go_on(reconciler: Reconciler, time: Time, seconds: int, *hosts: str) -> None
             reconciler.record_beat(host)
 
 
-async def test_jobs_of_a_host_that_nobody_hears_go_after_the_grace_and_no_others(
+async def test_only_jobs_of_a_silent_host_are_deleted_after_the_grace_period(
     api: KubeApi, reconciler: Reconciler, time: Time
 ) -> None:
     add(api, "lost", "gone")
@@ -93,7 +93,7 @@ async def test_jobs_of_a_host_that_nobody_hears_go_after_the_grace_and_no_others
     assert set(api.jobs) == {"foreign"}
 
 
-async def test_who_does_not_hear_itself_judges_nobody_and_begins_anew_when_it_does(
+async def test_a_host_that_misses_its_own_messages_judges_nobody_until_it_receives_them(
     api: KubeApi, reconciler: Reconciler, time: Time
 ) -> None:
     add(api, "kept", "living")
@@ -108,7 +108,7 @@ async def test_who_does_not_hear_itself_judges_nobody_and_begins_anew_when_it_do
     assert not api.jobs
 
 
-async def test_a_job_of_its_own_that_it_had_removed_is_removed_again_and_one_in_use_is_not(
+async def test_a_deleted_job_that_remains_is_deleted_again_and_one_in_use_is_not(
     api: KubeApi, cluster: Cluster, reconciler: Reconciler
 ) -> None:
     labels = cluster.labels
@@ -118,7 +118,7 @@ async def test_a_job_of_its_own_that_it_had_removed_is_removed_again_and_one_in_
     assert set(api.jobs) == {"used"}
 
 
-async def test_a_cluster_that_does_not_answer_is_no_reason_to_end(
+async def test_an_unavailable_cluster_does_not_end_the_reconciler(
     api: KubeApi, reconciler: Reconciler
 ) -> None:
     api.denied.add(("list", "jobs"))
@@ -136,7 +136,7 @@ class Stuck(Cluster):
         return {}
 
 
-async def test_who_waits_for_the_cluster_says_all_the_same_that_it_lives(api: KubeApi) -> None:
+async def test_the_heartbeat_continues_while_the_cluster_does_not_answer(api: KubeApi) -> None:
     queues = Queues()
     heard = 0
     reconciler = Reconciler(
@@ -150,7 +150,7 @@ async def test_who_waits_for_the_cluster_says_all_the_same_that_it_lives(api: Ku
 
 
 @pytest.mark.e2e
-async def test_hosts_hear_each_other_over_the_bus(api: KubeApi) -> None:
+async def test_hosts_receive_each_others_messages_over_the_bus(api: KubeApi) -> None:
     queues = Queues()
     carrier = Transport(queues.send, queues.listen)
     async with AsyncExitStack() as stack:
@@ -165,7 +165,7 @@ async def test_hosts_hear_each_other_over_the_bus(api: KubeApi) -> None:
 
 
 @pytest.mark.e2e
-async def test_whoever_makes_jobs_looks_for_those_of_lost_hosts(
+async def test_every_host_with_jobs_deletes_the_jobs_of_lost_hosts(
     api: KubeApi, tmp_path: Path
 ) -> None:
     async with embedded_server(BusSettings(), tmp_path / "bus") as url:
@@ -177,9 +177,7 @@ async def test_whoever_makes_jobs_looks_for_those_of_lost_hosts(
     assert set(api.jobs) == {"foreign"}
 
 
-async def test_labels_are_added_to_those_of_a_job_where_that_is_allowed(
-    api: KubeApi, cluster: Cluster
-) -> None:
+async def test_labels_are_added_to_a_job_if_permitted(api: KubeApi, cluster: Cluster) -> None:
     api.job("one", **cluster.labels)
     await cluster.label("one", {"moothall/task": "t1"})
     assert api.jobs["one"]["metadata"]["labels"] == {**cluster.labels, "moothall/task": "t1"}
@@ -188,7 +186,7 @@ async def test_labels_are_added_to_those_of_a_job_where_that_is_allowed(
     assert api.jobs["one"]["metadata"]["labels"]["moothall/task"] == "t1"
 
 
-async def test_of_a_pod_that_was_removed_nothing_is_remembered(cluster: Cluster) -> None:
+async def test_nothing_is_remembered_of_a_removed_pod(cluster: Cluster) -> None:
     await cluster.create({"metadata": {"name": "one", "labels": cluster.labels}})
     await cluster.remove("one")
     for kind in ("MODIFIED", "DELETED"):  # said by the watch a moment later
@@ -196,7 +194,7 @@ async def test_of_a_pod_that_was_removed_nothing_is_remembered(cluster: Cluster)
     assert not cluster._waiting_reasons
 
 
-def test_a_server_is_whose_pods_reach_the_same_bus(tmp_path: Path) -> None:
+def test_a_deployment_is_identified_by_the_bus_its_pods_reach(tmp_path: Path) -> None:
     def named(**output_text: Any) -> str:
         return deployment_id(
             Settings(

@@ -43,7 +43,9 @@ def container(**state: Any) -> dict[str, Any]:
         ({"metadata": {"deletionTimestamp": "now"}, "status": {"phase": "Running"}}, "deleted"),
     ],
 )
-def test_a_pod_that_will_never_answer_says_why(pod: dict[str, Any], words: str) -> None:
+def test_a_pod_that_cannot_start_is_reported_with_the_reason(
+    pod: dict[str, Any], words: str
+) -> None:
     assert words in cluster.pod_failure(pod)
 
 
@@ -56,11 +58,11 @@ def test_a_pod_that_will_never_answer_says_why(pod: dict[str, Any], words: str) 
         container(running={"startedAt": "now"}),
     ],
 )
-def test_one_that_may_yet_come_says_nothing(pod: dict[str, Any]) -> None:
+def test_a_pod_that_may_still_start_is_not_a_failure(pod: dict[str, Any]) -> None:
     assert cluster.pod_failure(pod) == ""
 
 
-def test_what_a_pod_waits_for_and_why_a_job_gets_none() -> None:
+def test_the_reason_for_a_waiting_pod_or_a_missing_pod_is_reported() -> None:
     waiting = {
         "status": {
             "conditions": [

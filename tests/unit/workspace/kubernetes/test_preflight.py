@@ -40,7 +40,9 @@ async def found(api: KubeApi, tmp_path: Path, **jobs: Any) -> dict[str, Finding]
     }
 
 
-async def test_a_cluster_that_takes_workspaces(api: KubeApi, tmp_path: Path) -> None:
+async def test_a_cluster_suitable_for_workspaces_passes_every_check(
+    api: KubeApi, tmp_path: Path
+) -> None:
     api.quotas = [
         {
             "status": {
@@ -63,7 +65,7 @@ async def test_a_cluster_that_takes_workspaces(api: KubeApi, tmp_path: Path) -> 
     assert api.jobs == {}, "and not kept"
 
 
-async def test_what_we_may_not_do_there_is_named(api: KubeApi, tmp_path: Path) -> None:
+async def test_missing_permissions_are_named(api: KubeApi, tmp_path: Path) -> None:
     api.denied = {("delete", "jobs"), ("watch", "events"), ("list", "resourcequotas")}
     seen = await found(api, tmp_path)
     assert seen["cluster rights"].detail == f"missing in {SPACE}: delete jobs, watch events"
@@ -82,7 +84,7 @@ async def test_what_we_may_not_do_there_is_named(api: KubeApi, tmp_path: Path) -
         ({"requests.nvidia.com/gpu": "0", "pods": "1"}, {}, ""),
     ],
 )
-async def test_a_quota_without_room_for_one_more_workspace_is_said(
+async def test_a_quota_too_small_for_another_workspace_is_reported(
     hard: dict[str, str], used: dict[str, str], full: str, api: KubeApi, tmp_path: Path
 ) -> None:
     api.quotas = [{"status": {"hard": hard, "used": used}}]
@@ -91,7 +93,9 @@ async def test_a_quota_without_room_for_one_more_workspace_is_said(
     assert not full or quota.detail == f"too low for another workspace: {full}"
 
 
-async def test_a_job_that_is_refused_or_warned_of_says_why(api: KubeApi, tmp_path: Path) -> None:
+async def test_a_rejected_or_warned_job_is_reported_with_the_reason(
+    api: KubeApi, tmp_path: Path
+) -> None:
     api.invalid = (
         'Job.batch "x" is invalid: spec.template.spec.tolerations[0].operator: Unsupported value: '
         '"Sometimes"'
@@ -107,9 +111,7 @@ async def test_a_job_that_is_refused_or_warned_of_says_why(api: KubeApi, tmp_pat
     assert "the namespace nowhere" in elsewhere.mend
 
 
-async def test_a_cluster_that_is_not_there_is_all_that_is_said(
-    api: KubeApi, tmp_path: Path
-) -> None:
+async def test_a_missing_cluster_is_the_only_message(api: KubeApi, tmp_path: Path) -> None:
     (tmp_path / "none").write_text("{}", encoding="utf-8")
     (only,) = [finding async for finding in examine_jobs(configured(tmp_path, tmp_path / "none"))]
     assert "no cluster is configured" in only.detail
@@ -120,12 +122,12 @@ async def test_a_cluster_that_is_not_there_is_all_that_is_said(
     assert "127.0.0.1:9" in only.detail
 
 
-async def test_keys_of_links_that_are_none_are_said(api: KubeApi, tmp_path: Path) -> None:
+async def test_invalid_link_keys_are_reported(api: KubeApi, tmp_path: Path) -> None:
     (only,) = (await found(api, tmp_path, link_keys="{}")).values()
     assert "moothall bus keys" in only.detail
 
 
-async def test_the_doctor_asks_for_no_wall_of_this_machine_and_says_what_keeps_a_workspace_away(
+async def test_the_doctor_needs_no_local_isolation_and_explains_a_failing_workspace(
     api: KubeApi, tmp_path: Path
 ) -> None:
     seen = [finding async for finding in _jobs(configured(tmp_path, api.kubeconfig))]

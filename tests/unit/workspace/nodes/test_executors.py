@@ -48,7 +48,7 @@ async def joined(app: Local) -> None:
     await until(lambda: cluster_of(app).calls["beat"] > 4)
 
 
-async def test_seats_of_a_council_lie_apart_and_a_folder_is_brought_once(app: Local) -> None:
+async def test_seats_of_a_council_are_spread_and_a_folder_is_sent_once(app: Local) -> None:
     prepared = await app.prepared(SLEEP)
     await joined(app)
     with bound_contextvars(task_id="task-1"):
@@ -75,7 +75,7 @@ async def failure_of(app: Local, harm: Callable[[str], None]) -> str:
     return failed.value.message
 
 
-async def test_a_lost_node_fails_its_workspaces_and_the_other_one_takes_new_ones(
+async def test_a_lost_node_fails_its_workspaces_and_another_takes_new_ones(
     app: Local,
 ) -> None:
     lost = cluster_of(app).lost
@@ -87,7 +87,7 @@ async def test_a_lost_node_fails_its_workspaces_and_the_other_one_takes_new_ones
         assert (await workspace.check("quick")).status == "success"
 
 
-async def test_a_frozen_node_is_given_up_and_it_ends_the_sandboxes_of_the_silent_host(
+async def test_a_frozen_node_is_given_up_and_ends_its_sandboxes(
     app: Local,
 ) -> None:
     frozen = cluster_of(app).frozen
@@ -95,9 +95,7 @@ async def test_a_frozen_node_is_given_up_and_it_ends_the_sandboxes_of_the_silent
     await until(lambda: open_on(app) == {"node-0": 0, "node-1": 0})
 
 
-async def test_a_node_that_was_started_again_has_none_of_its_workspaces(
-    app: Local, tmp_path: Path
-) -> None:
+async def test_a_restarted_node_has_none_of_its_workspaces(app: Local, tmp_path: Path) -> None:
     again = NodeSandboxes(
         app.settings.model_copy(update={"data_dir": tmp_path / "again"}), fetch, PACE
     )
@@ -112,7 +110,7 @@ async def test_a_node_that_was_started_again_has_none_of_its_workspaces(
     await asyncio.wait({serving})
 
 
-async def test_time_that_a_command_waits_for_a_core_of_its_node_does_not_count(app: Local) -> None:
+async def test_time_spent_waiting_for_a_core_of_the_node_does_not_count(app: Local) -> None:
     prepared = await app.prepared({**SLEEP, "nap": python("import time; time.sleep(4)")})
     await joined(app)
     cluster_of(app).lost.add("node-1")

@@ -35,7 +35,7 @@ class Parts:
         return bytes(part)
 
 
-async def test_a_folder_is_unpacked_once_for_all_who_want_it(
+async def test_a_folder_is_unpacked_once_for_concurrent_callers(
     tmp_path: Path, parts: list[bytes]
 ) -> None:
     fetch = Parts()
@@ -49,7 +49,7 @@ async def test_a_folder_is_unpacked_once_for_all_who_want_it(
     assert cache.missing(["checkouts/a", "b"]) == {"b"}
 
 
-async def test_unused_folders_are_removed_beyond_a_number_and_used_ones_stay(
+async def test_unused_folders_beyond_the_limit_are_deleted_and_used_ones_stay(
     tmp_path: Path, parts: list[bytes]
 ) -> None:
     cache = FolderCache(tmp_path / "cache", Parts(), max_unused=1)
@@ -63,9 +63,7 @@ async def test_unused_folders_are_removed_beyond_a_number_and_used_ones_stay(
         await cache.hold("old", [])
 
 
-async def test_an_archive_that_is_cut_off_leaves_nothing(
-    tmp_path: Path, parts: list[bytes]
-) -> None:
+async def test_a_truncated_archive_leaves_nothing(tmp_path: Path, parts: list[bytes]) -> None:
     cache = FolderCache(tmp_path / "cache", Parts())
     with pytest.raises(WorkspaceFailed):
         await cache.hold("a", [parts[0][:300]])

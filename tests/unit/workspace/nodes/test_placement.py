@@ -8,23 +8,23 @@ from moothall.workspace.nodes.placement import Candidate, Heartbeats, choose
 IDLE = Candidate("a", cores=2, waiting=0, open=0, seats=0, has_folders=False)
 
 
-def test_an_idle_node_that_has_the_folders_is_first() -> None:
+def test_an_idle_node_with_the_folders_is_preferred() -> None:
     nodes = [IDLE, replace(IDLE, name="b", open=1, has_folders=True)]
     assert choose(nodes).name == "b"
 
 
-def test_a_free_node_without_folders_is_better_than_a_full_one_with_them() -> None:
+def test_a_free_node_without_folders_is_preferred_to_a_full_one_with_them() -> None:
     for full in (replace(IDLE, name="b", open=2), replace(IDLE, name="b", waiting=1)):
         assert choose([replace(full, has_folders=True), IDLE]).name == "a"
 
 
-def test_two_seats_of_a_council_lie_apart_while_a_node_is_free() -> None:
+def test_seats_of_a_council_are_spread_while_a_node_is_free() -> None:
     seated = replace(IDLE, name="b", seats=1, open=1, cores=8, has_folders=True)
     assert choose([seated, IDLE]).name == "a"
     assert choose([seated, replace(IDLE, waiting=1)]).name == "b"
 
 
-def test_without_a_free_node_the_load_counts_for_each_core() -> None:
+def test_without_a_free_node_the_load_per_core_decides() -> None:
     small = replace(IDLE, cores=1, open=2)
     large = replace(IDLE, name="b", cores=8, open=9)
     assert choose([small, large]).name == "b"
@@ -41,7 +41,7 @@ def test_a_council_of_eight_is_spread_evenly_over_four_nodes() -> None:
     assert set(opened.values()) == {2}
 
 
-def test_a_partner_is_silent_after_its_time_and_only_once() -> None:
+def test_a_silent_partner_is_reported_once_after_the_timeout() -> None:
     now = 0.0
     beats = Heartbeats(10, clock=lambda: now)
     beats.record("one")

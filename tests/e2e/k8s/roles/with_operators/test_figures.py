@@ -57,7 +57,7 @@ def reported_usage(scaler_document: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("name", ["api", "collector"])
-async def test_a_scaler_knows_what_its_pods_use(name: str, metrics_server: None) -> None:
+async def test_an_autoscaler_reads_the_metrics_of_its_pods(name: str, metrics_server: None) -> None:
     async with asyncio.timeout(SECONDS):
         while not reported_usage(document := await scaler(name)):
             await asyncio.sleep(2)
@@ -68,7 +68,7 @@ async def test_a_scaler_knows_what_its_pods_use(name: str, metrics_server: None)
     assert document["status"]["currentReplicas"] == 2
 
 
-async def test_apis_that_compute_more_than_they_should_become_more_and_no_call_is_lost(
+async def test_overloaded_apis_are_scaled_up_and_no_call_is_lost(
     standing: RoleDeployment, home: Home, counted: Counted, metrics_server: None
 ) -> None:
     values = deployment.values(counted.url)

@@ -71,7 +71,7 @@ async def ray_deployment(standing: RoleDeployment, home: Home, counted: Counted)
     return seen
 
 
-async def test_there_is_a_host_on_each_node(
+async def test_each_node_has_a_host(
     standing: RoleDeployment, ray_deployment: Seen, home: Home
 ) -> None:
     pods = await standing.pods(HOSTS)
@@ -97,7 +97,7 @@ KILLED = {"a host": (HOSTS, 1), "the head": (HEAD, 1)}
 
 
 @pytest.mark.parametrize("what", KILLED)
-async def test_rays_nodes_that_are_killed_change_nothing(
+async def test_killed_ray_nodes_do_not_change_the_outcome(
     what: str, standing: RoleDeployment, ray_deployment: Seen
 ) -> None:
     selector, most = KILLED[what]
@@ -113,7 +113,7 @@ async def test_rays_nodes_that_are_killed_change_nothing(
     await wait_until_ready()
 
 
-async def test_hosts_that_are_replaced_by_the_line_of_the_page_change_nothing(
+async def test_replacing_hosts_with_the_documented_command_does_not_change_the_outcome(
     standing: RoleDeployment, ray_deployment: Seen
 ) -> None:
     old = {pod.metadata.uid for pod in await standing.pods("ray.io/cluster=hosts")}

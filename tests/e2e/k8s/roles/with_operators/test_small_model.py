@@ -53,7 +53,7 @@ async def small_model_deployment(standing: RoleDeployment, home: Home) -> AsyncI
     await ask("delete", "pv", small_model.VOLUME, "--timeout=60s")
 
 
-async def test_a_council_is_answered_by_the_small_model(
+async def test_the_small_model_answers_a_council(
     standing: RoleDeployment, small_model_deployment: None
 ) -> None:
     request = pb.DeliberateRequest(
