@@ -462,60 +462,64 @@ class Deliberations(Protocol):
     caller's tenant, also in outcomes and events.
     """
 
-    async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
+    async def submit(self, request: DeliberationRequest, principal: Principal) -> Deliberation:
         """Check a request, fill in defaults, pin the base commit, then record and enqueue it. The
         same task_id with the same request is the same deliberation. Raises `AlreadyExists` for the
         same task_id with another request. The returned deliberation has the key of the task.
         """
         ...
 
-    async def check(self, request: DeliberationRequest, who: Principal) -> None:
+    async def check(self, request: DeliberationRequest, principal: Principal) -> None:
         """Raise what `submit` would raise if this were a new task; record nothing."""
         ...
 
-    async def refuse(self, request: DeliberationRequest, reason: Permanent, who: Principal) -> None:
+    async def refuse(
+        self, request: DeliberationRequest, reason: Permanent, principal: Principal
+    ) -> None:
         """Record a task that cannot start: its result is FAILED with this reason.
 
         Do nothing if the task id is taken.
         """
         ...
 
-    async def result(self, task_id: TaskId, who: Principal) -> Outcome:
+    async def result(self, task_id: TaskId, principal: Principal) -> Outcome:
         """Return the current outcome: PENDING, IN_PROGRESS or a final status. Raises `NotFound`,
         also for another tenant's task.
         """
         ...
 
-    async def wait(self, task_id: TaskId, who: Principal) -> Outcome:
+    async def wait(self, task_id: TaskId, principal: Principal) -> Outcome:
         """Wait for the final outcome; the deliberation's deadline limits the wait."""
         ...
 
     def watch(
-        self, task_id: TaskId, after_seq: int, who: Principal
+        self, task_id: TaskId, after_seq: int, principal: Principal
     ) -> AsyncGenerator[Recorded, None]:
         """Yield the events after a seq or `Recorded.position` in log order, each once. Ends after
         the decision.
         """
         ...
 
-    def watch_text(self, task_id: TaskId, who: Principal) -> AsyncGenerator[Writing, None]:
+    def watch_text(self, task_id: TaskId, principal: Principal) -> AsyncGenerator[Writing, None]:
         """Yield the partial replies of seats until closed. Raises `NotFound`, also for another
         tenant's task.
         """
         ...
 
-    async def cancel(self, task_id: TaskId, reason: str, who: Principal) -> DeliberationStatus:
+    async def cancel(
+        self, task_id: TaskId, reason: str, principal: Principal
+    ) -> DeliberationStatus:
         """Cancel a deliberation; its model calls, tools and workspaces stop within a second."""
         ...
 
-    async def pause(self, task_id: TaskId, who: Principal, *, paused: bool = True) -> bool:
+    async def pause(self, task_id: TaskId, principal: Principal, *, paused: bool = True) -> bool:
         """Pause a deliberation before the next turn, or resume it; return whether its state
         changed. The deadline moves by the length of the pause. Raises `InvalidRequest` if it has
         ended, and `NotFound`, also for another tenant's task.
         """
         ...
 
-    async def steer(self, task_id: TaskId, message: str, who: Principal, *, key: str) -> None:
+    async def steer(self, task_id: TaskId, message: str, principal: Principal, *, key: str) -> None:
         """Send a message to the seats, which receive it at their next turn. `key` identifies the
         request. Raises `InvalidRequest`, also if the deliberation has ended.
         """

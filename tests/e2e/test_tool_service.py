@@ -86,7 +86,7 @@ async def test_callers_are_identified_by_their_tokens_only(app: ToolServer) -> N
         )
     narrowed = await app.call(opened, "files.write", "r-2", path="a", content="")
     assert (narrowed.status, "not granted" in narrowed.error) == ("blocked", True)
-    await Revocations(app.bus.bucket(REVOKED)).revoke(other.workspace_id, who="ann")
+    await Revocations(app.bus.bucket(REVOKED)).revoke(other.workspace_id, actor="ann")
     async with asyncio.timeout(60):
         with pytest.raises(grpc.aio.AioRpcError, match="revoked"):  # noqa: PT012 - repeated until the switch has taken effect
             while True:

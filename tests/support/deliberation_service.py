@@ -77,7 +77,7 @@ class MemoryDeliberations:
         self.writes: list[Writing] = []
         self.written = asyncio.Event()
 
-    async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
+    async def submit(self, request: DeliberationRequest, principal: Principal) -> Deliberation:
         """Store the request once the gate is open. Raises a planted `failure`."""
         if self.failure is not None:
             raise self.failure
@@ -89,10 +89,10 @@ class MemoryDeliberations:
         if not request.description.strip():
             raise InvalidRequest("the task is empty")
         task_id = TaskId(request.task_id) or new_task_id()
-        key = key_of(task_id, who.tenant)
+        key = key_of(task_id, principal.tenant)
         if key in self._kept:
             kept = self._kept[key]
-            if kept.request != request or kept.deliberation.principal != who.name:
+            if kept.request != request or kept.deliberation.principal != principal.name:
                 raise AlreadyExists(f"{task_id} is taken")
             return self._kept[key].deliberation
         role = read_role(request.role)
@@ -105,8 +105,8 @@ class MemoryDeliberations:
             rounds=request.rounds if request.rounds is not None else 1,
             deadline=datetime.now(UTC) + timedelta(hours=1),
             max_turns=3,
-            tenant=who.tenant,
-            principal=who.name,
+            tenant=principal.tenant,
+            principal=principal.name,
             repository=request.repository,
             base_sha="a" * 40 if request.repository else None,
             model=request.model,
@@ -114,7 +114,7 @@ class MemoryDeliberations:
         pending = Outcome(
             task_id,
             DeliberationStatus.PENDING,
-            tenant=who.tenant,
+            tenant=principal.tenant,
             role=role,
             agent_count=len(deliberation.seats),
         )
@@ -123,35 +123,37 @@ class MemoryDeliberations:
         self.submitted.set()
         return deliberation
 
-    async def check(self, request: DeliberationRequest, who: Principal) -> None:
+    async def check(self, request: DeliberationRequest, principal: Principal) -> None:
         """Raise the error planted for the request's role or repository; refuse an empty task."""
-        del who
+        del principal
         if not request.description.strip():
             raise InvalidRequest("the task is empty")
         named = request.repository.id or request.repository.url if request.repository else ""
         if (reason := self.unable.get(request.role) or self.unable.get(named)) is not None:
             raise reason
 
-    async def refuse(self, request: DeliberationRequest, reason: Permanent, who: Principal) -> None:
+    async def refuse(
+        self, request: DeliberationRequest, reason: Permanent, principal: Principal
+    ) -> None:
         """Record the reason why the request cannot start."""
-        self.refused.setdefault(key_of(request.task_id, who.tenant), reason.message)
+        self.refused.setdefault(key_of(request.task_id, principal.tenant), reason.message)
 
-    async def result(self, task_id: str, who: Principal) -> Outcome:
+    async def result(self, task_id: str, principal: Principal) -> Outcome:
         """Return the current outcome."""
-        return self._visible(task_id, who).outcome
+        return self._visible(task_id, principal).outcome
 
-    async def wait(self, task_id: str, who: Principal) -> Outcome:
+    async def wait(self, task_id: str, principal: Principal) -> Outcome:
         """Return the final outcome."""
-        entry = self._visible(task_id, who)
+        entry = self._visible(task_id, principal)
         async with self._changed:
             await self._changed.wait_for(lambda: entry.outcome.status.ended)
         return entry.outcome
 
     async def watch(
-        self, task_id: str, after_seq: int, who: Principal
+        self, task_id: str, after_seq: int, principal: Principal
     ) -> AsyncGenerator[Recorded, None]:
         """Yield events and end after the decision."""
-        entry = self._visible(task_id, who)
+        entry = self._visible(task_id, principal)
         self.watchers += 1
         sent: list[Recorded] = []
         try:
@@ -167,37 +169,37 @@ class MemoryDeliberations:
         finally:
             self.watchers -= 1
 
-    async def watch_text(self, task_id: str, who: Principal) -> AsyncGenerator[Writing, None]:
+    async def watch_text(self, task_id: str, principal: Principal) -> AsyncGenerator[Writing, None]:
         """Yield planted partial replies."""
-        self._visible(task_id, who)
+        self._visible(task_id, principal)
         for moment in self.writes:
             yield moment
         self.written.set()
 
-    async def steer(self, task_id: str, message: str, who: Principal, *, key: str) -> None:
+    async def steer(self, task_id: str, message: str, principal: Principal, *, key: str) -> None:
         """Record a steering message."""
-        self._visible(task_id, who)
+        self._visible(task_id, principal)
         await self.record(
             task_id,
             EventType.DELIBERATION_STEERED,
-            {"task_id": task_id, "message": message, "by": who.name, "key": key},
+            {"task_id": task_id, "message": message, "by": principal.name, "key": key},
         )
 
-    async def pause(self, task_id: str, who: Principal, *, paused: bool = True) -> bool:
+    async def pause(self, task_id: str, principal: Principal, *, paused: bool = True) -> bool:
         """Record a pause or its end."""
-        entry = self._visible(task_id, who)
+        entry = self._visible(task_id, principal)
         before = Pauses.of(recorded.event for recorded in entry.events)
         if before.is_paused is paused:
             return False
         kind = EventType.DELIBERATION_PAUSED if paused else EventType.DELIBERATION_RESUMED
         await self.record(
-            task_id, kind, {"task_id": task_id, "number": len(before.turns), "by": who.name}
+            task_id, kind, {"task_id": task_id, "number": len(before.turns), "by": principal.name}
         )
         return True
 
-    async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
+    async def cancel(self, task_id: str, reason: str, principal: Principal) -> DeliberationStatus:
         """Cancel it and decide it as cancelled."""
-        entry = self._visible(task_id, who)
+        entry = self._visible(task_id, principal)
         if not entry.outcome.status.ended:
             self.cancelled[task_id] = reason
             await self.record(
@@ -247,8 +249,8 @@ class MemoryDeliberations:
         """Return the request of a deliberation."""
         return self._kept[task_id].request
 
-    def _visible(self, task_id: str, who: Principal) -> _Kept:
-        entry = self._kept.get(key_of(task_id, who.tenant))
-        if entry is None or entry.deliberation.tenant != who.tenant:
+    def _visible(self, task_id: str, principal: Principal) -> _Kept:
+        entry = self._kept.get(key_of(task_id, principal.tenant))
+        if entry is None or entry.deliberation.tenant != principal.tenant:
             raise NotFound(f"no deliberation {task_id!r}")
         return entry

@@ -141,18 +141,18 @@ class FakeForge:
     def do(self, call: str, query: Mapping[str, list[str]], body: Any, authorization: str) -> Any:
         if status := self.failing(call):
             raise Wrong(status, "scripted")
-        who = {f"Bearer {token}": login for login, token in TOKENS.items()}.get(authorization)
-        if who is None:
+        user = {f"Bearer {token}": login for login, token in TOKENS.items()}.get(authorization)
+        if user is None:
             raise Wrong(401, "Bad credentials")
         method, _, path = call.partition(" ")
         for expected_method, pattern, act in self._routes():
             if method == expected_method and (match := re.fullmatch(pattern, path)):
-                return act(who, query, body, *match.groups())
+                return act(user, query, body, *match.groups())
         raise Wrong(404, "Not Found")
 
     def _routes(self) -> list[tuple[str, str, Callable[..., Any]]]:
         return [
-            ("GET", "/user", lambda who, *_: {"login": who}),
+            ("GET", "/user", lambda user, *_: {"login": user}),
             ("GET", _REPO, lambda *_: {"default_branch": "main", "full_name": REPOSITORY}),
             ("GET", f"{_REPO}/issues", self._list_issues),
             ("POST", f"{_REPO}/issues", self._new_issue),
@@ -182,7 +182,7 @@ class FakeForge:
             ("GET", rf"{_REPO}/pulls/(\d+)/reviews/(\d+)/comments", self._remarks),
         ]
 
-    def _list_issues(self, who: str, query: Mapping[str, list[str]], body: Any) -> list[Data]:
+    def _list_issues(self, user: str, query: Mapping[str, list[str]], body: Any) -> list[Data]:
         label = query.get("labels", [""])[0]
         issues = [
             item
@@ -200,19 +200,19 @@ class FakeForge:
         self.comments[number] = []
         return number
 
-    def _new_issue(self, who: str, query: Any, body: Data) -> Data:
+    def _new_issue(self, user: str, query: Any, body: Data) -> Data:
         number = self._number()
         self.issues[number] = {
             "number": number,
             "state": "open",
             "title": body["title"],
             "body": body.get("body") or None,
-            "user": {"login": who},
+            "user": {"login": user},
             "labels": [],
         }
         return self.issues[number]
 
-    def _item(self, who: str, query: Any, body: Any, kind: str, number: str) -> Data:
+    def _item(self, user: str, query: Any, body: Any, kind: str, number: str) -> Data:
         if kind == "issues":
             return self.issues[int(number)]
         pull = self.pulls[int(number)]
@@ -223,8 +223,8 @@ class FakeForge:
         ends = {end: {**pull[end], "sha": self.sha(pull[end]["ref"])} for end in ("head", "base")}
         return {**pull, **ends}
 
-    def _set_status(self, who: str, query: Any, body: Data, sha: str) -> Data:
-        self._check_writer(who)
+    def _set_status(self, user: str, query: Any, body: Data, sha: str) -> Data:
+        self._check_writer(user)
         state = "status" if self.kind == "gitea" else "state"
         moment = body.get("updated_at") or datetime.now(UTC).isoformat()
         fields = {key: value for key, value in body.items() if key != "state"}
@@ -232,51 +232,51 @@ class FakeForge:
         self.statuses.setdefault(sha, []).append(stored)
         return stored
 
-    def _combined_status(self, who: str, query: Any, body: Any, sha: str) -> Data:
+    def _combined_status(self, user: str, query: Any, body: Any, sha: str) -> Data:
         newest = {status["context"]: status for status in self.statuses.get(sha, ())}
         return {"sha": sha, "statuses": list(newest.values())}
 
-    def _check_runs(self, who: str, query: Any, body: Any, sha: str) -> Data:
+    def _check_runs(self, user: str, query: Any, body: Any, sha: str) -> Data:
         if self.kind != "github":
             raise Wrong(404, "Not Found")
         return {"check_runs": self.check_runs.get(sha, [])}
 
-    def _new_check_run(self, who: str, query: Any, body: Data) -> Data:
-        if self.kind != "github" or who not in self.apps:
+    def _new_check_run(self, user: str, query: Any, body: Data) -> Data:
+        if self.kind != "github" or user not in self.apps:
             raise Wrong(403, "You must authenticate via a GitHub App.")
         self.check_runs.setdefault(body["head_sha"], []).append(body)
         return body
 
-    def _job(self, who: str, query: Any, body: Any, job: str) -> Data:
+    def _job(self, user: str, query: Any, body: Any, job: str) -> Data:
         if job not in self.jobs:
             raise Wrong(404, "Not Found")
         return {"id": int(job), "head_sha": self.jobs[job][0]}
 
-    def _change(self, who: str, query: Any, body: Data, kind: str, number: str) -> Data:
+    def _change(self, user: str, query: Any, body: Data, kind: str, number: str) -> Data:
         item = (self.pulls if kind == "pulls" else self.issues)[int(number)]
-        if who != item["user"]["login"]:
-            self._check_writer(who)
+        if user != item["user"]["login"]:
+            self._check_writer(user)
         item.update(body)
         return item
 
-    def _check_writer(self, who: str) -> None:
-        if self.permissions[who] not in {"write", "admin"}:
+    def _check_writer(self, user: str) -> None:
+        if self.permissions[user] not in {"write", "admin"}:
             raise Wrong(403, "Must have write access")
 
-    def _label(self, who: str, query: Any, body: Data, number: str) -> list[Data]:
-        self._check_writer(who)
+    def _label(self, user: str, query: Any, body: Data, number: str) -> list[Data]:
+        self._check_writer(user)
         self.issues[int(number)]["labels"] += [{"name": name} for name in body["labels"]]
         return list(self.issues[int(number)]["labels"])
 
-    def _comment(self, who: str, query: Any, body: Data, number: str) -> Data:
-        comment = {"id": next(self._ids), "body": body["body"], "user": {"login": who}}
+    def _comment(self, user: str, query: Any, body: Data, number: str) -> Data:
+        comment = {"id": next(self._ids), "body": body["body"], "user": {"login": user}}
         self.comments[int(number)].append(comment)
         return comment
 
-    def _permission(self, who: str, query: Any, body: Any, login: str) -> Data:
+    def _permission(self, user: str, query: Any, body: Any, login: str) -> Data:
         if login not in self.permissions:
             raise Wrong(404, "Not Found")
-        if self.kind == "gitea" and who != login and self.permissions[who] != "admin":
+        if self.kind == "gitea" and user != login and self.permissions[user] != "admin":
             raise Wrong(403, "Only admins can query all permissions")
         return {"permission": self.permissions[login], "user": {"login": login}}
 
@@ -288,7 +288,7 @@ class FakeForge:
         )
         return refs.get(f"refs/heads/{branch}", "")
 
-    def _list_pulls(self, who: str, query: Mapping[str, list[str]], body: Any) -> list[Data]:
+    def _list_pulls(self, user: str, query: Mapping[str, list[str]], body: Any) -> list[Data]:
         pulls = list(self.pulls.values())[::-1]
         if self.kind == "github" and (head := query.get("head", [""])[0]):
             pulls = [pull for pull in pulls if pull["head"]["label"] == head]
@@ -296,7 +296,7 @@ class FakeForge:
             pulls = [pull for pull in pulls if pull["user"]["login"] == poster]
         return [self._with_commits(pull) for pull in pulls]
 
-    def _new_pull(self, who: str, query: Any, body: Data) -> Data:
+    def _new_pull(self, user: str, query: Any, body: Data) -> Data:
         owner, _, branch = body["head"].rpartition(":")
         if not owner and not self.sha(branch):
             raise Wrong(422 if self.kind == "github" else 404, "head invalid")
@@ -320,14 +320,14 @@ class FakeForge:
             "state": "open",
             "title": body["title"],
             "body": body["body"],
-            "user": {"login": who},
+            "user": {"login": user},
             "head": {"ref": branch, "label": label, "repo": {"full_name": source}},
             "base": {"ref": body["base"]},
         }
-        return self._list_pulls(who, {}, None)[0]
+        return self._list_pulls(user, {}, None)[0]
 
-    def _review(self, who: str, query: Any, body: Data, number: str) -> Data:
-        if who == self.pulls[int(number)]["user"]["login"]:
+    def _review(self, user: str, query: Any, body: Data, number: str) -> Data:
+        if user == self.pulls[int(number)]["user"]["login"]:
             raise Wrong(422, "you cannot request changes to your own pull request")
         names = (
             {"REQUEST_CHANGES": "CHANGES_REQUESTED", "COMMENT": "COMMENTED"}
@@ -343,13 +343,13 @@ class FakeForge:
             "id": next(self._ids),
             "state": state,
             "body": body["body"],
-            "user": {"login": who},
+            "user": {"login": user},
             "remarks": remarks,
         }
         self.reviews[int(number)].append(review)
         return review
 
-    def _remarks(self, who: str, query: Any, body: Any, number: str, review: str) -> list[Data]:
+    def _remarks(self, user: str, query: Any, body: Any, number: str, review: str) -> list[Data]:
         stored_review = next(
             item for item in self.reviews[int(number)] if item["id"] == int(review)
         )

@@ -84,7 +84,7 @@ async def test_a_tenant_cannot_access_another_tenants_data(app: ToolServer, site
     assert fresh.output["text"] != page.output["text"]
     # Tools that were disabled for them are unavailable to them, and available to us.
     await Switches(app.bus.bucket(SWITCHES)).switch(
-        "elsewhere", "files.read", enabled=False, who="ann"
+        "elsewhere", "files.read", enabled=False, actor="ann"
     )
     async with asyncio.timeout(60):
         while (

@@ -180,8 +180,8 @@ async def test_another_caller_and_another_token_are_refused(app: ToolServer) -> 
 async def test_the_workspace_of_a_kernel_task_is_opened_by_its_first_execution(
     app: ToolServer,
 ) -> None:
-    async def find(workspace: str, who: Principal) -> PendingWorkspace | None:
-        del who
+    async def find(workspace: str, principal: Principal) -> PendingWorkspace | None:
+        del principal
         return (
             PendingWorkspace(RepositoryRef(url=str(app.repo)), "dev")
             if workspace == "task-1"

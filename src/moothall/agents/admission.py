@@ -103,7 +103,7 @@ class CallAdmission:
 
     @asynccontextmanager
     async def admit(
-        self, who: Principal, text: int, seconds: int = 0, *, uses_model: bool = True
+        self, principal: Principal, text: int, seconds: int = 0, *, uses_model: bool = True
     ) -> AsyncIterator[Callable[[], None]]:
         """Admit a call of `text` characters for at most `seconds` (0: the default).
 
@@ -111,8 +111,8 @@ class CallAdmission:
         pass the breaker. A time limit that the caller chose is not a failure of the service.
         Raises `TokenLimit`, `TooOften`, `CircuitOpen`, `TimedOut`, `InvalidRequest`.
         """
-        self._check_limits(who, text, seconds)
-        call = self._enter_circuit(who.tenant) if uses_model else None
+        self._check_limits(principal, text, seconds)
+        call = self._enter_circuit(principal.tenant) if uses_model else None
         limit_seconds = min(
             seconds or self._settings.timeout_seconds, self._settings.timeout_seconds
         )
@@ -123,7 +123,7 @@ class CallAdmission:
             failed = True
 
         try:
-            with self._counted(who.tenant):
+            with self._counted(principal.tenant):
                 async with asyncio.timeout(limit_seconds):
                     yield mark_failed
         except TimeoutError as error:
@@ -155,7 +155,7 @@ class CallAdmission:
                 max(error.seconds, 1.0),
             ) from None
 
-    def _check_limits(self, who: Principal, text: int, seconds: int) -> None:
+    def _check_limits(self, principal: Principal, text: int, seconds: int) -> None:
         if seconds < 0:
             raise InvalidRequest(
                 f"timeout_seconds is {seconds}; give the seconds that it may take, or 0 for the "
@@ -167,8 +167,8 @@ class CallAdmission:
                 f"token_limit: the query has about {tokens:,} tokens; at most "
                 f"{_MAX_TOKENS:,} are taken"
             )
-        self._take_from_bucket(who)
-        if self._active[who.tenant] >= self._settings.tasks:
+        self._take_from_bucket(principal)
+        if self._active[principal.tenant] >= self._settings.tasks:
             raise TooOften(
                 f"rate_limited: {self._settings.tasks} queries are under way; ask again later"
             )
@@ -184,19 +184,20 @@ class CallAdmission:
             if not self._active[tenant]:
                 del self._active[tenant]
 
-    def _take_from_bucket(self, who: Principal) -> None:
+    def _take_from_bucket(self, principal: Principal) -> None:
         """Take a token from the caller's bucket, which is refilled with `calls_a_second` up to one
         second's worth. Raises `TooOften`.
         """
         rate, now = self._settings.calls_a_second, monotonic()
         capacity = max(rate, 1.0)
-        tokens, updated_at = self._buckets.get((who.tenant, who.name), (capacity, now))
+        tokens, updated_at = self._buckets.get((principal.tenant, principal.name), (capacity, now))
         tokens = min(capacity, tokens + (now - updated_at) * rate)
         if tokens < 1:
             raise TooOften(
-                f"rate_limited: {who.name} may ask {rate:g} times a second", (1 - tokens) / rate
+                f"rate_limited: {principal.name} may ask {rate:g} times a second",
+                (1 - tokens) / rate,
             )
-        self._buckets[(who.tenant, who.name)] = (tokens - 1, now)
+        self._buckets[(principal.tenant, principal.name)] = (tokens - 1, now)
 
 
 # Sessions: successive queries of one caller. Their context is stored on the bus; each has a
@@ -226,7 +227,7 @@ class AgentSessions:
         self._open: dict[tuple[str, ...], OpenedSession] = {}
         self._opening: defaultdict[tuple[str, ...], asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def with_session(self, query: Query, who: Principal) -> Query:
+    async def with_session(self, query: Query, principal: Principal) -> Query:
         """Return the query with the stored context of its session. Fields that the query sets take
         precedence.
         """
@@ -235,7 +236,7 @@ class AgentSessions:
             return query
         stored = (
             load(SessionContext, document)
-            if (document := await self._bucket.get(self._key(who, session.session_id)))
+            if (document := await self._bucket.get(self._key(principal, session.session_id)))
             else SessionContext()
         )
         merged = SessionContext(
@@ -250,14 +251,14 @@ class AgentSessions:
         return replace(query, session=merged)
 
     async def keep(
-        self, query: Query, who: Principal, turn: Sequence[str], used: SessionContext
+        self, query: Query, principal: Principal, turn: Sequence[str], used: SessionContext
     ) -> None:
         """Add a question and its answer to a session, and the changes in `used`. Raises `Temporary`
         if other writers keep interfering.
         """
         if not query.session.session_id:
             return
-        key = self._key(who, query.session.session_id)
+        key = self._key(principal, query.session.session_id)
         lines = tuple(line[:_ANSWER_CHARS] for line in turn if line)
         for _ in range(_MAX_TRIES):
             document, revision = await self._bucket.get_with_revision(key)
@@ -284,35 +285,41 @@ class AgentSessions:
         raise Temporary(f"session {query.session.session_id} is written by too many at once")
 
     @asynccontextmanager
-    async def workspace(self, query: Query, who: Principal) -> AsyncIterator[OpenedSession]:
+    async def workspace(self, query: Query, principal: Principal) -> AsyncIterator[OpenedSession]:
         """Yield a workspace on the query's repository, or on an empty one. A session's workspace
         stays open; without a session, it is closed at the end of the block.
         """
         repository = query.repository()
         if not query.session.session_id:
-            opened = await self._open_workspace(query, who, repository)
+            opened = await self._open_workspace(query, principal, repository)
             try:
                 yield opened
             finally:
                 with suppress(NotFound):  # its time was over
-                    await self._tool_sessions.close(who, opened.workspace)
+                    await self._tool_sessions.close(principal, opened.workspace)
             return
-        key = (who.tenant, who.name, query.session.session_id, query.role, repr(repository))
+        key = (
+            principal.tenant,
+            principal.name,
+            query.session.session_id,
+            query.role,
+            repr(repository),
+        )
         async with self._opening[key]:
             opened_session = self._open.get(key)
             if opened_session is None or not self._tool_sessions.is_open(opened_session.workspace):
                 self._drop_closed()
                 self._open[key] = opened_session = await self._open_workspace(
-                    query, who, repository
+                    query, principal, repository
                 )
         yield opened_session
 
     async def _open_workspace(
-        self, query: Query, who: Principal, repository: RepositoryRef | None
+        self, query: Query, principal: Principal, repository: RepositoryRef | None
     ) -> OpenedSession:
-        repository_or_blank = repository or await self.blank(who.tenant)
+        repository_or_blank = repository or await self.blank(principal.tenant)
         return await self._tool_sessions.open(
-            who, repository_or_blank, query.role, _SESSION_SECONDS
+            principal, repository_or_blank, query.role, _SESSION_SECONDS
         )
 
     def _drop_closed(self) -> None:
@@ -323,8 +330,8 @@ class AgentSessions:
                 if not self._opening[key].locked():
                     del self._opening[key]
 
-    def _key(self, who: Principal, session_id: str) -> str:
-        return f"{who.tenant}.{digest(who.name, session_id)[:40]}"
+    def _key(self, principal: Principal, session_id: str) -> str:
+        return f"{principal.tenant}.{digest(principal.name, session_id)[:40]}"
 
 
 def written_paths(specs: Mapping[str, ToolSpec], calls: Sequence[Action]) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ class ToolSequenceRunner:
         self._rates = Rates()
 
     async def run_tools(
-        self, who: Principal, opened: OpenedSession, actions: Sequence[Action], task_id: str
+        self, principal: Principal, opened: OpenedSession, actions: Sequence[Action], task_id: str
     ) -> tuple[ToolRun, ...]:
         """Run tools and return their results, in order. A failed tool does not stop the others.
 
@@ -71,8 +71,8 @@ class ToolSequenceRunner:
                 call = ToolCall(
                     request_id, action.tool, action.arguments, datetime.now(UTC) + _MAX_CALL_TIME
                 )
-                result = self._too_often(who, call) or await self._tool_sessions.call(
-                    who, opened.workspace, opened.token, call
+                result = self._too_often(principal, call) or await self._tool_sessions.call(
+                    principal, opened.workspace, opened.token, call
                 )
                 return ToolRun(action, f"{task_id}.{index}", result)
 
@@ -82,11 +82,11 @@ class ToolSequenceRunner:
             ]
         return tuple(task.result() for task in running)
 
-    def _too_often(self, who: Principal, call: ToolCall) -> ToolResult | None:
+    def _too_often(self, principal: Principal, call: ToolCall) -> ToolResult | None:
         spec = self._tool_sessions.gateway.catalogue.get(call.tool)
         if spec is None or not spec.dangerous:
             return None
-        seconds = self._rates.take((who.tenant, who.name, call.tool), spec)
+        seconds = self._rates.take((principal.tenant, principal.name, call.tool), spec)
         if not seconds:
             return None
         return ToolResult(

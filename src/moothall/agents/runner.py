@@ -79,7 +79,7 @@ class AgentRun:
     """
 
     deliberations: Deliberations
-    who: Principal
+    principal: Principal
     repository: RepositoryRef
     name: str
     at_once: int
@@ -155,12 +155,12 @@ class AgentRun:
     async def _run_deliberation(self, request: DeliberationRequest) -> Outcome:
         """Run a deliberation and return its outcome. Cancel it if the run is interrupted."""
         try:
-            return await run_deliberation(self.deliberations, request, self.who)
+            return await run_deliberation(self.deliberations, request, self.principal)
         except asyncio.CancelledError:
             with suppress(MoothallError, TimeoutError):
                 async with asyncio.timeout(_CANCEL_SECONDS):
                     await self.deliberations.cancel(
-                        check_task_id(request.task_id), "interrupted", self.who
+                        check_task_id(request.task_id), "interrupted", self.principal
                     )
             raise
 
@@ -184,7 +184,7 @@ class AgentRun:
             Constraints(),
         )
         merged = await merge_commits(
-            self.deliberations, self._task_id(spec.name, "base"), commits, target, self.who
+            self.deliberations, self._task_id(spec.name, "base"), commits, target, self.principal
         )
         if not merged.commit_sha:
             return None, f"what it needs could not be brought together: {failure_reason(merged)}"

@@ -139,25 +139,25 @@ class AgentTasks:
         self.memory_mb = memory_mb
         self._admission = CallAdmission(settings)
 
-    def count_active(self, who: Principal) -> int:
+    def count_active(self, principal: Principal) -> int:
         """Return how many queries of the caller's tenant are running."""
-        return self._admission.count_active(who.tenant)
+        return self._admission.count_active(principal.tenant)
 
     @property
     def most(self) -> int:
         """The most queries of one tenant that may run at a time."""
         return self._settings.tasks
 
-    def list_tools(self, who: Principal) -> tuple[ToolSpec, ...]:
+    def list_tools(self, principal: Principal) -> tuple[ToolSpec, ...]:
         """Return the tools of the caller's tenant."""
-        return self._tool_sessions.list_tools(who)
+        return self._tool_sessions.list_tools(principal)
 
-    async def execute(self, query: Query, who: Principal) -> Report:
+    async def execute(self, query: Query, principal: Principal) -> Report:
         """Run a query to its end. Raises what admission, the deliberation service and the tool
         sessions raise.
         """
         report: Report | None = None
-        async with aclosing(self.steps(query, who)) as steps:
+        async with aclosing(self.steps(query, principal)) as steps:
             async for step in steps:
                 if isinstance(step, Report):
                     report = step
@@ -165,7 +165,9 @@ class AgentTasks:
             raise AssertionError("the last step is the report")
         return report
 
-    async def steps(self, query: Query, who: Principal) -> AsyncGenerator[QueryUpdate | Report]:
+    async def steps(
+        self, query: Query, principal: Principal
+    ) -> AsyncGenerator[QueryUpdate | Report]:
         """Yield updates, the first once the query is admitted, and at last the report. Closing the
         generator ends the query.
         """
@@ -173,16 +175,16 @@ class AgentTasks:
         query = query.with_known_tools(self._tool_sessions.gateway.catalogue)
         actions = query.direct()
         if actions is None:  # tools do not use the session
-            query = await self._sessions.with_session(query, who)
+            query = await self._sessions.with_session(query, principal)
         admitted_call = self._admission.admit(
-            who, query.length, query.timeout_seconds, uses_model=actions is None
+            principal, query.length, query.timeout_seconds, uses_model=actions is None
         )
         async with admitted_call as mark_failed:
             yield QueryUpdate("begins")
             stream = (
-                self._run_tools(query, who, actions)
+                self._run_tools(query, principal, actions)
                 if actions is not None
-                else self._run_deliberation(query, who)
+                else self._run_deliberation(query, principal)
             )
             async with aclosing(stream) as updates:
                 async for update in updates:
@@ -192,15 +194,15 @@ class AgentTasks:
                         )
                         if report.is_fault:
                             mark_failed()
-                        await self._save_session(query, who, report)
+                        await self._save_session(query, principal, report)
                         yield report
                     else:
                         yield update
 
     async def _run_tools(
-        self, query: Query, who: Principal, actions: tuple[Action, ...]
+        self, query: Query, principal: Principal, actions: tuple[Action, ...]
     ) -> AsyncGenerator[QueryUpdate | Report]:
-        known = {spec.name: spec for spec in self.list_tools(who)}
+        known = {spec.name: spec for spec in self.list_tools(principal)}
         for action in actions:
             if action.tool not in known:
                 raise InvalidRequest(
@@ -208,9 +210,11 @@ class AgentTasks:
                     "are"
                 )
             yield QueryUpdate(f"runs {action.tool}", action=action)
-        async with self._sessions.workspace(query, who) as opened:
+        async with self._sessions.workspace(query, principal) as opened:
             try:
-                runs = await self._sequence_runner.run_tools(who, opened, actions, query.task_id)
+                runs = await self._sequence_runner.run_tools(
+                    principal, opened, actions, query.task_id
+                )
             except* MoothallError as group:
                 raise _first_error(group) from None
         for run in runs:
@@ -234,22 +238,24 @@ class AgentTasks:
         yield Report(query.task_id, status, Mode.SIMPLE, "" if errors else result, errors, runs)
 
     async def _run_deliberation(
-        self, query: Query, who: Principal
+        self, query: Query, principal: Principal
     ) -> AsyncGenerator[QueryUpdate | Report]:
-        request = await self._request_for(query, who)
+        request = await self._request_for(query, principal)
         task_id = check_task_id(request.task_id)
         submitted = ended = False
         answer, progress, served = _PartialAnswer(), 0.0, ""
         runs: list[ToolRun] = []
         try:
-            submitted_request = await self._deliberations.submit(request, who)
+            submitted_request = await self._deliberations.submit(request, principal)
             submitted = True
             events: AsyncGenerator[Recorded | Writing, None] = self._deliberations.watch(
-                task_id, 0, who
+                task_id, 0, principal
             )
             # With several seats, the text of none of them is the answer.
             texts = (
-                [self._deliberations.watch_text(task_id, who)] if request.num_agents == 1 else []
+                [self._deliberations.watch_text(task_id, principal)]
+                if request.num_agents == 1
+                else []
             )
             async with aclosing(merge(events, *texts, most=_STREAM_BUFFER)) as updates:
                 async for item in updates:
@@ -268,11 +274,11 @@ class AgentTasks:
                     if update is not None:
                         progress = max(progress, update.progress)
                         yield update
-            outcome = await self._deliberations.wait(task_id, who)
+            outcome = await self._deliberations.wait(task_id, principal)
             ended = True
         finally:
             if submitted and not ended:
-                await asyncio.shield(self._cancel(task_id, who))
+                await asyncio.shield(self._cancel(task_id, principal))
         report = _report_of(outcome, query)
         if report.status == "timeout" and query.timeout_seconds:
             # Admission raises the timeout once the caller's time is over.
@@ -289,7 +295,7 @@ class AgentTasks:
             served=served,
         )
 
-    async def _request_for(self, query: Query, who: Principal) -> DeliberationRequest:
+    async def _request_for(self, query: Query, principal: Principal) -> DeliberationRequest:
         """Return the deliberation that answers a query. Raises `InvalidRequest`."""
         if not query.query.strip():
             raise InvalidRequest(
@@ -297,11 +303,13 @@ class AgentTasks:
                 "tool_calls)"
             )
         request = _deliberation_request(
-            query, self._seconds_for(query), await self._repository_for(query, who)
+            query, self._seconds_for(query), await self._repository_for(query, principal)
         )
-        return replace(request, tools=() if request.about_text else self._tools_for(query, who))
+        return replace(
+            request, tools=() if request.about_text else self._tools_for(query, principal)
+        )
 
-    async def _repository_for(self, query: Query, who: Principal) -> RepositoryRef | None:
+    async def _repository_for(self, query: Query, principal: Principal) -> RepositoryRef | None:
         """Return the repository that the query names, else an empty one, or None to work on text.
 
         A council without a repository has no tests to judge by and works on text. A single agent in
@@ -314,7 +322,7 @@ class AgentTasks:
         return (
             repository
             if repository is not None or not has_tools
-            else await self._sessions.blank(who.tenant)
+            else await self._sessions.blank(principal.tenant)
         )
 
     def _seconds_for(self, query: Query) -> int:
@@ -331,7 +339,7 @@ class AgentTasks:
             seconds = min(seconds * _RESERVE_FACTOR + 1, seconds + _RESERVE_SECONDS)
         return max(1, int(min(math.ceil(seconds), self._deliberation_seconds)))
 
-    def _tools_for(self, query: Query, who: Principal) -> tuple[str, ...]:
+    def _tools_for(self, query: Query, principal: Principal) -> tuple[str, ...]:
         """Return the tools of its role that an agent may use, () for all.
 
         Raises `InvalidRequest` if none is left.
@@ -340,7 +348,7 @@ class AgentTasks:
         if allowed is None:
             return ()
         grant = self._tool_sessions.gateway.grant_for(query.role)
-        granted = [spec.name for spec in self.list_tools(who) if is_granted(grant, spec.name)]
+        granted = [spec.name for spec in self.list_tools(principal) if is_granted(grant, spec.name)]
         if tools := tuple(name for name in granted if name in allowed):
             return tools
         raise InvalidRequest(
@@ -348,23 +356,25 @@ class AgentTasks:
             f"{', '.join(granted[:5])}; DiscoverTools lists all"
         )
 
-    async def _cancel(self, task_id: TaskId, who: Principal) -> None:
+    async def _cancel(self, task_id: TaskId, principal: Principal) -> None:
         with suppress(MoothallError, TimeoutError):
             async with asyncio.timeout(_CANCEL_SECONDS):
                 await self._deliberations.cancel(
-                    task_id, "its caller went away, or its time was over", who
+                    task_id, "its caller went away, or its time was over", principal
                 )
 
-    async def _save_session(self, query: Query, who: Principal, report: Report) -> None:
+    async def _save_session(self, query: Query, principal: Principal, report: Report) -> None:
         calls = [run.action for run in report.ran if run.ok]
         new_context = SessionContext(
-            files_created=written_paths({spec.name: spec for spec in self.list_tools(who)}, calls),
+            files_created=written_paths(
+                {spec.name: spec for spec in self.list_tools(principal)}, calls
+            ),
             tools_used=tuple(dict.fromkeys(run.action.tool for run in report.ran)),
             total_tokens_used=report.usage.tokens,
             total_cost_usd=report.usage.cost_usd,
         )
         turn = (query.query, report.result or report.error) if report.agents else ()
-        await self._sessions.keep(query, who, turn, new_context)
+        await self._sessions.keep(query, principal, turn, new_context)
 
 
 def _first_error(group: BaseExceptionGroup[MoothallError]) -> MoothallError:

@@ -84,10 +84,10 @@ class Context(pb_grpc.ContextServiceServicer):
         roles = tuple(dict.fromkeys(map(read_role, request.roles)))
         if not roles:
             raise InvalidRequest("roles is empty: give roles, such as dev and qa")
-        who, story_id = caller(), check_id(request.case_id, "case_id")
+        principal, story_id = caller(), check_id(request.case_id, "case_id")
         if (
             not request.persist_bundle
-            and (stored := await self._bundles.find(request, who)) is not None
+            and (stored := await self._bundles.find(request, principal)) is not None
         ):
             return stored
         packs: dict[str, pb.RoleContextPack] = {}
@@ -100,16 +100,20 @@ class Context(pb_grpc.ContextServiceServicer):
                 summaries=request.include_summaries,
                 events=request.timeline_events,
             )
-            packs[role] = _role_context(await self._briefings.brief(briefing_request, who))
+            packs[role] = _role_context(await self._briefings.brief(briefing_request, principal))
             graph_rows += await self._query_graph(
-                "context", story_id=story_id, role=role, limit=_MAX_COUNTED_ROWS, tenant=who.tenant
+                "context",
+                story_id=story_id,
+                role=role,
+                limit=_MAX_COUNTED_ROWS,
+                tenant=principal.tenant,
             )
         stats = pb.SessionStats(roles=roles, **_count_rows(graph_rows))
         bundle = pb.RehydrateSessionResponse(
             case_id=story_id, generated_at_ms=self._bundles.now_ms(), packs=packs, stats=stats
         )
         if request.persist_bundle:
-            await self._bundles.store(request, bundle, who)
+            await self._bundles.store(request, bundle, principal)
         return bundle
 
     async def ValidateScope(

@@ -137,7 +137,7 @@ class Bundles:
         self,
         request: pb.RehydrateSessionRequest,
         bundle: pb.RehydrateSessionResponse,
-        who: Principal,
+        principal: Principal,
     ) -> None:
         """Store a bundle in place of an earlier one, and set its expiry. Raises `InvalidRequest`,
         `BusUnavailable`.
@@ -149,13 +149,13 @@ class Bundles:
                 f"{_MAX_SECONDS}"
             )
         bundle.expires_at_ms = bundle.generated_at_ms + seconds * 1000
-        await self._bucket.put(_key(request, who), json_format.MessageToDict(bundle))
+        await self._bucket.put(_key(request, principal), json_format.MessageToDict(bundle))
 
     async def find(
-        self, request: pb.RehydrateSessionRequest, who: Principal
+        self, request: pb.RehydrateSessionRequest, principal: Principal
     ) -> pb.RehydrateSessionResponse | None:
         """Return the caller's bundle for the same request; None if it is missing or expired."""
-        document = await self._bucket.get(_key(request, who))
+        document = await self._bucket.get(_key(request, principal))
         bundle = (
             json_format.ParseDict(dict(document), pb.RehydrateSessionResponse())
             if document
@@ -164,14 +164,14 @@ class Bundles:
         return bundle if bundle is not None and bundle.expires_at_ms > self.now_ms() else None
 
 
-def _key(request: pb.RehydrateSessionRequest, who: Principal) -> str:
+def _key(request: pb.RehydrateSessionRequest, principal: Principal) -> str:
     """Return the key of a request. It includes the table of scopes: after a change, nobody gets a
     bundle with more than they may see now.
     """
     flags = (request.include_timeline, request.include_summaries, request.timeline_events)
     roles = sorted({role.strip().lower() for role in request.roles})
-    parts = (who.name, request.case_id, *roles, *map(str, flags), scopes().model_dump_json())
-    return f"{who.tenant}.{digest(*parts)[:40]}"
+    parts = (principal.name, request.case_id, *roles, *map(str, flags), scopes().model_dump_json())
+    return f"{principal.tenant}.{digest(*parts)[:40]}"
 
 
 # The services that the API servers call.

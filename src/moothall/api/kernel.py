@@ -39,7 +39,7 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
         self, request: pb.CreateTaskRequest, context: Any
     ) -> pb.CreateTaskResponse:
         """Submit a task and return the capability token of its workspace."""
-        who = caller()
+        principal = caller()
         deliberation_request = DeliberationRequest(
             description=request.prompt,
             role=request.agent or ROLE,
@@ -50,11 +50,13 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
             budget=protobuf.from_message(Budget, request.budget),
             follows=request.follows,
         )
-        deliberation = await self._deliberations.submit(deliberation_request, who)
+        deliberation = await self._deliberations.submit(deliberation_request, principal)
         token = ""
         if deliberation.base_sha is not None:
             seconds = (deliberation.deadline - datetime.now(UTC)).total_seconds()
-            token = self._tool_sessions.token(who, deliberation.task_id, deliberation.role, seconds)
+            token = self._tool_sessions.token(
+                principal, deliberation.task_id, deliberation.role, seconds
+            )
         return pb.CreateTaskResponse(task_id=deliberation.own_id, capability_token=token)
 
     async def StreamTaskEvents(
@@ -91,13 +93,13 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
         self, request: pb.CancelTaskRequest, context: Any
     ) -> pb.CancelTaskResponse:
         """Cancel a task and close its workspace."""
-        who = caller()
+        principal = caller()
         task_id = check_task_id(request.task_id)
         status = await self._deliberations.cancel(
-            task_id, request.reason or "cancelled by its caller", who
+            task_id, request.reason or "cancelled by its caller", principal
         )
         with suppress(NotFound):  # no tool was ever called
-            await self._tool_sessions.close(who, task_id)
+            await self._tool_sessions.close(principal, task_id)
         return pb.CancelTaskResponse(status=status.value)
 
 

@@ -64,8 +64,8 @@ class Submitted:
 class RemoteKernel:
     """A client that submits deliberations, or tasks of one agent, to a server and follows them.
     Each is followed at the service that accepted it: with one process per role, no server has both
-    services. The token identifies the caller; `who` is ignored. `pause_seconds` is the first delay
-    before a reconnect; it doubles.
+    services. The token identifies the caller; `principal` is ignored. `pause_seconds` is the first
+    delay before a reconnect; it doubles.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class RemoteKernel:
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._retry_pause_seconds = pause_seconds
 
-    async def submit(self, request: DeliberationRequest, who: Principal) -> Submitted:
+    async def submit(self, request: DeliberationRequest, principal: Principal) -> Submitted:
         """Create a task. Repeating a request returns the same task. Raises the server's errors."""
-        del who
+        del principal
         if request.protocol != "ask":
             return await self._submit_deliberation(request)
         constraints, budget = request.constraints, request.budget
@@ -125,12 +125,12 @@ class RemoteKernel:
         return Submitted(task_id)
 
     async def watch(
-        self, task_id: TaskId, after_seq: int, who: Principal
+        self, task_id: TaskId, after_seq: int, principal: Principal
     ) -> AsyncGenerator[Recorded, None]:
         """Yield the task's events until its decision. A lost connection is reopened after the last
         seq.
         """
-        del who
+        del principal
         last_seq, failures = after_seq, 0
         while True:
             stream = self._open_stream(task_id, last_seq)
@@ -161,21 +161,23 @@ class RemoteKernel:
             metadata=self._metadata,
         )
 
-    async def result(self, task_id: TaskId, who: Principal) -> Outcome:
+    async def result(self, task_id: TaskId, principal: Principal) -> Outcome:
         """Wait for the outcome: the server offers no other way to read it."""
-        return await self.wait(task_id, who)
+        return await self.wait(task_id, principal)
 
-    async def wait(self, task_id: TaskId, who: Principal) -> Outcome:
+    async def wait(self, task_id: TaskId, principal: Principal) -> Outcome:
         """Wait for the outcome."""
-        async with aclosing(self.watch(task_id, 0, who)) as events:
+        async with aclosing(self.watch(task_id, 0, principal)) as events:
             async for recorded in events:
                 if recorded.event.type is EventType.DELIBERATION_DECIDED:
                     return load(Outcome, recorded.event.data)
         raise errors.NotFound(f"task {task_id!r} ended without a decision")
 
-    async def cancel(self, task_id: TaskId, reason: str, who: Principal) -> DeliberationStatus:
+    async def cancel(
+        self, task_id: TaskId, reason: str, principal: Principal
+    ) -> DeliberationStatus:
         """Cancel a task and return its status."""
-        del who
+        del principal
         if task_id in self._deliberation_ids:
             cancel_request = council_pb.CancelDeliberationRequest(task_id=task_id, reason=reason)
             return protobuf.read_status(

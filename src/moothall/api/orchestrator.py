@@ -68,10 +68,10 @@ class QuotaCalls:
 
 def _tenant_of(name: str) -> str:
     """Return the tenant that a request is about. Raises `Refused`."""
-    who = caller()
-    if name and name != who.tenant:
-        refuse_unless_operator(who)
-    return name or who.tenant
+    principal = caller()
+    if name and name != principal.tenant:
+        refuse_unless_operator(principal)
+    return name or principal.tenant
 
 
 def _to_quotas(values: Mapping[str, float]) -> pb.Quotas:
@@ -120,9 +120,9 @@ class CouncilCalls:
         self, request: pb.ListCouncilsRequest, context: Any
     ) -> pb.ListCouncilsResponse:
         """List the councils that exist."""
-        who = caller()
-        councils = await self._dependencies.councils.list(who, request.role_filter)
-        busy = self._dependencies.records.statistics.find_busy_agents(who)
+        principal = caller()
+        councils = await self._dependencies.councils.list(principal, request.role_filter)
+        busy = self._dependencies.records.statistics.find_busy_agents(principal)
         return pb.ListCouncilsResponse(
             councils=[
                 _council_info(
@@ -360,17 +360,17 @@ class OrchestratorService(
         )
 
     async def _submit_and_wait(
-        self, deliberation_request: DeliberationRequest, who: Principal
+        self, deliberation_request: DeliberationRequest, principal: Principal
     ) -> Outcome:
         """Submit a deliberation and wait for its outcome; cancel it if the call ends early."""
         submitted = False
         try:
-            deliberation = await self._deliberations.submit(deliberation_request, who)
+            deliberation = await self._deliberations.submit(deliberation_request, principal)
             submitted = True
-            return await self._deliberations.wait(deliberation.own_id, who)
+            return await self._deliberations.wait(deliberation.own_id, principal)
         except asyncio.CancelledError:
             if not self._dependencies.serving.stopping.is_set():
-                await self._abandon(deliberation_request, who, submitted=submitted)
+                await self._abandon(deliberation_request, principal, submitted=submitted)
             raise
 
     async def SubmitDeliberation(
@@ -388,22 +388,22 @@ class OrchestratorService(
         self, request: pb.GetDeliberationResultRequest, context: Any
     ) -> pb.GetDeliberationResultResponse:
         """Return the result so far. A planned task that waits for earlier tasks is PENDING."""
-        task_id, who = check_task_id(request.task_id), caller()
+        task_id, principal = check_task_id(request.task_id), caller()
         try:
-            outcome = await self._deliberations.result(task_id, who)
+            outcome = await self._deliberations.result(task_id, principal)
         except NotFound:
-            if not await self._dependencies.stories.plans.is_waiting(task_id, who):
+            if not await self._dependencies.stories.plans.is_waiting(task_id, principal):
                 raise
-            outcome = Outcome(task_id, DeliberationStatus.PENDING, tenant=who.tenant)
+            outcome = Outcome(task_id, DeliberationStatus.PENDING, tenant=principal.tenant)
         return protobuf.result_response(outcome)
 
     async def StreamDeliberation(
         self, request: pb.DeliberateRequest, context: Any
     ) -> AsyncIterator[pb.DeliberationUpdate]:
         """Submit a deliberation and stream its updates; it continues if the caller disconnects."""
-        who = caller()
-        deliberation = await self._deliberations.submit(protobuf.read_request(request), who)
-        async for update in self._updates(deliberation.own_id, 0, who):
+        principal = caller()
+        deliberation = await self._deliberations.submit(protobuf.read_request(request), principal)
+        async for update in self._updates(deliberation.own_id, 0, principal):
             yield update
 
     async def WatchDeliberation(
@@ -461,18 +461,18 @@ class OrchestratorService(
         )
 
     async def _updates(
-        self, task_id: TaskId, after_seq: int, who: Principal
+        self, task_id: TaskId, after_seq: int, principal: Principal
     ) -> AsyncIterator[pb.DeliberationUpdate]:
         progress = Progress()
         # Read from the beginning: progress is computed from all events, including those that the
         # caller has already seen.
-        async for recorded in self._deliberations.watch(task_id, 0, who):
+        async for recorded in self._deliberations.watch(task_id, 0, principal):
             progress, step = apply_event(progress, recorded)
             if recorded.comes_after(after_seq):
                 yield _update(task_id, recorded, step)
 
     async def _abandon(
-        self, deliberation_request: DeliberationRequest, who: Principal, *, submitted: bool
+        self, deliberation_request: DeliberationRequest, principal: Principal, *, submitted: bool
     ) -> None:
         """Cancel a deliberation whose caller has disconnected."""
         try:
@@ -480,9 +480,9 @@ class OrchestratorService(
                 if not submitted:
                     # The submission was interrupted and may have been recorded. Repeating it is
                     # harmless, and raises `AlreadyExists` if the id is another caller's.
-                    await self._deliberations.submit(deliberation_request, who)
+                    await self._deliberations.submit(deliberation_request, principal)
                 await self._deliberations.cancel(
-                    check_task_id(deliberation_request.task_id), "the caller went away", who
+                    check_task_id(deliberation_request.task_id), "the caller went away", principal
                 )
         except AlreadyExists:
             return

@@ -79,9 +79,9 @@ class Planning(pb_grpc.PlanningServiceServicer):
 
     async def GetStory(self, request: pb.GetStoryRequest, context: Any) -> pb.GetStoryResponse:
         """Return a story with its criteria, plan, check and budget account."""
-        who = caller()
-        card = await self._board.card(request.story_id, who)
-        account = await self._story_budgets.of(card.story.id, who.tenant, card.story.budget)
+        principal = caller()
+        card = await self._board.card(request.story_id, principal)
+        account = await self._story_budgets.of(card.story.id, principal.tenant, card.story.budget)
         return pb.GetStoryResponse(
             story=_story(card),
             ac=card.story.ac,
@@ -149,18 +149,22 @@ class Planning(pb_grpc.PlanningServiceServicer):
         """Move a story, or return what is missing for the move. With `seen_seq`, move only if
         nothing happened after that seq.
         """
-        who = caller()
-        if request.actor and request.actor != who.name:
+        principal = caller()
+        if request.actor and request.actor != principal.name:
             raise Refused(
-                f"actor is {request.actor[:80]!r}, but the token belongs to {who.name}: a story "
-                "cannot be moved in another user's name"
+                f"actor is {request.actor[:80]!r}, but the token belongs to {principal.name}: a "
+                "story cannot be moved in another user's name"
             )
         try:
             card = await self._board.move(
-                request.story_id, request.event, who, comment=request.comment, seen_seq=seen_seq
+                request.story_id,
+                request.event,
+                principal,
+                comment=request.comment,
+                seen_seq=seen_seq,
             )
         except Blocked as blocked:
-            card = await self._board.card(request.story_id, who)
+            card = await self._board.card(request.story_id, principal)
             return pb.TransitionResponse(
                 story_id=card.story.id,
                 state=card.position.state,
@@ -176,9 +180,9 @@ class Planning(pb_grpc.PlanningServiceServicer):
 
     async def comment(self, request: pb.CommentRequest, key: str) -> None:
         """Comment on a story; `key` identifies the request among the caller's."""
-        who = caller()
+        principal = caller()
         if not request.HasField("on"):
-            await self._board.comment(request.story_id, request.comment, who, key=key)
+            await self._board.comment(request.story_id, request.comment, principal, key=key)
             return
         position = request.on
         place = Spot(
@@ -189,7 +193,7 @@ class Planning(pb_grpc.PlanningServiceServicer):
             self._deliberations,
             request.story_id,
             request.comment,
-            who,
+            principal,
             place=place,
             key=key,
         )
@@ -299,7 +303,7 @@ class StoryCalls:
     _dependencies: ApiDependencies
 
     async def _submit_and_wait(
-        self, deliberation_request: DeliberationRequest, who: Principal
+        self, deliberation_request: DeliberationRequest, principal: Principal
     ) -> Outcome:
         raise NotImplementedError
 
@@ -309,7 +313,7 @@ class StoryCalls:
         """Let a council work on a task of a story. The deliberation is cancelled if the call ends
         early.
         """
-        who = caller()
+        principal = caller()
         deliberation_request = orchestration(request)
         if request.HasField("context_options"):
             briefing = await self._dependencies.context.briefings.brief(
@@ -320,13 +324,15 @@ class StoryCalls:
                     request.role,
                     "",
                 ),
-                who,
+                principal,
             )
             context_text = "\n\n".join(
                 part for part in (briefing.graph_text, briefing.history) if part
             )
             deliberation_request = replace(deliberation_request, context=context_text)
-        return protobuf.orchestrate_response(await self._submit_and_wait(deliberation_request, who))
+        return protobuf.orchestrate_response(
+            await self._submit_and_wait(deliberation_request, principal)
+        )
 
     async def ProcessPlanningEvent(
         self, request: orchestrator_pb.ProcessPlanningEventRequest, context: Any

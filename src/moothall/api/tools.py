@@ -115,9 +115,9 @@ class Tools:
         self.check_operator()
         if self._approvals is None:
             raise NotFound(f"no parked request {request_id[:80]!r}")
-        who = caller()
+        principal = caller()
         return await self._approvals.resolve(
-            who.tenant, request_id, allow=allow, approver=who.name, comment=reason
+            principal.tenant, request_id, allow=allow, approver=principal.name, comment=reason
         )
 
 

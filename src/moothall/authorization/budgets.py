@@ -277,18 +277,18 @@ class Quotas:
         return self._read_document(tenant, await self._bucket.get(_quotas_key(tenant)))
 
     async def change(
-        self, tenant: str, values: Mapping[str, float], who: Principal
+        self, tenant: str, values: Mapping[str, float], principal: Principal
     ) -> TenantQuotas:
         """Replace the values of a tenant that differ from the settings; 0 is no limit. Values that
         are left out are those of the settings. Other processes follow within `_CACHE_SECONDS`.
 
-        Raises `Refused` unless `who` is an operator, `InvalidRequest`, and `BusUnavailable`.
+        Raises `Refused` unless `principal` is an operator, `InvalidRequest`, and `BusUnavailable`.
         """
-        refuse_unless_operator(who)
+        refuse_unless_operator(principal)
         check_id(tenant, "tenant")
         load(Quota, values)
         now = self._clock().isoformat(timespec="seconds")
-        change = QuotaChange(who.name, now, dict(values))
+        change = QuotaChange(principal.name, now, dict(values))
 
         def record(document: Data | None) -> Data:
             earlier = self._read_document(tenant, document).changes
@@ -298,7 +298,7 @@ class Quotas:
         document = await compare_and_set(self._bucket, _quotas_key(tenant), record)
         changed = self._read_document(tenant, document)
         self._cache[tenant] = changed.quota
-        log.info("quotas were changed", tenant=tenant, actor=who.name, values=dict(values))
+        log.info("quotas were changed", tenant=tenant, actor=principal.name, values=dict(values))
         return changed
 
     async def _of(self, tenant: str) -> Quota:

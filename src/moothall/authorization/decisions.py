@@ -69,15 +69,15 @@ class Decisions:
         self._read: LRUCache[str, _Read] = LRUCache(_MAX_TENANTS)
         self._reading = asyncio.Lock()
 
-    async def last(self, who: Principal) -> Sequence[Decision]:
+    async def last(self, principal: Principal) -> Sequence[Decision]:
         """Return a tenant's decisions, latest first."""
         async with self._reading:
-            read = self._read.get(who.tenant) or _Read()
-            async for recorded in self._log.replay((Channel.AUDIT.of(who.tenant),), read.seq):
+            read = self._read.get(principal.tenant) or _Read()
+            async for recorded in self._log.replay((Channel.AUDIT.of(principal.tenant),), read.seq):
                 read.seq = recorded.seq
-                if recorded.event.tenant == who.tenant:
-                    read.last.extend(_decisions_in(recorded.event, who.tenant))
-            self._read[who.tenant] = read
+                if recorded.event.tenant == principal.tenant:
+                    read.last.extend(_decisions_in(recorded.event, principal.tenant))
+            self._read[principal.tenant] = read
             return tuple(reversed(read.last))
 
 

@@ -169,9 +169,9 @@ class _Overrides:
             async for key, document in changes:
                 self._apply(key, document)
 
-    async def _publish(self, key: str, who: str, reason: str, **fields: Any) -> None:
+    async def _publish(self, key: str, actor: str, reason: str, **fields: Any) -> None:
         time = datetime.now(UTC).isoformat(timespec="seconds")
-        document = {**fields, "who": who, "reason": reason[:500], "time": time}
+        document = {**fields, "who": actor, "reason": reason[:500], "time": time}
         await self._bucket.put(key, document)
         self._apply(key, document)
 
@@ -192,7 +192,7 @@ class Switches(_Overrides):
         return self._off.get(tenant, frozenset())
 
     async def switch(
-        self, tenant: str, tool: str, *, enabled: bool, who: str, reason: str = ""
+        self, tenant: str, tool: str, *, enabled: bool, actor: str, reason: str = ""
     ) -> None:
         """Switch a tool on or off for a tenant. Raises `InvalidRequest` for an unknown tool,
         `BusUnavailable`.
@@ -202,7 +202,7 @@ class Switches(_Overrides):
             raise InvalidRequest(
                 f"there is no tool {tool[:60]!r}; `moothall tools list` shows them"
             )
-        await self._publish(f"{tenant}.{tool}", who, reason, enabled=enabled)
+        await self._publish(f"{tenant}.{tool}", actor, reason, enabled=enabled)
 
     def _apply(self, key: str, document: Mapping[str, Any]) -> None:
         tenant, _, tool = key.partition(".")
@@ -223,12 +223,12 @@ class Revocations(_Overrides):
         """Return whether one of these ids was revoked."""
         return not self._ids.isdisjoint(ids)
 
-    async def revoke(self, token_or_workspace: str, *, who: str, reason: str = "") -> None:
+    async def revoke(self, token_or_workspace: str, *, actor: str, reason: str = "") -> None:
         """Revoke a token and its children by its id (`jti`), or all tokens of a workspace.
 
         Raises `InvalidRequest`, `BusUnavailable`.
         """
-        await self._publish(token_or_workspace, who, reason)
+        await self._publish(token_or_workspace, actor, reason)
 
     def _apply(self, key: str, document: Mapping[str, Any]) -> None:
         del document

@@ -187,13 +187,13 @@ def revoke(context: click.Context, *, name_or_id: str) -> None:
 
 
 def _document(item: AccessToken, now: float) -> dict[str, Any]:
-    who = item.principal
+    principal = item.principal
     refused = "revoked" if item.revoked is not None else "expired"
     return {
         "id": item.id,
-        "name": who.name,
-        "tenant": who.tenant,
-        "roles": list_roles(who),
+        "name": principal.name,
+        "tenant": principal.tenant,
+        "roles": list_roles(principal),
         "state": refused if item.refusal(now) else "valid",
         "created": item.created,
         "expires": item.ends,

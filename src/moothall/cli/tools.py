@@ -372,7 +372,7 @@ async def _switch(
     from moothall.toolkits.families import unset_tools
 
     async with open_switches(settings) as switches:
-        await switches.switch(tenant, name, enabled=enabled, who=LOCAL.name, reason=reason)
+        await switches.switch(tenant, name, enabled=enabled, actor=LOCAL.name, reason=reason)
     click.echo(f"{name} is {'enabled' if enabled else 'disabled'} for tenant {tenant}")
     if enabled and (missing := unset_tools(settings, tenant).get(name)):
         say(f"it is offered to nobody yet: {missing}")
@@ -391,7 +391,7 @@ async def revoke(settings: Settings, *, token_or_workspace: str, reason: str) ->
 
     async with open_log(settings, lambda _: None) as bus:
         await Revocations(bus.bucket(REVOKED)).revoke(
-            token_or_workspace, who=LOCAL.name, reason=reason
+            token_or_workspace, actor=LOCAL.name, reason=reason
         )
     click.echo(f"{token_or_workspace} is revoked")
 

@@ -188,11 +188,11 @@ class CouncilRegistry:
             )
         return council
 
-    async def list(self, who: Principal, role: str = "") -> Sequence[Council]:
+    async def list(self, principal: Principal, role: str = "") -> Sequence[Council]:
         """Return the configured councils, sorted by role; `role` selects one."""
         wanted_role = read_role(role) if role else ""
         await self.refresh()
-        known = self._tenants.get(who.tenant, {})
+        known = self._tenants.get(principal.tenant, {})
         return [
             council
             for name, council in sorted(known.items())
@@ -200,7 +200,7 @@ class CouncilRegistry:
         ]
 
     async def create(
-        self, role: str, num_agents: int, config: CouncilConfig, who: Principal
+        self, role: str, num_agents: int, config: CouncilConfig, principal: Principal
     ) -> Council:
         """Create a council of `num_agents` (0: the default). Repeating this changes nothing. Raises
         `AlreadyExists` if the role has a different council.
@@ -221,54 +221,54 @@ class CouncilRegistry:
             "agents": [dump(agent) for agent in council.agents],
             "config": dump(config),
         }
-        return await self._change(EventType.COUNCIL_CREATED, data, who)
+        return await self._change(EventType.COUNCIL_CREATED, data, principal)
 
-    async def delete(self, role: str, who: Principal) -> Council:
+    async def delete(self, role: str, principal: Principal) -> Council:
         """Delete a council and return it. Requests for the role are refused until another council
         is created.
         """
         role = read_role(role)
-        council = await self._require_council(role, who)
-        await self._change(EventType.COUNCIL_DELETED, {"role": role}, who)
+        council = await self._require_council(role, principal)
+        await self._change(EventType.COUNCIL_DELETED, {"role": role}, principal)
         return council
 
-    async def register(self, role: str, agent: Agent, who: Principal) -> Council:
+    async def register(self, role: str, agent: Agent, principal: Principal) -> Council:
         """Add an agent. Repeating this changes nothing. Raises `AlreadyExists` if its id has other
         data.
         """
         role = read_role(role)
         self._check_agent(agent)
-        council = await self._require_council(role, who)
+        council = await self._require_council(role, principal)
         if council.agent(agent.id) is None and len(council.agents) >= self._limits.agents:
             raise InvalidRequest(
                 f"the {role} council has {len(council.agents)} agents, and no more fit in "
                 "(limits.agents)"
             )
         return await self._change(
-            EventType.AGENT_REGISTERED, {"role": role, "agent": dump(agent)}, who
+            EventType.AGENT_REGISTERED, {"role": role, "agent": dump(agent)}, principal
         )
 
-    async def unregister(self, role: str, agent_id: str, who: Principal) -> Council:
+    async def unregister(self, role: str, agent_id: str, principal: Principal) -> Council:
         """Remove an agent. Raises `NotFound` if the council does not have it."""
         role = read_role(role)
         check_id(agent_id, "agent_id")
-        council = await self._require_council(role, who)
+        council = await self._require_council(role, principal)
         if council.agent(agent_id) is None:
             agent_ids = ", ".join(agent.id for agent in council.agents) or "none"
             raise NotFound(f"no agent {agent_id!r} in the {role} council; its agents: {agent_ids}")
         return await self._change(
-            EventType.AGENT_UNREGISTERED, {"role": role, "agent_id": agent_id}, who
+            EventType.AGENT_UNREGISTERED, {"role": role, "agent_id": agent_id}, principal
         )
 
-    async def _require_council(self, role: str, who: Principal) -> Council:
+    async def _require_council(self, role: str, principal: Principal) -> Council:
         await self.refresh()
-        council = self._tenants.get(who.tenant, {}).get(role)
+        council = self._tenants.get(principal.tenant, {}).get(role)
         if council is None:
             raise NotFound(f"no council was made for {role}; make one with CreateCouncil")
         return council
 
     async def _change(
-        self, event_type: EventType, data: Mapping[str, Any], who: Principal
+        self, event_type: EventType, data: Mapping[str, Any], principal: Principal
     ) -> Council:
         """Publish a change unless it has no effect, read it back, and return the resulting council.
 
@@ -276,16 +276,18 @@ class CouncilRegistry:
         event, a later one is another.
         """
         await self.refresh()
-        known = self._tenants.get(who.tenant, {})
+        known = self._tenants.get(principal.tenant, {})
         role = data["role"]
-        ordinal = f"{self._seq}-{digest(who.tenant, str(data))}"
-        event = write(event_type, f"council-{role}", dict(data), ordinal=ordinal, tenant=who.tenant)
+        ordinal = f"{self._seq}-{digest(principal.tenant, str(data))}"
+        event = write(
+            event_type, f"council-{role}", dict(data), ordinal=ordinal, tenant=principal.tenant
+        )
         after = apply_event(known, event)
         if after != known:
             seq = await self._bus.publish(event)
             await self.refresh()
             await self._check_order(event, seq)
-        return self._tenants.get(who.tenant, {}).get(role) or Council(role)
+        return self._tenants.get(principal.tenant, {}).get(role) or Council(role)
 
     async def _check_order(self, event: Event, seq: int) -> None:
         """Raise the error that results if another change came before ours."""

@@ -79,18 +79,18 @@ async def find_decision(log: Log, task_key: TaskKey) -> Recorded | None:
     return None
 
 
-async def read_conversation(log: Log, follows: str, who: Principal) -> Sequence[EndedTask]:
+async def read_conversation(log: Log, follows: str, principal: Principal) -> Sequence[EndedTask]:
     """Return the tasks before a question, the latest first.
 
     Raises `NotFound`, and `InvalidRequest` if the latest has not ended.
     """
     tasks: list[EndedTask] = []
-    task_key = key_of(check_task_id(follows, "follows"), who.tenant)
+    task_key = key_of(check_task_id(follows, "follows"), principal.tenant)
     while task_key and len(tasks) < _MAX_TASKS:
         request = await find_request(log, task_key)
         decision = (
             await find_decision(log, task_key)
-            if request is not None and request.event.tenant == who.tenant
+            if request is not None and request.event.tenant == principal.tenant
             else None
         )
         if request is not None and decision is not None:
@@ -101,7 +101,7 @@ async def read_conversation(log: Log, follows: str, who: Principal) -> Sequence[
             )
         elif tasks:
             break  # older tasks were removed
-        elif request is None or request.event.tenant != who.tenant:
+        elif request is None or request.event.tenant != principal.tenant:
             raise NotFound(f"no deliberation {follows!r} whose conversation could go on")
         else:
             raise InvalidRequest(
@@ -164,7 +164,7 @@ STEERING_CHARS = 4_000
 
 
 async def create_fork(
-    log: Log, fork: Fork, who: Principal, defaults: Defaults, now: datetime
+    log: Log, fork: Fork, principal: Principal, defaults: Defaults, now: datetime
 ) -> Deliberation:
     """Return another run of a task, with that task's id. Its only seat starts with recorded turns.
 
@@ -172,9 +172,9 @@ async def create_fork(
 
     Raises `NotFound`, and `InvalidRequest` with the available turns.
     """
-    task_key = key_of(check_task_id(fork.task_id, "the task to fork"), who.tenant)
+    task_key = key_of(check_task_id(fork.task_id, "the task to fork"), principal.tenant)
     request = await find_request(log, task_key)
-    if request is None or request.event.tenant != who.tenant:
+    if request is None or request.event.tenant != principal.tenant:
         raise NotFound(f"no deliberation {fork.task_id!r} to fork")
     if len(fork.words) > STEERING_CHARS:
         raise InvalidRequest(
@@ -194,7 +194,7 @@ async def create_fork(
         fork=beginning,
         deadline=now + timedelta(seconds=min(seconds, defaults.limits.deliberation_seconds)),
         max_turns=source.max_turns - (source.fork.turn if source.fork else 0) + beginning.turn,
-        principal=who.name,
+        principal=principal.name,
         adaptive=False,
         story_id="",
         plan_id="",

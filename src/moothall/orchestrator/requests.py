@@ -138,7 +138,7 @@ async def fail_seats(
 
 
 def refused_deliberation(
-    request: DeliberationRequest, who: Principal, now: datetime
+    request: DeliberationRequest, principal: Principal, now: datetime
 ) -> Deliberation:
     """Return the record of a request that cannot start: one seat, no rounds.
 
@@ -146,7 +146,7 @@ def refused_deliberation(
     """
     role = read_role(request.role)
     return Deliberation(
-        task_id=key_of(TaskId(request.task_id), who.tenant),
+        task_id=key_of(TaskId(request.task_id), principal.tenant),
         description=request.description,
         role=role,
         protocol=DEFAULT_PROTOCOL,
@@ -159,8 +159,8 @@ def refused_deliberation(
         story_id=request.story_id,
         plan_id=request.plan_id,
         origin=request.origin,
-        tenant=who.tenant,
-        principal=who.name,
+        tenant=principal.tenant,
+        principal=principal.name,
     )
 
 
@@ -193,7 +193,7 @@ class Defaults:
 
 def plan_deliberation(
     request: DeliberationRequest,
-    who: Principal,
+    principal: Principal,
     defaults: Defaults,
     now: datetime,
     council: Council | None = None,
@@ -218,7 +218,7 @@ def plan_deliberation(
     model_by_seat = {seat: models[number % len(models)] for number, seat in enumerate(names)}
     model_by_seat |= own_models
     return Deliberation(
-        task_id=_task_key(request.task_id or new_task_id(), "task_id", who),
+        task_id=_task_key(request.task_id or new_task_id(), "task_id", principal),
         description=request.description.strip(),
         role=role,
         protocol=protocol,
@@ -246,15 +246,17 @@ def plan_deliberation(
         elsewhere={} if request.merge and not judges else remote_seats(council, defaults.endpoints),
         tests_only=request.tests_only,
         document=request.document,
-        follows=_task_key(request.follows, "follows", who) if request.follows else TaskKey(""),
-        tenant=who.tenant,
-        principal=who.name,
+        follows=_task_key(request.follows, "follows", principal)
+        if request.follows
+        else TaskKey(""),
+        tenant=principal.tenant,
+        principal=principal.name,
         seed=defaults.seed if request.seed is None else request.seed,
     )
 
 
-def _task_key(task_id: str, field_name: str, who: Principal) -> TaskKey:
-    return key_of(check_task_id(task_id, field_name), who.tenant)
+def _task_key(task_id: str, field_name: str, principal: Principal) -> TaskKey:
+    return key_of(check_task_id(task_id, field_name), principal.tenant)
 
 
 def _check_texts(request: DeliberationRequest, limits: LimitSettings) -> None:
@@ -358,7 +360,7 @@ def _choose_repository(request: DeliberationRequest, defaults: Defaults) -> Repo
     return request.repository
 
 
-def digest_request(request: DeliberationRequest, who: Principal) -> str:
+def digest_request(request: DeliberationRequest, principal: Principal) -> str:
     """Return a digest that identifies a request.
 
     It excludes the context, because the graph grows and a repeated request must stay the same. It
@@ -385,7 +387,7 @@ def digest_request(request: DeliberationRequest, who: Principal) -> str:
     ):
         if not fields[name]:
             del fields[name]
-    return digest(str(sorted(fields.items())), who.tenant, who.name)
+    return digest(str(sorted(fields.items())), principal.tenant, principal.name)
 
 
 def _check_range(name: str, value: int, low: int, high: int, setting: str = "") -> int:

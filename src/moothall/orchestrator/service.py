@@ -138,12 +138,12 @@ class DeliberationService:
         self._request_seqs: LRUCache[TaskKey, int] = LRUCache(_MAX_KNOWN_TASKS)
         self._track_record = TrackRecord(bus)
 
-    async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
+    async def submit(self, request: DeliberationRequest, principal: Principal) -> Deliberation:
         """Check a request, fill in defaults, pin the base commit, record it and enqueue it. The
         returned `task_id` is the key; callers get `own_id`.
         """
         with telemetry.span("submit") as span:
-            deliberation = await self._submit(request, who)
+            deliberation = await self._submit(request, principal)
             span.set({"moothall.task_id": deliberation.task_id, "moothall.role": deliberation.role})
             span.set(
                 {
@@ -153,9 +153,11 @@ class DeliberationService:
             )
             return deliberation
 
-    async def _submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
-        request_digest = digest_request(request, who)
-        task_key = key_of(check_task_id(request.task_id), who.tenant) if request.task_id else None
+    async def _submit(self, request: DeliberationRequest, principal: Principal) -> Deliberation:
+        request_digest = digest_request(request, principal)
+        task_key = (
+            key_of(check_task_id(request.task_id), principal.tenant) if request.task_id else None
+        )
         # Look first, to avoid fetching a repository in vain. Requests without one are recorded
         # directly: the log refuses a second one.
         needs_lookup = (
@@ -164,22 +166,26 @@ class DeliberationService:
         if task_key and needs_lookup and (recorded := await find_request(self._bus, task_key)):
             return await self._return_recorded(recorded, request_digest)
         if request.fork is not None:
-            return await self._record_fork(request, request.fork, who, request_digest)
+            return await self._record_fork(request, request.fork, principal, request_digest)
         earlier_tasks = (
-            await read_conversation(self._bus, request.follows, who) if request.follows else ()
+            await read_conversation(self._bus, request.follows, principal)
+            if request.follows
+            else ()
         )
         if earlier_tasks:
             request = continue_from(request, earlier_tasks[0])
-        request = await self._resolve_change(request, who)
+        request = await self._resolve_change(request, principal)
         try:
-            deliberation = self._plan(request, who)
+            deliberation = self._plan(request, principal)
         except MoothallError:
             # A recorded request stays valid, even if councils or limits have changed since.
             if task_key and (recorded := await find_request(self._bus, task_key)):
                 return await self._return_recorded(recorded, request_digest)
             raise
-        deliberation = await self._choose_models(request, await self._pin_base(deliberation), who)
-        context = await self._build_context(request, deliberation, who)
+        deliberation = await self._choose_models(
+            request, await self._pin_base(deliberation), principal
+        )
+        context = await self._build_context(request, deliberation, principal)
         if earlier_tasks:
             max_tokens = (
                 self._defaults.models.get(deliberation.model).assumed_window
@@ -204,20 +210,22 @@ class DeliberationService:
         )
         return replace(deliberation, hidden=key)
 
-    async def check(self, request: DeliberationRequest, who: Principal) -> None:
+    async def check(self, request: DeliberationRequest, principal: Principal) -> None:
         """Raise what `submit` would raise for a new task; record nothing."""
-        request = await self._resolve_change(request, who)
-        await self._check_delivery(await self._pin_base(self._plan(request, who)))
+        request = await self._resolve_change(request, principal)
+        await self._check_delivery(await self._pin_base(self._plan(request, principal)))
 
-    async def refuse(self, request: DeliberationRequest, reason: Permanent, who: Principal) -> None:
+    async def refuse(
+        self, request: DeliberationRequest, reason: Permanent, principal: Principal
+    ) -> None:
         """Record a task that cannot start: its result is FAILED with this reason.
 
         Do nothing if the task id is taken.
         """
-        deliberation = refused_deliberation(request, who, self._clock())
+        deliberation = refused_deliberation(request, principal, self._clock())
         refusal = {"code": reason.code, "message": reason.message}
         data = dump(deliberation) | {
-            "request_digest": digest_request(request, who),
+            "request_digest": digest_request(request, principal),
             "num_agents": 1,
             REFUSAL_KEY: refusal,
         }
@@ -230,26 +238,28 @@ class DeliberationService:
             return
         await fail_seats(self._bus, deliberation, reason.code, reason.message, "serve")
 
-    def _plan(self, request: DeliberationRequest, who: Principal) -> Deliberation:
+    def _plan(self, request: DeliberationRequest, principal: Principal) -> Deliberation:
         """Return the deliberation that a request asks for. Raises `NoCouncil`, `InvalidRequest`."""
         council = (
-            self._councils.find(read_role(request.role), who.tenant) if self._councils else None
+            self._councils.find(read_role(request.role), principal.tenant)
+            if self._councils
+            else None
         )
-        return plan_deliberation(request, who, self._defaults, self._clock(), council)
+        return plan_deliberation(request, principal, self._defaults, self._clock(), council)
 
     async def _choose_models(
-        self, request: DeliberationRequest, planned: Deliberation, who: Principal
+        self, request: DeliberationRequest, planned: Deliberation, principal: Principal
     ) -> Deliberation:
         """Return a planned deliberation with models chosen by their results, if the request leaves
         that to them.
         """
         role = planned.role
-        council = self._councils.find(role, who.tenant) if self._councils else None
+        council = self._councils.find(role, principal.tenant) if self._councils else None
         if planned.repository is None or not leaves_choice(
             request, planned, self._defaults, council
         ):
             return planned
-        past = await self._track_record.read(who.tenant)
+        past = await self._track_record.read(principal.tenant)
         place = planned.repository.id or planned.repository.url
         language = usual_language(past, place)
         seats = len(planned.seats)
@@ -265,7 +275,7 @@ class DeliberationService:
         if not choice.models:
             return replace(planned, choice=choice.reason)
         named = ",".join(model or DEFAULT for model in choice.models)
-        chosen = self._plan(replace(request, model=named, num_agents=seats), who)
+        chosen = self._plan(replace(request, model=named, num_agents=seats), principal)
         return replace(
             planned,
             seats=chosen.seats,
@@ -275,18 +285,18 @@ class DeliberationService:
         )
 
     async def _resolve_change(
-        self, request: DeliberationRequest, who: Principal
+        self, request: DeliberationRequest, principal: Principal
     ) -> DeliberationRequest:
         """Return a request with the commits of the change that it asks to judge. Raises
         `InvalidRequest`, and the errors of `Repositories.resolve_change`.
         """
         if not request.head:
             return request
-        planned = self._plan(request, who)
+        planned = self._plan(request, principal)
         if planned.repository is None:
             raise InvalidRequest("a change is judged in its repository; name the repository")
         change = await self._repositories.resolve_change(
-            planned.repository, request.head, tenant=who.tenant
+            planned.repository, request.head, tenant=principal.tenant
         )
         return replace(
             request,
@@ -325,18 +335,18 @@ class DeliberationService:
             )
 
     async def _record_fork(
-        self, request: DeliberationRequest, fork: Fork, who: Principal, request_digest: str
+        self, request: DeliberationRequest, fork: Fork, principal: Principal, request_digest: str
     ) -> Deliberation:
         """Record another run of a task, under an id that names the original and numbers the
         fork.
         """
-        deliberation = await create_fork(self._bus, fork, who, self._defaults, self._clock())
+        deliberation = await create_fork(self._bus, fork, principal, self._defaults, self._clock())
         for number in count(1):
             suffix = f"-f{number}"
             task_id = TaskId(
                 request.task_id or f"{fork.task_id[: _MAX_ID_CHARS - len(suffix)]}{suffix}"
             )
-            task_key = key_of(task_id, who.tenant)
+            task_key = key_of(task_id, principal.tenant)
             if not request.task_id and await find_request(self._bus, task_key):
                 continue
             seed = seed_of(deliberation.seed, task_id) if request.seed is None else request.seed
@@ -394,7 +404,7 @@ class DeliberationService:
         )
 
     async def _build_context(
-        self, request: DeliberationRequest, deliberation: Deliberation, who: Principal
+        self, request: DeliberationRequest, deliberation: Deliberation, principal: Principal
     ) -> str:
         """Return the context of the task: what the graph knows about the story, and the request's
         own context.
@@ -422,7 +432,7 @@ class DeliberationService:
             tokens(own_context) if own_context else 0
         )
         try:
-            briefing = await self._write_briefing(briefing_request, who, max_tokens)
+            briefing = await self._write_briefing(briefing_request, principal, max_tokens)
         except GraphUnavailable as error:
             log.warning(
                 "a council gets no briefing on its story: the graph does not answer",
@@ -467,9 +477,9 @@ class DeliberationService:
             )
         await self._bus.enqueue(Channel.WORK.of(deliberation.role), event, fresh=fresh)
 
-    async def result(self, task_id: TaskId, who: Principal) -> Outcome:
+    async def result(self, task_id: TaskId, principal: Principal) -> Outcome:
         """Return the current outcome."""
-        task_key, request = await self._find_task(task_id, who)
+        task_key, request = await self._find_task(task_id, principal)
         document = await self._bus.get(task_key)
         if document is not None:
             return replace(load(Outcome, document), task_id=task_id)
@@ -482,11 +492,11 @@ class DeliberationService:
             agent_count=len(seats) if isinstance(seats := data.get("seats"), list) else 0,
         )
 
-    async def wait(self, task_id: TaskId, who: Principal) -> Outcome:
+    async def wait(self, task_id: TaskId, principal: Principal) -> Outcome:
         """Wait for the decision and return the outcome."""
-        task_key = key_of(task_id, who.tenant)
+        task_key = key_of(task_id, principal.tenant)
         if (seq := self._request_seqs.get(task_key)) is None:
-            _, request = await self._find_task(task_id, who)
+            _, request = await self._find_task(task_id, principal)
             seq = request.seq
         # A decision never precedes its request, so following from the request finds it.
         async with aclosing(self._bus.follow((Channel.RESPONSES.of(task_key),), seq)) as events:
@@ -496,12 +506,12 @@ class DeliberationService:
         raise NotFound(f"deliberation {task_id!r} ended without a decision in the log")
 
     async def watch(
-        self, task_id: TaskId, after_seq: int, who: Principal
+        self, task_id: TaskId, after_seq: int, principal: Principal
     ) -> AsyncGenerator[Recorded, None]:
         """Yield the events after a sequence number or position in order, each once; end after the
         decision.
         """
-        task_key, _ = await self._find_task(task_id, who)
+        task_key, _ = await self._find_task(task_id, principal)
         decision = await find_decision(self._bus, task_key)
         if decision is not None and not decision.comes_after(after_seq):
             return
@@ -514,13 +524,15 @@ class DeliberationService:
                     continue
                 seen_ids.add(recorded.event.id)
                 if recorded.comes_after(after_seq):
-                    yield _with_tenant_ids(who, recorded)
+                    yield _with_tenant_ids(principal, recorded)
                 if recorded.event.type == EventType.DELIBERATION_DECIDED:
                     return
 
-    async def watch_text(self, task_id: TaskId, who: Principal) -> AsyncGenerator[Writing, None]:
+    async def watch_text(
+        self, task_id: TaskId, principal: Principal
+    ) -> AsyncGenerator[Writing, None]:
         """Yield the partial replies of seats until closed."""
-        task_key, _ = await self._find_task(task_id, who)
+        task_key, _ = await self._find_task(task_id, principal)
         async with aclosing(self._bus.signals(Channel.GROWING.of(task_key))) as signals:
             async for data in signals:
                 seat, text, answer = (data.get(name, "") for name in ("seat", "text", "answer"))
@@ -532,9 +544,9 @@ class DeliberationService:
                 ):
                     yield Writing(seat, text, answer)
 
-    async def steer(self, task_id: TaskId, message: str, who: Principal, *, key: str) -> None:
+    async def steer(self, task_id: TaskId, message: str, principal: Principal, *, key: str) -> None:
         """Record a message for the seats' next turns, and signal its host."""
-        task_key, _ = await self._find_task(task_id, who)
+        task_key, _ = await self._find_task(task_id, principal)
         message = message.strip()
         if not message:
             raise InvalidRequest(
@@ -544,7 +556,9 @@ class DeliberationService:
             raise InvalidRequest(
                 f"deliberation {task_id!r} has ended and receives no more messages"
             )
-        event = _steering_event(task_key, message, who, digest(who.name, key), self._clock())
+        event = _steering_event(
+            task_key, message, principal, digest(principal.name, key), self._clock()
+        )
         steering = {
             recorded.event.id: recorded.event
             async for recorded in self._bus.replay((Channel.WORDS.of(task_key),))
@@ -559,9 +573,9 @@ class DeliberationService:
         await self._bus.publish(event)
         await self._bus.signal(Channel.STEER.of(task_key), {"task_id": task_key})
 
-    async def pause(self, task_id: TaskId, who: Principal, *, paused: bool = True) -> bool:
+    async def pause(self, task_id: TaskId, principal: Principal, *, paused: bool = True) -> bool:
         """Pause it from the next turn on, or resume it; return True if that changes anything."""
-        task_key, _ = await self._find_task(task_id, who)
+        task_key, _ = await self._find_task(task_id, principal)
         event_type = EventType.DELIBERATION_PAUSED if paused else EventType.DELIBERATION_RESUMED
         if await find_decision(self._bus, task_key) is not None:
             raise InvalidRequest(
@@ -576,28 +590,30 @@ class DeliberationService:
         event = write(
             event_type,
             task_key,
-            {"task_id": task_key, "number": number, "by": who.name},
+            {"task_id": task_key, "number": number, "by": principal.name},
             ordinal=number,
             causationid=request_event_id(task_key),
-            tenant=who.tenant,
+            tenant=principal.tenant,
             time=self._clock().isoformat(),
         )
         await self._bus.publish(event)
         await self._bus.signal(Channel.STEER.of(task_key), {"task_id": task_key})
         return True
 
-    async def cancel(self, task_id: TaskId, reason: str, who: Principal) -> DeliberationStatus:
+    async def cancel(
+        self, task_id: TaskId, reason: str, principal: Principal
+    ) -> DeliberationStatus:
         """Stop it and return its status. An ended deliberation keeps its status."""
-        task_key, _ = await self._find_task(task_id, who)
+        task_key, _ = await self._find_task(task_id, principal)
         decision = await find_decision(self._bus, task_key)
         if decision is not None:
             return load(Outcome, decision.event.data).status
         event = write(
             EventType.DELIBERATION_CANCELLED,
             task_key,
-            {"task_id": task_key, "reason": reason[:1000], "by": who.name},
+            {"task_id": task_key, "reason": reason[:1000], "by": principal.name},
             causationid=request_event_id(task_key),
-            tenant=who.tenant,
+            tenant=principal.tenant,
             time=self._clock().isoformat(),
         )
         await self._bus.publish(event)
@@ -606,50 +622,50 @@ class DeliberationService:
         )
         return DeliberationStatus.CANCELLED
 
-    async def _find_task(self, task_id: TaskId, who: Principal) -> tuple[TaskKey, Recorded]:
+    async def _find_task(self, task_id: TaskId, principal: Principal) -> tuple[TaskKey, Recorded]:
         """Return the key of a task and its request. Raises `NotFound`, also for another tenant's
         task.
         """
-        task_key = key_of(task_id, who.tenant)
+        task_key = key_of(task_id, principal.tenant)
         request = await find_request(self._bus, task_key)
-        if request is None or request.event.tenant != who.tenant:
+        if request is None or request.event.tenant != principal.tenant:
             raise NotFound(f"no deliberation {task_id!r}")
         return task_key, request
 
 
 def _steering_event(
-    task_key: TaskKey, message: str, who: Principal, ordinal: str, now: datetime
+    task_key: TaskKey, message: str, principal: Principal, ordinal: str, now: datetime
 ) -> Event:
     return write(
         EventType.DELIBERATION_STEERED,
         task_key,
-        {"task_id": task_key, "message": message, "by": who.name},
+        {"task_id": task_key, "message": message, "by": principal.name},
         ordinal=ordinal,
         causationid=request_event_id(task_key),
-        tenant=who.tenant,
+        tenant=principal.tenant,
         time=now.isoformat(),
     )
 
 
-def _with_tenant_ids(who: Principal, recorded: Recorded) -> Recorded:
+def _with_tenant_ids(principal: Principal, recorded: Recorded) -> Recorded:
     """Return an event with the tenant's own task ids."""
     event = recorded.event
-    if event.subject == own_id(event.subject, who.tenant):
+    if event.subject == own_id(event.subject, principal.tenant):
         return recorded
     own_ids: Data = {
-        name: own_id(value, who.tenant)
+        name: own_id(value, principal.tenant)
         for name in _TASK_ID_KEYS
         if isinstance(value := event.data.get(name), str)
     }
     if isinstance(fork := event.data.get("fork"), Mapping):
         own_ids = {
             **own_ids,
-            "fork": {**fork, "task_id": own_id(str(fork.get("task_id")), who.tenant)},
+            "fork": {**fork, "task_id": own_id(str(fork.get("task_id")), principal.tenant)},
         }
     own = replace(
         event,
-        subject=own_id(event.subject, who.tenant),
-        correlationid=own_id(event.correlationid, who.tenant),
+        subject=own_id(event.subject, principal.tenant),
+        correlationid=own_id(event.correlationid, principal.tenant),
         data={**event.data, **own_ids},
     )
     return replace(recorded, event=own)

@@ -77,7 +77,7 @@ class StoryWriter:
         self._seconds = seconds
 
     async def refine(
-        self, draft: StoryDraft, who: Principal, task_id: TaskId | None = None
+        self, draft: StoryDraft, principal: Principal, task_id: TaskId | None = None
     ) -> WrittenStory:
         """Return the best-scored version of a story: as it is, by the rules or by the model. With
         `task_id`, the council of the model gets this id. Raises `InvalidRequest`.
@@ -93,11 +93,11 @@ class StoryWriter:
         )
         story = fence("the story", story_text)
         prompt = f"Improve this story of a product owner.\n\n{story}\n\n{_FORMAT}"
-        reply = await self._ask_model(prompt, who, task_id or new_task_id())
+        reply = await self._ask_model(prompt, principal, task_id or new_task_id())
         return _choose_best(refine(draft), reply)
 
     async def suggest(
-        self, goal: str, who: Principal, task_id: TaskId | None = None
+        self, goal: str, principal: Principal, task_id: TaskId | None = None
     ) -> WrittenStory:
         """Return a first draft. With `task_id`, the council of the model gets this id. Raises
         `InvalidRequest` for an empty goal.
@@ -107,29 +107,31 @@ class StoryWriter:
             f"Write a story of a product owner for this goal.\n\n{fence('the goal', goal)}\n\n"
             f"{_FORMAT}"
         )
-        reply = await self._ask_model(prompt, who, task_id or new_task_id())
+        reply = await self._ask_model(prompt, principal, task_id or new_task_id())
         return _choose_best(suggest(goal), reply)
 
     async def recall_rewrite(
-        self, draft: StoryDraft, task_id: TaskId, who: Principal
+        self, draft: StoryDraft, task_id: TaskId, principal: Principal
     ) -> WrittenStory:
         """Return what `refine` returned with this task id, from the log: nothing is asked again."""
-        return _choose_best(refine(check(draft)), await self._read_reply(task_id, who))
+        return _choose_best(refine(check(draft)), await self._read_reply(task_id, principal))
 
-    async def recall_suggestion(self, goal: str, task_id: TaskId, who: Principal) -> WrittenStory:
+    async def recall_suggestion(
+        self, goal: str, task_id: TaskId, principal: Principal
+    ) -> WrittenStory:
         """Return what `suggest` returned with this task id, from the log: nothing is asked again.
         Raises `InvalidRequest` for an empty goal.
         """
-        return _choose_best(suggest(_check_goal(goal)), await self._read_reply(task_id, who))
+        return _choose_best(suggest(_check_goal(goal)), await self._read_reply(task_id, principal))
 
-    async def _read_reply(self, task_id: TaskId, who: Principal) -> str:
+    async def _read_reply(self, task_id: TaskId, principal: Principal) -> str:
         """Return the reply of a finished task; empty if the task is unknown or failed."""
         try:
-            return _reply_of(await self._deliberations.result(task_id, who))
+            return _reply_of(await self._deliberations.result(task_id, principal))
         except NotFound:
             return ""
 
-    async def _ask_model(self, description: str, who: Principal, task_id: TaskId) -> str:
+    async def _ask_model(self, description: str, principal: Principal, task_id: TaskId) -> str:
         """Ask one seat, and return its reply; empty without a model, or if the seat failed."""
         if not self._model:
             return ""
@@ -145,12 +147,12 @@ class StoryWriter:
             constraints=Constraints(timeout_seconds=max(1, round(self._seconds))),
         )
         try:
-            await self._deliberations.submit(request, who)
-            outcome = await self._deliberations.wait(task_id, who)
+            await self._deliberations.submit(request, principal)
+            outcome = await self._deliberations.wait(task_id, principal)
         except asyncio.CancelledError:
             with suppress(MoothallError):
                 await asyncio.shield(
-                    self._deliberations.cancel(task_id, "its caller went away", who)
+                    self._deliberations.cancel(task_id, "its caller went away", principal)
                 )
             raise
         except MoothallError:

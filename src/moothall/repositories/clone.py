@@ -63,8 +63,8 @@ _CACHED_TREES = 16
 """The number of commits whose trees are cached; few are in use at a time."""
 _PARTIAL = re.compile(r"promisor|lazy fetching disabled")
 _IDENTITY = {
-    f"GIT_{who}_{what}": value
-    for who in ("AUTHOR", "COMMITTER")
+    f"GIT_{person}_{what}": value
+    for person in ("AUTHOR", "COMMITTER")
     for what, value in (("NAME", "Moothall"), ("EMAIL", "moothall@localhost"))
 }
 

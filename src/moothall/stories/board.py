@@ -102,7 +102,7 @@ class Board:
     async def create(
         self,
         draft: coach.StoryDraft,
-        who: Principal,
+        principal: Principal,
         *,
         key: str,
         repository: str = "",
@@ -114,25 +114,25 @@ class Board:
         """
         draft = coach.check(draft)
         data = {
-            "story_id": f"story-{digest(who.tenant, key)[:16]}",
+            "story_id": f"story-{digest(principal.tenant, key)[:16]}",
             **_fields(draft, repository, rigor, budget),
-            "actor": who.name,
+            "actor": principal.name,
         }
-        event = write(EventType.STORY_CREATED, str(data["story_id"]), data, tenant=who.tenant)
+        event = write(EventType.STORY_CREATED, str(data["story_id"]), data, tenant=principal.tenant)
         try:
             await self._bus.create(event)
         except AlreadyExists:
-            card = await self.card(str(data["story_id"]), who)
+            card = await self.card(str(data["story_id"]), principal)
             if card.draft != draft:
                 raise
             return card
-        return await self.card(str(data["story_id"]), who)
+        return await self.card(str(data["story_id"]), principal)
 
     async def update(
         self,
         story_id: str,
         draft: coach.StoryDraft,
-        who: Principal,
+        principal: Principal,
         *,
         repository: str = "",
         rigor: str = "",
@@ -144,9 +144,9 @@ class Board:
         Raises `NotFound`, `Refused` without the role, `InvalidRequest`, and `ConcurrentUpdate` if
         something happened to the story after `seen_seq`, or during the call.
         """
-        if not set(EDITOR_ROLES) & who.roles:
+        if not set(EDITOR_ROLES) & principal.roles:
             raise Refused(f"a story can be edited by the roles {', '.join(EDITOR_ROLES)}")
-        card = await self.card(story_id, who)
+        card = await self.card(story_id, principal)
         if seen_seq is not None and card.seq != seen_seq:
             raise ConcurrentUpdate(
                 f"story {story_id} was changed since you opened it (seq {card.seq}, you saw "
@@ -161,14 +161,14 @@ class Board:
             "story_id": story_id,
             **_fields(coach.check(draft), repository, rigor, budget),
             "edited": True,
-            "actor": who.name,
+            "actor": principal.name,
         }
         event = write(
             EventType.STORY_CHANGED,
             story_id,
             data,
-            ordinal=digest(str(card.seq), who.name, str(data)),
-            tenant=who.tenant,
+            ordinal=digest(str(card.seq), principal.name, str(data)),
+            tenant=principal.tenant,
         )
         try:
             await self._bus.create(event, card.seq)
@@ -176,53 +176,57 @@ class Board:
             raise ConcurrentUpdate(
                 f"story {story_id} was changed at the same time; reload it and edit it again"
             ) from None
-        return await self.card(story_id, who)
+        return await self.card(story_id, principal)
 
-    async def card(self, story_id: str, who: Principal) -> StoryState:
+    async def card(self, story_id: str, principal: Principal) -> StoryState:
         """Return the state of a story. Raises `NotFound`, also for a story of another tenant."""
         card = StoryState(Story(check_id(story_id, "story_id")))
-        async for recorded in self._bus.replay((Channel.STORIES.of(key_of(story_id, who.tenant)),)):
-            card = fold(card, recorded, who.tenant)
+        async for recorded in self._bus.replay(
+            (Channel.STORIES.of(key_of(story_id, principal.tenant)),)
+        ):
+            card = fold(card, recorded, principal.tenant)
         if not card.story.has_content:
             raise NotFound(f"no story {story_id!r}")
         return card
 
-    async def moves(self, story_id: str, who: Principal) -> list[Event]:
+    async def moves(self, story_id: str, principal: Principal) -> list[Event]:
         """Return the moves of a story that counted, oldest first."""
         card, moves = StoryState(Story(check_id(story_id, "story_id"))), []
-        async for recorded in self._bus.replay((Channel.STORIES.of(key_of(story_id, who.tenant)),)):
-            last_moved, card = card.moved, fold(card, recorded, who.tenant)
+        async for recorded in self._bus.replay(
+            (Channel.STORIES.of(key_of(story_id, principal.tenant)),)
+        ):
+            last_moved, card = card.moved, fold(card, recorded, principal.tenant)
             if card.entered is not None and card.moved != last_moved:
                 moves.append(card.entered)
         return moves
 
-    async def find(self, story_id: str, who: Principal) -> StoryState | None:
+    async def find(self, story_id: str, principal: Principal) -> StoryState | None:
         """Return the state of a story on the board, None for any other."""
         try:
-            card = await self.card(story_id, who)
+            card = await self.card(story_id, principal)
         except (NotFound, InvalidRequest):
             return None
         return card if card.created else None
 
-    async def cards(self, who: Principal, after: int | None = None) -> Sequence[StoryState]:
+    async def cards(self, principal: Principal, after: int | None = None) -> Sequence[StoryState]:
         """Return the stories of a tenant, by id. The log is cached: only new events are read, once
         for all concurrent callers. Without new events, the result is the same object. With `after`,
         nothing is read if the cached stories have an event after that one.
         """
-        if after is not None and who.tenant in self._listed:
-            cards, seq = self._listed[who.tenant]
+        if after is not None and principal.tenant in self._listed:
+            cards, seq = self._listed[principal.tenant]
             if seq > after:
                 return cards
         await self._read_cards()
-        if who.tenant not in self._listed:
+        if principal.tenant not in self._listed:
             visible = {
                 story_id: card
                 for (tenant, story_id), card in self._cards.items()
-                if tenant == who.tenant and card.created
+                if tenant == principal.tenant and card.created
             }
             cards = [card for _, card in sorted(visible.items())]
-            self._listed[who.tenant] = cards, max((card.seq for card in cards), default=0)
-        return self._listed[who.tenant][0]
+            self._listed[principal.tenant] = cards, max((card.seq for card in cards), default=0)
+        return self._listed[principal.tenant][0]
 
     async def list_all(self) -> Mapping[tuple[str, str], StoryState]:
         """Return the stories of all tenants, by tenant and id."""
@@ -251,19 +255,21 @@ class Board:
             self._listed.pop(recorded.event.tenant, None)
             self._last_seq = recorded.seq
 
-    async def history(self, story_id: str, who: Principal) -> list[Event]:
+    async def history(self, story_id: str, principal: Principal) -> list[Event]:
         """Return the events of a story, in order. Raises `NotFound`."""
-        await self.card(story_id, who)
-        replayed = self._bus.replay((Channel.STORIES.of(key_of(story_id, who.tenant)),))
+        await self.card(story_id, principal)
+        replayed = self._bus.replay((Channel.STORIES.of(key_of(story_id, principal.tenant)),))
         return [
-            recorded.event async for recorded in replayed if recorded.event.tenant == who.tenant
+            recorded.event
+            async for recorded in replayed
+            if recorded.event.tenant == principal.tenant
         ]
 
     async def comment(
         self,
         story_id: str,
         text: str,
-        who: Principal,
+        principal: Principal,
         *,
         key: str,
         line_comment: LineComment | None = None,
@@ -274,8 +280,8 @@ class Board:
         if not text.strip():
             raise InvalidRequest("the comment is empty")
         _check_comment(text)
-        await self.card(story_id, who)
-        data: dict[str, object] = {"story_id": story_id, "comment": text, "actor": who.name}
+        await self.card(story_id, principal)
+        data: dict[str, object] = {"story_id": story_id, "comment": text, "actor": principal.name}
         if line_comment is not None:
             data |= {
                 "task_id": line_comment.task_id,
@@ -288,13 +294,13 @@ class Board:
                 EventType.STORY_COMMENTED,
                 story_id,
                 data,
-                ordinal=digest(who.name, key),
-                tenant=who.tenant,
+                ordinal=digest(principal.name, key),
+                tenant=principal.tenant,
             )
         )
 
     async def watch(
-        self, after_seq: int | None, who: Principal
+        self, after_seq: int | None, principal: Principal
     ) -> AsyncGenerator[list[BoardEvent], None]:
         """Yield the events of a tenant's stories after `after_seq` until closed, with simultaneous
         events in one list. With None, begin with the next event, after a first empty list. The bus
@@ -309,14 +315,16 @@ class Board:
                 missed := [
                     moment
                     async for moment in self._replay_events()
-                    if last_seq < moment.seq <= board_seq and _is_visible(moment, who)
+                    if last_seq < moment.seq <= board_seq and _is_visible(moment, principal)
                 ]
             ):
                 yield missed
             last_seq = max(board_seq, last_seq or 0)
             while batch:
                 if visible := [
-                    moment for moment in batch if moment.seq > last_seq and _is_visible(moment, who)
+                    moment
+                    for moment in batch
+                    if moment.seq > last_seq and _is_visible(moment, principal)
                 ]:
                     yield visible
                 batch = await anext(moments, [])
@@ -344,7 +352,7 @@ class Board:
         self,
         story_id: str,
         event: str,
-        who: Principal,
+        principal: Principal,
         *,
         comment: str = "",
         system: bool = False,
@@ -356,9 +364,9 @@ class Board:
         Raises `NotFound`, what `decide` raises, and `ConcurrentUpdate` if another move came first.
         """
         _check_comment(comment)
-        card = await self.settle(await self.card(story_id, who))
+        card = await self.settle(await self.card(story_id, principal))
         old_state = card.position.state
-        roles = {SYSTEM} if system else who.all_roles
+        roles = {SYSTEM} if system else principal.all_roles
         while True:
             if seen_seq is not None and card.seq != seen_seq:
                 raise ConcurrentUpdate(
@@ -371,7 +379,7 @@ class Board:
                 "from_state": card.position.state,
                 "to_state": new_position.state,
                 "event": event,
-                "actor": who.name,
+                "actor": principal.name,
                 "roles": sorted(roles),
                 "comment": comment,
             }
@@ -379,13 +387,13 @@ class Board:
                 EventType.STORY_TRANSITIONED,
                 story_id,
                 data,
-                ordinal=digest(event, who.name, comment, card.moved),
-                tenant=who.tenant,
+                ordinal=digest(event, principal.name, comment, card.moved),
+                tenant=principal.tenant,
             )
             try:
                 seq = await self._bus.create(transition, card.seq)
             except AlreadyExists:
-                card = await self.card(story_id, who)
+                card = await self.card(story_id, principal)
                 if card.moved == transition.id:  # ours: the ack was lost
                     return card
                 if card.position.state != old_state:
@@ -396,7 +404,7 @@ class Board:
                 return await self.settle(enter(replace(card, seq=seq), new_position, transition))
 
     async def request_merge(
-        self, story_id: str, who: Principal, *, seen_seq: int | None = None
+        self, story_id: str, principal: Principal, *, seen_seq: int | None = None
     ) -> StoryState:
         """Request that the commit of an accepted story is merged into the base branch, whatever the
         repository's policy. With `seen_seq`, only if no event came after this seq. A request that
@@ -405,9 +413,9 @@ class Board:
         Raises `NotFound`, `Refused` without the role, `InvalidRequest` if there is nothing to
         merge, and `ConcurrentUpdate`.
         """
-        if not set(MERGE_ROLES) & who.all_roles:
+        if not set(MERGE_ROLES) & principal.all_roles:
             raise Refused(f"a story can be merged by the roles {', '.join(MERGE_ROLES)}")
-        card = await self.card(story_id, who)
+        card = await self.card(story_id, principal)
         if card.merge_request is not None:
             return card
         if not card.is_unmerged or card.delivery is None:
@@ -425,8 +433,8 @@ class Board:
         data = {
             "story_id": story_id,
             "delivery": card.delivery.id,
-            "actor": who.name,
-            "roles": sorted(who.all_roles),
+            "actor": principal.name,
+            "roles": sorted(principal.all_roles),
         }
         request = write(
             EventType.STORY_MERGE_REQUESTED,
@@ -434,18 +442,18 @@ class Board:
             data,
             ordinal=card.delivery.id,
             causationid=card.delivery.id,
-            tenant=who.tenant,
+            tenant=principal.tenant,
         )
         try:
             await self._bus.create(request, card.seq)
         except AlreadyExists:
-            card = await self.card(story_id, who)
+            card = await self.card(story_id, principal)
             if card.merge_request is None:
                 raise ConcurrentUpdate(
                     f"story {story_id} changed at the same time; look at it again"
                 ) from None
             return card
-        return await self.card(story_id, who)
+        return await self.card(story_id, principal)
 
     async def check_move(self, story_id: str, event: Event) -> None:
         """Raise what `decide` raises if a recorded move of a story on the board did not count.
@@ -511,8 +519,8 @@ def _apply(cards: dict[tuple[str, str], StoryState], recorded: Recorded) -> Boar
     return BoardEvent(recorded.seq, event.type, card, event.tenant)
 
 
-def _is_visible(moment: BoardEvent, who: Principal) -> bool:
-    return moment.card is not None and moment.card.created and moment.tenant == who.tenant
+def _is_visible(moment: BoardEvent, principal: Principal) -> bool:
+    return moment.card is not None and moment.card.created and moment.tenant == principal.tenant
 
 
 def _check_comment(text: str) -> None:

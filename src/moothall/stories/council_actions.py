@@ -34,35 +34,35 @@ class Spot:
     rank: int = 0
 
 
-def may_act(who: Principal) -> bool:
+def may_act(principal: Principal) -> bool:
     """Return True if the caller may do more than look at a council."""
-    return bool(who.operator or who.roles)
+    return bool(principal.operator or principal.roles)
 
 
-def check_role(who: Principal) -> None:
+def check_role(principal: Principal) -> None:
     """Raise `Refused` if the caller may only look."""
-    if not may_act(who):
+    if not may_act(principal):
         raise Refused("this needs an operator, or one of the roles po, qa, architect")
 
 
 async def steer(
-    deliberations: Deliberations, task_id: str, message: str, who: Principal, *, key: str
+    deliberations: Deliberations, task_id: str, message: str, principal: Principal, *, key: str
 ) -> None:
     """Send a message to the seats of a council, once for each `key`. Raises `Refused`, and what
     `Deliberations.steer` raises.
     """
-    check_role(who)
-    await deliberations.steer(check_task_id(task_id), message, who, key=key)
+    check_role(principal)
+    await deliberations.steer(check_task_id(task_id), message, principal, key=key)
 
 
 async def pause(
-    deliberations: Deliberations, task_id: str, who: Principal, *, paused: bool
+    deliberations: Deliberations, task_id: str, principal: Principal, *, paused: bool
 ) -> bool:
     """Pause a council before its next turn, or resume it. Return whether that changes anything.
     Raises `Refused`, and what `Deliberations.pause` raises.
     """
-    check_role(who)
-    return await deliberations.pause(check_task_id(task_id), who, paused=paused)
+    check_role(principal)
+    return await deliberations.pause(check_task_id(task_id), principal, paused=paused)
 
 
 async def remark(
@@ -70,7 +70,7 @@ async def remark(
     deliberations: Deliberations,
     story_id: str,
     text: str,
-    who: Principal,
+    principal: Principal,
     *,
     place: Spot,
     key: str,
@@ -78,19 +78,21 @@ async def remark(
     """Comment on a line of what was built for a story. Raises `NotFound`, and `InvalidRequest` if
     its diff has no such line.
     """
-    card = await board.card(story_id, who)
-    outcome = await deliberations.result(check_task_id(place.task_id or _check_task(card)), who)
+    card = await board.card(story_id, principal)
+    outcome = await deliberations.result(
+        check_task_id(place.task_id or _check_task(card)), principal
+    )
     if outcome.story_id != card.story.id:
         raise InvalidRequest(f"task {outcome.task_id} is not of story {card.story.id}")
-    await remark_on(board, outcome, _find_line(outcome, place), text, who, key=key)
+    await remark_on(board, outcome, _find_line(outcome, place), text, principal, key=key)
 
 
 async def remark_on(
-    board: Board, outcome: Outcome, line: DiffLine, text: str, who: Principal, *, key: str
+    board: Board, outcome: Outcome, line: DiffLine, text: str, principal: Principal, *, key: str
 ) -> None:
     """Comment on a line in a diff of this outcome. Raises `NotFound`, `InvalidRequest`."""
     on = LineComment(TaskId(outcome.task_id), line.path, line.number, line.text, "")
-    await board.comment(outcome.story_id, text, who, key=key, line_comment=on)
+    await board.comment(outcome.story_id, text, principal, key=key, line_comment=on)
 
 
 def _check_task(card: StoryState) -> str:

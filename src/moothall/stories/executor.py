@@ -197,28 +197,30 @@ class StoryExecutor:
     async def _advance(self, card: StoryState, group: asyncio.TaskGroup) -> None:
         """Start what is due for a story in its current state."""
         await self._board.settle(card)
-        state, facts, who = (
+        state, facts, principal = (
             card.position.state,
             card.position.facts,
             Principal(_PLANNER, _tenant(card)),
         )
         if step := _due_step(card):
             key = card.merge_request.id if card.merge_request else card.moved
-            self._start_once(key, lambda: self._execute_step(step, card, who), group)
+            self._start_once(key, lambda: self._execute_step(step, card, principal), group)
         elif state == "build" and "built" in facts:
-            await self._board.move(card.story.id, "build", who, system=True)
+            await self._board.move(card.story.id, "build", principal, system=True)
         elif state == "build" and card.ended_before:
             plan_id = _new_plan_id(card)
             tasks = (_repair_plan_task(card, plan_id),)
             await self._planner.record_plan(
                 card,
-                Plan(card.story.id, plan_id, tasks, publish=True, actor=who.name, by="repair"),
-                who,
+                Plan(
+                    card.story.id, plan_id, tasks, publish=True, actor=principal.name, by="repair"
+                ),
+                principal,
             )
         elif state == "build" and card.plan is not None:
             self._start_plan(card.plan, group)
         elif state == "done" and "failed" in facts:
-            await self._board.move(card.story.id, "reopen", who, system=True)
+            await self._board.move(card.story.id, "reopen", principal, system=True)
 
     async def _cancel_left_work(self, card: StoryState, move: Event) -> None:
         """Cancel the councils of the state that a move left, since their results would not be
@@ -227,17 +229,17 @@ class StoryExecutor:
         left, reached = move.data.get("from_state"), move.data.get("to_state")
         if (left, reached) not in _LEAVING_MOVES:
             return
-        who = Principal(_PLANNER, move.tenant)
-        moves = [counted.id for counted in await self._board.moves(card.story.id, who)]
+        principal = Principal(_PLANNER, move.tenant)
+        moves = [counted.id for counted in await self._board.moves(card.story.id, principal)]
         if move.id not in moves:
             return
         reason = f"{move.data.get('event')} by {move.data.get('actor')}"
         if left == "design":
             entering = moves[moves.index(move.id) - 1]
-            await self._cancel(design_task(_plan_id_after(entering)), reason, who)
+            await self._cancel(design_task(_plan_id_after(entering)), reason, principal)
             return
         derived = None
-        for event in await self._board.history(card.story.id, who):
+        for event in await self._board.history(card.story.id, principal):
             if event.id == move.id:
                 break
             derived = event if event.type is EventType.PLAN_DERIVED else derived
@@ -249,17 +251,17 @@ class StoryExecutor:
         if running := self._running.get(derived.id):
             running.cancel()
         plan = plan_of(derived)
-        who = Principal(plan.actor, derived.tenant)
+        principal = Principal(plan.actor, derived.tenant)
         for task in plan.tasks:
             merges = merge_task_ids(f"{task.task_id}-base", len(task.dependencies))
             for task_id in (task.task_id, *merges):
-                await self._cancel(task_id, reason, who)
+                await self._cancel(task_id, reason, principal)
 
-    async def _cancel(self, task_id: TaskId, reason: str, who: Principal) -> None:
+    async def _cancel(self, task_id: TaskId, reason: str, principal: Principal) -> None:
         """Cancel a deliberation if it is running."""
         with suppress(NotFound):
-            if not (await self._deliberations.result(task_id, who)).status.ended:
-                await self._deliberations.cancel(task_id, reason, who)
+            if not (await self._deliberations.result(task_id, principal)).status.ended:
+                await self._deliberations.cancel(task_id, reason, principal)
 
     def _start_once(
         self, key: str, work: Callable[[], Coroutine[None, None, None]], group: asyncio.TaskGroup
@@ -269,10 +271,10 @@ class StoryExecutor:
             self._running[key] = group.create_task(_retry_through_outages(work, key), name=key)
             self._running[key].add_done_callback(lambda _: self._running.pop(key, None))
 
-    async def _execute_step(self, step: str, seen_card: StoryState, who: Principal) -> None:
+    async def _execute_step(self, step: str, seen_card: StoryState, principal: Principal) -> None:
         """Execute a step of a story, unless another process did it meanwhile."""
         async with self._lock(f"story.{seen_card.moved}"):
-            card = await self._board.card(seen_card.story.id, who)
+            card = await self._board.card(seen_card.story.id, principal)
             if (
                 card.moved == seen_card.moved
                 and card.merge_request == seen_card.merge_request
@@ -281,33 +283,33 @@ class StoryExecutor:
                 run_step = {"design": self._design, "check": self._check, "deliver": self._deliver}[
                     step
                 ]
-                await run_step(card, who)
+                await run_step(card, principal)
                 metrics.STORY_STEPS.add(step)
 
-    async def _design(self, card: StoryState, who: Principal) -> None:
+    async def _design(self, card: StoryState, principal: Principal) -> None:
         """Derive a story's tasks: by architects if they are asked and their answer is valid, by its
         roles otherwise.
         """
         plan_id = _new_plan_id(card)
-        plan = Plan(card.story.id, plan_id, (), publish=True, actor=who.name, by="roles")
+        plan = Plan(card.story.id, plan_id, (), publish=True, actor=principal.name, by="roles")
         if self._architects:
-            plan = await self._plan_by_architects(card, plan, who)
+            plan = await self._plan_by_architects(card, plan, principal)
         if not plan.tasks:
             plan = replace(
                 plan,
                 tasks=self._planner.tasks(
-                    card.story, plan_id, lifecycle().roles[card.position.rigor], who.tenant
+                    card.story, plan_id, lifecycle().roles[card.position.rigor], principal.tenant
                 ),
             )
         entered_id = card.moved
         while (
             card.moved == entered_id
             and "planned" not in card.position.facts
-            and not await self._planner.record_plan(card, plan, who)
+            and not await self._planner.record_plan(card, plan, principal)
         ):
-            card = await self._board.card(card.story.id, who)
+            card = await self._board.card(card.story.id, principal)
 
-    async def _plan_by_architects(self, card: StoryState, plan: Plan, who: Principal) -> Plan:
+    async def _plan_by_architects(self, card: StoryState, plan: Plan, principal: Principal) -> Plan:
         """Return the plan with the tasks from a council of architects, or with the reason why it
         has none.
         """
@@ -321,7 +323,7 @@ class StoryExecutor:
             max_tasks=max_tasks,
             comment=comment,
         )
-        outcome = await run_deliberation(self._deliberations, request, who)
+        outcome = await run_deliberation(self._deliberations, request, principal)
         if not outcome.results or not outcome.winner_id:
             return replace(
                 plan, why=f"the architects have no answer: {failure_reason(outcome)[:2000]}"
@@ -332,7 +334,7 @@ class StoryExecutor:
                 answer,
                 story,
                 plan.plan_id,
-                tenant=who.tenant,
+                tenant=principal.tenant,
                 max_tasks=max_tasks,
                 chars=TASK_CHARS,
             )
@@ -373,13 +375,13 @@ class StoryExecutor:
                 card.position.state == "build" and card.plan and card.plan.id == derived.id
             ):
                 return  # the story was stopped or sent back while this plan waited
-            who = Principal(plan.actor, derived.tenant)
+            principal = Principal(plan.actor, derived.tenant)
             running: dict[TaskId, asyncio.Task[_End]] = {}
             async with asyncio.TaskGroup() as group:
                 for task in plan.tasks:  # a task comes after those it depends on
                     predecessors = [running[name] for name in task.dependencies]
                     running[task.task_id] = group.create_task(
-                        self._run_task(task, predecessors, who), name=task.task_id
+                        self._run_task(task, predecessors, principal), name=task.task_id
                     )
         results = {name: running_task.result() for name, running_task in running.items()}
         dependencies = {name for task in plan.tasks for name in task.dependencies}
@@ -410,7 +412,7 @@ class StoryExecutor:
         )
 
     async def _run_task(
-        self, task: AtomicTask, predecessors: Sequence[asyncio.Task[_End]], who: Principal
+        self, task: AtomicTask, predecessors: Sequence[asyncio.Task[_End]], principal: Principal
     ) -> _End:
         """Run a task and return how it ended. Return SKIPPED if a task that it depends on has no
         winner.
@@ -421,19 +423,25 @@ class StoryExecutor:
                 name for name, end in zip(task.dependencies, results, strict=True) if not end.won
             )
             reason = Skipped(f"not started: {missing}, whose work it builds on, has no winner")
-            await refuse(self._deliberations, task_request(task, self._limits), reason, who)
+            await refuse(self._deliberations, task_request(task, self._limits), reason, principal)
             return _End(SKIPPED)
         commits = tuple(dict.fromkeys(sha for end in results for sha in end.commits))
         if task.repository is not None and len(commits) > 1:
             merged = await merge_commits(
-                self._deliberations, f"{task.task_id}-base", commits, _integration_target(task), who
+                self._deliberations,
+                f"{task.task_id}-base",
+                commits,
+                _integration_target(task),
+                principal,
             )
             if not merged.commit_sha:
                 reason = Skipped(
                     "not started: the work that it builds on cannot be merged: "
                     f"{failure_reason(merged)[:2000]}"
                 )
-                await refuse(self._deliberations, task_request(task, self._limits), reason, who)
+                await refuse(
+                    self._deliberations, task_request(task, self._limits), reason, principal
+                )
                 return _End(SKIPPED, merged)
             commits = (merged.commit_sha,)
         outcome = await run_deliberation(
@@ -441,14 +449,14 @@ class StoryExecutor:
             task_request(
                 task, self._limits, commits, [end.outcome for end in results if end.outcome]
             ),
-            who,
+            principal,
         )
         status = outcome.status.value
         if outcome.status is DeliberationStatus.COMPLETED and not outcome.winner_id:
             status = NO_WINNER
         return _End(status, outcome, (outcome.commit_sha,) if outcome.commit_sha else commits)
 
-    async def _check(self, card: StoryState, who: Principal) -> None:
+    async def _check(self, card: StoryState, principal: Principal) -> None:
         """Merge a story's winners on its branch, check the result as a whole, and record the
         outcome.
         """
@@ -471,7 +479,9 @@ class StoryExecutor:
                 _story_text(story),
                 Constraints(requirements=story.ac),
             )
-            outcome = await merge_commits(self._deliberations, name, card.commits, target, who)
+            outcome = await merge_commits(
+                self._deliberations, name, card.commits, target, principal
+            )
             merged_sha = outcome.commit_sha or next(
                 (result.commit_sha for result in outcome.results), ""
             )
@@ -485,15 +495,15 @@ class StoryExecutor:
                 data,
                 ordinal=card.moved,
                 causationid=card.moved,
-                tenant=who.tenant,
+                tenant=principal.tenant,
             )
         )
 
-    async def _deliver(self, card: StoryState, who: Principal) -> None:
+    async def _deliver(self, card: StoryState, principal: Principal) -> None:
         """Apply the merge policy of the repository to an approved story, or merge it as requested,
         and record the outcome.
         """
-        history = await self._board.history(card.story.id, who)
+        history = await self._board.history(card.story.id, principal)
         if (
             delivery_event := await land(
                 self._deliberations, self._deliver_commit, card, history, TASK_CHARS

@@ -45,15 +45,15 @@ class IntegrationTarget:
 
 
 async def run_deliberation(
-    deliberations: Deliberations, request: DeliberationRequest, who: Principal
+    deliberations: Deliberations, request: DeliberationRequest, principal: Principal
 ) -> Outcome:
     """Submit a deliberation and wait for its end, retrying through outages. Record one that cannot
     start as failed.
     """
     while True:
         try:
-            deliberation = await deliberations.submit(request, who)
-            return await deliberations.wait(deliberation.own_id, who)
+            deliberation = await deliberations.submit(request, principal)
+            return await deliberations.wait(deliberation.own_id, principal)
         except Temporary as error:
             # A quota may be raised before it is due again.
             await asyncio.sleep(min(error.retry_after or _RETRY_SECONDS, _MAX_RETRY_SECONDS))
@@ -63,7 +63,7 @@ async def run_deliberation(
                 task_id=request.task_id,
                 reason=error.message,
             )
-            await refuse(deliberations, request, error, who)
+            await refuse(deliberations, request, error, principal)
             return Outcome(
                 request.task_id,
                 DeliberationStatus.FAILED,
@@ -73,12 +73,15 @@ async def run_deliberation(
 
 
 async def refuse(
-    deliberations: Deliberations, request: DeliberationRequest, reason: Permanent, who: Principal
+    deliberations: Deliberations,
+    request: DeliberationRequest,
+    reason: Permanent,
+    principal: Principal,
 ) -> None:
     """Record why a task cannot start, retrying through outages."""
     while True:
         try:
-            return await deliberations.refuse(request, reason, who)
+            return await deliberations.refuse(request, reason, principal)
         except Temporary as error:
             await asyncio.sleep(error.retry_after or _RETRY_SECONDS)
         except Permanent as error:
@@ -95,30 +98,30 @@ async def merge_commits(
     name: str,
     commits: Sequence[str],
     target: IntegrationTarget,
-    who: Principal,
+    principal: Principal,
 ) -> Outcome:
     """Merge commits and return the deliberation that ended it: its winner holds the work of all, or
     it says why they could not be merged. `name` is the task id of the first attempt.
     """
-    attempt = await run_deliberation(deliberations, merge_request(name, commits, target), who)
+    attempt = await run_deliberation(deliberations, merge_request(name, commits, target), principal)
     if not _has_conflict(attempt) or len(commits) < 2:  # noqa: PLR2004 - two can disagree
         return attempt
     merged = commits[0]
     for index, commit in enumerate(commits[1:], 1):
         step = await run_deliberation(
-            deliberations, merge_request(f"{name}-{index}", (merged, commit), target), who
+            deliberations, merge_request(f"{name}-{index}", (merged, commit), target), principal
         )
         if _has_conflict(step):
             step = await run_deliberation(
                 deliberations,
                 _conflict_request(f"{name}-{index}-c", merged, commit, step, target),
-                who,
+                principal,
             )
         if not step.commit_sha:
             return step
         merged = step.commit_sha
     return await run_deliberation(
-        deliberations, merge_request(f"{name}-all", (merged,), target), who
+        deliberations, merge_request(f"{name}-all", (merged,), target), principal
     )
 
 
@@ -215,7 +218,7 @@ async def land(
     commit = str(source.data.get("commit_sha") or "") if source else ""
     if story.repository is None or source is None or entered is None or not commit:
         return None
-    branch, who = str(source.data.get("branch") or ""), Principal("planner", entered.tenant)
+    branch, principal = str(source.data.get("branch") or ""), Principal("planner", entered.tenant)
     tasks = task_ids(history)
     final_result, merged = (
         MergeResult("left", branch, commit, why="its base moves all the time"),
@@ -244,7 +247,9 @@ async def land(
             onto, story.id, plan_id, story.title or story.id, Constraints(requirements=story.ac)
         )
         merged = await run_deliberation(
-            deliberations, merge_request(f"{story.id}-on-{result.tip[:12]}", (commit,), target), who
+            deliberations,
+            merge_request(f"{story.id}-on-{result.tip[:12]}", (commit,), target),
+            principal,
         )
         if not merged.commit_sha:
             return _failure_event(card, merged, result, chars)

@@ -202,7 +202,7 @@ class Notes:
         self._bus = bus
         self._clean = clean
 
-    async def update(self, update: Update, who: Principal) -> NotesVersion:
+    async def update(self, update: Update, principal: Principal) -> NotesVersion:
         """Record changes and return the new version.
 
         Nothing is recorded if the changes have no effect, or if the same update with the same time
@@ -210,12 +210,12 @@ class Notes:
         `NotFound` for an unknown story or note, `AlreadyExists` if a note to create exists, and
         `ConcurrentUpdate` if the version is not the expected one.
         """
-        update, warnings = self._check_update(update, who)
+        update, warnings = self._check_update(update, principal)
         sent = ""
         while True:
-            state = await self._state(update.story_id, who.tenant)
+            state = await self._state(update.story_id, principal.tenant)
             version = len(state.updates)
-            event = _update_event(update, version + 1, who)
+            event = _update_event(update, version + 1, principal)
             if sent in state.updates:  # ours, and its ack was lost
                 return state.result(*warnings)
             if update.at and event.id in state.updates:
@@ -244,10 +244,10 @@ class Notes:
                 *warnings, *change_warnings
             )
 
-    def _check_update(self, update: Update, who: Principal) -> tuple[Update, list[str]]:
+    def _check_update(self, update: Update, principal: Principal) -> tuple[Update, list[str]]:
         """Return the update as it will be recorded, and warnings for the caller."""
         role = read_role(update.role)
-        if role == _PEOPLE and role not in who.roles:
+        if role == _PEOPLE and role not in principal.roles:
             raise Refused(f"what the {role} notes is noted by who has the role {role}")
         if update.task_id:
             check_id(update.task_id, "task_id")
@@ -366,7 +366,7 @@ def _check_time(text: str) -> None:
         )
 
 
-def _update_event(update: Update, version: int, who: Principal) -> Event:
+def _update_event(update: Update, version: int, principal: Principal) -> Event:
     """Return the event that records an update. With the caller's own time, a repeated update gives
     the same event.
     """
@@ -377,14 +377,16 @@ def _update_event(update: Update, version: int, who: Principal) -> Event:
         "role": update.role,
         "version": version,
         "changes": changes,
-        "actor": who.name,
+        "actor": principal.name,
         "at": update.at,
     }
     ordinal = digest(
-        who.name,
+        principal.name,
         update.role,
         update.task_id,
         json.dumps(changes),
         update.at or f"after {version - 1}",
     )
-    return write(EventType.STORY_NOTED, update.story_id, data, ordinal=ordinal, tenant=who.tenant)
+    return write(
+        EventType.STORY_NOTED, update.story_id, data, ordinal=ordinal, tenant=principal.tenant
+    )

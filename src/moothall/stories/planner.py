@@ -84,15 +84,15 @@ class Planner:
         """The plan that holds a task, by tenant and task id."""
         self._last_seq, self._read_lock = 0, asyncio.Lock()
 
-    async def process(self, planning_event: PlanningEvent, who: Principal) -> Processed:
+    async def process(self, planning_event: PlanningEvent, principal: Principal) -> Processed:
         """Record what happened to a story. If it moved to planning, derive its tasks for councils
         to take up.
 
         The same event again gives the same answer. If a task could not start, nothing is recorded,
         and the answer says why. Raises `InvalidRequest` naming what is wrong.
         """
-        event = self._event_for(planning_event, who)
-        card = await self._board.find(planning_event.case_id, who)
+        event = self._event_for(planning_event, principal)
+        card = await self._board.find(planning_event.case_id, principal)
         if card is not None and (
             event.type is EventType.STORY_CHANGED or card.position.state != _DESIGN
         ):
@@ -104,7 +104,7 @@ class Planner:
                 processed=False, message=f"{message}; this one is in {card.position.state}"
             )
         if card is not None:
-            _check_may_plan(card, who)
+            _check_may_plan(card, principal)
         if event.type is EventType.STORY_CHANGED:
             await self._bus.publish(event)
             message = (
@@ -114,7 +114,7 @@ class Planner:
             return Processed(processed=False, message=message)
         draft = await self._draft_plan(event)
         try:
-            await self._check_draft(draft, who)
+            await self._check_draft(draft, principal)
         except Permanent as error:
             return Processed(processed=False, message=f"not recorded: {error.message}")
         await self._bus.publish(event)
@@ -125,7 +125,7 @@ class Planner:
         derivation = (
             draft.derivation
             if draft.is_recorded
-            else await self._record(draft.story, draft.derivation, draft.plan_id, who)
+            else await self._record(draft.story, draft.derivation, draft.plan_id, principal)
         )
         ids = tuple(task.task_id for task in derivation.tasks)
         return Processed(
@@ -140,7 +140,7 @@ class Planner:
         plan_id: str,
         roles: Sequence[str],
         strategy: Strategy,
-        who: Principal,
+        principal: Principal,
         *,
         publish: bool,
     ) -> Derivation:
@@ -152,9 +152,9 @@ class Planner:
         """
         check_id(case_id, "case_id")
         check_id(plan_id, "plan_id")
-        story, recorded_plan = await self._load_story(case_id, who.tenant, plan_id)
-        tasks = self.tasks(story, plan_id, roles, who.tenant, strategy)
-        derivation = Derivation(derivation_id(who.tenant, case_id, plan_id), tasks)
+        story, recorded_plan = await self._load_story(case_id, principal.tenant, plan_id)
+        tasks = self.tasks(story, plan_id, roles, principal.tenant, strategy)
+        derivation = Derivation(derivation_id(principal.tenant, case_id, plan_id), tasks)
         if not publish:
             return derivation
         if recorded_plan is not None:
@@ -164,12 +164,12 @@ class Planner:
                     "plan_id"
                 )
             return replace(derivation, tasks=recorded_plan.tasks)
-        if (card := await self._board.find(case_id, who)) is not None:
-            _check_may_plan(card, who)
-        await self._check_draft(_Draft(story, plan_id, derivation), who)
-        return await self._record(story, derivation, plan_id, who)
+        if (card := await self._board.find(case_id, principal)) is not None:
+            _check_may_plan(card, principal)
+        await self._check_draft(_Draft(story, plan_id, derivation), principal)
+        return await self._record(story, derivation, plan_id, principal)
 
-    async def check_repository(self, repository: str, who: Principal) -> None:
+    async def check_repository(self, repository: str, principal: Principal) -> None:
         """Raise if a council could not work on a repository, given as an id, a path or a URL."""
         if self._check is not None and repository:
             with suppress(NoCouncil):  # it may be created later
@@ -177,19 +177,19 @@ class Planner:
                     DeliberationRequest(
                         "any task", "dev", repository=RepositoryRef.from_name(repository)
                     ),
-                    who,
+                    principal,
                 )
 
-    async def _check_draft(self, draft: _Draft, who: Principal) -> None:
+    async def _check_draft(self, draft: _Draft, principal: Principal) -> None:
         """Raise the reason if a task of a plan could not start."""
         if self._check is None or draft.is_recorded or not draft.story.has_content:
             return
         for task in {
             (task.role, task.repository): task for task in draft.derivation.tasks
         }.values():
-            await self._check(task_request(task, self._limits), who)
+            await self._check(task_request(task, self._limits), principal)
 
-    async def is_waiting(self, task_id: TaskId, who: Principal) -> bool:
+    async def is_waiting(self, task_id: TaskId, principal: Principal) -> bool:
         """Return True if a task is in a plan that was published, or that will be when its story is
         built.
         """
@@ -204,9 +204,9 @@ class Planner:
                             for task in plan.tasks
                             if plan.publish
                         }
-        if (plan_event := self._plans.get((who.tenant, task_id))) is None:
+        if (plan_event := self._plans.get((principal.tenant, task_id))) is None:
             return False
-        card = await self._board.find(str(plan_event.data.get("story_id")), who)
+        card = await self._board.find(str(plan_event.data.get("story_id")), principal)
         return card is None or (card.plan is not None and card.plan.id == plan_event.id)
 
     def tasks(
@@ -228,18 +228,18 @@ class Planner:
             chars=TASK_CHARS,
         )
 
-    async def record_plan(self, card: StoryState, plan: Plan, who: Principal) -> bool:
+    async def record_plan(self, card: StoryState, plan: Plan, principal: Principal) -> bool:
         """Record the tasks of a story on the board. Return False, and record nothing, if the story
         changed since `card` was read.
         """
         try:
-            await self._bus.create(_plan_event(plan, who), card.seq)
+            await self._bus.create(_plan_event(plan, principal), card.seq)
         except AlreadyExists:
             return False
         return True
 
     async def change(
-        self, story_id: str, plan_id: str, outlines: Sequence[Outline], who: Principal
+        self, story_id: str, plan_id: str, outlines: Sequence[Outline], principal: Principal
     ) -> StoryState:
         """Replace the tasks of a story that is designed and not built yet. `plan_id` is the plan
         that the caller saw.
@@ -247,7 +247,7 @@ class Planner:
         Raises `NotFound`, `Refused` without the role, `ConcurrentUpdate` if the tasks were changed
         since, and `InvalidRequest`.
         """
-        _check_role(who)
+        _check_role(principal)
         for outline in outlines:
             if not outline.description.strip():
                 raise InvalidRequest(f"task {outline.id} does not say what is to be done")
@@ -257,9 +257,9 @@ class Planner:
                 )
         if not outlines:
             raise InvalidRequest("no task is left: a story needs one at least")
-        new_plan_id = f"plan-{digest(story_id, plan_id, who.name, str(outlines))[:16]}"
+        new_plan_id = f"plan-{digest(story_id, plan_id, principal.name, str(outlines))[:16]}"
         while True:
-            card = await self._board.card(story_id, who)
+            card = await self._board.card(story_id, principal)
             current = changeable(card)
             if current.plan_id == new_plan_id:  # ours: sent twice, or its ack was lost
                 return card
@@ -272,7 +272,7 @@ class Planner:
                 outlines,
                 card.story,
                 new_plan_id,
-                tenant=who.tenant,
+                tenant=principal.tenant,
                 max_tasks=MAX_PLAN_TASKS,
                 chars=TASK_CHARS,
             )
@@ -282,23 +282,23 @@ class Planner:
                 new_plan_id,
                 tasks,
                 publish=True,
-                actor=who.name,
+                actor=principal.name,
                 by="people",
                 design=design,
             )
-            if await self.record_plan(card, plan, who):
-                return await self._board.card(story_id, who)
+            if await self.record_plan(card, plan, principal):
+                return await self._board.card(story_id, principal)
 
-    async def retry(self, story_id: str, who: Principal) -> StoryState:
+    async def retry(self, story_id: str, principal: Principal) -> StoryState:
         """Start the tasks of a build that ended without a winner again, each as a new deliberation.
         The tasks that won keep their results.
 
         Raises `NotFound`, `Refused` without the role, `InvalidRequest` unless the tasks have ended
         and one of them has no winner, and `ConcurrentUpdate` if the story changed during the call.
         """
-        if not set(_RETRY_ROLES) & who.all_roles:
+        if not set(_RETRY_ROLES) & principal.all_roles:
             raise Refused(f"tasks can be retried by the roles {', '.join(_RETRY_ROLES)}")
-        card = await self._board.card(story_id, who)
+        card = await self._board.card(story_id, principal)
         if not _has_lost_tasks(card) or card.plan is None or card.ended is None:
             raise InvalidRequest(
                 f"story {story_id} is in {card.position.state} and has no task to retry: tasks can "
@@ -309,7 +309,9 @@ class Planner:
         statuses = statuses if isinstance(statuses, Mapping) else {}
         plan_id = f"plan-{digest(card.ended.id, 'retry')[:16]}"
         renamed = {
-            task.task_id: derived_task_id(who.tenant, story_id, plan_id, "retry", task.task_id)
+            task.task_id: derived_task_id(
+                principal.tenant, story_id, plan_id, "retry", task.task_id
+            )
             for task in plan.tasks
             if str(statuses.get(task.task_id)).lower() != COMPLETED
         }
@@ -326,9 +328,9 @@ class Planner:
         )
         # The actor stays: it is part of the requests of the tasks that won.
         retry_plan = replace(plan, plan_id=plan_id, tasks=tasks, by="retry", why="", design="")
-        if not await self.record_plan(card, retry_plan, who):
+        if not await self.record_plan(card, retry_plan, principal):
             raise ConcurrentUpdate(f"story {story_id} changed at the same time; look at it again")
-        return await self._board.card(story_id, who)
+        return await self._board.card(story_id, principal)
 
     async def _load_story(
         self, case_id: str, tenant: str, plan_id: str
@@ -357,11 +359,11 @@ class Planner:
         draft = await self._draft_plan(event)
         if draft.is_recorded:
             return draft.derivation
-        who = Principal(str(event.data.get("actor") or "local"), event.tenant)
-        if (card := await self._board.find(draft.story.id, who)) is not None:
+        principal = Principal(str(event.data.get("actor") or "local"), event.tenant)
+        if (card := await self._board.find(draft.story.id, principal)) is not None:
             _check_designing(card)
-        await self._check_draft(draft, who)
-        return await self._record(draft.story, draft.derivation, draft.plan_id, who)
+        await self._check_draft(draft, principal)
+        return await self._record(draft.story, draft.derivation, draft.plan_id, principal)
 
     async def _draft_plan(self, event: Event) -> _Draft:
         """Return the plan that a move to planning leads to. Raises `InvalidRequest`."""
@@ -382,24 +384,31 @@ class Planner:
         return _Draft(story, plan_id, Derivation(identity, tasks))
 
     async def _record(
-        self, story: Story, derivation: Derivation, plan_id: str, who: Principal
+        self, story: Story, derivation: Derivation, plan_id: str, principal: Principal
     ) -> Derivation:
         if not story.has_content:
             raise NotFound(_unknown_story_message(story))
         await self._bus.publish(
             _plan_event(
-                Plan(story.id, plan_id, derivation.tasks, publish=True, actor=who.name, by="roles"),
-                who,
+                Plan(
+                    story.id,
+                    plan_id,
+                    derivation.tasks,
+                    publish=True,
+                    actor=principal.name,
+                    by="roles",
+                ),
+                principal,
             )
         )
         _, recorded_plan = await self._load_story(
-            story.id, who.tenant, plan_id
+            story.id, principal.tenant, plan_id
         )  # another may have been first
         return (
             derivation if recorded_plan is None else replace(derivation, tasks=recorded_plan.tasks)
         )
 
-    def _event_for(self, planning_event: PlanningEvent, who: Principal) -> Event:
+    def _event_for(self, planning_event: PlanningEvent, principal: Principal) -> Event:
         """Return the event to record: a move to planning, or a change of the story. Other moves are
         left to the life cycle. Raises `InvalidRequest`.
         """
@@ -439,12 +448,12 @@ class Planner:
                 if moves_to_plan
                 else {}
             ),
-            "actor": who.name,
+            "actor": principal.name,
             "metadata": dict(planning_event.metadata),
             **stories.story_fields(planning_event.metadata),
         }
         ordinal = digest(
-            who.tenant,
+            principal.tenant,
             str(planning_event.timestamp_ms),
             str(sorted(data.items(), key=lambda item: item[0])),
         )
@@ -454,7 +463,7 @@ class Planner:
             planning_event.case_id,
             data,
             ordinal=ordinal,
-            tenant=who.tenant,
+            tenant=principal.tenant,
             time=when.isoformat(),
         )
 
@@ -466,19 +475,19 @@ def _unknown_story_message(story: Story) -> str:
     )
 
 
-def _check_role(who: Principal) -> None:
-    if not set(EDITOR_ROLES) & who.roles:
+def _check_role(principal: Principal) -> None:
+    if not set(EDITOR_ROLES) & principal.roles:
         raise Refused(
             "the tasks of a story on the board are changed by who has one of the roles "
             f"{', '.join(EDITOR_ROLES)}"
         )
 
 
-def _check_may_plan(card: StoryState, who: Principal) -> None:
+def _check_may_plan(card: StoryState, principal: Principal) -> None:
     """Raise `Refused` or `InvalidRequest` if the caller may not replace the tasks of a story on the
     board now.
     """
-    _check_role(who)
+    _check_role(principal)
     _check_designing(card)
 
 
@@ -501,9 +510,9 @@ def changeable(card: StoryState) -> Plan:
     return plan_of(card.plan)
 
 
-def may_retry(card: StoryState, who: Principal) -> bool:
+def may_retry(card: StoryState, principal: Principal) -> bool:
     """Return True if a user may start tasks of a build again now."""
-    return _has_lost_tasks(card) and bool(set(_RETRY_ROLES) & who.all_roles)
+    return _has_lost_tasks(card) and bool(set(_RETRY_ROLES) & principal.all_roles)
 
 
 def _has_lost_tasks(card: StoryState) -> bool:
@@ -520,26 +529,26 @@ def plan_of(derived: Event) -> Plan:
     return load(Plan, {"actor": "local", "publish": False} | dict(derived.data))
 
 
-def may_change(card: StoryState, who: Principal) -> bool:
+def may_change(card: StoryState, principal: Principal) -> bool:
     """Return True if the caller may change a story's tasks now."""
     return (
         card.position.state == _DESIGN
         and "planned" in card.position.facts
-        and bool(set(EDITOR_ROLES) & who.roles)
+        and bool(set(EDITOR_ROLES) & principal.roles)
     )
 
 
-def _plan_event(plan: Plan, who: Principal) -> Event:
+def _plan_event(plan: Plan, principal: Principal) -> Event:
     when = _now().isoformat()
     event = write(
         EventType.PLAN_DERIVED,
         plan.plan_id,
         dump(plan),
         correlationid=plan.story_id,
-        tenant=who.tenant,
+        tenant=principal.tenant,
         time=when,
     )
-    return replace(event, id=derivation_id(who.tenant, plan.story_id, plan.plan_id))
+    return replace(event, id=derivation_id(principal.tenant, plan.story_id, plan.plan_id))
 
 
 def derivation_id(tenant: str, case_id: str, plan_id: str) -> str:

@@ -85,7 +85,7 @@ class Executions:
             ),
         )
 
-    async def execute(self, who: Principal, order: ExecutionOrder) -> Execution:
+    async def execute(self, principal: Principal, order: ExecutionOrder) -> Execution:
         """Run the code and return the result of an execution id. A repeated order returns the same
         result without running.
 
@@ -93,7 +93,7 @@ class Executions:
         does, and `AlreadyExists` if the execution id was used for something else.
         """
         _check_order(order)
-        capability = await self._sessions.ready(who, order.workspace, order.token)
+        capability = await self._sessions.ready(principal, order.workspace, order.token)
         offered = {
             spec.name: spec
             for spec in self._sessions.gateway.list_tools(capability.tenant, capability.grant)
@@ -126,7 +126,7 @@ class Executions:
 
         async def call_tool(call: ToolCall) -> ToolResult:
             try:
-                return await self._sessions.call(who, order.workspace, order.token, call)
+                return await self._sessions.call(principal, order.workspace, order.token, call)
             # The token or the workspace may have expired.
             except (Refused, NotFound, AlreadyExists) as error:
                 return ToolResult(

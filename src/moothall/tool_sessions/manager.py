@@ -143,7 +143,7 @@ class ToolSessions:
 
     async def open(
         self,
-        who: Principal,
+        principal: Principal,
         repository: RepositoryRef,
         role: str,
         ttl_seconds: int = 0,
@@ -159,26 +159,29 @@ class ToolSessions:
                 f"ttl_seconds is {ttl_seconds}; allowed are 1 to {TOKEN_SECONDS:.0f}"
             )
         return await self._prepare_and_open(
-            f"ws-{secrets.token_hex(8)}", who, PendingWorkspace(repository, role, persona), seconds
+            f"ws-{secrets.token_hex(8)}",
+            principal,
+            PendingWorkspace(repository, role, persona),
+            seconds,
         )
 
     async def _prepare_and_open(
-        self, name: str, who: Principal, pending: PendingWorkspace, seconds: float
+        self, name: str, principal: Principal, pending: PendingWorkspace, seconds: float
     ) -> OpenedSession:
-        self._check_limits(who.tenant)
+        self._check_limits(principal.tenant)
         pending = replace(pending, role=read_role(pending.role))
         # Raises for an unknown role before anything is prepared.
         self._gateway.grant_for(pending.role, persona=pending.persona)
-        self._opening[who.tenant] += 1
+        self._opening[principal.tenant] += 1
         try:
-            base = await self._repositories.resolve(pending.repository, tenant=who.tenant)
+            base = await self._repositories.resolve(pending.repository, tenant=principal.tenant)
             prepared = await self._repositories.prepare(base)
             workspace = PersistentWorkspace(
                 name, self._workspaces, prepared, self._gateway.catalogue
             )
-            return await self._open(workspace, who, pending.role, pending.persona, seconds)
+            return await self._open(workspace, principal, pending.role, pending.persona, seconds)
         finally:
-            self._opening[who.tenant] -= 1
+            self._opening[principal.tenant] -= 1
 
     def _check_limits(self, tenant: str) -> None:
         """Raise `RateLimited` if the tenant, or all tenants together, have too many open
@@ -218,23 +221,23 @@ class ToolSessions:
         )
         prepared = await self._repositories.prepare(base)
         diff = await self._repositories.diff(base, item.commit_sha) if item.commit_sha else ""
-        who = Principal(item.principal, item.tenant)
+        principal = Principal(item.principal, item.tenant)
         workspace = PersistentWorkspace(
             item.workspace, self._workspaces, prepared, self._gateway.catalogue, diff
         )
-        await self._open(workspace, who, item.role, item.persona, seconds)
+        await self._open(workspace, principal, item.role, item.persona, seconds)
 
     async def _open(
         self,
         workspace: PersistentWorkspace,
-        who: Principal,
+        principal: Principal,
         role: str,
         persona: str,
         seconds: float,
     ) -> OpenedSession:
         name = workspace.id
         close = asyncio.Event()
-        with bound(task_id=name, tenant=who.tenant):
+        with bound(task_id=name, tenant=principal.tenant):
             keep_task = self._group.create_task(workspace.keep(close), name=f"keep {name}")
         try:
             await workspace.ready()
@@ -244,7 +247,7 @@ class ToolSessions:
         deadline = datetime.now(UTC) + timedelta(seconds=seconds)
         seat = self._gateway.with_token(
             CallContext(
-                principal=who,
+                principal=principal,
                 task_id=TaskKey(name),
                 seat=SEAT,
                 role=role,
@@ -280,11 +283,11 @@ class ToolSessions:
         finally:
             del self._sessions[name]
 
-    async def close(self, who: Principal, workspace: str) -> None:
+    async def close(self, principal: Principal, workspace: str) -> None:
         """Close a workspace and stop its running calls. Raises `NotFound`."""
-        key = key_of(workspace, who.tenant)  # the workspace of a task
+        key = key_of(workspace, principal.tenant)  # the workspace of a task
         session = self._require_session(
-            key if key in self._sessions else workspace, who.tenant, who.name
+            key if key in self._sessions else workspace, principal.tenant, principal.name
         )
         session.close.set()
         await asyncio.wait({session.keep_task})
@@ -295,11 +298,11 @@ class ToolSessions:
         """
         self._find = find
 
-    def token(self, who: Principal, workspace: str, role: str, seconds: float) -> str:
+    def token(self, principal: Principal, workspace: str, role: str, seconds: float) -> str:
         """Return a capability token for a workspace that is not open yet."""
         return self._tokens.mint(
-            principal=who.name,
-            tenant=who.tenant,
+            principal=principal.name,
+            tenant=principal.tenant,
             workspace=workspace,
             role=role,
             grant=self._gateway.grant_for(role),
@@ -319,12 +322,12 @@ class ToolSessions:
     async def _open_pending(
         self, workspace: str, capability: Capability, find: Find, opening: asyncio.Future[None]
     ) -> None:
-        who = Principal(capability.principal, capability.tenant)
+        principal = Principal(capability.principal, capability.tenant)
         try:
-            if (pending := await find(workspace, who)) is not None:
+            if (pending := await find(workspace, principal)) is not None:
                 # `expires` of a narrowed token can be much shorter.
                 seconds = capability.ends - datetime.now(UTC).timestamp()
-                await self._prepare_and_open(workspace, who, pending, seconds)
+                await self._prepare_and_open(workspace, principal, pending, seconds)
             opening.set_result(None)
         except MoothallError as error:
             opening.set_exception(error)
@@ -333,12 +336,14 @@ class ToolSessions:
             opening.cancel()  # no effect if it is done
             del self._opening_by_id[workspace]
 
-    def list_tools(self, who: Principal, role: str = "", persona: str = "") -> tuple[ToolSpec, ...]:
+    def list_tools(
+        self, principal: Principal, role: str = "", persona: str = ""
+    ) -> tuple[ToolSpec, ...]:
         """Return the tools of the caller's tenant; with a role, those that the role is granted.
         Raises `InvalidRequest`.
         """
         grant = self._gateway.grant_for(read_role(role), persona=persona) if role else Grant(("*",))
-        return self._gateway.list_tools(who.tenant, grant)
+        return self._gateway.list_tools(principal.tenant, grant)
 
     def is_open(self, workspace: str) -> bool:
         """Return whether the workspace is open in this process."""
@@ -356,15 +361,18 @@ class ToolSessions:
             raise NotFound(f"the workspace {workspace[:80]!r} was closed meanwhile")
         return session.workspace
 
-    def capability(self, who: Principal | None, workspace: str, token: str) -> Capability:
-        """Return what a token allows in an open workspace. `who` is the authenticated caller; None:
-        the token alone identifies the caller.
+    def capability(self, principal: Principal | None, workspace: str, token: str) -> Capability:
+        """Return what a token allows in an open workspace. `principal` is the authenticated caller;
+        None: the token alone identifies the caller.
 
         Raises `Refused` for a bad token, `NotFound` if this process has no such workspace for the
         caller.
         """
         capability = self._tokens.check(token, workspace)
-        if who is not None and (who.tenant, who.name) != (capability.tenant, capability.principal):
+        if principal is not None and (principal.tenant, principal.name) != (
+            capability.tenant,
+            capability.principal,
+        ):
             raise Refused("the capability token is somebody else's")
         self._require_session(capability.workspace, capability.tenant, capability.principal)
         return capability
@@ -375,17 +383,20 @@ class ToolSessions:
         """
         return self._tokens.check(token, workspace).workspace
 
-    async def ready(self, who: Principal | None, workspace: str, token: str) -> Capability:
+    async def ready(self, principal: Principal | None, workspace: str, token: str) -> Capability:
         """Do as `capability`, after opening the workspace if `await_calls` provides it."""
         claimed = self._tokens.check(token, workspace)
-        is_holder = who is None or (who.tenant, who.name) == (claimed.tenant, claimed.principal)
+        is_holder = principal is None or (principal.tenant, principal.name) == (
+            claimed.tenant,
+            claimed.principal,
+        )
         if self._find is not None and claimed.workspace not in self._sessions and is_holder:
             await self._open_on_call(claimed.workspace, claimed, self._find)
-        return self.capability(who, workspace, token)
+        return self.capability(principal, workspace, token)
 
     async def call(
         self,
-        who: Principal | None,
+        principal: Principal | None,
         workspace: str,
         token: str,
         call: ToolCall,
@@ -396,8 +407,8 @@ class ToolSessions:
         """Run a request and return its result. A repeated request returns the same result without
         running.
 
-        `who` as for `capability`. `bound`: the token must be for this request only. `flow`: the
-        calling workflow. Raises what `capability` raises, `Refused` if a workflow uses the
+        `principal` as for `capability`. `bound`: the token must be for this request only. `flow`:
+        the calling workflow. Raises what `capability` raises, `Refused` if a workflow uses the
         workspace and the tool would change it, and `AlreadyExists` if the request id was used for
         something else.
         """
@@ -406,7 +417,7 @@ class ToolSessions:
                 f"request_id has {len(call.request_id)} characters; it needs 1 to "
                 f"{_MAX_REQUEST_ID_CHARS}"
             )
-        capability = await self.ready(who, workspace, token)
+        capability = await self.ready(principal, workspace, token)
         digest = request_digest(call)
         if bound and capability.request != digest:
             raise Refused(

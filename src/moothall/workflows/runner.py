@@ -91,7 +91,7 @@ class _Start:
     """A workflow that is to start."""
 
     workflow_log: WorkflowLog
-    who: Principal
+    principal: Principal
     token: str
     plan: Workflow
     document: Mapping[str, Any]
@@ -167,7 +167,7 @@ class Workflows:
 
     async def run(
         self,
-        who: Principal,
+        principal: Principal,
         workspace: str,
         token: str,
         document: Mapping[str, Any],
@@ -183,10 +183,12 @@ class Workflows:
         workspace = self._sessions.name_of(workspace, token)
         if workspace in self._resuming:
             await self._resuming[workspace].wait()
-        capability = await self._sessions.ready(who, workspace, token)
-        plan = read_plan(document, self._limits(self._tool_refusal(who.tenant, capability.grant)))
-        workflow_log = WorkflowLog(self._bus, workspace, who.tenant, plan.id)
-        await self._ensure_started(workflow_log, who, token, plan, document)
+        capability = await self._sessions.ready(principal, workspace, token)
+        plan = read_plan(
+            document, self._limits(self._tool_refusal(principal.tenant, capability.grant))
+        )
+        workflow_log = WorkflowLog(self._bus, workspace, principal.tenant, plan.id)
+        await self._ensure_started(workflow_log, principal, token, plan, document)
         async with aclosing(workflow_log.follow(plan.digest, after_seq)) as events:
             async for recorded in events:
                 yield recorded
@@ -214,7 +216,7 @@ class Workflows:
     async def _ensure_started(
         self,
         workflow_log: WorkflowLog,
-        who: Principal,
+        principal: Principal,
         token: str,
         plan: Workflow,
         document: Mapping[str, Any],
@@ -224,7 +226,7 @@ class Workflows:
         started = self._started.get(key)
         if started is None:
             started = self._started[key] = asyncio.get_running_loop().create_future()
-            start = _Start(workflow_log, who, token, plan, document)
+            start = _Start(workflow_log, principal, token, plan, document)
             self._spawn(self._run_new(start, started), plan.id)
         await asyncio.shield(started)
 
@@ -237,7 +239,9 @@ class Workflows:
             record = await workflow_log.read()
             if record.document is None:
                 with self._sessions.lease(workflow_log.workspace, plan.id) as lease:
-                    entry = WorkflowEntry(plan.id, _reopen_state(lease, start.who), start.token)
+                    entry = WorkflowEntry(
+                        plan.id, _reopen_state(lease, start.principal), start.token
+                    )
                     # The entry comes first, so that a recorded start can always be resumed.
                     await self._index.put(entry.key, entry.document())
                     await workflow_log.begin(plan, start.document, await lease.commit())
@@ -379,12 +383,12 @@ async def contain(work: Coroutine[Any, Any, None], name: str) -> None:
         log.exception("a workflow was given up by a bug", workflow=name)
 
 
-def _reopen_state(lease: WorkspaceLease, who: Principal) -> ReopenState:
+def _reopen_state(lease: WorkspaceLease, principal: Principal) -> ReopenState:
     seat = lease.seat
     return ReopenState(
         workspace=seat.workspace_id,
-        principal=who.name,
-        tenant=who.tenant,
+        principal=principal.name,
+        tenant=principal.tenant,
         role=seat.role,
         persona=seat.persona,
         deadline=seat.deadline,

@@ -62,21 +62,21 @@ class FakeDeliberations:
         self.go = asyncio.Event()
         self.go.set()
 
-    async def submit(self, request: DeliberationRequest, who: Principal) -> Submitted:
-        assert who == LOCAL
+    async def submit(self, request: DeliberationRequest, principal: Principal) -> Submitted:
+        assert principal == LOCAL
         self.requests.append(request)
         self.now += 1
         self.most = max(self.most, self.now)
         return Submitted(TaskId(request.task_id))
 
-    async def wait(self, task_id: str, who: Principal) -> Outcome:
+    async def wait(self, task_id: str, principal: Principal) -> Outcome:
         await self.go.wait()
         for _ in range(3):
             await asyncio.sleep(0)
         self.now -= 1
         return self.decide(next(request for request in self.requests if request.task_id == task_id))
 
-    async def cancel(self, task_id: str, reason: str, who: Principal) -> None:
+    async def cancel(self, task_id: str, reason: str, principal: Principal) -> None:
         self.cancelled.append(task_id)
 
 

@@ -260,9 +260,9 @@ async def test_calls_that_arrive_while_a_stopping_server_is_busy_are_answered(
 class _SlowDeliberations(MemoryDeliberations):
     """Whose waits are slow to end, as where the bus is."""
 
-    async def wait(self, task_id: str, who: Principal) -> Outcome:
+    async def wait(self, task_id: str, principal: Principal) -> Outcome:
         try:
-            return await super().wait(task_id, who)
+            return await super().wait(task_id, principal)
         finally:
             await asyncio.sleep(1.3)
 

@@ -73,8 +73,8 @@ async def test_a_sign_in_form_from_another_origin_is_refused(browser: Browser) -
 
 def test_a_sign_in_link_works_once_and_expires() -> None:
     now = [0.0]
-    sessions, who = Sessions(2, 100, 10, lambda: now[0]), Caller(TOKENS[TOKEN])
-    link, late = sessions.link(who), sessions.link(who)
+    sessions, principal = Sessions(2, 100, 10, lambda: now[0]), Caller(TOKENS[TOKEN])
+    link, late = sessions.link(principal), sessions.link(principal)
     session = sessions.follow(link)
     assert session is not None
     assert sessions.find(session.id) == session

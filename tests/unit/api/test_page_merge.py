@@ -24,7 +24,7 @@ LEFT = StoryState(
 
 
 @pytest.mark.parametrize(
-    ("who", "may"),
+    ("principal", "may"),
     [
         (Principal("pat", "local", roles=frozenset({"po"})), True),
         (Principal("olive", "local", operator=True), True),
@@ -32,13 +32,13 @@ LEFT = StoryState(
     ],
     ids=["product owner", "operator", "tester"],
 )
-def test_the_merge_button_is_shown_to_users_who_may_merge(who: Principal, may: bool) -> None:  # noqa: FBT001
-    assert may_merge(LEFT, who) is may
-    assert next_step(LEFT, who) == (
+def test_the_merge_button_is_shown_to_users_who_may_merge(principal: Principal, may: bool) -> None:  # noqa: FBT001
+    assert may_merge(LEFT, principal) is may
+    assert next_step(LEFT, principal) == (
         "merge the result" if may else "merge the result (po or operator)"
     )
     requested = replace(LEFT, merge_request=write(EventType.STORY_MERGE_REQUESTED, "story-1", {}))
-    assert not may_merge(requested, who), "it is requested already"
+    assert not may_merge(requested, principal), "it is requested already"
     assert is_working(requested)
-    assert status_of(requested, who) == ("running", "merging")
-    assert next_step(requested, who) == "the result is merged"
+    assert status_of(requested, principal) == ("running", "merging")
+    assert next_step(requested, principal) == "the result is merged"

@@ -233,7 +233,7 @@ async def test_a_new_key_is_fetched_after_a_delay_and_other_key_types_work(there
 
 
 @pytest.mark.parametrize(
-    ("more", "claims", "who"),
+    ("more", "claims", "name"),
     [
         ({}, {"sub": "auth0|5f7"}, "auth0-5f7-"),
         ({}, {"sub": "local"}, "local-"),
@@ -258,13 +258,13 @@ async def test_a_new_key_is_fetched_after_a_delay_and_other_key_types_work(there
     ],
 )
 async def test_the_user_name_comes_from_the_configured_claims(
-    there: Provider, more: dict[str, Any], claims: dict[str, Any], who: str
+    there: Provider, more: dict[str, Any], claims: dict[str, Any], name: str
 ) -> None:
     there.claims = {"sub": "ann", "groups": ["product"]} | claims
     async with at_server(settings(there.issuer, **more)) as browser:
-        assert (await sign_in(browser)).status == (200 if who else 403)
+        assert (await sign_in(browser)).status == (200 if name else 403)
         got = await browser.get("/")
-        assert (f"Sign out {who}" in got.text) if who else got.headers["Location"] == "/sign-in"
+        assert (f"Sign out {name}" in got.text) if name else got.headers["Location"] == "/sign-in"
 
 
 async def test_a_tenants_users_see_only_its_stories(there: Provider) -> None:

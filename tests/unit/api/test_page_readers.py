@@ -145,14 +145,14 @@ async def test_all_readers_of_a_change_share_one_read_of_the_log(
     browser: Browser, bus: CountingBus
 ) -> None:
     await browser.sign_in()
-    board, who = browser.dependencies.stories.board, TOKENS[TOKEN]
-    cards = [await board.create(DRAFT, who, key=str(number)) for number in range(2)]
+    board, principal = browser.dependencies.stories.board, TOKENS[TOKEN]
+    cards = [await board.create(DRAFT, principal, key=str(number)) for number in range(2)]
     await browser.get("/")
     before = bus.reads
     for _ in range(5):
         assert cards[1].story.id in (await browser.get(f"/cards?after={cards[0].seq}")).text
     assert bus.reads == before
-    latest = await board.create(DRAFT, who, key="latest")
+    latest = await board.create(DRAFT, principal, key="latest")
     before = bus.reads
     for _ in range(5):
         assert latest.story.id in (await browser.get(f"/cards?after={cards[1].seq}")).text
@@ -161,8 +161,8 @@ async def test_all_readers_of_a_change_share_one_read_of_the_log(
 
 async def test_a_reconnecting_client_gets_the_changes_since(browser: Browser) -> None:
     await browser.sign_in()
-    board, who = browser.dependencies.stories.board, TOKENS[TOKEN]
-    cards = [await board.create(DRAFT, who, key=str(number)) for number in range(3)]
+    board, principal = browser.dependencies.stories.board, TOKENS[TOKEN]
+    cards = [await board.create(DRAFT, principal, key=str(number)) for number in range(3)]
     missed = (cards[-1].seq, [card.story.id for card in cards[1:]])
     url = f"{browser.url}/changes?after="
     async with browser.http.get(f"{url}{cards[0].seq}") as stream:
@@ -171,7 +171,7 @@ async def test_a_reconnecting_client_gets_the_changes_since(browser: Browser) ->
     async with browser.http.get(f"{url}{cards[0].seq}", headers=header) as stream:
         assert await received(stream) == (cards[-1].seq, [cards[-1].story.id])
     async with browser.http.get(f"{url}{cards[-1].seq}") as stream:
-        latest = await board.create(DRAFT, who, key="latest")
+        latest = await board.create(DRAFT, principal, key="latest")
         assert await received(stream) == (latest.seq, [latest.story.id])
     assert (await browser.get("/changes?after=-1")).status == 400
 
@@ -195,14 +195,14 @@ async def test_readers_of_one_tenant_receive_nothing_of_another(browser: Browser
 async def test_a_reconnected_subscriber_gets_missed_and_new_events_once(
     browser: Browser,
 ) -> None:
-    board, who = browser.dependencies.stories.board, TOKENS[TOKEN]
-    cards = [await board.create(DRAFT, who, key=str(number)) for number in range(4)]
-    here, late = board.watch(None, who), board.watch(cards[0].seq, who)
+    board, principal = browser.dependencies.stories.board, TOKENS[TOKEN]
+    cards = [await board.create(DRAFT, principal, key=str(number)) for number in range(4)]
+    here, late = board.watch(None, principal), board.watch(cards[0].seq, principal)
     assert await anext(here) == []
-    cards.append(await board.create(DRAFT, who, key="while it is watched"))
+    cards.append(await board.create(DRAFT, principal, key="while it is watched"))
     assert [moment.seq for moment in await anext(here)] == [cards[-1].seq]
     assert [moment.seq for moment in await anext(late)] == [card.seq for card in cards[1:]]
-    cards.append(await board.create(DRAFT, who, key="last"))
+    cards.append(await board.create(DRAFT, principal, key="last"))
     for watching in (here, late):
         assert [moment.seq for moment in await anext(watching)] == [cards[-1].seq]
         await watching.aclose()

@@ -83,7 +83,7 @@ def test_errors_in_an_account_are_reported(people: UserAccounts) -> None:
     for change in (people.remove, lambda name: people.change_password(name, GOOD)):
         with pytest.raises(NotFound, match="bob"):
             change("bob")
-    assert [who.name for who in people.list()] == ["alice"]
+    assert [principal.name for principal in people.list()] == ["alice"]
 
 
 def test_a_readable_or_damaged_accounts_file_is_refused(
@@ -109,7 +109,7 @@ def test_a_lookup_without_accounts_finds_nobody_and_creates_no_file(tmp_path: Pa
     (tmp_path / "accounts.db").touch(mode=0o600)  # of an `add` that was killed
     assert UserAccounts(tmp_path).list() == []
     UserAccounts(tmp_path, hasher=CHEAP).add("alice", GOOD)
-    assert [who.name for who in UserAccounts(tmp_path).list()] == ["alice"]
+    assert [principal.name for principal in UserAccounts(tmp_path).list()] == ["alice"]
 
 
 def test_a_session_ends_by_time_sign_out_and_changes_of_its_account(

@@ -54,7 +54,7 @@ async def test_a_gateway_from_settings_allows_granted_calls_and_follows_revocati
             ToolStatus.PARKED,
             True,
         )
-        await Revocations(bus.bucket(REVOKED)).revoke("ws-1", who="ann")
+        await Revocations(bus.bucket(REVOKED)).revoke("ws-1", actor="ann")
         async with asyncio.timeout(20):
             number = 3
             while (

@@ -55,8 +55,8 @@ async def test_a_result_is_hidden_from_a_token_that_does_not_cover_it(tmp_path: 
 async def test_a_short_lived_token_opens_a_workspace_for_the_time_of_its_parent(
     tmp_path: Path,
 ) -> None:
-    async def find(workspace: str, who: Principal) -> PendingWorkspace | None:
-        del workspace, who
+    async def find(workspace: str, principal: Principal) -> PendingWorkspace | None:
+        del workspace, principal
         return PendingWorkspace(SAMPLE, "DEV")
 
     async with open_session_manager(tmp_path, MemoryBus()) as app:
@@ -70,8 +70,8 @@ async def test_a_short_lived_token_opens_a_workspace_for_the_time_of_its_parent(
 async def test_a_token_of_another_tenant_opens_no_workspace(tmp_path: Path) -> None:
     lookups = []
 
-    async def find(workspace: str, who: Principal) -> PendingWorkspace | None:
-        lookups.append((workspace, who))
+    async def find(workspace: str, principal: Principal) -> PendingWorkspace | None:
+        lookups.append((workspace, principal))
         return PendingWorkspace(SAMPLE, "DEV")
 
     async with open_session_manager(tmp_path, MemoryBus()) as app:

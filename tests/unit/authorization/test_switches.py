@@ -33,9 +33,11 @@ async def test_a_switch_set_by_one_process_reaches_another(bucket: Bucket) -> No
     first_process, second_process = Switches(bucket), Switches(bucket)
     async with asyncio.TaskGroup() as group:
         following = group.create_task(second_process.run())
-        await first_process.switch("local", "git.diff", enabled=False, who="ann", reason="too slow")
-        await first_process.switch("local", "files.read", enabled=False, who="ann")
-        await first_process.switch("local", "files.read", enabled=True, who="ann")
+        await first_process.switch(
+            "local", "git.diff", enabled=False, actor="ann", reason="too slow"
+        )
+        await first_process.switch("local", "files.read", enabled=False, actor="ann")
+        await first_process.switch("local", "files.read", enabled=True, actor="ann")
         async with asyncio.timeout(60):
             while second_process.off("local") != {"git.diff"}:
                 await asyncio.sleep(0.01)
@@ -52,7 +54,7 @@ async def test_a_switch_set_by_one_process_reaches_another(bucket: Bucket) -> No
 async def test_an_unknown_tool_cannot_be_switched() -> None:
     with pytest.raises(InvalidRequest, match=r"there is no tool 'files\.reed'"):
         await Switches(MemoryBus().bucket(SWITCHES)).switch(
-            "local", "files.reed", enabled=False, who="ann"
+            "local", "files.reed", enabled=False, actor="ann"
         )
 
 
@@ -69,7 +71,7 @@ async def test_a_disabled_tool_is_hidden_from_seats(tmp_path: Path) -> None:
     async with open_app(tmp_path, off=switches.off) as app:
         grant = grant_for("dev")
         assert "files.append" in [spec.name for spec in app.tool_gateway.list_tools("local", grant)]
-        await switches.switch("local", "files.append", enabled=False, who="ann")
+        await switches.switch("local", "files.append", enabled=False, actor="ann")
 
         refused = await app.tool_gateway.call(
             app.seat(), tool_call("files.append", path="a", content="x")
@@ -86,7 +88,7 @@ async def test_a_disabled_tool_is_hidden_from_seats(tmp_path: Path) -> None:
         ]
         assert "files.append" in [spec.name for spec in app.tool_gateway.list_tools("other", grant)]
 
-        await switches.switch("local", "files.append", enabled=True, who="ann")
+        await switches.switch("local", "files.append", enabled=True, actor="ann")
         again = await app.tool_gateway.call(
             app.seat(), tool_call("files.append", number=4, path="a", content="x")
         )

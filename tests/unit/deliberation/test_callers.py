@@ -10,7 +10,7 @@ from moothall.deliberation.code_blocks import Caller, SubAgentLimits
 
 
 def below(caller: Caller, limits: SubAgentLimits) -> Iterator[Caller]:
-    """Yield all callers that `who` could start, in each of their turns, down to the depth limit."""
+    """Yield all callers that `caller` could start, in each of its turns, to the depth limit."""
     for turn in range(1, (limits.turns if caller.depth else 1) + 1):
         for index in range(1, limits.fan_out + 1):
             child = Caller(caller.depth, caller.number, turn).child(index, limits)

@@ -80,9 +80,9 @@ def test_a_lease_never_has_two_holders(steps: list[tuple[int, float, float, str,
     async def run() -> None:
         world, bucket = World(), MemoryBus().bucket(BUCKET)
         leases = two(world, bucket)
-        for who, passes, delay, lost, does in steps:
+        for principal, passes, delay, lost, does in steps:
             world.now += passes
-            lease, way = leases[who]
+            lease, way = leases[principal]
             way.delay, way.lost = delay, lost
             with contextlib.suppress(BusUnavailable):
                 await (lease.step() if does == "step" else lease.release())

@@ -48,19 +48,19 @@ async def run(
     request: DeliberationRequest,
     solved: Mapping[str, bool],
     number: int,
-    who: Principal = LOCAL,
+    principal: Principal = LOCAL,
 ) -> None:
     """Record a task on which these models worked, and its decision."""
     task = replace(
         request, task_id=f"t{number}", model=",".join(solved), num_agents=max(2, len(solved))
     )
-    d = await service(bus).submit(task, who)
+    d = await service(bus).submit(task, principal)
     cost = {"": 0.02, "cheap": 0.001, "strong": 0.1}
     path = request.description.split()[-1]
     outcome = Outcome(
         d.task_id,
         DeliberationStatus.COMPLETED,
-        tenant=who.tenant,
+        tenant=principal.tenant,
         results=tuple(
             Result(
                 rank=rank,
@@ -85,14 +85,14 @@ async def run(
         ),
     )
     await bus.publish(
-        new_event(EventType.DELIBERATION_DECIDED, d.task_id, dump(outcome), tenant=who.tenant)
+        new_event(EventType.DELIBERATION_DECIDED, d.task_id, dump(outcome), tenant=principal.tenant)
     )
 
 
-async def _learn(bus: MemoryBus, who: Principal = LOCAL) -> None:
+async def _learn(bus: MemoryBus, principal: Principal = LOCAL) -> None:
     for number in range(20):
-        await run(bus, PYTHON, {"default": False, "cheap": True, "strong": True}, number, who)
-        await run(bus, GO, {"cheap": False, "strong": True}, 100 + number, who)
+        await run(bus, PYTHON, {"default": False, "cheap": True, "strong": True}, number, principal)
+        await run(bus, GO, {"cheap": False, "strong": True}, 100 + number, principal)
 
 
 async def test_each_kind_of_task_gets_the_models_that_solved_it_before() -> None:

@@ -277,13 +277,15 @@ async def test_each_tenant_has_its_own_ids(
             new_event(EventType.DELIBERATION_DECIDED, name, dump(outcome), tenant=tenant)
         )
         await bus.put(name, dump(outcome))
-    for who, message, count in ((OTHER, "theirs", 4), (LOCAL, "ours", 2)):
+    for principal, message, count in ((OTHER, "theirs", 4), (LOCAL, "ours", 2)):
         for outcome in (
-            await deliberations.wait(TaskId("mine"), who),
-            await deliberations.result(TaskId("mine"), who),
+            await deliberations.wait(TaskId("mine"), principal),
+            await deliberations.result(TaskId("mine"), principal),
         ):
             assert (outcome.task_id, outcome.error_message) == ("mine", message)
-        seen = [recorded.event async for recorded in deliberations.watch(TaskId("mine"), 0, who)]
+        seen = [
+            recorded.event async for recorded in deliberations.watch(TaskId("mine"), 0, principal)
+        ]
         assert len(seen) == count
         assert {(event.subject, event.correlationid, event.data["task_id"]) for event in seen} == {
             ("mine", "mine", "mine")

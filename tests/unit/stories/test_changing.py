@@ -39,8 +39,12 @@ async def app() -> App:
     return made
 
 
-async def change(app: App, seen: Plan, *outlines: Outline, who: Principal = LOCAL) -> StoryState:
-    return await Planner(app.bus, LimitSettings()).change(app.story_id, seen.plan_id, outlines, who)
+async def change(
+    app: App, seen: Plan, *outlines: Outline, principal: Principal = LOCAL
+) -> StoryState:
+    return await Planner(app.bus, LimitSettings()).change(
+        app.story_id, seen.plan_id, outlines, principal
+    )
 
 
 async def test_the_tasks_edited_by_the_product_owner_are_built(app: App) -> None:
@@ -71,8 +75,8 @@ async def test_one_of_two_simultaneous_changes_wins_and_the_other_learns_by_whom
     ann, bob = (replace(LOCAL, name=name) for name in ("ann", "bob"))
     whole = FIRST.model_copy(update={"criteria": (1, 2)})
     ends = await asyncio.gather(
-        change(app, seen, FIRST, SECOND, who=ann),
-        change(app, seen, whole, who=bob),
+        change(app, seen, FIRST, SECOND, principal=ann),
+        change(app, seen, whole, principal=bob),
         return_exceptions=True,
     )
     won, lost = (
@@ -88,7 +92,7 @@ async def test_one_of_two_simultaneous_changes_wins_and_the_other_learns_by_whom
         app,
         seen,
         *((FIRST, SECOND) if winner.actor == "ann" else (whole,)),
-        who=replace(LOCAL, name=winner.actor),
+        principal=replace(LOCAL, name=winner.actor),
     )
     assert changeable(again) == winner, "the same sent twice changes nothing"
 
@@ -103,10 +107,10 @@ async def test_only_a_product_owner_can_edit_tasks_and_only_before_they_start(ap
     seen = changeable(await app.card())
     qa = replace(LOCAL, name="quinn", roles=frozenset({"qa", "architect"}))
     with pytest.raises(Refused, match="one of the roles po"):
-        await change(app, seen, FIRST, SECOND, who=qa)
+        await change(app, seen, FIRST, SECOND, principal=qa)
     assert not may_change(await app.card(), qa)
     with pytest.raises(NotFound):
-        await change(app, seen, FIRST, SECOND, who=replace(LOCAL, tenant="elsewhere"))
+        await change(app, seen, FIRST, SECOND, principal=replace(LOCAL, tenant="elsewhere"))
     async with app.working():
         await app.move("accept_design")
         with pytest.raises(

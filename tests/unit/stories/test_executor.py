@@ -228,8 +228,8 @@ async def test_a_person_can_merge_a_delivery_left_by_the_policy(app: App) -> Non
         ]
         olive = Principal("olive", "local", operator=True)
 
-        async def merged_by(who: Principal) -> Mapping[str, Any]:
-            await app.board.request_merge(app.story_id, who)
+        async def merged_by(principal: Principal) -> Mapping[str, Any]:
+            await app.board.request_merge(app.story_id, principal)
 
             async def there() -> bool:
                 return (await app.card()).merge_request is None

@@ -57,10 +57,10 @@ class NoteBoard:
         role: str = "dev",
         at: str = "",
         expected: int | None = None,
-        who: Principal = LOCAL,
+        principal: Principal = LOCAL,
     ) -> NotesVersion:
         return await Notes(self.bus).update(
-            Update(self.story_id, role, changes, at=at, expected=expected), who
+            Update(self.story_id, role, changes, at=at, expected=expected), principal
         )
 
     async def recorded(self) -> int:
@@ -205,9 +205,9 @@ async def test_notes_for_the_product_owner_or_another_tenants_story_are_refused(
     note_board: NoteBoard,
 ) -> None:
     with pytest.raises(Refused, match="who has the role po"):
-        await note_board.note(DECIDED, role="po", who=Principal("ann", "local"))
+        await note_board.note(DECIDED, role="po", principal=Principal("ann", "local"))
     with pytest.raises(NotFound):
-        await note_board.note(DECIDED, who=Principal("eve", "elsewhere"))
+        await note_board.note(DECIDED, principal=Principal("eve", "elsewhere"))
     for changes in ((), (DECIDED, DECIDED), (DECIDED,) * 51):
         with pytest.raises(InvalidRequest):
             await note_board.note(*changes)

@@ -160,22 +160,22 @@ class CouncilHandler(RequestHandler):
         unless the client asks for an immediate answer.
         """
         del context
-        who = caller()
+        principal = caller()
         with _translated():
-            task_id = await self._submit(params, who)
+            task_id = await self._submit(params, principal)
             if params.configuration.return_immediately:
-                return _task(await self._deliberations.result(task_id, who))
-            return _task(await self._deliberations.wait(task_id, who))
+                return _task(await self._deliberations.result(task_id, principal))
+            return _task(await self._deliberations.wait(task_id, principal))
 
     async def on_message_send_stream(
         self, params: pb.SendMessageRequest, context: ServerCallContext
     ) -> AsyncGenerator[Any, None]:
         """Do the same, and yield the task, its steps and its result."""
         del context
-        who = caller()
+        principal = caller()
         with _translated():
-            task_id = await self._submit(params, who)
-            async with aclosing(self._follow(task_id, who)) as updates:
+            task_id = await self._submit(params, principal)
+            async with aclosing(self._follow(task_id, principal)) as updates:
                 async for update in updates:
                     yield update
 
@@ -184,12 +184,12 @@ class CouncilHandler(RequestHandler):
     ) -> AsyncGenerator[Any, None]:
         """Yield a running task, its steps and its result."""
         del context
-        who = caller()
+        principal = caller()
         with _translated():
             task_id = check_task_id(params.id)
-            if (await self._deliberations.result(task_id, who)).status.ended:
+            if (await self._deliberations.result(task_id, principal)).status.ended:
                 raise UnsupportedOperationError(f"{task_id} has ended; get it with GetTask")
-            async with aclosing(self._follow(task_id, who)) as updates:
+            async with aclosing(self._follow(task_id, principal)) as updates:
                 async for update in updates:
                     yield update
 
@@ -204,13 +204,13 @@ class CouncilHandler(RequestHandler):
     ) -> pb.Task:
         """Cancel a running deliberation."""
         del context
-        who = caller()
+        principal = caller()
         with _translated():
             task_id = check_task_id(params.id)
-            if (await self._deliberations.result(task_id, who)).status.ended:
+            if (await self._deliberations.result(task_id, principal)).status.ended:
                 raise TaskNotCancelableError(f"{task_id} has ended")
-            await self._deliberations.cancel(task_id, "cancelled over A2A", who)
-            return _task(await self._deliberations.wait(task_id, who))
+            await self._deliberations.cancel(task_id, "cancelled over A2A", principal)
+            return _task(await self._deliberations.wait(task_id, principal))
 
     async def on_list_tasks(
         self, params: pb.ListTasksRequest, context: ServerCallContext
@@ -235,7 +235,7 @@ class CouncilHandler(RequestHandler):
             page_size=size,
         )
 
-    async def _submit(self, params: pb.SendMessageRequest, who: Principal) -> TaskId:
+    async def _submit(self, params: pb.SendMessageRequest, principal: Principal) -> TaskId:
         """Return the id of the deliberation that a message starts or continues. The same message id
         starts no second one.
         """
@@ -243,11 +243,11 @@ class CouncilHandler(RequestHandler):
         text = _text(sent)
         if sent.task_id:
             task_id = check_task_id(sent.task_id)
-            if (await self._deliberations.result(task_id, who)).status.ended:
+            if (await self._deliberations.result(task_id, principal)).status.ended:
                 raise UnsupportedOperationError(
                     f"{task_id} has ended; send a message without a task id to start another task"
                 )
-            await self._deliberations.steer(task_id, text, who, key=sent.message_id)
+            await self._deliberations.steer(task_id, text, principal, key=sent.message_id)
             return task_id
         if sent.context_id:
             raise InvalidParamsError("contexts are made by this server; leave contextId out")
@@ -258,20 +258,20 @@ class CouncilHandler(RequestHandler):
         request = DeliberationRequest(
             text,
             options.get("role", "dev"),
-            task_id=derived_task_id("a2a", who.name, sent.message_id),
+            task_id=derived_task_id("a2a", principal.name, sent.message_id),
             num_agents=_agents(options.get("agents", "0")),
             repository=repository,
             about_text=repository is None,
             protocol=options.get("protocol", ""),
             model=options.get("model", ""),
         )
-        return (await self._deliberations.submit(request, who)).own_id
+        return (await self._deliberations.submit(request, principal)).own_id
 
-    async def _follow(self, task_id: TaskId, who: Principal) -> AsyncGenerator[Any, None]:
+    async def _follow(self, task_id: TaskId, principal: Principal) -> AsyncGenerator[Any, None]:
         """Yield a task, its status at each new step, its artifact and its last status."""
-        yield _task(await self._deliberations.result(task_id, who), with_artifacts=False)
+        yield _task(await self._deliberations.result(task_id, principal), with_artifacts=False)
         progress, last = Progress(), ""
-        async with aclosing(self._deliberations.watch(task_id, 0, who)) as events:
+        async with aclosing(self._deliberations.watch(task_id, 0, principal)) as events:
             async for recorded in events:
                 progress, step = apply_event(progress, recorded)
                 decided = recorded.event.type is EventType.DELIBERATION_DECIDED
@@ -283,7 +283,7 @@ class CouncilHandler(RequestHandler):
                     yield pb.TaskStatusUpdateEvent(
                         task_id=task_id, context_id=task_id, status=status
                     )
-        ended = _task(await self._deliberations.wait(task_id, who))
+        ended = _task(await self._deliberations.wait(task_id, principal))
         for artifact in ended.artifacts:
             yield pb.TaskArtifactUpdateEvent(
                 task_id=task_id, context_id=task_id, artifact=artifact, last_chunk=True

@@ -228,8 +228,8 @@ def _links(sessions: Sessions, bearers: BearerTokens) -> Route:
         """Return a path at which a browser is signed in once as the caller; `moothall open` opens
         it.
         """
-        who = await bearers.find(request.headers.getlist("authorization"))
-        return document({"path": f"/sign-in?link={sessions.link(who)}"}, 201)
+        principal = await bearers.find(request.headers.getlist("authorization"))
+        return document({"path": f"/sign-in?link={sessions.link(principal)}"}, 201)
 
     return Route("/api/v1/sign-in-links", link, methods=["POST"])
 

@@ -321,13 +321,13 @@ def _deliberation_operations(dependencies: ApiDependencies) -> Sequence[HttpOper
 
 
 async def _story_details(board: Board, card: StoryState) -> _StoryDetails:
-    who = caller()
-    history = [dump(event) for event in await board.history(card.story.id, who)]
+    principal = caller()
+    history = [dump(event) for event in await board.history(card.story.id, principal)]
     moments = tuple(
         _Moment(**{field_name: event[field_name] for field_name in _Moment.model_fields})
         for event in history
     )
-    return _StoryDetails(history=moments, moves=_moves(card, who))
+    return _StoryDetails(history=moments, moves=_moves(card, principal))
 
 
 async def _follow(planning: Planning, after_seq: int) -> AsyncGenerator[str, None]:
@@ -339,13 +339,13 @@ async def _follow(planning: Planning, after_seq: int) -> AsyncGenerator[str, Non
             yield f"id: {event.seq}\nevent: {event.event}\ndata: {to_json(event)}\n"
 
 
-def _moves(card: StoryState, who: Principal) -> tuple[_Move, ...]:
+def _moves(card: StoryState, principal: Principal) -> tuple[_Move, ...]:
     moves = []
     for transition in lifecycle().transitions_from(card.position.state):
         if SYSTEM in transition.by:
             continue
         try:
-            decide(card.position, transition.event, who.all_roles)
+            decide(card.position, transition.event, principal.all_roles)
         except Permanent as error:
             missing = error.message
         else:

@@ -173,12 +173,12 @@ async def _put_on_board(
     dependencies: ApiDependencies, settings: TrackerSettings, issue: TrackedIssue, tracker: str
 ) -> None:
     """Put an issue on the board, once. Later changes in the tracker do not change the story."""
-    who = Principal(tracker, LOCAL.tenant)
+    principal = Principal(tracker, LOCAL.tenant)
     repository = settings.repositories.get(issue.project, "")
-    await dependencies.stories.plans.check_repository(repository, who)
+    await dependencies.stories.plans.check_repository(repository, principal)
     try:
         card = await dependencies.stories.board.create(
-            draft_of(issue), who, key=f"{tracker}:{issue.id}", repository=repository
+            draft_of(issue), principal, key=f"{tracker}:{issue.id}", repository=repository
         )
         log.info("an issue is on the board", tracker=tracker, issue=issue.key, story=card.story.id)
     except AlreadyExists:

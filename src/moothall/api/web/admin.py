@@ -52,12 +52,12 @@ def server_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         return page("health.html", session=session, health=await dependencies.health_check.check())
 
     async def audit(request: Request, session: Session) -> Response:
-        if not session.who.operator:
+        if not session.principal.operator:
             raise Refused("only operators can see the decisions of the tool gateway")
         only = request.query_params.get("only", "")
         if only not in {"", "refused"}:
             raise InvalidRequest(f"only is {only[:40]!r}; allowed is refused, or omit it for all")
-        decisions = await dependencies.records.decisions.last(session.who)
+        decisions = await dependencies.records.decisions.last(session.principal)
         return page(
             "decisions.html",
             session=session,
@@ -68,7 +68,7 @@ def server_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
     async def tools(request: Request, session: Session) -> Response:
         query = read_query(request, "query")
         specs = (
-            dependencies.tools.sessions.list_tools(session.who)
+            dependencies.tools.sessions.list_tools(session.principal)
             if dependencies.tools.sessions
             else CATALOGUE.values()
         )
@@ -92,7 +92,7 @@ def parked_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
     )
 
     async def list_parked(_request: Request, session: Session) -> Response:
-        refuse_unless_operator(session.who)
+        refuse_unless_operator(session.principal)
         waiting = service.list_parked() if service else ()
         return page("parked.html", session=session, parked=waiting, refresh=REFRESH_SECONDS)
 
@@ -159,12 +159,12 @@ def insights_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequen
     """Return the route of the page."""
 
     async def insights(request: Request, session: Session) -> Response:
-        count, who = _read_range(request), session.who
+        count, principal = _read_range(request), session.principal
         today = datetime.now(UTC).date()
         days = [today - timedelta(days=back) for back in reversed(range(count))]
         since = datetime.combine(days[0], time(), UTC)
-        runs = await dependencies.records.statistics.list_runs(who, since)
-        cards = await dependencies.stories.board.cards(who)
+        runs = await dependencies.records.statistics.list_runs(principal, since)
+        cards = await dependencies.stories.board.cards(principal)
         done = await asyncio.to_thread(_done_stories, cards, since)
         models = await _usage_by_model(dependencies, runs)
         counted = [run for run in runs if not run.cancelled]
@@ -290,10 +290,10 @@ async def _budget_uses(
     for run in runs:
         tokens[run.story_id] += run.usage.tokens
     used_by = [card for card in cards if card.story.id in tokens]
-    stories, who = [], session.who
+    stories, principal = [], session.principal
     for card in sorted(used_by, key=lambda card: -tokens[card.story.id])[:_MAX_STORIES]:
         story, link = card.story, f"/stories/{card.story.id}"
-        account = await dependencies.stories.budgets.of(story.id, who.tenant, story.budget)
+        account = await dependencies.stories.budgets.of(story.id, principal.tenant, story.budget)
         used = account.spent + account.reserved
         stories.append(
             BudgetUse(
@@ -312,9 +312,9 @@ async def _budget_uses(
                 use.used,
                 use.limit,
                 use.what,
-                change="/system/budgets" if who.operator else "",
+                change="/system/budgets" if principal.operator else "",
             )
-            for use in await dependencies.quotas.list_uses(who.tenant)
+            for use in await dependencies.quotas.list_uses(principal.tenant)
         ],
         "stories": stories,
     }
@@ -336,22 +336,22 @@ def budget_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
     """Return the routes of the page and its form."""
 
     async def budgets(request: Request, session: Session) -> Response:
-        tenant = read_query(request, "tenant") or session.who.tenant
-        if tenant != session.who.tenant:
-            refuse_unless_operator(session.who)
+        tenant = read_query(request, "tenant") or session.principal.tenant
+        if tenant != session.principal.tenant:
+            refuse_unless_operator(session.principal)
         if request.method == "GET":
             quotas = await dependencies.quotas.read(tenant)
             return await show(session, tenant, quotas, _texts(quotas.values))
-        refuse_unless_operator(session.who)
+        refuse_unless_operator(session.principal)
         form = await read_session_form(request, session)
-        tenant = form.get("tenant", "") or session.who.tenant
+        tenant = form.get("tenant", "") or session.principal.tenant
         try:
             values = _read_values(form)
-            await dependencies.quotas.change(tenant, values, session.who)
+            await dependencies.quotas.change(tenant, values, session.principal)
         except InvalidRequest as error:
             quotas = await dependencies.quotas.read(tenant)
             return await show(session, tenant, quotas, form, error.message)
-        mine = tenant == session.who.tenant
+        mine = tenant == session.principal.tenant
         return redirect("/system/budgets" if mine else f"/system/budgets?tenant={tenant}")
 
     async def show(
@@ -361,12 +361,12 @@ def budget_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         texts: Mapping[str, str],
         error: str = "",
     ) -> Response:
-        cards = await dependencies.stories.board.cards(session.who)
+        cards = await dependencies.stories.board.cards(session.principal)
         latest = sorted(cards, key=lambda card: -card.seq)[:_MAX_BUDGET_STORIES]
         accounts = await asyncio.gather(
             *(
                 dependencies.stories.budgets.of(
-                    card.story.id, session.who.tenant, card.story.budget
+                    card.story.id, session.principal.tenant, card.story.budget
                 )
                 for card in latest
             )

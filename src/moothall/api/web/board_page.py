@@ -76,7 +76,9 @@ class BoardChanges:
         self._board = board
         self._needed: LRUCache[Hashable, int] = LRUCache(_MAX_CACHED_COUNTS)
 
-    async def follow(self, who: Principal, after: int | None = None) -> AsyncGenerator[str, None]:
+    async def follow(
+        self, principal: Principal, after: int | None = None
+    ) -> AsyncGenerator[str, None]:
         """Yield a server-sent event for each change of a tenant's board: its id is the number of
         the last event in the log, its data the ids of the stories that changed.
 
@@ -85,38 +87,38 @@ class BoardChanges:
         changes.
         """
         needed = None
-        async with aclosing(self._board.watch(None, who)) as batches:
+        async with aclosing(self._board.watch(None, principal)) as batches:
             async for batch in batches:
                 if batch:
                     await asyncio.sleep(reload_delay(self._board.watching))
                     changed: Sequence[StoryState] = [moment.card for moment in batch if moment.card]
                 else:
                     yield ": the board\n"
-                    changed = await self._changed_since(after, who)
+                    changed = await self._changed_since(after, principal)
                 if changed:
                     yield _change(changed)
                 if batch or after is not None:
-                    count = await self._count_needed(batch[-1].seq if batch else None, who)
+                    count = await self._count_needed(batch[-1].seq if batch else None, principal)
                     if count != needed:
                         needed = count
                         yield f"event: needed\ndata: {needed}\n"
                 if batch:
                     await asyncio.sleep(NOTIFY_SECONDS)
 
-    async def _changed_since(self, after: int | None, who: Principal) -> Sequence[StoryState]:
+    async def _changed_since(self, after: int | None, principal: Principal) -> Sequence[StoryState]:
         if after is None:
             return ()
-        return [card for card in await self._board.cards(who) if card.seq > after]
+        return [card for card in await self._board.cards(principal) if card.seq > after]
 
-    async def _count_needed(self, seq: int | None, who: Principal) -> int:
+    async def _count_needed(self, seq: int | None, principal: Principal) -> int:
         """Return how many stories need a user. `seq` is that of the last event, if it is known: the
         stories are counted once for all users of a tenant with the same roles.
         """
-        key = who.tenant, who.all_roles, seq
+        key = principal.tenant, principal.all_roles, seq
         if seq is None or (count := self._needed.get(key)) is None:
-            cards = await self._board.cards(who)
+            cards = await self._board.cards(principal)
             # In a thread, because there may be many stories.
-            count = self._needed[key] = await asyncio.to_thread(count_needed, cards, who)
+            count = self._needed[key] = await asyncio.to_thread(count_needed, cards, principal)
         return count
 
 
@@ -164,13 +166,13 @@ class _Filter:
         """Read the filter of a URL."""
         return cls(*(read_query(request, name) for name in ("show", "q", "repository")))
 
-    def matches(self, card: StoryState, who: Principal) -> bool:
+    def matches(self, card: StoryState, principal: Principal) -> bool:
         """Return whether to show a card."""
         story = card.story
         is_archived = card.position.state in lifecycle().off_board
         if is_archived != (self.show == "archived"):
             return False
-        if self.show == "needs-you" and not needs_user(card, who):
+        if self.show == "needs-you" and not needs_user(card, principal):
             return False
         if self.repository and story.repository_name != self.repository:
             return False
@@ -244,19 +246,27 @@ class _Boards:
         self._cards_lock = Lock()  # boards are rendered in threads
 
     async def render(
-        self, shown: _Filter, cut: _Cut, who: Principal, *, is_fragment: bool
+        self, shown: _Filter, cut: _Cut, principal: Principal, *, is_fragment: bool
     ) -> tuple[Markup, int, int]:
         """Return the HTML, the number of the last event on the board, and the seconds after which
         the page fetches the progress again, 0 for never.
         """
         # A later event that is not read yet will be announced to the page.
-        cards = await self._dependencies.stories.board.cards(who, cut.after)
-        summary = self._summaries.get(who.tenant)
+        cards = await self._dependencies.stories.board.cards(principal, cut.after)
+        summary = self._summaries.get(principal.tenant)
         if summary is None or summary.cards is not cards:
-            summary = self._summaries[who.tenant] = await asyncio.to_thread(_summarize, cards)
+            summary = self._summaries[principal.tenant] = await asyncio.to_thread(_summarize, cards)
         seq = summary.seq
-        progress = await self._progress(summary.at_work, who)
-        key = (who.tenant, who.all_roles, shown, cut, is_fragment, seq, *progress.items())
+        progress = await self._progress(summary.at_work, principal)
+        key = (
+            principal.tenant,
+            principal.all_roles,
+            shown,
+            cut,
+            is_fragment,
+            seq,
+            *progress.items(),
+        )
         if (found := self._rendered.get(key)) is None:
             refresh = _REFRESH_SECONDS if progress else 0
             context = {
@@ -266,14 +276,19 @@ class _Boards:
                 "is_fragment": is_fragment,
             }
             # In a thread, because a board may be large.
-            content = await asyncio.to_thread(self._render, cards, shown, cut, who, context)
+            content = await asyncio.to_thread(self._render, cards, shown, cut, principal, context)
             found = self._rendered[key] = content, seq, refresh
         return found
 
     def _render(
-        self, cards: Cards, shown: _Filter, cut: _Cut, who: Principal, context: Mapping[str, Any]
+        self,
+        cards: Cards,
+        shown: _Filter,
+        cut: _Cut,
+        principal: Principal,
+        context: Mapping[str, Any],
     ) -> Markup:
-        matching = [card for card in cards if shown.matches(card, who)]
+        matching = [card for card in cards if shown.matches(card, principal)]
         columns = group_by_state(sorted(matching, key=lambda card: -card.seq))
         table = lifecycle()
         states = table.off_board if shown.show == "archived" else table.columns
@@ -290,19 +305,19 @@ class _Boards:
             changed=[card.story.id for card in cards if after is not None and card.seq > after],
             cut=cut,
             shown=shown,
-            needed=count_needed(on_board, who),
+            needed=count_needed(on_board, principal),
             total=len(on_board),
             archived=len(cards) - len(on_board),
             first_steps=first_steps(cards),
             repositories=sorted({card.story.repository_name for card in on_board} - {""}),
-            show=lambda card: self._card(card, who, context["progress"].get(card.story.id)),
+            show=lambda card: self._card(card, principal, context["progress"].get(card.story.id)),
             max_cards=_MAX_SHOWN_CARDS,
             **context,
         )
 
-    def _card(self, card: StoryState, who: Principal, progress: _Progress | None) -> Markup:
+    def _card(self, card: StoryState, principal: Principal, progress: _Progress | None) -> Markup:
         """Return a card. A change renders only the changed card."""
-        key = who.tenant, who.all_roles, card.story.id, card.seq, progress
+        key = principal.tenant, principal.all_roles, card.story.id, card.seq, progress
         with self._cards_lock:
             content = self._cards.get(key)
         if content is None:
@@ -310,15 +325,15 @@ class _Boards:
                 "card.html",
                 card=card,
                 progress=progress,
-                moves=moves(card, who),
-                status=status_of(card, who),
-                next_step=next_step(card, who),
+                moves=moves(card, principal),
+                status=status_of(card, principal),
+                next_step=next_step(card, principal),
             )
             with self._cards_lock:
                 self._cards[key] = content
         return content
 
-    async def _progress(self, cards: Cards, who: Principal) -> Mapping[str, _Progress | None]:
+    async def _progress(self, cards: Cards, principal: Principal) -> Mapping[str, _Progress | None]:
         """Return the progress of each story that the server works on, None where it is unknown."""
         tasks = {
             card.story.id: task_ids([card.plan])
@@ -328,7 +343,7 @@ class _Boards:
         }
         if not any(tasks.values()):
             return dict.fromkeys(tasks)
-        views = await self._dependencies.records.tasks.find_tasks(chain(*tasks.values()), who)
+        views = await self._dependencies.records.tasks.find_tasks(chain(*tasks.values()), principal)
         return {story_id: _progress_of(names, views) for story_id, names in tasks.items()}
 
 
@@ -352,7 +367,9 @@ def board_routes(
 
     async def board(request: Request, session: Session) -> Response:
         shown, cut = _Filter.of(request), _Cut.of(request)
-        content, seq, refresh = await boards.render(shown, cut, session.who, is_fragment=False)
+        content, seq, refresh = await boards.render(
+            shown, cut, session.principal, is_fragment=False
+        )
         return page(
             "board.html",
             session=session,
@@ -364,12 +381,12 @@ def board_routes(
 
     async def cards(request: Request, session: Session) -> Response:
         shown, cut = _Filter.of(request), _Cut.of(request)
-        content, _, _ = await boards.render(shown, cut, session.who, is_fragment=True)
+        content, _, _ = await boards.render(shown, cut, session.principal, is_fragment=True)
         return fragment(content)
 
     async def changes(request: Request, session: Session) -> Response:
         """Notify of changes on the board, as server-sent events."""
-        return ServerSentEvents(board_changes.follow(session.who, last_seen(request)))
+        return ServerSentEvents(board_changes.follow(session.principal, last_seen(request)))
 
     return [
         Route("/", require_session(board, sessions)),

@@ -43,11 +43,11 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
 
     async def cancel(request: Request, session: Session) -> Response:
         form, task_id = await read_session_form(request, session), request.path_params["id"]
-        council_actions.check_role(session.who)
+        council_actions.check_role(session.principal)
         await dependencies.deliberations.cancel(
             check_task_id(task_id),
             form.get("reason", "").strip() or "cancelled on the page",
-            session.who,
+            session.principal,
         )
         return redirect(f"/councils/{task_id}")
 
@@ -57,7 +57,7 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
             dependencies.deliberations,
             task_id,
             form.get("message", ""),
-            session.who,
+            session.principal,
             key=form.get("key", ""),
         )
         return redirect(f"/councils/{task_id}")
@@ -65,7 +65,10 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
     async def pause(request: Request, session: Session) -> Response:
         form, task_id = await read_session_form(request, session), request.path_params["id"]
         await council_actions.pause(
-            dependencies.deliberations, task_id, session.who, paused=form.get("paused") == "true"
+            dependencies.deliberations,
+            task_id,
+            session.principal,
+            paused=form.get("paused") == "true",
         )
         return redirect(f"/councils/{task_id}")
 
@@ -75,7 +78,7 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
             await read_session_form(request, session),
             check_task_id(request.path_params["id"]),
         )
-        outcome = await dependencies.deliberations.result(task_id, session.who)
+        outcome = await dependencies.deliberations.result(task_id, session.principal)
         found = await asyncio.to_thread(find_line, outcome, form.get("on", ""))
         if found is None or found.line.kind == "place" or not outcome.story_id:
             raise InvalidRequest(
@@ -86,7 +89,7 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
             outcome,
             found.line,
             form.get("comment", ""),
-            session.who,
+            session.principal,
             key=form.get("key", ""),
         )
         place = OpenFile.of_line(found)
@@ -101,22 +104,26 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
 
 
 async def find_story(
-    dependencies: ApiDependencies, outcome: Outcome, who: Principal
+    dependencies: ApiDependencies, outcome: Outcome, principal: Principal
 ) -> StoryState | None:
     """Return the story that an outcome belongs to, or None if the board has no such story."""
     return (
-        await dependencies.stories.board.find(outcome.story_id, who) if outcome.story_id else None
+        await dependencies.stories.board.find(outcome.story_id, principal)
+        if outcome.story_id
+        else None
     )
 
 
 async def line_comments(
-    dependencies: ApiDependencies, outcome: Outcome, who: Principal
+    dependencies: ApiDependencies, outcome: Outcome, principal: Principal
 ) -> Mapping[tuple[str, int, str], Sequence[LineComment]]:
     """Return the comments on lines of this task's diffs, by path, line number and text. Its story
     must exist.
     """
     remarks: dict[tuple[str, int, str], list[LineComment]] = {}
-    for comment in map(remark_of, await dependencies.stories.board.history(outcome.story_id, who)):
+    for comment in map(
+        remark_of, await dependencies.stories.board.history(outcome.story_id, principal)
+    ):
         if comment is not None and comment.task_id == outcome.task_id:
             remarks.setdefault((comment.path, comment.line, comment.quoted), []).append(comment)
     return remarks
@@ -133,13 +140,13 @@ class StoryDecision:
     comment_count: int
 
 
-def story_decision(card: StoryState, who: Principal) -> StoryDecision | None:
+def story_decision(card: StoryState, principal: Principal) -> StoryDecision | None:
     """Return the decision that the story of a council waits for. Return None if its result is not
     reviewed now, or not by this user.
     """
     if card.position.state not in _REVIEWED_STATES:
         return None
-    reasons = {event: reason for event, _, reason in moves(card, who)}
+    reasons = {event: reason for event, _, reason in moves(card, principal)}
     possible = tuple(
         (transition.event, is_accept, reasons[transition.event])
         for is_accept in (True, False)
@@ -221,7 +228,7 @@ def ask_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Ro
     """Return the route of the page, which also lists recent questions."""
 
     async def form(session: Session, fields: Mapping[str, str], error: str = "") -> Response:
-        latest = await dependencies.records.tasks.list_tasks(session.who, limit=_MAX_LISTED)
+        latest = await dependencies.records.tasks.list_tasks(session.principal, limit=_MAX_LISTED)
         return page(
             "ask.html",
             400 if error else 200,
@@ -229,8 +236,8 @@ def ask_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Ro
             fields=fields,
             error=error,
             roles=ROLES,
-            repositories=known_repositories(dependencies, session.who),
-            may_ask=council_actions.may_act(session.who),
+            repositories=known_repositories(dependencies, session.principal),
+            may_ask=council_actions.may_act(session.principal),
             key=new_task_id(),
             questions=[view for view in latest if view.protocol == "ask"][:_MAX_SHOWN],
         )
@@ -239,9 +246,11 @@ def ask_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Ro
         if request.method == "GET":
             return await form(session, {})
         fields = await read_session_form(request, session)
-        council_actions.check_role(session.who)
+        council_actions.check_role(session.principal)
         try:
-            deliberation = await dependencies.deliberations.submit(_request(fields), session.who)
+            deliberation = await dependencies.deliberations.submit(
+                _request(fields), session.principal
+            )
         except (InvalidRequest, NotFound, RepositoryError) as error:
             return await form(session, fields, error.message)
         return redirect(f"/councils/{deliberation.own_id}")
@@ -267,12 +276,14 @@ def _request(fields: Mapping[str, str]) -> DeliberationRequest:
 
 
 async def earlier_tasks(
-    tasks: Overview, deliberation: Deliberation | None, who: Principal
+    tasks: Overview, deliberation: Deliberation | None, principal: Principal
 ) -> Sequence[TaskView]:
     """Return the earlier tasks of a conversation, oldest first, as far as they are known."""
     if deliberation is None or not deliberation.follows:
         return ()
     try:
-        return await tasks.get_conversation(own_id(deliberation.follows, who.tenant), who)
+        return await tasks.get_conversation(
+            own_id(deliberation.follows, principal.tenant), principal
+        )
     except NotFound:
         return ()

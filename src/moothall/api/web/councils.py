@@ -62,15 +62,15 @@ def council_routes(
     async def council(request: Request, session: Session) -> Response:
         task_id = check_task_id(request.path_params["id"])
         try:
-            outcome = await dependencies.deliberations.result(task_id, session.who)
+            outcome = await dependencies.deliberations.result(task_id, session.principal)
         except NotFound as error:
             raise NotFound(
                 f"no council has started task {task_id!r}; a story's tasks start when its design "
                 "is accepted"
             ) from error
         (progress, timeline), story = await asyncio.gather(
-            dependencies.records.tasks.get_details(task_id, session.who),
-            find_story(dependencies, outcome, session.who),
+            dependencies.records.tasks.get_details(task_id, session.principal),
+            find_story(dependencies, outcome, session.principal),
         )
         context = await _council_context(dependencies, session, outcome, progress, story)
         context |= {"chart": draw_timeline(timeline), "on": request.query_params.get("on", "")}
@@ -111,8 +111,10 @@ async def _council_context(
         "deliberation": deliberation,
         "title": council_title(deliberation),
         "is_conversation": deliberation is not None and deliberation.protocol == "ask",
-        "earlier_tasks": await earlier_tasks(dependencies.records.tasks, deliberation, session.who),
-        "forked": own_id(deliberation.fork.task_id, session.who.tenant)
+        "earlier_tasks": await earlier_tasks(
+            dependencies.records.tasks, deliberation, session.principal
+        ),
+        "forked": own_id(deliberation.fork.task_id, session.principal.tenant)
         if deliberation and deliberation.fork
         else "",
         "usage": outcome.usage if outcome.status.ended else _usage(progress),
@@ -122,9 +124,9 @@ async def _council_context(
         "refused": _refused_calls(progress),
         "undecided": undecided_answers(outcome),
         "story": story,
-        "remarks": await line_comments(dependencies, outcome, session.who) if story else {},
-        "may_act": may_act(session.who),
-        "decision": story_decision(story, session.who) if story else None,
+        "remarks": await line_comments(dependencies, outcome, session.principal) if story else {},
+        "may_act": may_act(session.principal),
+        "decision": story_decision(story, session.principal) if story else None,
         "key": new_task_id(),
         "metrics": {name: progress.metrics.get(name, 0) for name in _METRICS}
         if progress.metrics
@@ -146,9 +148,9 @@ def _lines(dependencies: ApiDependencies, sessions: Sessions) -> Route:
     async def lines(request: Request, session: Session) -> Response:
         """Return lines of a file of a diff, for the script to put into the page."""
         task_id, place = check_task_id(request.path_params["id"]), OpenFile.of(request)
-        outcome = await dependencies.deliberations.result(task_id, session.who)
-        story = await find_story(dependencies, outcome, session.who)
-        remarks = await line_comments(dependencies, outcome, session.who) if story else {}
+        outcome = await dependencies.deliberations.result(task_id, session.principal)
+        story = await find_story(dependencies, outcome, session.principal)
+        remarks = await line_comments(dependencies, outcome, session.principal) if story else {}
 
         def render() -> Markup:
             result = next((item for item in outcome.results if item.rank == place.rank), None)
@@ -183,21 +185,21 @@ def _changes(
         """Notify of events in the council, and of events on the board after its end, as server-sent
         events.
         """
-        task_id, who, seen_seq = (
+        task_id, principal, seen_seq = (
             check_task_id(request.path_params["id"]),
-            session.who,
+            session.principal,
             last_seen(request),
         )
-        last_seq = (await dependencies.records.tasks.get_progress(task_id, who)).seq
+        last_seq = (await dependencies.records.tasks.get_progress(task_id, principal)).seq
 
         async def follow_events() -> AsyncGenerator[int, None]:
             async with aclosing(
-                dependencies.deliberations.watch(task_id, last_seq, who)
+                dependencies.deliberations.watch(task_id, last_seq, principal)
             ) as batches:
                 async for recorded in batches:
                     yield recorded.seq
 
-        broadcast = shared.setdefault(key_of(task_id, who.tenant), Broadcast(follow_events))
+        broadcast = shared.setdefault(key_of(task_id, principal.tenant), Broadcast(follow_events))
 
         async def stream() -> AsyncGenerator[str, None]:
             yield ": the council\n"
@@ -208,7 +210,7 @@ def _changes(
                     await asyncio.sleep(reload_delay(broadcast.listening))
                     yield f"id: {seqs[-1]}\ndata:\n"
                     await asyncio.sleep(NOTIFY_SECONDS)
-            async with aclosing(board_changes.follow(who, seen_seq)) as lines:
+            async with aclosing(board_changes.follow(principal, seen_seq)) as lines:
                 async for line in lines:
                     yield line
 
@@ -224,11 +226,11 @@ def _text(dependencies: ApiDependencies, sessions: Sessions) -> Route:
         """Stream what the seats write, as server-sent events of JSON. The stream is empty if the
         council has ended.
         """
-        task_id, who = check_task_id(request.path_params["id"]), session.who
-        has_ended = (await dependencies.deliberations.result(task_id, who)).status.ended
+        task_id, principal = check_task_id(request.path_params["id"]), session.principal
+        has_ended = (await dependencies.deliberations.result(task_id, principal)).status.ended
         broadcast = shared.setdefault(
-            key_of(task_id, who.tenant),
-            Broadcast(lambda: dependencies.deliberations.watch_text(task_id, who)),
+            key_of(task_id, principal.tenant),
+            Broadcast(lambda: dependencies.deliberations.watch_text(task_id, principal)),
         )
 
         async def stream() -> AsyncGenerator[str, None]:
@@ -346,7 +348,9 @@ def step_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
 
     async def step(request: Request, session: Session) -> Response:
         task_id = check_task_id(request.path_params["id"])
-        progress, timeline = await dependencies.records.tasks.get_details(task_id, session.who)
+        progress, timeline = await dependencies.records.tasks.get_details(
+            task_id, session.principal
+        )
         lane, place = request.path_params["lane"], request.path_params["place"]
         blocks = _find_lane(timeline, lane)
         is_number = place.isascii() and place.isdecimal() and len(place) <= _MAX_DIGITS
@@ -355,7 +359,7 @@ def step_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
             raise NotFound("this council has no such step")
         block = blocks[index]
         calls = (
-            await dependencies.records.tasks.get_model_calls(task_id, session.who)
+            await dependencies.records.tasks.get_model_calls(task_id, session.principal)
             if block.call
             else {}
         )
@@ -418,7 +422,7 @@ def runs_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
             await _list_sorted(dependencies, session, state, query, sort)
             if sort
             else await dependencies.records.tasks.list_tasks(
-                session.who, state, first + _PAGE_SIZE + 1, query=query
+                session.principal, state, first + _PAGE_SIZE + 1, query=query
             )
         )[first : first + _PAGE_SIZE + 1]
         shown = found[:_PAGE_SIZE]
@@ -443,7 +447,7 @@ async def _list_sorted(
     dependencies: ApiDependencies, session: Session, state: str, query: str, sort: str
 ) -> Sequence[TaskView]:
     views = await dependencies.records.tasks.list_tasks(
-        session.who, state, _MAX_PAGE * _PAGE_SIZE, query=query
+        session.principal, state, _MAX_PAGE * _PAGE_SIZE, query=query
     )
     return sorted(views, key=_SORT_KEYS[sort])
 

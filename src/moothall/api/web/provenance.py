@@ -70,17 +70,17 @@ def _origin_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
         context |= {"rows": (), "note": "", "commit": "", "repositories": ()}
         if dependencies.repositories is None:
             raise NotFound("this server does not show repositories")
-        context["repositories"] = known_repositories(dependencies, session.who)
+        context["repositories"] = known_repositories(dependencies, session.principal)
         if parameters["repository"]:
-            context |= await _file(dependencies.repositories, parameters, session.who)
+            context |= await _file(dependencies.repositories, parameters, session.principal)
         if parameters["repository"] and parameters["path"] and parameters["line"]:
             context |= await _origin(
-                dependencies, dependencies.repositories, parameters, session.who
+                dependencies, dependencies.repositories, parameters, session.principal
             )
         return page(
             "origins.html",
             session=session,
-            local_id=lambda name: own_id(name, session.who.tenant),
+            local_id=lambda name: own_id(name, session.principal.tenant),
             **context,
         )
 
@@ -95,11 +95,11 @@ def _graph_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
                 "graph.html",
                 session=session,
                 node=None,
-                cards=await dependencies.stories.board.cards(session.who),
+                cards=await dependencies.stories.board.cards(session.principal),
             )
         rows = await dependencies.context.query(
             "neighbours",
-            tenant=session.who.tenant,
+            tenant=session.principal.tenant,
             label=label,
             id=name,
             depth=1,
@@ -109,7 +109,7 @@ def _graph_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
             raise NotFound(
                 f"the graph has no {label[:40]} {name[:200]!r}; recent events appear after a moment"
             )
-        neighbours = await _with_titles(dependencies, _neighbours(rows[0]), session.who)
+        neighbours = await _with_titles(dependencies, _neighbours(rows[0]), session.principal)
         kind = read_query(request, "kind")
         shown = [item for item in neighbours if kind in {"", item.label}]
         context = {
@@ -122,27 +122,27 @@ def _graph_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
             "is_cut": len(neighbours) >= _MAX_NEIGHBOURS,
             "limit": _MAX_NEIGHBOURS,
         }
-        council = own_id(name, session.who.tenant) if label == "Deliberation" else ""
+        council = own_id(name, session.principal.tenant) if label == "Deliberation" else ""
         return page("graph.html", session=session, council=council, **context)
 
     return [Route("/graph", require_session(graph, sessions))]
 
 
-def known_repositories(dependencies: ApiDependencies, who: Principal) -> Sequence[str]:
+def known_repositories(dependencies: ApiDependencies, principal: Principal) -> Sequence[str]:
     """Return the ids of a tenant's registered repositories."""
     return (
-        [entry.id for entry in dependencies.repositories.registry.list(who.tenant)]
+        [entry.id for entry in dependencies.repositories.registry.list(principal.tenant)]
         if dependencies.repositories
         else []
     )
 
 
 async def _file(
-    repositories: RepositoryService, parameters: Mapping[str, str], who: Principal
+    repositories: RepositoryService, parameters: Mapping[str, str], principal: Principal
 ) -> dict[str, Any]:
     """Return the files of a commit, or the lines of a file around the requested one."""
     sha, paths = await repositories.paths(
-        parameters["repository"], parameters["ref"], tenant=who.tenant
+        parameters["repository"], parameters["ref"], tenant=principal.tenant
     )
     if not parameters["path"]:
         return {
@@ -151,7 +151,7 @@ async def _file(
             "more_files": max(0, len(paths) - _MAX_FILES),
         }
     text = await repositories.text(
-        parameters["repository"], sha, parameters["path"], tenant=who.tenant
+        parameters["repository"], sha, parameters["path"], tenant=principal.tenant
     )
     lines = text.removesuffix("\n").split("\n")
     first_line = (
@@ -172,7 +172,7 @@ async def _origin(
     dependencies: ApiDependencies,
     repositories: RepositoryService,
     parameters: Mapping[str, str],
-    who: Principal,
+    principal: Principal,
 ) -> dict[str, Any]:
     """Return the commit of a line and the graph's rows about it, or why there are none."""
     position = (
@@ -181,10 +181,10 @@ async def _origin(
         parameters["path"],
         _parse_line_number(parameters["line"]),
     )
-    origin = await repositories.origin(*position, tenant=who.tenant)
+    origin = await repositories.origin(*position, tenant=principal.tenant)
     try:
         rows = await dependencies.context.query(
-            "provenance", tenant=who.tenant, commit_sha=origin.commit, path=origin.path
+            "provenance", tenant=principal.tenant, commit_sha=origin.commit, path=origin.path
         )
     except GraphUnavailable as error:
         return {"origin": origin, "note": f"The graph cannot be queried now: {error.message}"}
@@ -214,7 +214,7 @@ def _neighbours(row: Row) -> list[Neighbour]:
 
 
 async def _with_titles(
-    dependencies: ApiDependencies, neighbours: Sequence[Neighbour], who: Principal
+    dependencies: ApiDependencies, neighbours: Sequence[Neighbour], principal: Principal
 ) -> list[Neighbour]:
     """Return neighbours with titles. The title of a council that the graph knows only by its id is
     the first line of its task.
@@ -223,8 +223,8 @@ async def _with_titles(
     for item in neighbours:
         if item.label in _COUNCIL_LABELS and not item.text:
             with suppress(NotFound):
-                task_id = TaskId(own_id(item.id, who.tenant))
-                task = await dependencies.records.tasks.get_task(task_id, who)
+                task_id = TaskId(own_id(item.id, principal.tenant))
+                task = await dependencies.records.tasks.get_task(task_id, principal)
                 titles[item.id] = _first_line(task.description)
     return [replace(item, text=item.text or titles.get(item.id, "")) for item in neighbours]
 

@@ -69,18 +69,20 @@ def search_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
     """Return the route of the search."""
 
     async def search(request: Request, session: Session) -> Response:
-        query, who = read_query(request), session.who
+        query, principal = read_query(request), session.principal
         if not query:
             return json_document([])
-        stories = await _find_stories(dependencies, query, who)
-        return json_document([*stories, *await _find_runs(dependencies, query, who)])
+        stories = await _find_stories(dependencies, query, principal)
+        return json_document([*stories, *await _find_runs(dependencies, query, principal)])
 
     return [Route("/search", require_session(search, sessions))]
 
 
-async def _find_stories(dependencies: ApiDependencies, query: str, who: Principal) -> list[Result]:
+async def _find_stories(
+    dependencies: ApiDependencies, query: str, principal: Principal
+) -> list[Result]:
     """Return the stories that match, the most recently changed first."""
-    cards = sorted(await dependencies.stories.board.cards(who), key=lambda card: -card.seq)
+    cards = sorted(await dependencies.stories.board.cards(principal), key=lambda card: -card.seq)
     found = (card for card in cards if story_status.matches(card, query))
     return [
         _result(card.story.title, f"Story, {card.position.state}", f"/stories/{card.story.id}")
@@ -88,9 +90,11 @@ async def _find_stories(dependencies: ApiDependencies, query: str, who: Principa
     ]
 
 
-async def _find_runs(dependencies: ApiDependencies, query: str, who: Principal) -> list[Result]:
+async def _find_runs(
+    dependencies: ApiDependencies, query: str, principal: Principal
+) -> list[Result]:
     """Return the runs that match, the latest first."""
-    views = await dependencies.records.tasks.list_tasks(who, "", _MAX_RESULTS, query=query)
+    views = await dependencies.records.tasks.list_tasks(principal, "", _MAX_RESULTS, query=query)
     return [
         _result(
             councils.title_of(view),
@@ -145,7 +149,7 @@ def plan_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
 
     async def plan(request: Request, session: Session) -> Response:
         story_id = request.path_params["id"]
-        card = await dependencies.stories.board.card(story_id, session.who)
+        card = await dependencies.stories.board.card(story_id, session.principal)
         if request.method == "GET":
             editable_plan = changeable(card)
             return _plan_page(
@@ -158,7 +162,7 @@ def plan_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
         sections, plan_id = _read_sections(fields), fields.get("plan_id", "")
         try:
             await dependencies.stories.plans.change(
-                story_id, plan_id, _outlines(sections), session.who
+                story_id, plan_id, _outlines(sections), session.principal
             )
         except (InvalidRequest, ConcurrentUpdate) as error:
             return _plan_page(session, card, plan_id, sections, error)
@@ -189,7 +193,7 @@ def _plan_page(
         "sections": all_sections,
         "roles": ROLES,
         "error": error.message if error else "",
-        "may_edit": may_change(card, session.who),
+        "may_edit": may_change(card, session.principal),
     }
     return page("plan.html", http_status_of(error) if error else 200, session=session, **context)
 
@@ -294,13 +298,13 @@ def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
     async def comment(request: Request, session: Session) -> Response:
         fields, story_id = await read_session_form(request, session), request.path_params["id"]
         await dependencies.stories.board.comment(
-            story_id, fields.get("comment", ""), session.who, key=fields.get("key", "")
+            story_id, fields.get("comment", ""), session.principal, key=fields.get("key", "")
         )
         return redirect(f"/stories/{story_id}")
 
     async def retry(request: Request, session: Session) -> Response:
         await read_session_form(request, session)
-        card = await dependencies.stories.plans.retry(request.path_params["id"], session.who)
+        card = await dependencies.stories.plans.retry(request.path_params["id"], session.principal)
         return redirect(f"/stories/{card.story.id}")
 
     async def merge(request: Request, session: Session) -> Response:
@@ -308,7 +312,7 @@ def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         seq = fields.get("seq", "")
         card = await dependencies.stories.board.request_merge(
             request.path_params["id"],
-            session.who,
+            session.principal,
             seen_seq=int(seq) if seq.isascii() and seq.isdecimal() else 0,
         )
         return redirect(f"/stories/{card.story.id}")
@@ -319,7 +323,7 @@ def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence
         await dependencies.stories.board.move(
             story_id,
             fields.get("event", ""),
-            session.who,
+            session.principal,
             comment=fields.get("comment", "").strip(),
         )
         return redirect("/" if fields.get("back") == "board" else f"/stories/{story_id}")

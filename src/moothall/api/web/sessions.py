@@ -49,7 +49,7 @@ class Session:
     `is_valid` returns False for the credentials that opened it.
     """
 
-    who: Principal
+    principal: Principal
     id: str = field(default_factory=_secret, repr=False)
     form: str = field(default_factory=_secret, repr=False)
     sign_out_url: str = ""
@@ -112,8 +112,10 @@ class Sessions:
             return session if session.is_valid() else None
         if self._accounts is None:
             return None
-        who = self._accounts.find(session_id)
-        return None if who is None else Session(who, session_id, form_secret(session_id))
+        principal = self._accounts.find(session_id)
+        return (
+            None if principal is None else Session(principal, session_id, form_secret(session_id))
+        )
 
     def close(self, session: Session) -> None:
         """End a session."""
@@ -249,7 +251,7 @@ def require_session(answer: Answer, sessions: Sessions) -> Callable[[Request], A
             came_from = urlsplit(request.headers.get("referer", ""))
             path = f"{came_from.path}?{came_from.query}".removesuffix("?")
             return sign_in_form(sessions, 403, "session_ended", next_page=safe_path(path))
-        call_as(session.who)
+        call_as(session.principal)
         response = await with_error_page(lambda request: answer(request, session), session)(request)
         if isinstance(response, ServerSentEvents):
             response.lines = _while_signed_in(response.lines, session, sessions)

@@ -285,10 +285,10 @@ class _SignIn:
                 request, fields["name"].strip(), fields.get("password", ""), next_page
             )
         try:
-            who = await self._bearers.find([f"Bearer {fields.get('token', '')}"])
+            principal = await self._bearers.find([f"Bearer {fields.get('token', '')}"])
         except Unauthenticated:
             return sign_in_form(self._sessions, 403, "unknown_token", next_page=next_page)
-        return self._start_session(request, self._sessions.open(who), next_page)
+        return self._start_session(request, self._sessions.open(principal), next_page)
 
     async def _sign_in_by_password(
         self, request: Request, name: str, password: str, next_page: str
@@ -354,9 +354,9 @@ def oidc_routes(provider: Provider, sessions: Sessions) -> Sequence[Route]:
                     "this sign-in was not started in this browser, was already completed, or took "
                     f"longer than {seconds:g} seconds"
                 )
-            who = await provider.redeem(flow, request.query_params)
+            principal = await provider.redeem(flow, request.query_params)
             session = sessions.open(
-                Caller(who), await provider.sign_out_url(f"{base_url(request)}/sign-in")
+                Caller(principal), await provider.sign_out_url(f"{base_url(request)}/sign-in")
             )
         except MoothallError as error:
             response = sign_in_form(

@@ -56,7 +56,9 @@ def story_form_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequ
 
 def may_edit(card: StoryState, session: Session) -> bool:
     """Return True if a user may edit a story now."""
-    return card.position.state in EDITABLE_STATES and bool(set(EDITOR_ROLES) & session.who.roles)
+    return card.position.state in EDITABLE_STATES and bool(
+        set(EDITOR_ROLES) & session.principal.roles
+    )
 
 
 class _StoryForms:
@@ -76,7 +78,7 @@ class _StoryForms:
                 repository = await self._repository(fields, session)
                 card = await self._dependencies.stories.board.create(
                     draft,
-                    session.who,
+                    session.principal,
                     key=new_task_id(),
                     repository=repository,
                     rigor=fields.get("rigor", ""),
@@ -89,7 +91,9 @@ class _StoryForms:
 
     async def edit(self, request: Request, session: Session) -> Response:
         """Edit a story."""
-        card = await self._dependencies.stories.board.card(request.path_params["id"], session.who)
+        card = await self._dependencies.stories.board.card(
+            request.path_params["id"], session.principal
+        )
         if request.method == "GET":
             written = await find_rewrite(self._dependencies.stories.author, card, request, session)
             return self._page(session, fields_of(card, written.draft if written else None), card)
@@ -101,7 +105,7 @@ class _StoryForms:
                 await self._dependencies.stories.board.update(
                     card.story.id,
                     draft,
-                    session.who,
+                    session.principal,
                     repository=repository,
                     rigor=fields.get("rigor", ""),
                     budget=_budget(fields, card.story.budget),
@@ -121,13 +125,13 @@ class _StoryForms:
         if not goal or not is_id(task_id):
             return {"rigor": DEFAULT_RIGOR}
         author = self._dependencies.stories.author
-        written = await author.recall_suggestion(goal, TaskId(task_id), session.who)
+        written = await author.recall_suggestion(goal, TaskId(task_id), session.principal)
         return {"rigor": DEFAULT_RIGOR, "goal": goal, **_draft_fields(written.draft)}
 
     async def _repository(self, fields: Fields, session: Session) -> str:
         """Return the repository of a form. Raises if a council could not work on it."""
         repository = fields.get("repository", "").strip()
-        await self._dependencies.stories.plans.check_repository(repository, session.who)
+        await self._dependencies.stories.plans.check_repository(repository, session.principal)
         return repository
 
     async def _repository_problem(self, fields: Fields, session: Session) -> str:
@@ -136,7 +140,7 @@ class _StoryForms:
         story is saved.
         """
         name = fields.get("repository", "").strip()
-        if is_url(name) or name in known_repositories(self._dependencies, session.who):
+        if is_url(name) or name in known_repositories(self._dependencies, session.principal):
             return ""
         try:
             await self._repository(fields, session)
@@ -153,7 +157,7 @@ class _StoryForms:
         *,
         problem: str = "",
     ) -> Response:
-        repositories = known_repositories(self._dependencies, session.who)
+        repositories = known_repositories(self._dependencies, session.principal)
         if card is None and len(repositories) == 1 and "repository" not in fields:
             fields = {**fields, "repository": repositories[0]}
         is_late = isinstance(error, ConcurrentUpdate)
@@ -196,7 +200,7 @@ async def find_rewrite(
     task_id, seq = (request.query_params.get(name, "") for name in ("task", "seq"))
     if not is_id(task_id) or seq != str(card.seq) or not may_edit(card, session):
         return None
-    return await author.recall_rewrite(card.draft, TaskId(task_id), session.who)
+    return await author.recall_rewrite(card.draft, TaskId(task_id), session.principal)
 
 
 def _draft_fields(draft: StoryDraft) -> Fields:
@@ -270,19 +274,19 @@ def rewrite_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
 
     async def ask(request: Request, session: Session) -> Response:
         form = await read_session_form(request, session)
-        card = await dependencies.stories.board.card(request.path_params["id"], session.who)
+        card = await dependencies.stories.board.card(request.path_params["id"], session.principal)
         if not may_edit(card, session):
             raise Refused(
                 "only product owners can rewrite a story, and only in backlog or draft; nothing "
                 "was changed"
             )
         task_id = _task_id(form)
-        await dependencies.stories.author.refine(card.draft, session.who, task_id)
+        await dependencies.stories.author.refine(card.draft, session.principal, task_id)
         place = urlencode({"task": task_id, "seq": card.seq})
         return redirect(f"/stories/{card.story.id}/rewrite?{place}")
 
     async def show(request: Request, session: Session) -> Response:
-        card = await dependencies.stories.board.card(request.path_params["id"], session.who)
+        card = await dependencies.stories.board.card(request.path_params["id"], session.principal)
         written = await find_rewrite(dependencies.stories.author, card, request, session)
         if written is None:
             return redirect(f"/stories/{card.story.id}")
@@ -301,7 +305,7 @@ def rewrite_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequenc
     async def suggest(request: Request, session: Session) -> Response:
         form = await read_session_form(request, session)
         task_id, goal = _task_id(form), form.get("goal", "")
-        await dependencies.stories.author.suggest(goal, session.who, task_id)
+        await dependencies.stories.author.suggest(goal, session.principal, task_id)
         return redirect(f"/stories/new?{urlencode({'task': task_id, 'goal': goal})}")
 
     return [

@@ -126,7 +126,7 @@ class Councils:
 
 
 async def read_councils(
-    dependencies: ApiDependencies, card: StoryState, rounds: Sequence[Round], who: Principal
+    dependencies: ApiDependencies, card: StoryState, rounds: Sequence[Round], principal: Principal
 ) -> Councils:
     """Read the councils of a story; those whose records are gone are omitted."""
     if card.position.state not in _RESULT_STATES:
@@ -134,8 +134,10 @@ async def read_councils(
 
     async def read(task_id: str) -> tuple[Outcome, Progress] | None:
         try:
-            outcome = await dependencies.deliberations.result(TaskId(task_id), who)
-            return outcome, await dependencies.records.tasks.get_progress(TaskId(task_id), who)
+            outcome = await dependencies.deliberations.result(TaskId(task_id), principal)
+            return outcome, await dependencies.records.tasks.get_progress(
+                TaskId(task_id), principal
+            )
         except NotFound:
             return None
 
@@ -240,19 +242,19 @@ Moves = Sequence[tuple[str, str, str]]
 
 async def story_page(dependencies: ApiDependencies, story_id: str, session: Session) -> Response:
     """Return the page of a story."""
-    who = session.who
-    card = await dependencies.stories.board.card(story_id, who)
+    principal = session.principal
+    card = await dependencies.stories.board.card(story_id, principal)
     made_moves, events, account, cards = await asyncio.gather(
-        dependencies.stories.board.moves(card.story.id, who),
-        dependencies.stories.board.history(card.story.id, who),
-        dependencies.stories.budgets.of(card.story.id, who.tenant, card.story.budget),
-        dependencies.stories.board.cards(who),
+        dependencies.stories.board.moves(card.story.id, principal),
+        dependencies.stories.board.history(card.story.id, principal),
+        dependencies.stories.budgets.of(card.story.id, principal.tenant, card.story.budget),
+        dependencies.stories.board.cards(principal),
     )
-    views = await dependencies.records.tasks.find_tasks(task_ids(events), who)
+    views = await dependencies.records.tasks.find_tasks(task_ids(events), principal)
     story_rounds = rounds(events, views, card.position.state)
-    councils = await read_councils(dependencies, card, story_rounds, who)
-    possible_moves = moves(card, who)
-    can_retry = may_retry(card, who)
+    councils = await read_councils(dependencies, card, story_rounds, principal)
+    possible_moves = moves(card, principal)
+    can_retry = may_retry(card, principal)
     context: dict[str, Any] = {
         "card": card,
         "states": lifecycle().columns,
@@ -263,11 +265,11 @@ async def story_page(dependencies: ApiDependencies, story_id: str, session: Sess
         "spent": account.spent,
         "moves": possible_moves,
         "primary": "" if can_retry else _primary_event(card, possible_moves),
-        "next_step": next_step(card, who),
-        "may_change": may_change(card, who),
+        "next_step": next_step(card, principal),
+        "may_change": may_change(card, principal),
         "may_edit": may_edit(card, session),
         "can_retry": can_retry,
-        "can_merge": may_merge(card, who),
+        "can_merge": may_merge(card, principal),
         "delivery": card.delivery.data if card.delivery else {},
         "comments": [event for event in events if event.type is EventType.STORY_COMMENTED],
         "key": new_task_id(),

@@ -21,20 +21,20 @@ def matches(card: StoryState, query: str) -> bool:
     return contains_words(f"{card.story.title} {card.story.brief} {card.story.id}", query)
 
 
-def needs_user(card: StoryState, who: Principal) -> bool:
+def needs_user(card: StoryState, principal: Principal) -> bool:
     """Return whether a story cannot go on without this user."""
-    return status_of(card, who)[0] in {"needs", "lost"} and any(
-        not reason for _, _, reason in moves(card, who)
+    return status_of(card, principal)[0] in {"needs", "lost"} and any(
+        not reason for _, _, reason in moves(card, principal)
     )
 
 
-def count_needed(cards: Iterable[StoryState], who: Principal) -> int:
+def count_needed(cards: Iterable[StoryState], principal: Principal) -> int:
     """Return how many stories on the board cannot go on without this user."""
     columns = lifecycle().columns
-    return sum(card.position.state in columns and needs_user(card, who) for card in cards)
+    return sum(card.position.state in columns and needs_user(card, principal) for card in cards)
 
 
-def status_of(card: StoryState, who: Principal) -> tuple[str, str]:
+def status_of(card: StoryState, principal: Principal) -> tuple[str, str]:
     """Return the status of a story for a user: a tone (running, needs, won, lost, open) and a few
     words.
     """
@@ -46,7 +46,7 @@ def status_of(card: StoryState, who: Principal) -> tuple[str, str]:
     if state in {"build", "test"} and (failure := _failure(card)):
         return "lost", failure
     if state in {"design", "test", "docs"}:
-        mine = [event for event, _, reason in moves(card, who) if not reason]
+        mine = [event for event, _, reason in moves(card, principal) if not reason]
         return ("needs", "needs you") if mine else ("open", "waits for others")
     if (card.entered.data.get("event") if card.entered else "") == "stop":
         return "open", "stopped"
@@ -71,16 +71,16 @@ def _delivered(card: StoryState) -> tuple[str, str]:
     return "won", status if status in {"merged", "pushed"} else "done"
 
 
-def moves(card: StoryState, who: Principal) -> list[tuple[str, str, str]]:
+def moves(card: StoryState, principal: Principal) -> list[tuple[str, str, str]]:
     """Return the moves that a user may make: the event, the new state, and why it is blocked (empty
     if it is not).
     """
     possible = []
     for transition in lifecycle().transitions:
-        if transition.source != card.position.state or not set(transition.by) & who.all_roles:
+        if transition.source != card.position.state or not set(transition.by) & principal.all_roles:
             continue
         try:
-            decide(card.position, transition.event, who.all_roles)
+            decide(card.position, transition.event, principal.all_roles)
         except Blocked as blocked:
             possible.append((transition.event, transition.target, blocked.message))
         else:
@@ -88,13 +88,13 @@ def moves(card: StoryState, who: Principal) -> list[tuple[str, str, str]]:
     return possible
 
 
-def may_merge(card: StoryState, who: Principal) -> bool:
+def may_merge(card: StoryState, principal: Principal) -> bool:
     """Return whether a user can have a story merged now."""
     is_open = card.is_unmerged and card.merge_request is None
-    return is_open and bool(set(MERGE_ROLES) & who.all_roles)
+    return is_open and bool(set(MERGE_ROLES) & principal.all_roles)
 
 
-def next_step(card: StoryState, who: Principal) -> str:
+def next_step(card: StoryState, principal: Principal) -> str:
     """Return the next step of a story and who can take it, or what the server is doing, in
     words.
     """
@@ -107,7 +107,7 @@ def next_step(card: StoryState, who: Principal) -> str:
     ]
     if not transitions or card.position.state in lifecycle().end:
         if card.is_unmerged:
-            return "merge the result" + ("" if may_merge(card, who) else " (po or operator)")
+            return "merge the result" + ("" if may_merge(card, principal) else " (po or operator)")
         return "none: the story has ended"
     next_transition = max(
         transitions, key=lambda transition: lifecycle().order.index(transition.target)
@@ -116,7 +116,9 @@ def next_step(card: StoryState, who: Principal) -> str:
         decide(card.position, next_transition.event, next_transition.by)
     except Permanent as missing:
         return _advice(card, missing.message)
-    actor = "you" if set(next_transition.by) & who.all_roles else " or ".join(next_transition.by)
+    actor = (
+        "you" if set(next_transition.by) & principal.all_roles else " or ".join(next_transition.by)
+    )
     return f"{next_transition.event.replace('_', ' ')} ({actor})"
 
 

@@ -296,11 +296,11 @@ class Briefings:
         self._count = count
         self._clean = clean
 
-    async def brief(self, request: BriefingRequest, who: Principal) -> Briefing:
+    async def brief(self, request: BriefingRequest, principal: Principal) -> Briefing:
         """Return the briefing. Raises `InvalidRequest`, `GraphUnavailable`."""
         role, scopes_wanted = _check(request, self._budget)
-        lines = await self._lines(request, role, scopes_wanted, who)
-        tools = f"Tools: {', '.join(self._names_offered(role, who.tenant))}" if role else ""
+        lines = await self._lines(request, role, scopes_wanted, principal)
+        tools = f"Tools: {', '.join(self._names_offered(role, principal.tenant))}" if role else ""
         budget = request.budget or self._budget
         for head in (
             (_system(role, request.phase), tools),
@@ -315,12 +315,12 @@ class Briefings:
                 )
         raise AssertionError  # an empty text has no tokens
 
-    async def brief_seats(self, request: BriefingRequest, who: Principal, budget: int) -> str:
+    async def brief_seats(self, request: BriefingRequest, principal: Principal, budget: int) -> str:
         """Return the context for the seats of a council in at most `budget` tokens, without fence,
         role and tools.
         """
         role, scopes_wanted = _check(request, self._budget)
-        lines = await self._lines(request, role, scopes_wanted, who)
+        lines = await self._lines(request, role, scopes_wanted, principal)
         found = (
             await fill(lines, lambda chosen: self._clean(lay_out(chosen)), self._count, budget)
             if budget > 0
@@ -329,14 +329,18 @@ class Briefings:
         return self._clean(lay_out(found[0])) if found else ""
 
     async def _lines(
-        self, request: BriefingRequest, role: str, scopes_wanted: Sequence[str], who: Principal
+        self,
+        request: BriefingRequest,
+        role: str,
+        scopes_wanted: Sequence[str],
+        principal: Principal,
     ) -> list[ContextLine]:
         about = {
             "story_id": request.story_id,
             "task_id": request.task_id,
             "role": role,
             "phase": request.phase.strip() or scopes().phase,
-            "tenant": who.tenant,
+            "tenant": principal.tenant,
         }
         row: Mapping[str, Any] = {}
         if static_scopes := [scope for scope in scopes_wanted if scope != "timeline"]:

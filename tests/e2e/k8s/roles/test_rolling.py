@@ -62,8 +62,8 @@ async def concurrent_callers(standing: RoleDeployment, name: str) -> AsyncIterat
             await asyncio.sleep(_PAUSE)
 
     async with asyncio.TaskGroup() as group:
-        for who in ("a", "b"):
-            group.create_task(caller(who))
+        for caller_name in ("a", "b"):
+            group.create_task(caller(caller_name))
         yield
         going = False
     assert len(task_ids) > len(DEPLOYMENTS)
