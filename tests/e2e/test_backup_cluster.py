@@ -25,7 +25,7 @@ from moothall.events.adapter import Bus, open_bus
 from moothall.events.nats import accounts
 from moothall.events.raw_store import Raw
 from moothall.events.registry import EVENTS, WORK
-from moothall.orchestrator.requests import Defaults
+from moothall.orchestrator.request_planning import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.testing.bus_contract import seat
 from support.story import Remembering

@@ -17,7 +17,7 @@ from moothall.app.repositories import trusted_repositories
 from moothall.config import LlmSettings
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
-from moothall.orchestrator.requests import Defaults
+from moothall.orchestrator.request_planning import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.settings import load_settings
 from moothall.testing.servers import SERVERS, served

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.deliberation.judging import trial
+from moothall.deliberation.judging import agent_tests
 from moothall.deliberation.judging.evaluator import format_check_results, solves
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.repository import Patch
@@ -382,8 +382,8 @@ async def test_tests_of_an_agent_without_an_answer_select_the_winner_in_every_la
             {**pool.right, **written, "go.work": "go 1.19\n", "README.md": "new\n"}, 9
         )
         patch = Patch("", "", proposal.diff, changed_files(proposal.diff), proposal.own_tests)
-        author = await trial.extract_tests(tests.runner, patch, "test-writer", "dev")
-        verdicts = await trial.Trial(
+        author = await agent_tests.extract_tests(tests.runner, patch, "test-writer", "dev")
+        verdicts = await agent_tests.Trial(
             tests, author, [item.diff for item in (right, *wrong)]
         ).judge_cases(fits)
     assert set(changed_files(author.diff)) == set(written), "only tests are adopted"

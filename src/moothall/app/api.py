@@ -67,8 +67,8 @@ from moothall.stories.lifecycle import lifecycle
 from moothall.stories.notes import Notes
 from moothall.stories.planner import Planner
 from moothall.telemetry import aggregation, metrics
+from moothall.tool_sessions.bus_api import of_tasks
 from moothall.tool_sessions.manager import ToolSessions
-from moothall.tool_sessions.requests import of_tasks
 from moothall.workers.subprocesses import Alive
 from moothall.workflows.runner import Workflows
 

@@ -22,7 +22,7 @@ from moothall.config.models import AUTO
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import ConfigurationError, InvalidRequest, ModelUnavailable
-from moothall.orchestrator.requests import Defaults, plan_deliberation
+from moothall.orchestrator.request_planning import Defaults, plan_deliberation
 from moothall.processes import lock_file, write_private
 
 if TYPE_CHECKING:

@@ -56,7 +56,7 @@ class Tasks:
     def deliberations(self) -> DeliberationService:
         """The deliberation service of this data directory."""
         from moothall.app.repositories import trusted_repositories
-        from moothall.orchestrator.requests import Defaults
+        from moothall.orchestrator.request_planning import Defaults
         from moothall.orchestrator.service import DeliberationService
 
         repositories = trusted_repositories(self._settings)

@@ -28,9 +28,9 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.task import RepositoryRef
 from moothall.ports import Deliberations
 from moothall.repositories.sample import make_blank_repository
+from moothall.tool_sessions.bus_api import Requests
 from moothall.tool_sessions.executions import Executions
 from moothall.tool_sessions.manager import ToolSessions
-from moothall.tool_sessions.requests import Requests
 from moothall.workflows.plan import document_digest
 from moothall.workflows.record import WorkflowLog
 from moothall.workflows.runner import BUCKET, WorkflowEntry, Workflows, entries

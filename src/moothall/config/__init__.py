@@ -11,7 +11,7 @@ from __future__ import annotations
 from moothall.config.file import Section, default_file, environment, find_default_file
 from moothall.config.limits import EvidenceSettings, GuardSettings, LimitSettings
 from moothall.config.models import LlmSettings, Models
-from moothall.config.packages import Indexes, read_indexes
+from moothall.config.package_indexes import Indexes, read_indexes
 from moothall.config.servers import (
     AgentSettings,
     ForgeSettings,

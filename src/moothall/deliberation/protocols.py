@@ -63,7 +63,6 @@ from moothall.deliberation.context import (
     create_context,
 )
 from moothall.deliberation.event_writer import EventWriter
-from moothall.deliberation.judging.agents import publish_report
 from moothall.deliberation.judging.claims import check_claims, is_done_already
 from moothall.deliberation.judging.comparison import (
     GROUP_SIZE,
@@ -72,6 +71,7 @@ from moothall.deliberation.judging.comparison import (
     find_tie,
 )
 from moothall.deliberation.judging.evaluator import solves
+from moothall.deliberation.judging.evidence_agents import publish_report
 from moothall.deliberation.judging.given_change import judge_change
 from moothall.deliberation.judging.reviews import (
     WIDE_WINDOW_TOKENS,

@@ -34,7 +34,7 @@ from moothall.evaluate.miner import ReportProgress, pin, seal
 from moothall.evaluate.report import Answer, Result, Seat, past_tasks
 from moothall.evaluate.tasks import Judge, Judgement, Lines, Task
 from moothall.orchestrator.council_registry import check_protocol
-from moothall.orchestrator.requests import is_auto
+from moothall.orchestrator.request_planning import is_auto
 from moothall.orchestrator.seat_choice import (
     PAIR,
     PastTask,

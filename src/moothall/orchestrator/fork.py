@@ -29,7 +29,7 @@ from moothall.domain.outcome import Outcome
 from moothall.domain.task import Beginning, Deliberation, DeliberationRequest, Fork, RepositoryRef
 from moothall.domain.tool import ToolStatus
 from moothall.errors import InvalidRequest, NotFound
-from moothall.orchestrator.requests import Defaults
+from moothall.orchestrator.request_planning import Defaults
 from moothall.ports import Bus, Log
 from moothall.telemetry.spans import write_of
 from moothall.tools.spec import ToolSpec

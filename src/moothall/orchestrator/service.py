@@ -70,7 +70,7 @@ from moothall.orchestrator.fork import (
     find_request,
     read_conversation,
 )
-from moothall.orchestrator.requests import (
+from moothall.orchestrator.request_planning import (
     Defaults,
     check_hidden,
     digest_request,

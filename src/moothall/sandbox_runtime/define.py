@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moothall.sandbox_runtime.insertion import (
+from moothall.sandbox_runtime.definition_target import (
     DefinitionTarget,
     first_shifted,
     free_spot,

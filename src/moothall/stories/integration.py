@@ -220,10 +220,7 @@ async def land(
         return None
     branch, principal = str(source.data.get("branch") or ""), Principal("planner", entered.tenant)
     tasks = task_ids(history)
-    final_result, merged = (
-        MergeResult("left", branch, commit, why="its base moves all the time"),
-        None,
-    )
+    final_result = MergeResult("left", branch, commit, why="its base moves all the time")
     for _ in range(_MAX_ATTEMPTS):
         try:
             result = await land_(

@@ -22,7 +22,7 @@ from moothall.errors import (
     SandboxUnavailable,
     WorkspaceFailed,
 )
-from moothall.orchestrator.requests import fail_seats, fetch_hidden
+from moothall.orchestrator.request_planning import fail_seats, fetch_hidden
 from moothall.ports import Bus, Repositories
 from moothall.ranking import diagnose
 from moothall.ranking.gates import format_cases

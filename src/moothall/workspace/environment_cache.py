@@ -33,8 +33,8 @@ from moothall.telemetry import get_logger
 from moothall.workspace.archive import pack, unpack
 from moothall.workspace.executor_client import ExecutorSetup, remove_tree
 from moothall.workspace.layout import Layout
-from moothall.workspace.packages import setup_network_access
 from moothall.workspace.pool import ExecutorPool
+from moothall.workspace.setup_network import setup_network_access
 from moothall.workspace.toolchains import Toolchain
 
 log = get_logger(__name__)

@@ -28,8 +28,8 @@ from moothall.workspace.environment_cache import Archives, BaseEnvironments
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup, remove_tree
 from moothall.workspace.layout import environment_key, foreign_python, uses_environment
 from moothall.workspace.limits import describe_setup_limit
-from moothall.workspace.packages import setup_network_access
 from moothall.workspace.pool import ExecutorPool
+from moothall.workspace.setup_network import setup_network_access
 from moothall.workspace.toolchains import ChosenToolchain, choose
 
 _REASON = re.compile(

@@ -29,7 +29,7 @@ from moothall.sandbox.spawn import OPEN_FILES
 from moothall.sandbox_runtime.confinement import HOME
 from moothall.workspace import executor_connection
 from moothall.workspace.executor_connection import ExecutorConnection
-from moothall.workspace.packages import NetworkAccess
+from moothall.workspace.setup_network import NetworkAccess
 from moothall.workspace.slots import Slot, Slots
 
 EXECUTOR = "moothall.sandbox_runtime.executor"

@@ -32,7 +32,7 @@ from moothall.sandbox.spawn import Sandboxed, sandbox_uid, set_owner, spawn
 from moothall.sandbox_runtime.confinement import BOOT
 from moothall.workspace.executor_client import START_SECONDS, ExecutorClient, ExecutorSetup
 from moothall.workspace.executor_connection import INSIDE, ExecutorConnection
-from moothall.workspace.packages import NetworkAccess
+from moothall.workspace.setup_network import NetworkAccess
 
 _DISK_ENTRIES = 200_000
 HISTORY = "/opt/history"

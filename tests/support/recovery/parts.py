@@ -44,7 +44,7 @@ async def serve() -> None:
     from moothall.deliberation.prompts.briefing import Briefings
     from moothall.events.nats.jetstream import open_bus
     from moothall.orchestrator.council_registry import CouncilRegistry
-    from moothall.orchestrator.requests import Defaults
+    from moothall.orchestrator.request_planning import Defaults
     from moothall.orchestrator.service import DeliberationService
     from moothall.orchestrator.story_writer import StoryWriter
     from moothall.stories.board import Board

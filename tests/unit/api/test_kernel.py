@@ -22,7 +22,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.pb.kernel.v1 import kernel_pb2 as pb
 from moothall.pb.kernel.v1 import kernel_pb2_grpc as pb_grpc
 from moothall.pb.moothall.v1 import common_pb2
-from moothall.tool_sessions.requests import of_tasks
+from moothall.tool_sessions.bus_api import of_tasks
 from support.callers import OTHER, TOKEN, api_dependencies, serving, with_parts
 from support.deliberation_service import MemoryDeliberations
 from support.session_manager import SHA, SessionsFixture, open_session_manager

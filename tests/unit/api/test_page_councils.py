@@ -27,7 +27,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import LineComment
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.task import DeliberationRequest, RepositoryRef
-from moothall.orchestrator.requests import Defaults
+from moothall.orchestrator.request_planning import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.stories.board import Board
 from moothall.stories.task_history import RoundTask

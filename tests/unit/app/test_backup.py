@@ -25,7 +25,7 @@ from moothall.errors import ConfigurationError
 from moothall.events.adapter import Bus, embedded_server, open_bus
 from moothall.events.delivery import BusLimits
 from moothall.events.registry import EVENTS, WORK
-from moothall.orchestrator.requests import Defaults
+from moothall.orchestrator.request_planning import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.testing.bus_contract import seat
 from support.story import Remembering

@@ -16,7 +16,7 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.repository import Base, Patch
 from moothall.domain.task import DeliberationRequest, check_deliberation
 from moothall.errors import InvalidRequest, MergeConflict
-from moothall.orchestrator.requests import Defaults, plan_deliberation
+from moothall.orchestrator.request_planning import Defaults, plan_deliberation
 from support.council import CouncilEnvironment, of, open_council, outcomes, verdicts
 from support.repos import SAMPLE, SOLUTION
 

@@ -20,7 +20,7 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.task import Deliberation, DeliberationRequest
 from moothall.errors import InvalidRequest
 from moothall.llm.replicas import open_models
-from moothall.orchestrator.requests import Defaults, plan_deliberation
+from moothall.orchestrator.request_planning import Defaults, plan_deliberation
 from moothall.testing.model import Answer, Fault, ScriptedModel, phase_of, scripted_model
 from support.council import (
     ONE,

@@ -22,7 +22,7 @@ from moothall.domain.proposal import OUT_OF_PATIENCE, SeatOutcome, SeatStatus
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest
 from moothall.orchestrator.council_registry import CouncilRegistry
-from moothall.orchestrator.requests import Defaults, leaves_choice, plan_deliberation
+from moothall.orchestrator.request_planning import Defaults, leaves_choice, plan_deliberation
 from moothall.orchestrator.seat_choice import TrackRecord
 from moothall.orchestrator.service import DeliberationService
 from moothall.testing.bus import MemoryBus

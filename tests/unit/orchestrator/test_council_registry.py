@@ -13,7 +13,7 @@ from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import AlreadyExists, InvalidRequest, NoCouncil, NotFound
 from moothall.orchestrator.council_registry import CouncilRegistry
-from moothall.orchestrator.requests import Defaults, plan_deliberation
+from moothall.orchestrator.request_planning import Defaults, plan_deliberation
 from moothall.testing.bus import MemoryBus
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

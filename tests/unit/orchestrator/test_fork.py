@@ -20,7 +20,7 @@ from moothall.domain.ids import TaskKey, key_of
 from moothall.domain.task import Deliberation, DeliberationRequest, Fork
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound
 from moothall.orchestrator.fork import inherit_turns
-from moothall.orchestrator.requests import Defaults
+from moothall.orchestrator.request_planning import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.settings import AllSettings
 from moothall.testing.bus import MemoryBus

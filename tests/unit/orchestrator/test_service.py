@@ -33,7 +33,7 @@ from moothall.errors import (
 )
 from moothall.events.codec import encode, encode_batch
 from moothall.orchestrator.fork import find_request
-from moothall.orchestrator.requests import Defaults, fetch_hidden, plan_deliberation
+from moothall.orchestrator.request_planning import Defaults, fetch_hidden, plan_deliberation
 from moothall.orchestrator.service import DeliberationService
 from moothall.testing.bus import MemoryBus
 from support.graph import MemoryGraph

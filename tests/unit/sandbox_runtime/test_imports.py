@@ -20,7 +20,7 @@ BOUND = {
     "define.py": {"tree_sitter"},
     "repo_map.py": {"tree_sitter"},
     "syntax.py": {"tree_sitter"},
-    "insertion.py": {"tree_sitter"},
+    "definition_target.py": {"tree_sitter"},
     "wasm.py": {"wasmtime"},
 }
 

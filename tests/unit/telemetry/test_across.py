@@ -21,7 +21,7 @@ from moothall.config import LimitSettings, TraceSettings
 from moothall.domain.event import Channel, Event, EventType, Recorded
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
-from moothall.orchestrator.requests import Defaults
+from moothall.orchestrator.request_planning import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.telemetry.recording import recording
 from moothall.testing.bus import MemoryBus

@@ -10,7 +10,7 @@ import pytest
 
 from moothall.domain.evidence import HIDDEN, CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
-from moothall.orchestrator.requests import store_hidden
+from moothall.orchestrator.request_planning import store_hidden
 from moothall.repositories.patch_rules import matches
 from moothall.workers.preparing import files_to_hold, hide_files, prepare
 from support.council import open_council

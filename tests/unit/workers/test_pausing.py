@@ -24,7 +24,7 @@ from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import NEVER, DeliberationRequest, Pauses
 from moothall.errors import InvalidRequest
-from moothall.orchestrator.requests import Defaults
+from moothall.orchestrator.request_planning import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft

@@ -14,7 +14,7 @@ from moothall.domain.budget import Ledger
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
-from moothall.orchestrator.requests import Defaults
+from moothall.orchestrator.request_planning import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.workers.host import Host
 from support.council import Thinking, open_council, scripted, until

@@ -40,11 +40,12 @@ _REVIEWED_STATES = ("test", "docs")
 
 def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     """Return the routes of the forms on a council's page."""
+    deliberations = dependencies.deliberations
 
     async def cancel(request: Request, session: Session) -> Response:
         form, task_id = await read_session_form(request, session), request.path_params["id"]
         council_actions.check_role(session.principal)
-        await dependencies.deliberations.cancel(
+        await deliberations.cancel(
             check_task_id(task_id),
             form.get("reason", "").strip() or "cancelled on the page",
             session.principal,
@@ -54,7 +55,7 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
     async def steer(request: Request, session: Session) -> Response:
         form, task_id = await read_session_form(request, session), request.path_params["id"]
         await council_actions.steer(
-            dependencies.deliberations,
+            deliberations,
             task_id,
             form.get("message", ""),
             session.principal,
@@ -64,21 +65,15 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
 
     async def pause(request: Request, session: Session) -> Response:
         form, task_id = await read_session_form(request, session), request.path_params["id"]
-        await council_actions.pause(
-            dependencies.deliberations,
-            task_id,
-            session.principal,
-            paused=form.get("paused") == "true",
-        )
+        paused = form.get("paused") == "true"
+        await council_actions.pause(deliberations, task_id, session.principal, paused=paused)
         return redirect(f"/councils/{task_id}")
 
     async def remark(request: Request, session: Session) -> Response:
         """Comment on a line of a candidate's diff. The position must exist in the diff."""
-        form, task_id = (
-            await read_session_form(request, session),
-            check_task_id(request.path_params["id"]),
-        )
-        outcome = await dependencies.deliberations.result(task_id, session.principal)
+        form = await read_session_form(request, session)
+        task_id = check_task_id(request.path_params["id"])
+        outcome = await deliberations.result(task_id, session.principal)
         found = await asyncio.to_thread(find_line, outcome, form.get("on", ""))
         if found is None or found.line.kind == "place" or not outcome.story_id:
             raise InvalidRequest(

@@ -9,7 +9,9 @@ from fractions import Fraction
 from string import ascii_lowercase
 
 from moothall.deliberation.context import DeliberationContext
-from moothall.deliberation.judging.agents import (
+from moothall.deliberation.judging.agent_tests import COUNTS, Trial, Verdicts, add_cross_runs
+from moothall.deliberation.judging.evaluator import Evaluator, format_check_results
+from moothall.deliberation.judging.evidence_agents import (
     MAX_TURNS,
     TIME_SHARE,
     AgentTask,
@@ -18,14 +20,12 @@ from moothall.deliberation.judging.agents import (
     run_agent,
     select_tools,
 )
-from moothall.deliberation.judging.evaluator import Evaluator, format_check_results
 from moothall.deliberation.judging.reviews import Answer, review_tokens
 from moothall.deliberation.judging.test_writer import (
     TESTS_CHARS,
     extract_agent_tests,
     make_case_reader,
 )
-from moothall.deliberation.judging.trial import COUNTS, Trial, Verdicts, add_cross_runs
 from moothall.deliberation.prompts import evidence_prompt
 from moothall.deliberation.prompts.evidence_prompt import (
     comparison_prompt,

@@ -13,13 +13,13 @@ from datetime import timedelta
 from moothall.concurrency import seconds_until
 from moothall.config import LlmSettings
 from moothall.deliberation.context import DeliberationContext
-from moothall.deliberation.judging.agents import (
+from moothall.deliberation.judging.evaluator import format_check_results
+from moothall.deliberation.judging.evidence_agents import (
     ToolReviewRequest,
     publish_report,
     review_with_tools,
     reviews_with_tools,
 )
-from moothall.deliberation.judging.evaluator import format_check_results
 from moothall.deliberation.judging.hidden import without_hidden
 from moothall.deliberation.prompts import prompts
 from moothall.deliberation.prompts.reply import (

@@ -14,18 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from moothall.deliberation.context import DeliberationContext
-from moothall.deliberation.judging.agents import (
-    MAX_TURNS,
-    TIME_SHARE,
-    AgentTask,
-    agent_deadline,
-    publish_report,
-    run_agent,
-    select_tools,
-)
-from moothall.deliberation.judging.claims import is_done_already
-from moothall.deliberation.judging.reviews import review_tokens
-from moothall.deliberation.judging.trial import (
+from moothall.deliberation.judging.agent_tests import (
     FAILS_EVERYWHERE,
     OTHER_REASON,
     PASSES_ON_BASE,
@@ -34,6 +23,17 @@ from moothall.deliberation.judging.trial import (
     add_cross_runs,
     extract_tests,
 )
+from moothall.deliberation.judging.claims import is_done_already
+from moothall.deliberation.judging.evidence_agents import (
+    MAX_TURNS,
+    TIME_SHARE,
+    AgentTask,
+    agent_deadline,
+    publish_report,
+    run_agent,
+    select_tools,
+)
+from moothall.deliberation.judging.reviews import review_tokens
 from moothall.deliberation.prompts import evidence_prompt
 from moothall.deliberation.prompts.excerpts import examples_text, find_examples, missing_examples
 from moothall.deliberation.prompts.reply import read_numbered

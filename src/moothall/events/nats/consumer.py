@@ -48,6 +48,14 @@ _RECEIVING_SECONDS = 1.0
 _MAX_PAUSE_SECONDS = 2.0  # a process may be this late without having been suspended
 
 
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """What events are given to: first `glance`, then `handle`."""
+
+    handle: Handler
+    glance: Glance | None = None
+
+
 @dataclass(slots=True)
 class PullConsumer:
     """One call of `consume`. Every message that was pulled and not yet answered is held, and the
@@ -60,9 +68,8 @@ class PullConsumer:
     stored: Stored
     packer: EnvelopeCodec
     spec: DurableSpec
-    handler: Handler
+    reader: Reader
     capacity: Capacity
-    glance: Glance | None
     waiting: asyncio.Queue[Msg] = field(default_factory=asyncio.Queue)
     held: dict[str, Msg] = field(default_factory=dict)
     leases: dict[str, asyncio.Timeout] = field(default_factory=dict)
@@ -169,7 +176,8 @@ class PullConsumer:
 
     async def _offer_to_glance(self, message: Msg) -> bool:
         """Offer a message's events to `glance`; return whether they need no further handling."""
-        if self.glance is None:
+        glance = self.reader.glance
+        if glance is None:
             return False
         try:
             events = await self._unpack(message)
@@ -178,7 +186,7 @@ class PullConsumer:
         remaining: list[Recorded | Permanent] = []
         pending: list[asyncio.Future[None]] = []
         for event in events:
-            verdict = not isinstance(event, Permanent) and self.glance(event)
+            verdict = not isinstance(event, Permanent) and glance(event)
             if isinstance(verdict, asyncio.Future):
                 pending.append(verdict)
             elif not verdict:
@@ -293,7 +301,7 @@ class PullConsumer:
             metrics.BUS_REDELIVERIES.add(self.spec.name)
         verdict = await judge(
             self.stored.limits,
-            self.handler,
+            self.reader.handle,
             lambda: self._unpack(message),
             deliveries=place.deliveries,
         )

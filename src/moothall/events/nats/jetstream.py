@@ -30,7 +30,7 @@ from moothall.events.delivery import BUS_LIMITS, BusLimits
 from moothall.events.envelope import EnvelopeCodec
 from moothall.events.nats import requests, setup
 from moothall.events.nats.connection import connection, log, translate_errors
-from moothall.events.nats.consumer import PullConsumer, WorkQueue
+from moothall.events.nats.consumer import PullConsumer, Reader, WorkQueue
 from moothall.events.nats.fast_client import FastClient, keep_cancellation
 from moothall.events.nats.layout import FRESH, LAST_SEQ, MESSAGE_ID
 from moothall.events.nats.outbox import Outbox
@@ -340,7 +340,11 @@ class JetStreamBus:
         if capacity.count < 1:
             raise InvalidRequest(f"concurrency {capacity.count} is not at least 1")
         await PullConsumer(
-            self._stored, self._packer, registry.durable(durable), handler, capacity, glance
+            self._stored,
+            self._packer,
+            registry.durable(durable),
+            Reader(handler, glance),
+            capacity,
         ).run()
 
     async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:

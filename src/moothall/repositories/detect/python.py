@@ -37,7 +37,7 @@ _NOT_PROJECT_FOLDERS = re.compile(
 _MAX_DEPTH = 2
 ENV_PYTHON = "/env/bin/python"
 PIP = (ENV_PYTHON, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")
-LOCKED = (ENV_PYTHON, "-I", f"{PLUGINS}/moothall_locked.py")
+LOCKED = (ENV_PYTHON, "-I", f"{PLUGINS}/moothall_lock_constraints.py")
 """Writes the versions of a lock file to another file."""
 LINE_BY_LINE = (ENV_PYTHON, "-I", f"{PLUGINS}/moothall_requirements.py")
 """Installs as much of a requirements file as possible, and reports the rest."""

@@ -9,7 +9,7 @@ import pytest
 
 from moothall.concurrency import Capacity
 from moothall.domain.event import Recorded
-from moothall.events.nats.consumer import PullConsumer
+from moothall.events.nats.consumer import PullConsumer, Reader
 from moothall.events.registry import durable
 
 
@@ -18,7 +18,7 @@ async def test_held_work_can_be_dropped_twice_without_harm() -> None:
         raise AssertionError("nothing is delivered")
 
     unused = cast("Any", None)
-    taking = PullConsumer(unused, unused, durable("collector"), never, Capacity(1), None)
+    taking = PullConsumer(unused, unused, durable("collector"), Reader(never), Capacity(1))
     lost = 0
 
     async def work() -> None:

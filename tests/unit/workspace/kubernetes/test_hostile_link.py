@@ -29,8 +29,8 @@ from moothall.workspace.kubernetes.multiplexer import (
     Streams,
     Transport,
 )
-from moothall.workspace.packages import NetworkAccess
 from moothall.workspace.pool import ExecutorPool
+from moothall.workspace.setup_network import NetworkAccess
 from support.council import until
 from support.pods import Queues
 

@@ -246,9 +246,7 @@ def plan_deliberation(
         elsewhere={} if request.merge and not judges else remote_seats(council, defaults.endpoints),
         tests_only=request.tests_only,
         document=request.document,
-        follows=_task_key(request.follows, "follows", principal)
-        if request.follows
-        else TaskKey(""),
+        follows=_followed_key(request, principal),
         tenant=principal.tenant,
         principal=principal.name,
         seed=defaults.seed if request.seed is None else request.seed,
@@ -257,6 +255,10 @@ def plan_deliberation(
 
 def _task_key(task_id: str, field_name: str, principal: Principal) -> TaskKey:
     return key_of(check_task_id(task_id, field_name), principal.tenant)
+
+
+def _followed_key(request: DeliberationRequest, principal: Principal) -> TaskKey:
+    return _task_key(request.follows, "follows", principal) if request.follows else TaskKey("")
 
 
 def _check_texts(request: DeliberationRequest, limits: LimitSettings) -> None:

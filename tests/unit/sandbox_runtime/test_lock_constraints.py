@@ -109,7 +109,7 @@ def test_versions_in_a_lock_file_become_constraints_for_pip(
 ) -> None:
     (tmp_path / "lock").write_text(lock)
     subprocess.run(
-        [sys.executable, "-I", FOLDER / "moothall_locked.py", "lock", "out"],
+        [sys.executable, "-I", FOLDER / "moothall_lock_constraints.py", "lock", "out"],
         cwd=tmp_path,
         check=True,
     )

@@ -1,4 +1,4 @@
-"""Converts a project's lock file to constraints for pip: `moothall_locked.py LOCK OUT`.
+"""Converts a project's lock file to constraints for pip: `moothall_lock_constraints.py LOCK OUT`.
 
 It runs during set-up under Python 3.7 and later, so it reads the few lines that it needs with
 patterns: uv.lock, poetry.lock, pdm.lock and pylock.toml are written by tools, Pipfile.lock is JSON.
