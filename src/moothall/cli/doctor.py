@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -108,9 +108,7 @@ async def _examine(settings: Settings) -> AsyncIterator[Finding]:
     ):
         yield _package(package, extra, is_needed=is_needed)
     yield _event_loop()
-    async for finding in (
-        _this_machine(settings) if settings.workspace.uses_local_sandbox else _jobs(settings)
-    ):
+    async for finding in _WORKSPACES[settings.workspace.kind](settings):
         yield finding
     yield await _bus(settings)
     if settings.ray.address is not None:
@@ -192,6 +190,10 @@ async def _jobs(settings: Settings) -> AsyncIterator[Finding]:
         results = [_no_workspace(settings, error)]
     for finding in results:
         yield finding
+
+
+_WORKSPACES: Final = {"local": _this_machine, "ray": _this_machine, "kubernetes": _jobs}
+"""How each `workspace.kind` is examined."""
 
 
 async def _workspace(settings: Settings, make: CreateExecutor) -> Finding:

@@ -39,8 +39,8 @@ _SHELL_REPLACES = frozenset({"files", "git", "tests", "code", "system"})
 """Categories of tools that seats with a shell do not need under separate names."""
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _COUNT_ARGUMENT = re.compile(r"\bcount=\d+\b")
-_CATALOGUE_NAME = re.compile(r"(?<![\w/.'-])(?:files|git|tests|code|system)\.[a-z]+\b(?![/(])")
-_USAGE_HINT = re.compile(r" Right is [a-z]+\.[a-z]+\([^()]*\)\Z")
+_CATALOGUE_NAME = re.compile(r"(?<![\w/.'-])(?:files|git|tests|code|system)\.[a-z_]+\b(?![/(])")
+_USAGE_HINT = re.compile(r" Right is [a-z]+\.[a-z_]+\([^()]*\)\Z")
 _SHELL_COMMANDS = {
     f"git.{command}": f"git {command}" for command in ("status", "diff", "log", "show", "blame")
 }

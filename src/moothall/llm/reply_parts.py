@@ -11,6 +11,7 @@ from typing import Any
 from moothall.domain.chat import FunctionCall
 from moothall.domain.ids import digest
 from moothall.domain.text import encodable
+from moothall.llm.requests import REASONING_TEXT_FIELDS
 
 # Split a reply into reasoning and answer if the server left the reasoning in the text. No I/O.
 
@@ -192,7 +193,6 @@ MAX_CALLS = 64
 _ID_CHARS = 9  # Mistral accepts only ids of nine letters and digits
 _EXTRA_FIELDS = ("extra_content",)
 """Fields beside a call that must be sent back with it, such as Google's thought signatures."""
-_REASONING_TEXT_FIELDS = ("reasoning_content", "reasoning")
 
 
 @dataclass(slots=True)
@@ -296,7 +296,7 @@ class ReasoningReader:
     def read(self, delta: Mapping[str, Any]) -> int:
         """Add a delta and return the size of its reasoning in bytes."""
         size = 0
-        for name in _REASONING_TEXT_FIELDS:
+        for name in REASONING_TEXT_FIELDS:
             text = delta.get(name)
             if isinstance(text, dict):  # some gateways wrap the text in an object
                 text = text.get("content") or text.get("text")

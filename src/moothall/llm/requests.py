@@ -358,7 +358,10 @@ def render_message(message: Message) -> dict[str, Any]:
     return rendered | {name: value for name, value in reasoning.items() if name in REASONING_FIELDS}
 
 
-REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "items")
+REASONING_TEXT_FIELDS = ("reasoning_content", "reasoning")
+"""The fields of a reply in which servers return the text of the reasoning."""
+REASONING_FIELDS = (*REASONING_TEXT_FIELDS, "reasoning_details", "items")
+"""The fields of reasoning that are sent back."""
 
 
 def read_reasoning(text: str) -> dict[str, Any]:

@@ -54,9 +54,9 @@ DEFAULT_PORT = 8080
 LINK_SECONDS = 600.0
 """How long the link that `serve` prints can sign in a browser, once."""
 _MAX_SESSIONS = 256
+"""Signed-in browsers, and as many again by password; the oldest session ends if there are more."""
 _SESSION_SECONDS = 12 * 3600.0  # of a browser's sign-in
 _LIMITS, _NO_TRACKERS = ServerLimits(), config.TrackerSettings()
-"""Signed-in browsers, and as many again by password; the oldest session ends if there are more."""
 
 
 @dataclass(frozen=True, slots=True)
