@@ -48,47 +48,49 @@ from moothall.workspace.slots import queued_since
 
 log = telemetry.get_logger(__name__)
 
-_TAKEN_KEPT = 1000
-_UNSEEN_SECONDS = 0.75
-_OVER = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
+_MAX_REMEMBERED = 1000
+_FIRST_POLL_SECONDS = 0.75
+_ENDS = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
 
 
 @dataclass(slots=True)
 class _Running:
-    """A deliberation in hand, and by which of its deliveries."""
+    """A running deliberation. `deliveries`: the highest delivery count of its work item."""
 
     task: asyncio.Task[None]
     deliveries: int
-    unseen_from: float = math.inf
-    """When the log is first asked whether it is over, of one that nothing was asked of when it was
-    taken up (monotonic seconds).
+    first_poll_at: float = math.inf
+    """When the log is polled for the first time, if it was not read at the start (monotonic
+    seconds).
     """
-    since: float = field(default_factory=time.time)
+    started_at: float = field(default_factory=time.time)
     lost: bool = False
-    """Another has it, or shall have it: it is neither done nor over."""
-    words: dict[str, str] = field(default_factory=dict)
-    """What was said to it, by event id."""
+    """Another host runs it or will run it; it has not ended."""
+    steering: dict[str, str] = field(default_factory=dict)
+    """Steering messages by event id."""
     pauses: Pauses = field(default_factory=Pauses)
-    held: asyncio.Event = field(default_factory=asyncio.Event)
-    free: asyncio.Event = field(default_factory=asyncio.Event)
-    down: bool = False
-    """It was put down because it is paused."""
+    paused: asyncio.Event = field(default_factory=asyncio.Event)
+    resumed: asyncio.Event = field(default_factory=asyncio.Event)
+    suspended: bool = False
+    """Its run was stopped because of a pause."""
 
-    def heed(self, pauses: Pauses) -> None:
-        """Note whether it is paused."""
+    def apply_pauses(self, pauses: Pauses) -> None:
+        """Add requests to pause or resume, and set the events accordingly."""
         self.pauses = self.pauses.with_all(pauses)
-        on, off = (self.held, self.free) if self.pauses.is_paused else (self.free, self.held)
+        on, off = (
+            (self.paused, self.resumed) if self.pauses.is_paused else (self.resumed, self.paused)
+        )
         on.set()
         off.clear()
 
 
 @dataclass(slots=True)
 class Host:
-    """Everything one host process works with. `run` goes on until cancelled.
+    """One host process. `run` works until cancelled.
 
-    A deliberation is done by one host at a time, as far as that can be had: a host that stood still
-    for too long
-    loses its work to another. It hears of that when it goes on, and stops without a word.
+    One host at a time runs a deliberation, with one exception: a host that was suspended for too
+    long loses its work to another host. When it continues, it learns of that, and stops the work
+    without publishing anything.
     """
 
     name: str
@@ -96,28 +98,28 @@ class Host:
     repositories: Repositories
     parts: Dependencies
     concurrency: int
-    """Deliberations at a time, of all roles together."""
-    accounts: StoryBudgets | None = None
-    """The budgets of stories; without them a deliberation has its own alone."""
-    still_seconds: float = 10.0
-    """After standing still for so long its work is another's: the bus's `ack_wait_seconds`."""
+    """The maximum number of running deliberations of all roles."""
+    story_budgets: StoryBudgets | None = None
+    """The budgets of stories; None: deliberations have only their own budgets."""
+    suspension_seconds: float = 10.0
+    """After a suspension this long, other hosts have the work: `ack_wait_seconds` of the bus."""
     quotas: Quotas | None = None
     """The quotas of tenants; None: no limits."""
-    look_seconds: float = 5.0
-    """How often the log is asked whether what is in hand is over: a signal may be lost. Of what was
-    taken up unread, once within a
-    second: it may have been cancelled while nobody had it.
+    poll_seconds: float = 5.0
+    """How often the log is polled for the end of running deliberations, because signals may be
+    lost. Deliberations whose log was not read at the start are also polled once within a second:
+    they may have been cancelled while they were queued.
     """
     node: str = ""
-    """Where it runs, as its fleet knows that machine."""
+    """The name of this machine in the fleet."""
     _running: dict[TaskKey, _Running] = field(default_factory=dict)
-    _taken: dict[TaskKey, int] = field(default_factory=dict)
-    """By which delivery others have taken up what was delivered before."""
-    _begun: LRUCache[TaskKey, None] = field(default_factory=lambda: LRUCache(_TAKEN_KEPT))
-    """What was in hand here: the bus may give it out as new once more, had it lost its ack."""
+    _takeovers: dict[TaskKey, int] = field(default_factory=dict)
+    """The delivery counts with which other hosts have taken over deliberations."""
+    _seen: LRUCache[TaskKey, None] = field(default_factory=lambda: LRUCache(_MAX_REMEMBERED))
+    """Deliberations that ran here. The bus may deliver one as new again if it lost its ack."""
     _beat: float = field(default_factory=time.monotonic)
-    _self: str = field(default_factory=lambda: secrets.token_hex(8))
-    _began: float = field(default_factory=time.time)
+    _host_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    _started_at: float = field(default_factory=time.time)
 
     async def run(self) -> None:
         """Pull and work until cancelled."""
@@ -125,10 +127,10 @@ class Host:
         capacity = Capacity(self.concurrency)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen_for_cancels(), name="cancels")
-            group.create_task(self._listen_for_words(), name="words")
-            group.create_task(self._listen_for_takers(), name="takers")
-            group.create_task(self._look_for_ends(), name="ends")
-            group.create_task(self._keep_beating(), name="beat")
+            group.create_task(self._listen_for_steering(), name="steering")
+            group.create_task(self._listen_for_takeovers(), name="takeovers")
+            group.create_task(self._poll_for_ends(), name="ends")
+            group.create_task(self._watch_for_suspension(), name="beat")
             group.create_task(self.bus.answer(FLEET, self._report_progress), name="state")
             for role in ROLES:
                 group.create_task(
@@ -140,104 +142,104 @@ class Host:
         self, _request: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], bytes]:
         """Return the state of this host."""
-        held = tuple(Held(task_key, running.since) for task_key, running in self._running.items())
+        held = tuple(
+            Held(task_key, running.started_at) for task_key, running in self._running.items()
+        )
         return dump(
-            HostState(self.name, self.node or platform.node(), os.getpid(), self._began, held)
+            HostState(self.name, self.node or platform.node(), os.getpid(), self._started_at, held)
         ), b""
 
     def _show_oldest(self) -> None:
         telemetry.metrics.HOST_OLDEST.set(
-            min((one.since for one in self._running.values()), default=0.0), self.name
+            min((one.started_at for one in self._running.values()), default=0.0), self.name
         )
 
     @property
     def busy(self) -> int:
-        """Deliberations in hand."""
+        """The number of running deliberations."""
         return len(self._running)
 
     async def _listen_for_cancels(self) -> None:
         async for data in self.bus.signals(Channel.CANCEL.all):
             self._stop(TaskKey(str(data.get("task_id", ""))))
 
-    async def _listen_for_words(self) -> None:
+    async def _listen_for_steering(self) -> None:
         async for data in self.bus.signals(Channel.STEER.all):
             task_key = TaskKey(str(data.get("task_id", "")))
             if (running := self._running.get(task_key)) is not None:
-                with suppress(Temporary):  # the next look hears it
-                    await self._hear(task_key, running)
+                with suppress(Temporary):  # the next poll reads it
+                    await self._read_messages(task_key, running)
 
-    async def _listen_for_takers(self) -> None:
+    async def _listen_for_takeovers(self) -> None:
         async for data in self.bus.signals(Channel.TAKEN.all):
             task_key, deliveries = TaskKey(str(data.get("task_id", ""))), data.get("deliveries")
             running = self._running.get(task_key)
-            if data.get("host") == self._self or not isinstance(deliveries, int):
+            if data.get("host") == self._host_id or not isinstance(deliveries, int):
                 continue
-            self._taken[task_key] = max(deliveries, self._taken.pop(task_key, 0))
-            while len(self._taken) > _TAKEN_KEPT:
-                del self._taken[next(iter(self._taken))]
+            self._takeovers[task_key] = max(deliveries, self._takeovers.pop(task_key, 0))
+            while len(self._takeovers) > _MAX_REMEMBERED:
+                del self._takeovers[next(iter(self._takeovers))]
             if running is not None and deliveries > running.deliveries:
                 log.warning(
-                    "another host has taken this up; leaving it to that one", task_id=task_key
+                    "another host has taken over this task; stopping it here", task_id=task_key
                 )
                 running.lost = True
                 self._stop(task_key, HOST_STOPS)
 
-    async def _keep_beating(self) -> None:
+    async def _watch_for_suspension(self) -> None:
         while True:
-            self._awake()
-            await asyncio.sleep(min(1.0, self.still_seconds / 4))
+            self._check_suspension()
+            await asyncio.sleep(min(1.0, self.suspension_seconds / 4))
 
-    def _awake(self) -> None:
-        """Let go of everything in hand if this process stood still for too long, whoever is the
-        first to notice.
-        """
+    def _check_suspension(self) -> None:
+        """Give up all work if this process was suspended for too long."""
         now = time.monotonic()
-        stood, self._beat = now - self._beat, now
-        if stood <= self.still_seconds:
+        suspended, self._beat = now - self._beat, now
+        if suspended <= self.suspension_seconds:
             return
         for task_key, running in self._running.items():
             log.warning(
-                "stood still for too long; leaving this to whoever has it now",
+                "suspended for too long; leaving this task to another host",
                 task_id=task_key,
-                seconds=round(stood),
+                seconds=round(suspended),
             )
             running.lost = True
             self._stop(task_key, HOST_STOPS)
 
-    def _ours(self, task_key: TaskKey) -> bool:
-        self._awake()
+    def _owns(self, task_key: TaskKey) -> bool:
+        self._check_suspension()
         running = self._running.get(task_key)
         return running is not None and not running.lost
 
-    async def _look_for_ends(self) -> None:
-        """Stop what is over though no signal said so: it was lost, or the end came from elsewhere.
-        Words that a signal lost are heard too.
-        """
-        looked = time.monotonic()
+    async def _poll_for_ends(self) -> None:
+        """Stop ended deliberations and read steering messages whose signals were lost."""
+        polled_at = time.monotonic()
         while True:
-            await asyncio.sleep(min(self.look_seconds, _UNSEEN_SECONDS / 3))
+            await asyncio.sleep(min(self.poll_seconds, _FIRST_POLL_SECONDS / 3))
             now = time.monotonic()
-            if everything := now - looked >= self.look_seconds:
-                looked = now
+            if polls_all := now - polled_at >= self.poll_seconds:
+                polled_at = now
             for task_key, running in list(self._running.items()):
-                if not everything and running.unseen_from > now:
+                if not polls_all and running.first_poll_at > now:
                     continue
-                running.unseen_from = math.inf
+                running.first_poll_at = math.inf
                 try:
-                    over = await self._hear(task_key, running)
+                    end = await self._read_messages(task_key, running)
                 except Temporary as error:
                     log.info(
-                        "could not look whether it is over", task_id=task_key, reason=error.message
+                        "cannot read whether a task has ended",
+                        task_id=task_key,
+                        reason=error.message,
                     )
                     break
-                if over is not None:
+                if end is not None:
                     self._stop(
-                        task_key, None if over is EventType.DELIBERATION_CANCELLED else HOST_STOPS
+                        task_key, None if end is EventType.DELIBERATION_CANCELLED else HOST_STOPS
                     )
 
-    async def _hear(self, task_key: TaskKey, running: _Running) -> EventType | None:
-        """Give it what was said to it, and that it is paused or goes on; return how it is over, if
-        it is.
+    async def _read_messages(self, task_key: TaskKey, running: _Running) -> EventType | None:
+        """Pass steering messages and pauses on to a deliberation. Return the event that ended it,
+        if any.
         """
         # One after the other: read together, the bus would send everything about the task.
         events = [
@@ -246,11 +248,11 @@ class Host:
             async for item in self.bus.replay((channel.of(task_key),))
         ]
         for event in events:
-            if event.type in _OVER:
+            if event.type in _ENDS:
                 return event.type
             if event.type is EventType.DELIBERATION_STEERED:
-                running.words[event.id] = steering_text(event)
-        running.heed(Pauses.of(events))
+                running.steering[event.id] = steering_text(event)
+        running.apply_pauses(Pauses.of(events))
         return None
 
     def _stop(self, task_key: TaskKey, message: str | None = None) -> None:
@@ -259,39 +261,37 @@ class Host:
             running.task.cancel(message)
 
     async def _work(self, recorded: Recorded) -> None:
-        """Run one deliberation to its end, in a task of its own so that a cancel stops it and not
-        the pulling.
+        """Run one deliberation to its end, in its own task, so that a cancel does not stop the
+        consumer.
         """
         deliberation = check_deliberation(load(Deliberation, recorded.event.data))
         task_key = deliberation.task_id
         deliveries = int(recorded.extra.get("deliveries", "1"))
         while (known := self._running.get(task_key)) is not None:
-            # Delivered again while it runs here: this delivery ends as that one does, or an ack
-            # would lose the work.
+            # Delivered again while it runs here. This delivery must end like the first one,
+            # because an early ack would lose the work.
             known.deliveries = max(known.deliveries, deliveries)
             await asyncio.wait({known.task})
             if not known.lost:
-                _end_of(known.task)
+                _raise_exception_of(known.task)
                 return
-            await asyncio.sleep(0)  # until whoever ran it has let go
-        self._yield_to_later(
-            task_key, deliveries
-        )  # it came while this host stood still, and again to another
-        # Known before anything is awaited, so that no cancel is missed.
-        fresh = deliveries == 1 and "fresh" in recorded.extra and task_key not in self._begun
-        self._begun[task_key] = None
+            await asyncio.sleep(0)  # until the first delivery has released it
+        # It may have arrived during a suspension, and then again at another host.
+        self._refuse_if_taken_over(task_key, deliveries)
+        # Registered before anything is awaited, so that no cancel is missed.
+        fresh = deliveries == 1 and "fresh" in recorded.extra and task_key not in self._seen
+        self._seen[task_key] = None
         task = asyncio.create_task(
-            self._take_up(deliberation, deliveries, recorded.event, fresh=fresh),
+            self._run_traced(deliberation, deliveries, recorded.event, fresh=fresh),
             name=f"deliberation-{task_key}",
         )
-        unseen_from = time.monotonic() + _UNSEEN_SECONDS if fresh else math.inf
-        running = self._running[task_key] = _Running(task, deliveries, unseen_from)
+        first_poll_at = time.monotonic() + _FIRST_POLL_SECONDS if fresh else math.inf
+        running = self._running[task_key] = _Running(task, deliveries, first_poll_at)
         self._show_oldest()
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
-            # This host ends or lost its work, the deliberation does not end: it is taken up from
-            # what is recorded.
+            # The deliberation does not end: another host resumes it from its recorded events.
             running.lost = True
             task.cancel(HOST_STOPS)
             await asyncio.wait({task})
@@ -300,44 +300,47 @@ class Host:
             del self._running[task_key]
             self._show_oldest()
         if running.lost:
-            raise Superseded(f"{task_key} was taken up by another host")
-        _end_of(task)
+            raise Superseded(f"another host has taken over {task_key}")
+        _raise_exception_of(task)
 
-    def _yield_to_later(self, task_key: TaskKey, deliveries: int) -> None:
-        if deliveries < self._taken.get(task_key, 0):
-            raise Superseded(f"{task_key} was taken up by another host")
+    def _refuse_if_taken_over(self, task_key: TaskKey, deliveries: int) -> None:
+        if deliveries < self._takeovers.get(task_key, 0):
+            raise Superseded(f"another host has taken over {task_key}")
 
-    async def _remember(self, task_key: TaskKey) -> list[Event]:
-        """Return what was recorded of this deliberation before."""
+    async def _read_events(self, task_key: TaskKey) -> list[Event]:
+        """Return the recorded events of a deliberation."""
         return [item.event async for item in self.bus.replay(deliberation_topics(task_key))]
 
-    async def _take_up(
+    async def _run_traced(
         self, deliberation: Deliberation, deliveries: int, request: Event, *, fresh: bool
     ) -> None:
-        about = _about(deliberation) | {"moothall.deliveries": deliveries}
+        about = _span_attributes(deliberation) | {"moothall.deliveries": deliveries}
         with (
-            # Delivered again or elsewhere, it goes on in the trace of its request.
+            # All deliveries belong to the trace of the request.
             telemetry.span("deliberation", about, kind="consumer", parent=request.traceparent),
             queued_since(_time_of(request)),
             telemetry.bound(task_id=deliberation.task_id, tenant=deliberation.tenant),
             telemetry.metrics.DELIBERATIONS_IN_FLIGHT.track_inprogress(),
         ):
-            await self._go_on(deliberation, deliveries, _time_of(request), fresh=fresh)
+            await self._run(deliberation, deliveries, _time_of(request), fresh=fresh)
 
-    async def _go_on(
+    async def _run(
         self, deliberation: Deliberation, deliveries: int, submitted: float, *, fresh: bool
     ) -> None:
         if deliveries > 1:
-            taken = {"task_id": deliberation.task_id, "host": self._self, "deliveries": deliveries}
+            taken = {
+                "task_id": deliberation.task_id,
+                "host": self._host_id,
+                "deliveries": deliveries,
+            }
             await self.bus.signal(Channel.TAKEN.of(deliberation.task_id), taken)
-            # What came here before the answer to that includes the word of whoever took it up
-            # later.
-            self._yield_to_later(deliberation.task_id, deliveries)
-        events = [] if fresh else await self._remember(deliberation.task_id)
+            # Signals of hosts with later deliveries arrived before this signal was confirmed.
+            self._refuse_if_taken_over(deliberation.task_id, deliveries)
+        events = [] if fresh else await self._read_events(deliberation.task_id)
         running = self._running[deliberation.task_id]
         while True:
-            running.heed(Pauses.of(events))
-            over = any(event.type in _OVER for event in events)
+            running.apply_pauses(Pauses.of(events))
+            over = any(event.type in _ENDS for event in events)
             try:
                 recording = Recording.of(
                     events if over else await inherit_turns(self.bus, deliberation, events)
@@ -347,50 +350,46 @@ class Host:
                 return
             reservation = await self._reserve(deliberation, submitted)
             if over:
-                if reservation is not None:  # whoever had it may have been killed over the end
+                if reservation is not None:  # the last host may have been killed before this
                     await reservation.close(recording.spent)
                 return
-            if not running.pauses.is_paused and await self._until_paused(
+            if not running.pauses.is_paused and await self._run_until_paused(
                 deliberation, recording, reservation, running
             ):
                 return
-            if (
-                reservation is not None
-                # what it does not spend meanwhile is the story's, and stays so where it is
-                # cancelled
-            ):
+            if reservation is not None:  # the story gets back what was not spent before the pause
                 await reservation.close(
-                    Recording.of(await self._remember(deliberation.task_id)).spent
+                    Recording.of(await self._read_events(deliberation.task_id)).spent
                 )
-            await running.free.wait()
-            events = await self._remember(deliberation.task_id)
+            await running.resumed.wait()
+            events = await self._read_events(deliberation.task_id)
 
-    async def _until_paused(
+    async def _run_until_paused(
         self,
         d: Deliberation,
         recording: Recording,
         reservation: Reservation | None,
         running: _Running,
     ) -> bool:
-        """Deliberate; whether that was all. Paused, it is put down, and taken up later from what is
-        recorded, with the time that it had left.
+        """Deliberate, and return True at the end. Return False after a pause: the deliberation
+        later resumes from its recorded events, with the time that was left.
         """
         pause_gate, task = PauseGate(), asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
 
-        async def put_down() -> None:
-            await running.held.wait()
+        async def suspend() -> None:
+            await running.paused.wait()
             await pause_gate.close_and_drain()
-            running.down = True
+            running.suspended = True
             task.cancel(HOST_STOPS)
 
-        running.down = False
+        running.suspended = False
         later = replace(d, deadline=running.pauses.extend(d.deadline))
         try:
-            async with beside(put_down(), "pause"):
+            async with beside(suspend(), "pause"):
                 await self._deliberate(later, recording, reservation, pause_gate)
         except asyncio.CancelledError:
-            if not running.down or task.uncancel():
+            if not running.suspended or task.uncancel():
                 raise
             return False
         return True
@@ -403,13 +402,13 @@ class Host:
         if deliberation.asks_no_model:
             return None
         parts: list[Reservation] = []
-        if self.accounts is not None and deliberation.story_id:
+        if self.story_budgets is not None and deliberation.story_id:
             card = await Board(self.bus).find(
                 deliberation.story_id, Principal(deliberation.principal, deliberation.tenant)
             )
             budget = card.story.budget if card else Budget()
             parts.append(
-                self.accounts.reservation(
+                self.story_budgets.reservation(
                     deliberation.story_id, deliberation.tenant, deliberation.task_id, budget
                 )
             )
@@ -440,8 +439,8 @@ class Host:
         if refusal is not None:
             await give_up(self.bus, deliberation, refusal)
         else:
-            owns_work = functools.partial(self._ours, deliberation.task_id)
-            steering = self._running[deliberation.task_id].words
+            owns_work = functools.partial(self._owns, deliberation.task_id)
+            steering = self._running[deliberation.task_id].steering
 
             async def publish_partial(writing: Writing) -> None:
                 data = {"task_id": deliberation.task_id, **asdict(writing)}
@@ -452,22 +451,22 @@ class Host:
             await deliberate(deliberation, prepared, parts, recording)
 
 
-def _end_of(task: asyncio.Task[None]) -> None:
-    """Raise what a task raised; that it was cancelled is an end like another."""
+def _raise_exception_of(task: asyncio.Task[None]) -> None:
+    """Raise the exception of a task, if it was not cancelled."""
     if not task.cancelled():
         task.result()
 
 
 def _time_of(event: Event) -> float:
-    """Return when an event was made, in Unix seconds; now if it does not say."""
+    """Return the time of an event in Unix seconds, or the current time if it has none."""
     try:
         return datetime.fromisoformat(event.time).timestamp()
     except ValueError:
         return time.time()
 
 
-def _about(deliberation: Deliberation) -> dict[str, str | int]:
-    """What its span says of a deliberation."""
+def _span_attributes(deliberation: Deliberation) -> dict[str, str | int]:
+    """Return the span attributes of a deliberation."""
     return {
         "moothall.task_id": deliberation.task_id,
         "moothall.tenant": deliberation.tenant,

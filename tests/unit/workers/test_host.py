@@ -78,7 +78,7 @@ async def test_a_host_that_lost_its_work_stops_silently_and_another_finishes_it(
     async with council(tmp_path, model) as app, asyncio.TaskGroup() as group:
         slow, quick = host_of(app), host_of(app)
         d = app.deliberation(repository=None, base_sha=None)
-        listening = group.create_task(slow._listen_for_takers())
+        listening = group.create_task(slow._listen_for_takeovers())
         first = group.create_task(gone(slow._work(Recorded(1, request(d), {"deliveries": "1"}))))
         await until(lambda: len(app.server.requests) >= 3)  # the seats have called the model
         model.hangs = False
@@ -119,9 +119,9 @@ async def test_redelivered_work_is_done_and_not_acked_if_the_first_run_is_lost(
 
 async def test_a_cancel_whose_signal_was_lost_is_read_from_the_log(tmp_path: Path) -> None:
     async with council(tmp_path, Answering()) as app, asyncio.TaskGroup() as group:
-        host = replace(host_of(app), look_seconds=0.05)
+        host = replace(host_of(app), poll_seconds=0.05)
         d = app.deliberation(repository=None, base_sha=None)
-        looking = group.create_task(host._look_for_ends())
+        looking = group.create_task(host._poll_for_ends())
         work = group.create_task(host._work(Recorded(1, request(d))))
         await until(lambda: len(app.server.requests) >= 3)
         await app.bus.publish(
@@ -174,9 +174,9 @@ async def test_a_cancel_before_new_work_started_is_noticed_within_a_second(
     tmp_path: Path,
 ) -> None:
     async with council(tmp_path, Answering()) as app, asyncio.TaskGroup() as group:
-        host = replace(host_of(app), look_seconds=60)
+        host = replace(host_of(app), poll_seconds=60)
         d = app.deliberation(repository=None, base_sha=None)
-        looking = group.create_task(host._look_for_ends())
+        looking = group.create_task(host._poll_for_ends())
         await app.bus.publish(
             new_event(
                 EventType.DELIBERATION_CANCELLED, d.task_id, {"task_id": d.task_id, "reason": ""}
@@ -282,7 +282,7 @@ async def test_a_host_that_was_suspended_makes_no_more_model_calls(tmp_path: Pat
         work = group.create_task(gone(host._work(Recorded(1, request(d)))))
         await until(lambda: len(app.server.requests) >= 3)
         host._beat -= 60  # as if it had been stopped for a minute
-        assert not host._ours(d.task_id)
+        assert not host._owns(d.task_id)
         assert await work == "SUPERSEDED"
         assert finished(await app.events()) == 0
 

@@ -43,7 +43,7 @@ async def working(
 ) -> AsyncIterator[tuple[Host, asyncio.Task[None]]]:
     """Run a host with this work in hand that listens for pauses; kill it at the end."""
     host = Host("host", app.bus, Remembering(), app.parts, 4)
-    listening = asyncio.create_task(host._listen_for_words())
+    listening = asyncio.create_task(host._listen_for_steering())
     work = asyncio.create_task(host._work(Recorded(1, request, {"deliveries": "1"})))
     try:
         yield host, work
@@ -66,15 +66,15 @@ async def test_a_paused_deliberation_stops_between_turns_survives_a_restart_and_
             assert await deliberations.pause(d.own_id, LOCAL)
             assert not await deliberations.pause(d.own_id, LOCAL), "it is paused already"
             await until(lambda: host._running[d.task_id].pauses.is_paused)
-            assert not host._running[d.task_id].down, "the running turn ends first"
+            assert not host._running[d.task_id].suspended, "the running turn ends first"
             model.go_on.set()
-            await until(lambda: host._running[d.task_id].down)
+            await until(lambda: host._running[d.task_id].suspended)
             assert (model.calls, host.busy, work.done()) == (1, 1, False)
         kinds = [event.type for event in await app.events()]
         assert kinds.count(EventType.SEAT_TURN) == 1, "the turn is recorded"
         assert EventType.SEAT_FINISHED not in kinds
         async with working(app, request) as (host, work):
-            await until(lambda: host.busy == 1 and host._running[d.task_id].held.is_set())
+            await until(lambda: host.busy == 1 and host._running[d.task_id].paused.is_set())
             for _ in range(20):
                 await asyncio.sleep(0.01)
             assert model.calls == 1, "the restarted host keeps it waiting"
@@ -101,7 +101,7 @@ async def test_a_paused_deliberation_can_be_cancelled(tmp_path: Path) -> None:
         (request,) = await app.events()
         await deliberations.pause(d.own_id, LOCAL)
         async with working(app, request) as (host, work):
-            await until(lambda: host.busy == 1 and host._running[d.task_id].held.is_set())
+            await until(lambda: host.busy == 1 and host._running[d.task_id].paused.is_set())
             await deliberations.cancel(d.own_id, "", LOCAL)
             host._stop(d.task_id)
             async with asyncio.timeout(30):
@@ -117,7 +117,7 @@ async def test_a_paused_deliberation_holds_no_budget_of_its_story(tmp_path: Path
         deliberations = DeliberationService(app.bus, Remembering(), Defaults(LimitSettings()))
         d = await deliberations.submit(replace(REQUESTED, story_id=card.story.id), LOCAL)
         async with working(app, (await app.events())[-1]) as (host, work):
-            host.accounts = accounts
+            host.story_budgets = accounts
             await until(lambda: model.calls == 1)
             assert (await accounts.of(card.story.id, LOCAL.tenant, budget)).reserved.calls > 0
             await deliberations.pause(d.own_id, LOCAL)

@@ -36,12 +36,12 @@ async def test_a_seat_gets_a_steering_message_at_its_next_turn_and_again_after_a
             "Say hello", "dev", task_id="task-1", num_agents=1, protocol="single", about_text=True
         )
         d = await deliberations.submit(request, LOCAL)
-        listening = group.create_task(host._listen_for_words())
+        listening = group.create_task(host._listen_for_steering())
         events = [recorded.event async for recorded in app.bus.replay()]
         work = group.create_task(host._work(Recorded(1, events[0])))
         await until(lambda: model.calls == 1)
         await deliberations.steer(d.own_id, FRENCH, LOCAL, key="k")
-        await until(lambda: bool(host._running[d.task_id].words))
+        await until(lambda: bool(host._running[d.task_id].steering))
         model.go_on.set()
         await work
         listening.cancel()
