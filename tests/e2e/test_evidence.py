@@ -408,7 +408,7 @@ async def test_a_second_right_patch_is_reproduced_by_the_first_ones_test(tmp_pat
 
 
 @pytest.mark.parametrize("seat", [1, 2])
-async def test_of_two_tied_answers_the_test_author_is_first_and_undecided(
+async def test_the_test_author_is_first_of_two_tied_answers_and_undecided(
     tmp_path: Path, seat: int
 ) -> None:
     """The hashes of the answers make no difference."""

@@ -119,7 +119,7 @@ async def test_a_block_with_endless_tool_calls_is_ended(tmp_path: Path) -> None:
         assert (await app.run("1 + 1")).value == 2
 
 
-async def test_one_that_dies_while_waiting_is_reported_as_ended(tmp_path: Path) -> None:
+async def test_a_block_that_dies_while_it_waits_is_reported_as_ended(tmp_path: Path) -> None:
     async with open_cpython_workspace(tmp_path) as app:
         ran = await app.run(
             "threading.Timer(0.3, lambda: os._exit(3)).start()\nfiles.read(path='slow')"

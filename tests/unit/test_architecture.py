@@ -79,6 +79,23 @@ def test_no_word_of_the_old_vocabulary_is_used() -> None:
     assert matches == []
 
 
+PRIVATE_TEST_NAMES = re.compile(
+    r"^ *(?:async )?def (test_(?:what|who|whoever|whatever|whose|where|of|those)_\w*"
+    r"|test_\w*_(?:said|told|tells|hears|heard)(?:_\w*)?)\(",
+    re.MULTILINE,
+)
+"""Tests are named by a subject and what is true of it, not by a relative clause."""
+
+
+def test_tests_are_named_by_a_subject() -> None:
+    matches = [
+        f"{path.relative_to(ROOT)}: {match[1]}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for match in PRIVATE_TEST_NAMES.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert matches == []
+
+
 def _suspicious_lines(place: Path) -> Iterator[tuple[int, str]]:
     text = place.read_text(encoding="utf-8")
     lowered = text.lower()

@@ -118,7 +118,7 @@ async def test_errors_are_reported_and_the_written_text_stays(story: Story) -> N
     assert await story.plan() == "plan-0"
 
 
-async def test_a_late_writer_is_told_and_keeps_the_text(story: Story) -> None:
+async def test_a_late_writer_gets_a_conflict_and_keeps_the_text(story: Story) -> None:
     form = await story.browser.sign_in()
     fields = {"role_1": "dev", "criteria_1": "1, 2"}
     assert (

@@ -75,7 +75,7 @@ def test_docstring_examples_are_bounded() -> None:
 
 
 @pytest.mark.e2e  # a sandbox
-async def test_those_that_fail_are_reported(tmp_path: Path) -> None:
+async def test_failing_examples_are_reported(tmp_path: Path) -> None:
     files = {
         "lib/one.py": "X = 1\n",
         "lib/a.py": "from one import X\n\n\ndef sub(a, b=0):\n    return a - b * X\n",

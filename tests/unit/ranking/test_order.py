@@ -405,7 +405,7 @@ def test_identical_answers_share_their_reviews() -> None:
     assert order(reviewed, twin, other)[0] == SEATS[2]
 
 
-def test_of_tied_answers_the_one_that_adds_a_test_is_first() -> None:
+def test_the_answer_that_adds_a_test_is_first_of_tied_ones() -> None:
     """A test that both pass does not tell which one is right, so the winner is undecided."""
     own = (*GREEN, Evidence(OWN_TESTS, Verdict.PASSED, passed=1))
     for text, other in (("a", "b"), ("b", "a")):
@@ -422,7 +422,7 @@ def test_of_tied_answers_the_one_that_adds_a_test_is_first() -> None:
         assert "Below agent-dev-001: brings a test that counts: no against yes." in second.reasons
 
 
-def test_of_tied_answers_with_tests_the_one_that_passes_the_others_test_is_first() -> None:
+def test_the_answer_that_passes_the_others_test_is_first_of_tied_ones() -> None:
     own = (*GREEN, Evidence(OWN_TESTS, Verdict.PASSED, passed=1))
     for text, other in (("a", "b"), ("b", "a")):
         plain = candidate(1, text, evidence=own)
@@ -435,7 +435,7 @@ def test_of_tied_answers_with_tests_the_one_that_passes_the_others_test_is_first
         )
 
 
-def test_an_answer_that_changes_a_test_it_breaks_is_told_which_version_counts() -> None:
+def test_an_answer_that_changes_a_test_it_breaks_learns_which_version_counts() -> None:
     """The task may require what the test forbids: a person sees why such an answer is refused."""
     proposal = Proposal(SEATS[0], "dev", "done", diff("a"), own_tests=("t.py",))
     (refused,) = rank([candidate(1, proposal=proposal, regressions=("t.py::x",))])

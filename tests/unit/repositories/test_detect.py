@@ -281,7 +281,7 @@ def session(body: str, head: str = "def tests(session)") -> str:
         {"Pipfile": "[dev-packages]\nsix = '*'\n"},
     ],
 )
-def test_what_only_one_tool_reports_in_its_own_form(files: dict[str, str]) -> None:
+def test_requirements_in_the_form_of_one_tool_are_installed(files: dict[str, str]) -> None:
     requirements = install_words({"setup.py": "", **files})
     assert "six" in requirements
     assert not {"never", "qa", "docs", "-e .[docs]"} & set(requirements)

@@ -84,7 +84,7 @@ def test_a_draft_needs_the_points_of_its_rigor_level(rigor: str, points: int) ->
         ("test", "accept_test", ["qa"], Blocked, "not checked as a whole"),
     ],
 )
-def test_what_is_missing_is_reported(
+def test_a_refused_transition_names_what_is_missing(
     state: str, event: str, roles: list[str], error: type[Permanent], output_text: str
 ) -> None:
     with pytest.raises(error, match=output_text):

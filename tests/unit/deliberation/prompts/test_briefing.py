@@ -274,7 +274,9 @@ def test_similarity_is_measured_by_rare_shared_words() -> None:
         ),
     ],
 )
-async def test_what_cannot_be_sent_is_named(request_: BriefingRequest, message: str) -> None:
+async def test_an_invalid_briefing_request_is_refused(
+    request_: BriefingRequest, message: str
+) -> None:
     with pytest.raises(InvalidRequest, match=message):
         await Briefings(known().ask, LimitSettings()).brief(request_, LOCAL)
 
