@@ -43,13 +43,18 @@ from moothall.errors import (
 from moothall.orchestrator.fork import inherit_turns
 from moothall.ports import Bus, Repositories
 from moothall.stories.board import Board
-from moothall.workers.preparing import first_of, give_up, prepare
-from moothall.workspace.slots import queued_since
+from moothall.telemetry.spans import write_of
+from moothall.workers.preparing import fail_all_seats, first_error, prepare
+from moothall.workspace.slots import QueuePlace, queued
 
 log = telemetry.get_logger(__name__)
 
 _MAX_REMEMBERED = 1000
 _FIRST_POLL_SECONDS = 0.75
+_TENANT_SECONDS = 600.0
+"""Each older deliberation of its tenant delays the commands of a deliberation by so much."""
+_WAIT_POLL_SECONDS, _LONG_WAIT_SECONDS = 5.0, 10.0
+_WAITING = "waits for a free core; older work goes first"
 _ENDS = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
 
 
@@ -58,6 +63,9 @@ class _Running:
     """A running deliberation. `deliveries`: the highest delivery count of its work item."""
 
     task: asyncio.Task[None]
+    deliberation: Deliberation
+    place: QueuePlace
+    """Its place in the queue for the cores of this machine."""
     deliveries: int
     first_poll_at: float = math.inf
     """When the log is polled for the first time, if it was not read at the start (monotonic
@@ -130,6 +138,7 @@ class Host:
             group.create_task(self._listen_for_steering(), name="steering")
             group.create_task(self._listen_for_takeovers(), name="takeovers")
             group.create_task(self._poll_for_ends(), name="ends")
+            group.create_task(self._poll_for_waits(), name="waits")
             group.create_task(self._watch_for_suspension(), name="beat")
             group.create_task(self.bus.answer(FLEET, self._report_progress), name="state")
             for role in ROLES:
@@ -255,6 +264,54 @@ class Host:
         running.apply_pauses(Pauses.of(events))
         return None
 
+    async def _poll_for_waits(
+        self, every: float = _WAIT_POLL_SECONDS, long: float = _LONG_WAIT_SECONDS
+    ) -> None:
+        """Publish once for each wait of more than `long` seconds that a deliberation waits for a
+        core.
+        """
+        reported: set[TaskKey] = set()
+        while True:
+            await asyncio.sleep(every)
+            waiting = {
+                task_key
+                for task_key, running in self._running.items()
+                if running.place.waited_seconds > long
+            }
+            for task_key in waiting - reported:
+                await self._publish_wait(self._running[task_key].deliberation)
+            reported = waiting
+
+    async def _publish_wait(self, deliberation: Deliberation) -> None:
+        data = {
+            "agent_id": deliberation.task_id,
+            "task_id": deliberation.task_id,
+            "workstream": "waiting",
+            "progress": 0.0,
+            "current_task": _WAITING,
+            "metrics": {},
+        }
+        event = write_of(
+            deliberation,
+            EventType.AGENT_PROGRESS,
+            data,
+            ordinal=f"wait-{secrets.token_hex(8)}",
+            source="host",
+        )
+        with suppress(Temporary):  # it is only shown
+            await self.bus.publish(event)
+
+    def _delay_of(self, deliberation: Deliberation) -> float:
+        """Return by how many seconds the commands of a deliberation yield to those of others, so
+        that tenants share the cores.
+        """
+        place = self._running[deliberation.task_id].place
+        older = sum(
+            running.deliberation.tenant == deliberation.tenant and running.place.since < place.since
+            for running in self._running.values()
+        )
+        return _TENANT_SECONDS * older
+
     def _stop(self, task_key: TaskKey, message: str | None = None) -> None:
         running = self._running.get(task_key)
         if running is not None:
@@ -281,12 +338,17 @@ class Host:
         # Registered before anything is awaited, so that no cancel is missed.
         fresh = deliveries == 1 and "fresh" in recorded.extra and task_key not in self._seen
         self._seen[task_key] = None
+        place = QueuePlace(
+            _time_of(recorded.event), functools.partial(self._delay_of, deliberation)
+        )
         task = asyncio.create_task(
             self._run_traced(deliberation, deliveries, recorded.event, fresh=fresh),
             name=f"deliberation-{task_key}",
         )
         first_poll_at = time.monotonic() + _FIRST_POLL_SECONDS if fresh else math.inf
-        running = self._running[task_key] = _Running(task, deliveries, first_poll_at)
+        running = self._running[task_key] = _Running(
+            task, deliberation, place, deliveries, first_poll_at
+        )
         self._show_oldest()
         try:
             await asyncio.wait({task})
@@ -318,7 +380,7 @@ class Host:
         with (
             # All deliveries belong to the trace of the request.
             telemetry.span("deliberation", about, kind="consumer", parent=request.traceparent),
-            queued_since(_time_of(request)),
+            queued(self._running[deliberation.task_id].place),
             telemetry.bound(task_id=deliberation.task_id, tenant=deliberation.tenant),
             telemetry.metrics.DELIBERATIONS_IN_FLIGHT.track_inprogress(),
         ):
@@ -346,7 +408,7 @@ class Host:
                     events if over else await inherit_turns(self.bus, deliberation, events)
                 )
             except NotFound as error:  # what it was forked from
-                await give_up(self.bus, deliberation, error)
+                await fail_all_seats(self.bus, deliberation, error)
                 return
             reservation = await self._reserve(deliberation, submitted)
             if over:
@@ -433,11 +495,11 @@ class Host:
                     self.bus, self.repositories, deliberation, self.parts.rules.evidence.held_out
                 )
         except* (MoothallError, OSError) as group:
-            refusal = first_of(group)
+            refusal = first_error(group)
         if isinstance(refusal, Temporary):
             raise refusal
         if refusal is not None:
-            await give_up(self.bus, deliberation, refusal)
+            await fail_all_seats(self.bus, deliberation, refusal)
         else:
             owns_work = functools.partial(self._owns, deliberation.task_id)
             steering = self._running[deliberation.task_id].steering

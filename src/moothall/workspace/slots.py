@@ -17,7 +17,7 @@ import os
 import stat
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,25 +35,64 @@ _STOPPED_SECONDS = 10.0
 _SILENT_SECONDS = 2.0
 """A process that has not looked at the slots for so long loses its place in the queue."""
 _ABANDONED_SECONDS = 600.0
+_INTERACTIVE_SECONDS = 600.0
 _SLOT_PREFIX, _EXCLUSIVE_LOCK, _QUEUE_PREFIX = "slot-", "alone", "waiting-"
-_queued_at: ContextVar[float] = ContextVar("since", default=0.0)
+
+
+class QueuePlace:
+    """The place of a piece of work in the queue for slots, such as a deliberation.
+
+    since: when it began to wait (Unix time); 0 means no place. delay: returns how many seconds
+    later its commands queue. The oldest go first.
+    """
+
+    def __init__(self, since: float, delay: Callable[[], float] = lambda: 0.0) -> None:
+        self.since = since
+        self._delay = delay
+        self._waits: list[float] = []
+
+    @property
+    def queued_at(self) -> float:
+        """Since when its commands count as waiting (Unix time); 0 without a place."""
+        return self.since and self.since + self._delay()
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long the first of its waiting commands has waited; 0 if none waits."""
+        return time.monotonic() - min(self._waits) if self._waits else 0.0
+
+    @contextmanager
+    def wait(self) -> Iterator[None]:
+        """Count the block as the wait of a command."""
+        start = time.monotonic()
+        self._waits.append(start)
+        try:
+            yield
+        finally:
+            self._waits.remove(start)
+
+
+_place: ContextVar[QueuePlace | None] = ContextVar("place", default=None)
 
 
 @contextmanager
-def queued_since(moment: float) -> Iterator[None]:
-    """Let commands in the block queue for a slot as if they had waited since `moment` (Unix time).
-    The oldest go first.
-    """
-    token = _queued_at.set(moment)
+def queued(place: QueuePlace) -> Iterator[None]:
+    """Let commands in the block queue for slots at this place."""
+    token = _place.set(place)
     try:
         yield
     finally:
-        _queued_at.reset(token)
+        _place.reset(token)
 
 
-def queued_at() -> float:
-    """Return the moment of the enclosing `queued_since`; 0 if there is none."""
-    return _queued_at.get()
+def queued_since(moment: float) -> AbstractContextManager[None]:
+    """Let commands in the block queue as if they had waited since `moment` (Unix time)."""
+    return queued(QueuePlace(moment))
+
+
+def queue_place() -> QueuePlace:
+    """Return the place of commands here."""
+    return _place.get() or QueuePlace(0.0)
 
 
 def slots_folder(fallback: Path) -> Path:
@@ -130,10 +169,13 @@ class Slots:
         """Wait for a slot and hold it. With `alone`, hold all slots, so that no other command runs
         meanwhile.
 
-        A surrounding `queued_since` overrides `queued_at`. Time limits around this
-        (`concurrency.TimeLimit`) do not count the wait.
+        The place of a surrounding block overrides `queued_at`. A command without a place is
+        interactive: a caller waits for it, so it counts as waiting for ten minutes at least. Time
+        limits around this (`concurrency.TimeLimit`) do not count the wait.
         """
-        slot = Slot(self, _queued_at.get() or queued_at or time.time(), alone=alone)
+        now = time.time()
+        interactive_since = min(queued_at or now, now - _INTERACTIVE_SECONDS)
+        slot = Slot(self, queue_place().queued_at or interactive_since, alone=alone)
         try:
             await slot.acquire()
             yield slot
@@ -144,7 +186,7 @@ class Slots:
         """Wait for a slot, or for all, and return the descriptors of the locked files by name.
         `release` unlocks them.
         """
-        with off_the_clock(), metrics.SLOT_SECONDS.time():
+        with off_the_clock(), queue_place().wait(), metrics.SLOT_SECONDS.time():
             locks = await self._wait(queued_at, alone=alone)
             try:
                 while locks and alone and not self._lock_all(locks):  # noqa: ASYNC110 - it happens in another process

@@ -287,6 +287,33 @@ async def test_a_host_that_was_suspended_makes_no_more_model_calls(tmp_path: Pat
         assert finished(await app.events()) == 0
 
 
+async def test_tenants_share_the_cores_and_a_long_wait_is_published(tmp_path: Path) -> None:
+    async with council(tmp_path, Answering()) as app, asyncio.TaskGroup() as group:
+        host = host_of(app)
+        waits = group.create_task(host._poll_for_waits(0.01, 0.0))
+        keys = {"first": "acme", "second": "acme", "third": "blue"}
+        works = []
+        for second, (name, tenant) in enumerate(keys.items()):
+            d = replace(
+                app.deliberation(repository=None, base_sha=None),
+                task_id=TaskKey(f"{tenant}_{name}"),
+                tenant=tenant,
+            )
+            event = replace(request(d), time=f"2026-11-29T07:00:0{second}+00:00")
+            works.append(group.create_task(gone(host._work(Recorded(1, event)))))
+            await asyncio.sleep(0)
+        places = [running.place for running in host._running.values()]
+        assert [place.queued_at - place.since for place in places] == [0.0, 600.0, 0.0]
+        with places[1].wait():
+            await asyncio.sleep(0.2)
+        for task in (waits, *works):
+            task.cancel()
+    log = [recorded.event async for recorded in app.bus.replay()]
+    [published] = [event for event in log if event.data.get("workstream") == "waiting"]
+    assert published.data["task_id"] == "acme_second"
+    assert published.data["current_task"] == "waits for a free core; older work goes first"
+
+
 async def test_a_base_whose_checks_cannot_judge_fails_before_any_model_call(
     tmp_path: Path,
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from moothall.concurrency import TimeLimit
 from moothall.processes import try_lock
-from moothall.workspace.slots import Slots, queued_since, slots_folder
+from moothall.workspace.slots import QueuePlace, Slots, queued, queued_since, slots_folder
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 
@@ -124,6 +124,29 @@ async def test_the_oldest_deliberation_gets_a_slot_first(tmp_path: Path) -> None
         await asyncio.sleep(0)
     await asyncio.gather(*tasks)
     assert order == [10.0, 20.0, 30.0, 40.0]
+
+
+async def test_an_interactive_command_goes_before_a_recent_deliberation(tmp_path: Path) -> None:
+    slots, order, now = slots_in(tmp_path, 1), [], time.time()
+
+    async def work(name: str, place: QueuePlace) -> None:
+        with queued(place):
+            async with slots.hold():
+                order.append(name)
+
+    places = {
+        "recent": QueuePlace(now - 60),
+        "interactive": QueuePlace(0.0),
+        "old": QueuePlace(now - 3600),
+        "old, of a tenant with others": QueuePlace(now - 3600, lambda: 3580.0),
+    }
+    async with slots.hold():
+        tasks = [asyncio.create_task(work(*item)) for item in places.items()]
+        await asyncio.sleep(0.05)
+        assert min(place.waited_seconds for place in places.values()) > 0
+    await asyncio.gather(*tasks)
+    assert order == ["old", "interactive", "recent", "old, of a tenant with others"]
+    assert {place.waited_seconds for place in places.values()} == {0.0}
 
 
 async def test_an_older_command_of_another_process_gets_a_slot_first(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from moothall.workspace.local_executor import HISTORY
 from moothall.workspace.nodes.placement import USUAL, Candidate, Heartbeats, Pace, choose
 from moothall.workspace.nodes.sandboxes import Kind, NodeState, Order, Request, Step, installation
 from moothall.workspace.pool import CreateExecutor
-from moothall.workspace.slots import queued_at
+from moothall.workspace.slots import queue_place
 
 _START_SECONDS = 120.0
 _NO_NODE_SECONDS = 60.0
@@ -336,7 +336,7 @@ class NodeExecutor(ExecutorClient):
             self._sandbox,
             next(self._numbers),
             op,
-            queued_at(),
+            queue_place().queued_at,
             None if deadline is None else seconds_until(deadline),
             {"wall_seconds": wall_seconds, **options},
         )
@@ -366,6 +366,7 @@ class NodeExecutor(ExecutorClient):
                     reply = None
                     if step.kind is Kind.WAITS:
                         waiting.enter_context(off_the_clock())
+                        waiting.enter_context(queue_place().wait())
                     elif step.kind is Kind.RUNS:
                         waiting.close()
                     elif answer_question is not None:

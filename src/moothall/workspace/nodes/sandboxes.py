@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from moothall.concurrency import clock_watched
+from moothall.concurrency import linked_clock
 from moothall.config import WorkspaceSections
 from moothall.errors import MoothallError, PatchRefused, SandboxUnavailable, WorkspaceFailed
 from moothall.repositories.changes import ChangeCaps
@@ -230,7 +230,7 @@ class _Conversation:
 
     async def _run(self, work: Callable[[_Conversation], Coroutine[Any, Any, Any]]) -> None:
         try:
-            with clock_watched(self):
+            with linked_clock(self):
                 step = Step(Kind.ANSWER, await work(self))
         except _RAISED as error:
             step = Step(Kind.FAILED, type(error)(error.message))
@@ -239,7 +239,7 @@ class _Conversation:
             step = Step(Kind.FAILED, WorkspaceFailed(f"the node failed: {error!r}"[:1000]))
         self._steps.put_nowait(step)
 
-    def stop(self) -> None:
+    def pause(self) -> None:
         """Tell the host soon that the request waits for a core."""
         self._wait = asyncio.get_running_loop().call_later(_WAIT_SECONDS, self._report_wait)
 
@@ -247,7 +247,7 @@ class _Conversation:
         self._wait = None
         self._steps.put_nowait(Step(Kind.WAITS))
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Notify the host that the request is running, if it knows that the request waited."""
         if self._wait is None:
             self._steps.put_nowait(Step(Kind.RUNS))
