@@ -1,7 +1,4 @@
-"""Running something beside a block of code, one source for all who listen to it, the time that
-is left, and what groups of errors hold. A circuit breaker: what keeps failing is not called
-for a while.
-"""
+"""Helpers for asyncio: background tasks, time limits, broadcasts, and a circuit breaker."""
 
 from __future__ import annotations
 
@@ -24,40 +21,36 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from moothall.errors import MoothallError
 
-# Running something beside a block of code, one source for all who listen to it, the time that is
-# left, and what groups of errors hold.
-
-
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
-PATIENCE = 2.0
-"""Seconds that nothing is said of a wait."""
+SLOW_SECONDS = 2.0
+"""Seconds after which a wait is reported."""
 
 
 _MAX_HOLD_SECONDS = 0.002
 
 
 class Pace:
-    """Lets the event loop serve others during a long series of steps that wait for nothing."""
+    """Lets the event loop run other tasks during a long series of steps without an await."""
 
     def __init__(self, max_seconds: float = _MAX_HOLD_SECONDS) -> None:
         self._max_seconds = max_seconds
-        self._resumed = perf_counter()
+        self._resumed_at = perf_counter()
 
     async def step(self) -> None:
-        """Give others a turn, if the series has held the event loop for `max_seconds`."""
-        if perf_counter() - self._resumed > self._max_seconds:
+        """Yield to the event loop if the series has blocked it for `max_seconds`."""
+        if perf_counter() - self._resumed_at > self._max_seconds:
             await asyncio.sleep(0)
-            self._resumed = perf_counter()
+            self._resumed_at = perf_counter()
 
 
 def seconds_until(moment: datetime) -> float:
-    """Return how many seconds are left; fewer than none once the moment is past."""
+    """Return the seconds until a moment; negative if it has passed."""
     return (moment - datetime.now(UTC)).total_seconds()
 
 
 def leaves(group: BaseExceptionGroup[E]) -> Iterator[E]:
-    """Yield the errors of a group and of the groups in it."""
+    """Yield the errors of a group and of its nested groups."""
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
             yield from leaves(error)
@@ -68,53 +61,53 @@ def leaves(group: BaseExceptionGroup[E]) -> Iterator[E]:
 class TimeLimit:
     """A timeout of `seconds` that does not count time spent in `off_the_clock`.
 
-    It cancels its body after `most` seconds in any case. `waited` is the time that was not counted.
+    It cancels its body after `max_seconds` in any case. `waited` is the time that was not counted.
     """
 
-    def __init__(self, seconds: float, most: float) -> None:
+    def __init__(self, seconds: float, max_seconds: float) -> None:
         self.waited = 0.0
         self._timeout = asyncio.timeout(seconds)
-        self._last = asyncio.get_running_loop().time() + most
-        self._waiting = 0
-        self._since = 0.0
+        self._latest_end = asyncio.get_running_loop().time() + max_seconds
+        self._pauses = 0
+        self._paused_at = 0.0
 
     @property
     def expired(self) -> bool:
-        """Whether the body was cancelled by this."""
+        """True if this limit has cancelled the body."""
         return self._timeout.expired()
 
     async def __aenter__(self) -> Self:
         await self._timeout.__aenter__()
-        self._outer = _limits.set((*_limits.get(), self))
+        self._token = _limits.set((*_limits.get(), self))
         return self
 
     async def __aexit__(self, *details: object) -> None:
-        _limits.reset(self._outer)
-        await self._timeout.__aexit__(*details)  # type: ignore[arg-type]  # as they came
+        _limits.reset(self._token)
+        await self._timeout.__aexit__(*details)  # type: ignore[arg-type]  # passed on unchanged
 
-    def stop(self) -> None:
+    def pause(self) -> None:
         """Pause the clock."""
-        self._waiting += 1
-        if self._waiting == 1 and not self.expired:
-            self._since, self._when = (
+        self._pauses += 1
+        if self._pauses == 1 and not self.expired:
+            self._paused_at, self._end = (
                 asyncio.get_running_loop().time(),
-                self._timeout.when() or self._last,
+                self._timeout.when() or self._latest_end,
             )
-            self._timeout.reschedule(self._last)
+            self._timeout.reschedule(self._latest_end)
 
-    def go_on(self) -> None:
-        """Resume the clock once every `stop` has been matched."""
-        self._waiting -= 1
-        if not self._waiting and not self.expired:
-            waited = asyncio.get_running_loop().time() - self._since
+    def resume(self) -> None:
+        """Resume the clock if each `pause` has been matched."""
+        self._pauses -= 1
+        if not self._pauses and not self.expired:
+            waited = asyncio.get_running_loop().time() - self._paused_at
             self.waited += waited
-            self._timeout.reschedule(min(self._last, self._when + waited))
+            self._timeout.reschedule(min(self._latest_end, self._end + waited))
 
 
 class Capacity:
     """A limit on work in progress, shared by several consumers.
 
-    `held` includes work that waits for its turn.
+    `held` includes work that is still queued.
     """
 
     def __init__(self, count: int) -> None:
@@ -126,32 +119,32 @@ class Capacity:
 
     @property
     def free(self) -> int:
-        """How many more can be held before one has to wait."""
+        """The number of items that can be added before the next one must wait."""
         return max(0, self.count - self.held)
 
     def hold(self) -> None:
-        """Count one more."""
+        """Count one more item."""
         self.held += 1
 
     def release(self, held: int = 1) -> None:
-        """Count some less."""
+        """Count `held` items less."""
         self.held -= held
         self._freed.set()
 
     async def wait_free(self) -> None:
-        """Wait until one more can be held."""
+        """Wait until one more item can be added."""
         while not self.free:
             self._freed.clear()
             await self._freed.wait()
 
 
 class Clock(Protocol):
-    """Something that pauses during `off_the_clock`."""
+    """A clock that is paused during `off_the_clock`."""
 
-    def stop(self) -> None:
+    def pause(self) -> None:
         """Pause."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Resume."""
 
 
@@ -159,8 +152,8 @@ _limits: ContextVar[tuple[Clock, ...]] = ContextVar("limits", default=())
 
 
 @contextmanager
-def clock_watched(clock: Clock) -> Iterator[None]:
-    """Let `clock` pause and resume as the enclosing time limits do."""
+def linked_clock(clock: Clock) -> Iterator[None]:
+    """Pause and resume `clock` together with the enclosing time limits."""
     token = _limits.set((*_limits.get(), clock))
     try:
         yield
@@ -170,20 +163,20 @@ def clock_watched(clock: Clock) -> Iterator[None]:
 
 @contextmanager
 def off_the_clock() -> Iterator[None]:
-    """Pause the enclosing time limits, for a wait that is not to count."""
+    """Pause the enclosing time limits during a wait that does not count."""
     limits = _limits.get()
     for limit in limits:
-        limit.stop()
+        limit.pause()
     try:
         yield
     finally:
         for limit in limits:
-            limit.go_on()
+            limit.resume()
 
 
 @asynccontextmanager
 async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
-    """Run `work` until the block ends. The block's own error comes out as it is, not in a group."""
+    """Run `work` until the block ends. A single error is raised as it is, not in a group."""
     try:
         async with asyncio.TaskGroup() as group:
             task = group.create_task(work, name=name)
@@ -201,8 +194,8 @@ async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[No
 async def beside_if_slow(
     work: Callable[[], Coroutine[Any, Any, None]], seconds: float, name: str
 ) -> AsyncIterator[None]:
-    """Run `work` from `seconds` after the begin of the block until its end. Most blocks end earlier
-    and then cost no task. An error of `work` comes out at the end of the block.
+    """Start `work` after `seconds`, and cancel it when the block ends. No task is created if the
+    block ends earlier. An error of `work` is raised at the end of the block.
     """
     tasks: list[asyncio.Task[None]] = []
     loop = asyncio.get_running_loop()
@@ -220,7 +213,7 @@ async def beside_if_slow(
 
 async def run_in_daemon(work: Callable[[], object], seconds: float, name: str) -> bool:
     """Run blocking work in a daemon thread, which does not delay the end of the process. Return
-    whether it ended within `seconds`.
+    True if it ended within `seconds`.
     """
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -240,9 +233,11 @@ async def run_in_daemon(work: Callable[[], object], seconds: float, name: str) -
 
 
 @contextmanager
-def say_if_slow(report_progress: Callable[[str], None], what: str) -> Iterator[None]:
-    """Report what the body is waiting for if it takes longer than `PATIENCE` seconds."""
-    timer = asyncio.get_running_loop().call_later(PATIENCE, report_progress, f"waiting for {what}")
+def report_if_slow(report_progress: Callable[[str], None], what: str) -> Iterator[None]:
+    """Report that the body waits for `what` if it takes longer than `SLOW_SECONDS`."""
+    timer = asyncio.get_running_loop().call_later(
+        SLOW_SECONDS, report_progress, f"waiting for {what}"
+    )
     try:
         yield
     finally:
@@ -251,20 +246,20 @@ def say_if_slow(report_progress: Callable[[str], None], what: str) -> Iterator[N
 
 @asynccontextmanager
 async def start_beside(part: AbstractAsyncContextManager[T]) -> AsyncIterator[asyncio.Future[T]]:
-    """Enter `part` in a task of its own and yield a future of its value, so that several can start
-    at once.
+    """Enter `part` in its own task and yield a future of its value, so that several parts can start
+    at the same time.
 
-    The task is also the one that leaves it, as task groups inside demand.
+    The same task exits it, as task groups require.
     """
     loop = asyncio.get_running_loop()
     value: asyncio.Future[T] = loop.create_future()
-    over = asyncio.Event()
+    done = asyncio.Event()
 
     async def hold() -> None:
         try:
             async with part as entered:
                 value.set_result(entered)
-                await over.wait()
+                await done.wait()
         except MoothallError as error:
             if value.done():
                 raise
@@ -275,26 +270,25 @@ async def start_beside(part: AbstractAsyncContextManager[T]) -> AsyncIterator[as
         try:
             yield value
         finally:
-            over.set()
+            done.set()
             if not value.done():
                 holder.cancel()
             elif not value.cancelled():
-                # whoever awaited it has heard; where nobody did, another part failed first
-                value.exception()
+                value.exception()  # if nobody awaited it, another part has failed first
 
 
 async def enter_beside(stack: AsyncExitStack, part: AbstractAsyncContextManager[T]) -> T:
-    """Enter `part` in a task of its own, for as long as `stack` is open, and return its value."""
+    """Enter `part` in its own task until `stack` is closed, and return its value."""
     return await (await stack.enter_async_context(start_beside(part)))
 
 
 async def merge(
-    lead: AsyncGenerator[T, None], *others: AsyncGenerator[T, None], most: int
+    lead: AsyncGenerator[T, None], *others: AsyncGenerator[T, None], max_queued: int
 ) -> AsyncGenerator[T, None]:
-    """Yield what all of them bring, as it comes, until `lead` ends; at most so many items wait to
-    be taken. Raises what any raises.
+    """Yield the items of all generators in the order of their arrival, until `lead` ends. At most
+    `max_queued` items wait in a queue. Raise the first error of a generator.
     """
-    queue: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue(most)
+    queue: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue(max_queued)
 
     async def pump(source: AsyncGenerator[T, None]) -> None:
         end: BaseException | None = None
@@ -302,12 +296,12 @@ async def merge(
             async with aclosing(source) as items:
                 async for item in items:
                     await queue.put((item,))
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - raised where it is taken, unless it is from there
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - raised by the reader of the queue
             end = error
-        if not over and (source is lead or end is not None):
+        if not closed and (source is lead or end is not None):
             await queue.put(end)
 
-    over = False
+    closed = False
     pumps = [asyncio.create_task(pump(source)) for source in (lead, *others)]
     try:
         while isinstance(item := await queue.get(), tuple):
@@ -315,74 +309,71 @@ async def merge(
         if item is not None:
             raise item
     finally:
-        over = True
+        closed = True
         for task in pumps:
             task.cancel()
         await asyncio.wait(pumps)
 
 
-async def whole_body(readexactly: Callable[[int], Awaitable[bytes]], most: int) -> bytes | None:
-    """Return all that a stream has until its end, in however many pieces it comes; None where that
-    is more than `most` bytes.
-    """
+async def read_body(readexactly: Callable[[int], Awaitable[bytes]], max_bytes: int) -> bytes | None:
+    """Read a stream to its end and return its bytes; None if it has more than `max_bytes`."""
     try:
-        await readexactly(most + 1)
+        await readexactly(max_bytes + 1)
     except asyncio.IncompleteReadError as ended:
         return bytes(ended.partial)
     return None
 
 
-class _Ear(Generic[T]):
-    """What somebody who listens has not taken yet."""
+class _Subscriber(Generic[T]):
+    """A subscriber of a broadcast. `items`: the items that it has not received yet."""
 
     def __init__(self, items: list[T]) -> None:
         self.items = items
-        self.there = asyncio.Event()
-        self.over = False
+        self.changed = asyncio.Event()
+        self.ended = False
         self.error: BaseException | None = None
 
 
 class Broadcast(Generic[T]):
-    """One source for all who listen to the same. It runs while anybody does; who is slow gets more
-    at a time, and holds nobody up.
+    """One source for several subscribers. It runs while there are subscribers. A slow subscriber
+    gets larger batches, and does not delay the others.
     """
 
     def __init__(self, source: Callable[[], AsyncGenerator[T, None]]) -> None:
         self._source = source
-        self._ears: set[_Ear[T]] = set()
+        self._subscribers: set[_Subscriber[T]] = set()
         self._latest: list[T] = []
         self._running: asyncio.Task[None] | None = None
 
     @property
-    def listening(self) -> int:
-        """How many listen now."""
-        return len(self._ears)
+    def subscriber_count(self) -> int:
+        """The number of subscribers."""
+        return len(self._subscribers)
 
-    async def listen(self) -> AsyncGenerator[list[T], None]:
-        """Yield what came since the last step, the latest that there was before first of all, until
-        the source ends. Raises what it does.
+    async def subscribe(self) -> AsyncGenerator[list[T], None]:
+        """Yield batches of new items until the source ends. The first batch starts with the latest
+        earlier item, if any. Raise the errors of the source.
         """
-        ear = _Ear(list(self._latest))
-        self._ears.add(ear)
+        subscriber = _Subscriber(list(self._latest))
+        self._subscribers.add(subscriber)
         if self._running is None:
-            self._running = asyncio.create_task(
-                self._run(), context=Context()
-            )  # it is nobody's of those who listen
+            # An empty context, because the task belongs to no single subscriber.
+            self._running = asyncio.create_task(self._run(), context=Context())
         try:
             while True:
-                items, ear.items = ear.items, []
+                items, subscriber.items = subscriber.items, []
                 if items:
                     yield items
-                elif ear.error is not None:
-                    raise ear.error
-                elif ear.over:
+                elif subscriber.error is not None:
+                    raise subscriber.error
+                elif subscriber.ended:
                     return
                 else:
-                    ear.there.clear()
-                    await ear.there.wait()
+                    subscriber.changed.clear()
+                    await subscriber.changed.wait()
         finally:
-            self._ears.discard(ear)
-            if not self._ears and self._running is not None:
+            self._subscribers.discard(subscriber)
+            if not self._subscribers and self._running is not None:
                 self._running.cancel()
                 self._running, self._latest = None, []
 
@@ -392,22 +383,22 @@ class Broadcast(Generic[T]):
             async with aclosing(self._source()) as items:
                 async for item in items:
                     self._latest = [item]
-                    for ear in self._ears:
-                        ear.items.append(item)
-                        ear.there.set()
-        except Exception as failed:  # noqa: BLE001 - whoever listens hears of it
-            error = failed
+                    for subscriber in self._subscribers:
+                        subscriber.items.append(item)
+                        subscriber.changed.set()
+        except Exception as source_error:  # noqa: BLE001 - raised by the subscribers
+            error = source_error
         finally:
-            if self._running is asyncio.current_task():  # else nobody listened any more
+            if self._running is asyncio.current_task():  # else the last subscriber has left
                 self._running, self._latest = None, []
-                ears, self._ears = self._ears, set()
-                for ear in ears:
-                    ear.error, ear.over = error, True
-                    ear.there.set()
+                subscribers, self._subscribers = self._subscribers, set()
+                for subscriber in subscribers:
+                    subscriber.error, subscriber.ended = error, True
+                    subscriber.changed.set()
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return what makes the event loop of a process."""
+    """Return the factory of event loops: uvloop's if it is installed, else asyncio's."""
     try:
         import uvloop
     except ImportError:  # it is in the extras `server`, `ray` and `local`
@@ -415,11 +406,11 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return uvloop.new_event_loop
 
 
-# A circuit breaker: what keeps failing is not called for a while.
+# A circuit breaker: an operation that keeps failing is not called for a while.
 
 
 class CircuitOpenError(Exception):
-    """No call is let through. seconds: until one may try, 0 if one is trying now."""
+    """The circuit is open. seconds: the time until the next call; 0 if a probe is running."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"no call is let through for {seconds:g} seconds")
@@ -429,9 +420,9 @@ class CircuitOpenError(Exception):
 class CircuitBreaker:
     """A circuit breaker over the last `calls` results.
 
-    It opens if all of them are from the last `window_seconds`, and the share `failed_share` of them
-    failed. After `rest_seconds` it lets one call through. If that fails, the rest doubles, up to
-    `max_rest_seconds`; otherwise the circuit is closed.
+    It opens if all these results are from the last `window_seconds` and the share `failed_share` of
+    them failed. After `rest_seconds` it lets one call through. If that call fails, the rest time
+    doubles, up to `max_rest_seconds`. If it succeeds, the circuit closes.
     """
 
     def __init__(
@@ -454,7 +445,7 @@ class CircuitBreaker:
         self._probing = False
 
     def enter(self) -> CircuitCall:
-        """Let a call through. Raises `CircuitOpenError`."""
+        """Let a call through, or raise `CircuitOpenError`."""
         if self._open_until is None:
             return CircuitCall(self, probe=False)
         seconds_left = max(0.0, self._open_until - self._clock())
@@ -489,12 +480,12 @@ class CircuitBreaker:
 
 
 class CircuitCall:
-    """A call that a circuit breaker let through. It has to be ended."""
+    """A call that a circuit breaker let through. It must be ended."""
 
     def __init__(self, breaker: CircuitBreaker, *, probe: bool) -> None:
         self._breaker = breaker
         self._probe = probe
 
     def end(self, *, failed: bool | None) -> None:
-        """Record the result; None if it says nothing about what was called."""
+        """Record the result; None if it says nothing about the called operation."""
         self._breaker.record(failed=failed, probe=self._probe)

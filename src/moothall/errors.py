@@ -1,4 +1,4 @@
-"""Every error that a caller may act on.
+"""All errors that a caller may act on.
 
     MoothallError
     ├── Temporary            try again, after `retry_after` seconds
@@ -6,32 +6,32 @@
     │   ├── BusUnavailable
     │   ├── AuditUnavailable
     │   ├── GraphUnavailable
-    │   ├── PolicyUnavailable    the policy engine gave no answer: nothing is allowed
-    │   ├── Superseded           another has taken this work up
+    │   ├── PolicyUnavailable    no valid answer from the policy engine: everything is denied
+    │   ├── Superseded           another host has taken over the work
     │   └── RateLimited
     │       └── QuotaExceeded    a quota of the tenant is used up
     └── Permanent            the same request will fail again
-        ├── InvalidRequest       the caller sent something that cannot be right
+        ├── InvalidRequest       the request is invalid
         ├── NotFound
         ├── AlreadyExists
-        ├── Overtaken            another change came first; the message says what it led to
-        ├── NoCouncil            the role's council was deleted, or nobody sits in it
-        ├── Skipped              a task builds on one that has no winner
-        ├── Refused              policy, grants or identity say no
+        ├── ConcurrentUpdate     another change came first; the message says what it led to
+        ├── NoCouncil            the role's council was deleted or has no seats
+        ├── Skipped              a task depends on one that has no winner
+        ├── Refused              denied because of identity, grants or policy
         │   └── Unauthenticated      the credentials are missing, unknown, expired or revoked
         ├── BudgetExceeded
-        ├── LimitExceeded        an agent hit a limit of its own
+        ├── LimitExceeded        an agent exceeded one of its own limits
         ├── DeadlineExceeded
-        ├── RepositoryError      a repository that cannot be used
-        ├── PatchRefused         a patch that may not leave its workspace
+        ├── RepositoryError      a repository cannot be used
+        ├── PatchRefused         a patch may not leave its workspace
         ├── SandboxUnavailable   a layer of the sandbox is missing
         ├── WorkspaceFailed      the executor inside a workspace died or broke its protocol
-        ├── ModelReplyInvalid    the server answered, but not with what was asked for
+        ├── ModelReplyInvalid    the reply of the model server is invalid
         │   └── ContextOverflow      the conversation is longer than the model's window
         └── ConfigurationError
 
-An error goes to one of three places: the model (a refused or failed tool is a tool result), the
-caller (`code` is the stable machine code), or nobody (a bug is not caught).
+An error is reported to the model (the result of a refused or failed tool) or to the caller (`code`
+is the stable code for programs). A bug is not caught.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class MoothallError(Exception):
-    """Base of all: a sentence for people, a stable UPPER_SNAKE code for programs."""
+    """The base class: a message for users, and a stable UPPER_SNAKE code for programs."""
 
     code = "INTERNAL"
 
@@ -69,13 +69,13 @@ class ModelUnavailable(Temporary):
 
 
 class BusUnavailable(Temporary):
-    """The bus did not take or give a message."""
+    """The bus did not accept or deliver a message."""
 
     code = "BUS_UNAVAILABLE"
 
 
 class AuditUnavailable(Temporary):
-    """The audit could not be written: what it should record does not happen."""
+    """The audit could not be written, so the operation to record is not performed."""
 
     code = "AUDIT_UNAVAILABLE"
 
@@ -87,29 +87,27 @@ class FleetUnavailable(Temporary):
 
 
 class GraphUnavailable(Temporary):
-    """The graph did not take or give anything. It is behind the log, so nothing is lost."""
+    """The graph could not be read or written. It is built from the log, so nothing is lost."""
 
     code = "GRAPH_UNAVAILABLE"
 
 
 class PolicyUnavailable(Temporary):
-    """The policy engine gave no answer, or none that is one: what it should decide does not
-    happen.
-    """
+    """The policy engine gave no valid answer, so the operation is denied."""
 
     code = "POLICY_UNAVAILABLE"
 
 
 class Superseded(Temporary):
-    """Another has taken this work up: whoever had it says no more about it, not even that it is
-    done.
+    """Another host has taken over the work. The earlier host publishes nothing more about it, not
+    even its end.
     """
 
     code = "SUPERSEDED"
 
 
 class RateLimited(Temporary):
-    """Too many calls in a window."""
+    """Too many calls in a time window."""
 
     code = "RATE_LIMITED"
 
@@ -127,43 +125,43 @@ class Permanent(MoothallError):
 
 
 class InvalidRequest(Permanent):
-    """The caller sent something that cannot be right; the message says what would be."""
+    """The request is invalid; the message says what would be valid."""
 
     code = "INVALID_REQUEST"
 
 
 class NotFound(Permanent):
-    """No such thing."""
+    """The requested object does not exist."""
 
     code = "NOT_FOUND"
 
 
 class AlreadyExists(Permanent):
-    """The id is taken by something else."""
+    """The id is already used by another object."""
 
     code = "ALREADY_EXISTS"
 
 
 class ConcurrentUpdate(Permanent):
-    """Another change came first: look again, and decide anew."""
+    """Another change came first: read the current state, and decide again."""
 
     code = "OVERTAKEN"
 
 
 class NoCouncil(Permanent):
-    """The role's council was deleted, or nobody sits in it."""
+    """The role's council was deleted or has no seats."""
 
     code = "NO_COUNCIL"
 
 
 class Skipped(Permanent):
-    """A task of a plan builds on one that has no winner."""
+    """A task of a plan depends on one that has no winner."""
 
     code = "SKIPPED"
 
 
 class Refused(Permanent):
-    """Identity, grants or policy say no."""
+    """The request is denied because of identity, grants or policy."""
 
     code = "REFUSED"
 
@@ -175,57 +173,55 @@ class Unauthenticated(Refused):
 
 
 class BudgetExceeded(Permanent):
-    """Tokens, seconds, calls or money would be overspent."""
+    """A budget of tokens, seconds, calls or money would be exceeded."""
 
     code = "BUDGET_EXCEEDED"
 
 
 class LimitExceeded(Permanent):
-    """An agent hit a limit of its own."""
+    """An agent exceeded one of its own limits."""
 
     code = "LIMIT_EXCEEDED"
 
 
 class DeadlineExceeded(Permanent):
-    """The time allowed is over."""
+    """The deadline has passed."""
 
     code = "DEADLINE_EXCEEDED"
 
 
 class CallFailed(Permanent):
-    """The other side could not be called, or what it said is no answer."""
+    """The other side could not be called, or its answer is invalid."""
 
     code = "CALL_FAILED"
 
 
 class RepositoryError(Permanent):
-    """A repository that cannot be used as it is."""
+    """The repository cannot be used in its current state."""
 
     code = "REPOSITORY_UNUSABLE"
 
 
 class NothingToJudge(RepositoryError):
-    """A required check of a repository judges nothing on its untouched base, so that nobody could
+    """A required check of a repository judges nothing on the unchanged base, so no candidate could
     win.
     """
 
 
 class PatchRefused(Permanent):
-    """A patch that may not leave its workspace."""
+    """The patch may not leave its workspace."""
 
     code = "PATCH_REFUSED"
 
 
 class MergeConflict(PatchRefused):
-    """Two changes that were to be brought together disagree; the message names the files and shows
-    what disagrees.
-    """
+    """Two changes cannot be merged; the message names the files and shows the conflicts."""
 
     code = "MERGE_CONFLICT"
 
 
 class SandboxUnavailable(Permanent):
-    """A layer of the sandbox is missing; the message says which and how to mend it."""
+    """A layer of the sandbox is missing; the message says which one and how to fix it."""
 
     code = "SANDBOX_UNAVAILABLE"
 
@@ -237,14 +233,14 @@ class WorkspaceFailed(Permanent):
 
 
 class ModelReplyInvalid(Permanent):
-    """The model server answered, but not with what was asked for."""
+    """The reply of the model server is invalid."""
 
     code = "MODEL_REPLY_INVALID"
 
 
 class ContextOverflow(ModelReplyInvalid):
-    """The conversation is longer than the model's window; `window` is what the server said of it in
-    tokens, 0 for nothing.
+    """The conversation is longer than the model's window. `window` is its size in tokens as the
+    server reports it; 0 if it reports none.
     """
 
     code = "CONTEXT_OVERFLOW"
@@ -261,8 +257,8 @@ class ConfigurationError(Permanent):
 
 
 class WrongField(NamedTuple):
-    """A field that is not what it has to be: where it is, pydantic's name of the fault, and a
-    sentence without its value.
+    """An invalid field: its path, pydantic's name of the error, and a sentence that does not
+    contain the value.
     """
 
     place: tuple[str | int, ...]
@@ -271,9 +267,9 @@ class WrongField(NamedTuple):
 
 
 def wrong_fields(error: ValidationError) -> list[WrongField]:
-    """Return the fields that are wrong, in the order in which they were found."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
+    """Return the invalid fields in the order of validation."""
+    details = error.errors(include_url=False, include_context=False, include_input=False)
     return [
         WrongField(item["loc"], item["type"], item["msg"].removeprefix("Value error, "))
-        for item in found
+        for item in details
     ]

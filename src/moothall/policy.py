@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import regorus
 
-from moothall.concurrency import whole_body
+from moothall.concurrency import read_body
 from moothall.errors import ConfigurationError, PolicyUnavailable
 
 RULE = "data.moothall.tools.decision"
@@ -102,7 +102,7 @@ class Opa:
                 allow_redirects=False,  # a policy does not come from elsewhere
                 timeout=aiohttp.ClientTimeout(total=self.seconds),
             ) as response:
-                raw = await whole_body(response.content.readexactly, _ANSWER_BYTES)
+                raw = await read_body(response.content.readexactly, _ANSWER_BYTES)
                 if raw is None:
                     raise PolicyUnavailable(
                         f"the policy server answered with more than {_ANSWER_BYTES} bytes"

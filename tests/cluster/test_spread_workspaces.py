@@ -102,4 +102,4 @@ async def test_a_council_on_two_nodes_finishes_after_one_is_killed(tmp_path: Pat
         assert result.document["proven"] is True
         assert git(repo, "branch", "--list", result.document["branch"])
         assert "a node is given up" in host_log()
-        assert "workspace lost; its turns are done again" in host_log()
+        assert "workspace lost; repeating its turns" in host_log()

@@ -125,7 +125,7 @@ async def test_a_cluster_without_a_token_is_refused_unless_a_setting_allows_it(
         }
         refused = await Command(tmp_path / "refused", model.base_url, extra)("serve", "--port", "0")
         assert refused.code == 2, refused.err
-        assert f"the Ray cluster at {address} takes drivers without a token" in refused.err
+        assert f"the Ray cluster at {address} accepts drivers without a token" in refused.err
         assert "MOOTHALL_RAY__ALLOW_NO_TOKEN" in refused.err
         assert hosts_below(raylet) == []
 

@@ -7,14 +7,14 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from moothall.concurrency import (
-    PATIENCE,
+    SLOW_SECONDS,
     Broadcast,
     Pace,
     beside_if_slow,
     merge,
-    say_if_slow,
+    read_body,
+    report_if_slow,
     start_beside,
-    whole_body,
 )
 from moothall.errors import BusUnavailable, ConfigurationError
 
@@ -93,11 +93,11 @@ async def test_a_part_that_fails_later_ends_the_body() -> None:
 async def test_only_a_long_wait_is_reported() -> None:
     messages: list[str] = []
     loop = asyncio.get_running_loop()
-    with say_if_slow(messages.append, "nothing much"):
+    with report_if_slow(messages.append, "nothing much"):
         await asyncio.sleep(0)
-    with say_if_slow(messages.append, "the bus"):
+    with report_if_slow(messages.append, "the bus"):
         now = loop.time()
-        loop.time = lambda: now + PATIENCE + 1  # type: ignore[method-assign]  # nobody waits for it
+        loop.time = lambda: now + SLOW_SECONDS + 1  # type: ignore[method-assign]  # no real wait
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     del loop.time
@@ -117,7 +117,7 @@ async def test_a_broadcast_reads_its_source_once_and_slow_listeners_get_batches(
             ended += 1
 
     fan = Broadcast(source)
-    one, other = fan.listen(), fan.listen()
+    one, other = fan.subscribe(), fan.subscribe()
     go.put_nowait(1)
     assert await anext(one) == [1]
     assert await anext(other) == [1]  # it came later, and receives the latest first
@@ -132,7 +132,7 @@ async def test_a_broadcast_reads_its_source_once_and_slow_listeners_get_batches(
     await other.aclose()
     await asyncio.sleep(0.01)
     assert (started, ended) == (1, 1)  # there is no listener any longer
-    again = fan.listen()
+    again = fan.subscribe()
     go.put_nowait(5)
     assert await anext(again) == [5]
     go.put_nowait(None)
@@ -146,11 +146,11 @@ async def test_listeners_get_the_error_of_the_source() -> None:
         raise BusUnavailable("the bus was closed")
 
     fan = Broadcast(source)
-    listening = fan.listen()
-    assert await anext(listening) == [1]
+    items = fan.subscribe()
+    assert await anext(items) == [1]
     with pytest.raises(BusUnavailable):
-        await anext(listening)
-    assert await anext(fan.listen()) == [1]  # and it may be retried
+        await anext(items)
+    assert await anext(fan.subscribe()) == [1]  # and it may be retried
 
 
 async def test_a_listener_that_joins_as_the_last_one_leaves_has_a_source() -> None:
@@ -159,10 +159,10 @@ async def test_a_listener_that_joins_as_the_last_one_leaves_has_a_source() -> No
         await asyncio.Event().wait()
 
     fan = Broadcast(source)
-    first = fan.listen()
+    first = fan.subscribe()
     assert await anext(first) == [1]
     await first.aclose()
-    second = fan.listen()
+    second = fan.subscribe()
     assert await asyncio.wait_for(anext(second), 5) == [1]
     await second.aclose()
 
@@ -188,7 +188,8 @@ async def test_several_sources_are_merged_until_the_first_ends() -> None:
     closed: list[bool] = []
     async with asyncio.timeout(10):
         merged_items = [
-            item async for item in merge(_brings(1, 2, 3), _brings(10), _forever(closed), most=2)
+            item
+            async for item in merge(_brings(1, 2, 3), _brings(10), _forever(closed), max_queued=2)
         ]
     assert [item for item in merged_items if 0 < item < 10] == [1, 2, 3]
     assert 10 in merged_items
@@ -202,7 +203,7 @@ async def test_an_error_of_one_source_is_raised_and_the_others_are_closed(place:
     sources[place] = _brings(1, raises=OSError)
     async with asyncio.timeout(10):
         with pytest.raises(OSError, match="it broke"):
-            [item async for item in merge(sources[0], sources[1], most=2)]
+            [item async for item in merge(sources[0], sources[1], max_queued=2)]
     assert closed == [True]
 
 
@@ -214,7 +215,7 @@ async def test_the_items_waiting_for_a_slow_reader_are_limited() -> None:
             produced.append(item)
             yield item
 
-    async with aclosing(merge(many(), most=3)) as items:
+    async with aclosing(merge(many(), max_queued=3)) as items:
         assert await anext(items) == 0
         for _ in range(50):
             await asyncio.sleep(0)
@@ -235,7 +236,7 @@ async def test_a_body_in_pieces_is_read_to_its_end_or_limit(
 
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         group.create_task(comes())
-        assert await whole_body(stream.readexactly, most) == expected
+        assert await read_body(stream.readexactly, most) == expected
 
 
 async def test_a_first_source_that_is_cancelled_from_within_ends_the_others() -> None:
@@ -246,7 +247,7 @@ async def test_a_first_source_that_is_cancelled_from_within_ends_the_others() ->
     closed: list[bool] = []
     async with asyncio.timeout(10):
         with pytest.raises(asyncio.CancelledError):
-            [item async for item in merge(cancelled(), _forever(closed), most=2)]
+            [item async for item in merge(cancelled(), _forever(closed), max_queued=2)]
     assert closed == [True]
 
 

@@ -257,7 +257,7 @@ class AgentTasks:
                 if request.num_agents == 1
                 else []
             )
-            async with aclosing(merge(events, *texts, most=_STREAM_BUFFER)) as updates:
+            async with aclosing(merge(events, *texts, max_queued=_STREAM_BUFFER)) as updates:
                 async for item in updates:
                     served = served or _served_model(item)
                     for call in _recorded_calls(item):

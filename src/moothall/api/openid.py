@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from moothall import config, telemetry
 from moothall.api.identity import Caller, check_address
-from moothall.concurrency import whole_body
+from moothall.concurrency import read_body
 from moothall.domain.codec import wrong
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.ids import digest, is_id
@@ -236,7 +236,7 @@ class Issuer:
                     method, url, data=form, headers=request_headers, allow_redirects=False
                 ) as response,
             ):
-                content = await whole_body(response.content.readexactly, _MAX_RESPONSE_BYTES)
+                content = await read_body(response.content.readexactly, _MAX_RESPONSE_BYTES)
                 if content is None:
                     raise CallFailed(f"{url} answers with more than {_MAX_RESPONSE_BYTES} bytes")
                 document = json.loads(content) if content else {}

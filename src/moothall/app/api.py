@@ -47,7 +47,7 @@ from moothall.collector.collector import Collector
 from moothall.collector.overview import Overview
 from moothall.collector.records import Observer
 from moothall.collector.statistics import Statistics
-from moothall.concurrency import beside, enter_beside, say_if_slow
+from moothall.concurrency import beside, enter_beside, report_if_slow
 from moothall.config import MetricsSettings, Models, Settings, secret_values
 from moothall.config.models import DEFAULT
 from moothall.deliberation.prompts.briefing import Briefings
@@ -323,7 +323,7 @@ async def _open_tools(
     if settings.bus.url is not None:
         # Workspaces and workflows belong to one process. A second one would resume what the first
         # is running.
-        with say_if_slow(report_progress, "the process that has the role tools to end"):
+        with report_if_slow(report_progress, "the process that has the role tools to end"):
             await enter_beside(stack, alone(settings, bus, "tools"))
     writer = f"{WRITER}-{inputs.instance}" if inputs.instance else WRITER
     tool_sessions = await enter_beside(stack, tool_service(settings, bus, rules, writer))

@@ -1,5 +1,5 @@
-"""The rules of this process's tool gateways from settings and the bus; and for commands, access
-to operators' overrides and parked requests.
+"""The rules of this process's tool gateways, from settings and the bus. Commands use this module to
+read operators' overrides and parked requests.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from moothall.tools.wasm_tools import read_tools
 _GRACE_SECONDS = 60.0
 _MAX_TENANTS = 1000
 _DECISION_SECONDS = 60.0
-_OPA_SECONDS = 1.0
-"""How long the OPA server may take for one decision; a timeout is a deny."""
 """How long a decision of the policy is cached."""
+_OPA_SECONDS = 1.0
+"""The time limit of the OPA server for one decision; a timeout is a deny."""
 
 
 @asynccontextmanager
 async def open_rules(
     settings: Settings, bus: Bus, families: Families = FAMILIES, *, keys: Keys | None = None
 ) -> AsyncIterator[Rules]:
-    """Read tables and policies, and follow operators' overrides. Without `keys`, the keys of this
-    data directory are used. Raises `ConfigurationError`, `BusUnavailable`.
+    """Read tables and policies, and follow operators' overrides. None for `keys` means the keys of
+    this data directory. Raises `ConfigurationError` and `BusUnavailable`.
     """
     catalogue = await asyncio.to_thread(catalogue_of, settings, families)
     off = Switches(bus.bucket(SWITCHES), catalogue)
@@ -117,7 +117,7 @@ def catalogue_of(settings: Settings, families: Families = FAMILIES) -> Mapping[s
 
 
 def parking_of(bus: Bus, keys: Keys) -> ApprovalQueue:
-    """Return the queue of requests that wait for operators; not read yet."""
+    """Return the queue of requests that wait for operators. It is empty until it is refreshed."""
     approvals = Approvals(keys.guard, APPROVAL_SECONDS, public=keys.approvals)
     return ApprovalQueue(bus.bucket(PARKED_BUCKET), bus.bucket(SPENT_BUCKET), approvals)
 
@@ -173,7 +173,7 @@ def _folder(guard: GuardSettings) -> Path:
     if folder is None:
         return policies_folder()
     if not folder.is_dir():
-        raise ConfigurationError(f"guard.policies {folder} is no folder")
+        raise ConfigurationError(f"guard.policies {folder} is not a folder")
     return folder
 
 
@@ -181,7 +181,7 @@ def _folder(guard: GuardSettings) -> Path:
 async def audit_log(
     settings: Settings, bus: Bus, keys: Keys, writer: str
 ) -> AsyncIterator[AuditLog]:
-    """Yield the audit of this process's tool calls. `writer` is its name there."""
+    """Yield the audit log of this process's tool calls. `writer` is the name of this process."""
     async with AsyncExitStack() as stack:
         if settings.guard.audit_exporter == "otlp":
             from moothall.telemetry.recording import (
@@ -217,7 +217,7 @@ async def open_switches(settings: Settings) -> AsyncIterator[Switches]:
 
 @asynccontextmanager
 async def open_parking(settings: Settings) -> AsyncIterator[ApprovalQueue]:
-    """Yield the requests that wait for an operator now."""
+    """Yield the queue of requests that wait for an operator, as it is now."""
     from moothall.app.bus import open_log
 
     keys = await asyncio.to_thread(keys_of, settings.guard, settings.data_dir)

@@ -20,7 +20,7 @@ from typing import Any
 
 from moothall.app import preflight
 from moothall.app.bus import Bus, bus_url, lease_of, open_bus
-from moothall.concurrency import beside, say_if_slow
+from moothall.concurrency import beside, report_if_slow
 from moothall.config import GraphSettings, Settings
 from moothall.errors import BusUnavailable, ConfigurationError, GraphUnavailable
 from moothall.events.lease import Lease
@@ -186,7 +186,7 @@ async def open_writer(
         try:
             yield graph
             if drain is not None:
-                with say_if_slow(drain, "the graph to catch up"):
+                with report_if_slow(drain, "the graph to catch up"):
                     await _drain(_DRAIN_SECONDS, projector, bus)
         finally:
             projecting.cancel()

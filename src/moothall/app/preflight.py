@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moothall.concurrency import say_if_slow
+from moothall.concurrency import report_if_slow
 from moothall.config import Settings
 from moothall.config.models import AUTO
 from moothall.domain.identity import LOCAL
@@ -175,7 +175,7 @@ async def check_early(
         return False
     from moothall.llm.startup_check import reach_all
 
-    with say_if_slow(report_progress, "the model server to answer"):
+    with report_if_slow(report_progress, "the model server to answer"):
         await reach_all(settings.choice, report_progress)
     return True
 
@@ -216,9 +216,9 @@ async def check_first(
             "hosts on another machine cannot reach an embedded bus or model: with ray.address set "
             "bus.url and llm.base_url too"
         )
-    from moothall.workers.owner import end_left
+    from moothall.workers.owner import kill_leftover_hosts
 
-    if ended := await asyncio.to_thread(end_left, settings.data_dir / "hosts"):
+    if ended := await asyncio.to_thread(kill_leftover_hosts, settings.data_dir / "hosts"):
         report_progress(
             f"{ended} host(s) of a server that was killed were still alive; they are ended"
         )
@@ -257,10 +257,10 @@ async def check_parts(
             await asyncio.wait({model_check}, timeout=_EARLY_CHECK_SECONDS)
         layers: tuple[Layer, ...] = ()
         if settings.workspace.uses_local_sandbox and roles & {"hosts", "tools"}:
-            with say_if_slow(report_progress, "the sandbox to be tried"):
+            with report_if_slow(report_progress, "the sandbox to be tried"):
                 layers = await check_layers(settings.sandbox, report_progress)
         if model_check is not None:
-            with say_if_slow(report_progress, "the model server to answer"):
+            with report_if_slow(report_progress, "the model server to answer"):
                 await model_check
     return layers
 

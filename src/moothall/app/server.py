@@ -46,7 +46,7 @@ from moothall.app.repositories import serve_repositories, trusted_repositories
 from moothall.authorization.budgets import BUCKET, Quotas
 from moothall.collector.collector import Collector
 from moothall.collector.records import Observer
-from moothall.concurrency import beside, enter_beside, say_if_slow, start_beside
+from moothall.concurrency import beside, enter_beside, report_if_slow, start_beside
 from moothall.config import (
     FleetMode,
     LlmSettings,
@@ -315,20 +315,20 @@ class _ServerBuilder:
         if own:
             _announce(self._settings, url, app, self._stack)
         self._stack.callback(
-            lambda: ending.enter_context(self._say_if_slow("what was started to end"))
+            lambda: ending.enter_context(self._report_if_slow("what was started to end"))
         )
         return app, collector
 
     async def _wait(self, what: str, opening: Awaitable[T]) -> T:
-        with self._say_if_slow(what):
+        with self._report_if_slow(what):
             return await opening
 
     @property
     def _missing_model(self) -> str:
         return _NO_MODEL if self._has_hosts else ""
 
-    def _say_if_slow(self, what: str) -> AbstractContextManager[None]:
-        return say_if_slow(self._report_progress, what)
+    def _report_if_slow(self, what: str) -> AbstractContextManager[None]:
+        return report_if_slow(self._report_progress, what)
 
     async def _check(self, *, model_checked: bool) -> Sequence[Layer]:
         """Check the settings and the parts, and return the layers of the sandbox."""
@@ -379,7 +379,7 @@ class _ServerBuilder:
     async def _connect_bus(self) -> tuple[str, Bus]:
         """Start the embedded bus if none is configured, and return the URL and a connection."""
         settings = self._settings
-        with self._say_if_slow("the bus"):
+        with self._report_if_slow("the bus"):
             url = await self._stack.enter_async_context(bus_url(settings.bus, settings.data_dir))
             bus = await self._stack.enter_async_context(
                 open_bus(
@@ -427,7 +427,7 @@ class _ServerBuilder:
         """Start the hosts of this process, if it has any, and return a function that counts the
         hosts.
         """
-        with self._say_if_slow("Ray" if self._on_ray else "the hosts"):
+        with self._report_if_slow("Ray" if self._on_ray else "the hosts"):
             start_hosts = await fleet
             if not self._has_hosts:
                 return functools.partial(_count_answering, bus)

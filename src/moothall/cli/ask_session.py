@@ -32,7 +32,7 @@ from moothall.cli import options as complete
 from moothall.cli.ask_options import AskOptions, show_answer
 from moothall.cli.council import ProgressPrinter, run_deliberation
 from moothall.cli.runtime import on_interrupt, plain, say, stderr_reporter
-from moothall.concurrency import say_if_slow
+from moothall.concurrency import report_if_slow
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskId
@@ -76,7 +76,7 @@ class AskSession:
         If interrupted, the question is cancelled, and the next one continues from there.
         """
         if self.follows:
-            with say_if_slow(printer.print_note, f"{self.follows}, which is under way"):
+            with report_if_slow(printer.print_note, f"{self.follows}, which is under way"):
                 previous_diff = (await self.deliberations.wait(self.follows, LOCAL)).diff
             if previous_diff and previous_diff not in {change.diff for change in self.changes}:
                 self.changes.append(Diff(previous_diff))

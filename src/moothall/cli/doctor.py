@@ -290,10 +290,10 @@ async def _bus(settings: Settings) -> Finding:
 
 
 async def _ray_cluster(ray: RaySettings, address: str) -> Finding:
-    from moothall.workers.ray_setup import HELP, Access, describe, probe_access
+    from moothall.workers.ray_setup import HELP, Access, describe_access, probe_access
 
     access, reason = await probe_access(address)
-    detail = describe(access, address, reason)
+    detail = describe_access(access, address, reason)
     if access is Access.OPEN and ray.allow_no_token:
         return Finding(
             "ray cluster",

@@ -1,6 +1,7 @@
-"""An MCP server with councils, questions and provenance as tools, and the extension for tasks
-(`io.modelcontextprotocol/tasks`): a deliberation is a task with the same id. A client that
-declares the extension gets the task at once and polls it.
+"""An MCP server with councils, questions and provenance as tools.
+
+It implements the extension for tasks (`io.modelcontextprotocol/tasks`): a deliberation is a task
+with the same id. A client that declares the extension gets the task at once and polls it.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ _VERSIONS = frozenset({"2026-07-28"})
 _POLL_MS = 2000
 _Request = ServerRequestContext[Any, Any]
 started_tasks: ContextVar[list[TaskId] | None] = ContextVar("started_tasks", default=None)
-"""The tasks that the current call has started; None if it answers with its result."""
+"""The tasks that the current call has started; None if the call returns the tool's result."""
 
 
 class TaskParams(RequestParams):
-    """The parameters of `tasks/get` and `tasks/cancel`. `tasks/update` has responses as well, which
-    are ignored: a deliberation asks for no input.
+    """The parameters of `tasks/get` and `tasks/cancel`. The responses in `tasks/update` are
+    ignored, because a deliberation requests no input.
     """
 
     task_id: str
@@ -92,7 +93,7 @@ class TasksExtension(Extension):
     async def intercept_tool_call(
         self, params: CallToolRequestParams, ctx: _Request, call_next: CallNext
     ) -> HandlerResult:
-        """Return the task that a tool has started; errors of the tool are results as usual."""
+        """Return the task that a tool has started, or the tool's result, which may be an error."""
         if params.name not in TASK_TOOLS or not _is_declared(ctx):
             return await call_next(ctx)
         started: list[TaskId] = []
@@ -104,7 +105,7 @@ class TasksExtension(Extension):
         if not started:
             return result
         task = await self._task(ctx, started[0])
-        task.pop("result", None)  # a repeated request, whose task has ended
+        task.pop("result", None)  # it has one if a repeated request names an ended task
         return task | {"resultType": "task"}
 
     async def _get(self, ctx: _Request, params: TaskParams) -> HandlerResult:
@@ -147,7 +148,7 @@ class TasksExtension(Extension):
         return task | ({"result": self._result(outcome)} if task["status"] == "completed" else {})
 
     def _result(self, outcome: Outcome) -> dict[str, Any]:
-        """Return what the tool returns without the extension."""
+        """Return the tool's result, as for clients without the extension."""
         document = dict(self._document(outcome))
         text = TextContent(type="text", text=json.dumps(document, indent=2))
         result = CallToolResult(content=[text], structured_content=document)
@@ -175,8 +176,8 @@ def _translated() -> Iterator[None]:
 
 
 def _status(status: DeliberationStatus) -> str:
-    """Return a task's status. `failed` is reserved for errors of the protocol: a deliberation
-    without a winner has completed, and its result says so.
+    """Return a task's status. A deliberation without a winner is `completed`, because `failed` is
+    reserved for errors of the protocol.
     """
     if status is DeliberationStatus.CANCELLED:
         return "cancelled"
@@ -194,8 +195,8 @@ Call = Context[Any, Any]
 _INSTRUCTIONS = (
     "Councils of agents whose answer is selected by evidence. deliberate lets a council change a "
     "repository and returns the ranking, with the winner as a branch; ask lets one agent answer; "
-    "result returns what a task came to; why says where a line comes from; context says what is "
-    "known."
+    "result returns the status or the outcome of a task; why returns the origin of a line; context "
+    "returns what is known about a story or a task."
 )
 _DIFF_CHARS = 60_000
 
@@ -266,10 +267,9 @@ async def deliberate(
     task_id: str = "",
 ) -> dict[str, Any]:
     """Let a council of agents work on a task in a git repository (a path, a URL or a registered id;
-    a commit by ref) and return its
-    ranking: each candidate with its evidence and reasons. The winner is left as a branch, and
-    nothing else is changed. The same task_id and task again is the same deliberation. Without a
-    repository it is about text.
+    ref names a commit) and return its ranking: each candidate with its evidence and reasons. The
+    winner is stored as a branch, and nothing else is changed. A repeated call with the same task_id
+    and task returns the same deliberation. Without a repository, the task is about text.
     """
     app = _app(call)
     repository_ref = await app.repository(repository, ref)
@@ -287,7 +287,7 @@ async def deliberate(
 async def ask(
     call: Call, prompt: str, repository: str = "", ref: str = "", role: str = "dev"
 ) -> dict[str, Any]:
-    """Let one agent answer a question about a git repository, or make a small change, which is
+    """Let one agent answer a question about a git repository or make a small change. A change is
     returned as a diff and not applied.
     """
     app = _app(call)
@@ -304,14 +304,14 @@ async def ask(
 
 
 async def result(call: Call, task_id: str) -> dict[str, Any]:
-    """Return how a task stands, or what it came to."""
+    """Return the status of a task, or its outcome if it has ended."""
     return _document(await _app(call).deliberations.result(check_task_id(task_id), LOCAL))
 
 
 async def why(
     call: Call, file: str, line: int, repository: str = ".", ref: str = ""
 ) -> dict[str, Any]:
-    """Return where a line of a file comes from: its commit, and of a commit that a council made the
+    """Return the origin of a line of a file: its commit, and for a commit by a council also the
     story, task, proposal, reviews, test runs and approver. `file` is relative to the repository's
     root, `line` counts from 1.
     """
@@ -330,8 +330,8 @@ async def context(
     task_id: str = "",
     repository: str = "",
 ) -> str:
-    """Return what is known of a story or a task for a role in a phase, as a council's seats are
-    told it.
+    """Return the context of a story or a task for a role in a phase, as the seats of a council get
+    it.
     """
     settings = _app(call).settings
     request = BriefingRequest(task_id, story_id, role, phase, repository=repository)
@@ -347,7 +347,7 @@ async def context(
 
 @dataclass(frozen=True, slots=True)
 class McpBackend:
-    """The open application, as the tools use it."""
+    """The parts of the open application that the tools use."""
 
     settings: Settings
     deliberations: DeliberationService

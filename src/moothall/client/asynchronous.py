@@ -38,7 +38,7 @@ from moothall.errors import (
 )
 from moothall.evaluate.report import Report
 
-if TYPE_CHECKING:  # imported by a client that starts a server
+if TYPE_CHECKING:  # imported only by clients that start a server
     from moothall.app.embedded import Embedded
 
 T = TypeVar("T")
@@ -50,9 +50,9 @@ _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 5.0
 class AsyncClient:
     """A client for a server, or for a server in this process (`AsyncClient.local`).
 
-    It is a context manager; connections close at its end. Methods raise the errors of
-    `moothall.errors`, which mirror the server's codes. Calls that are safe to repeat are repeated
-    while the server cannot be reached.
+    It is a context manager, which closes connections at its end. Methods raise the errors of
+    `moothall.errors`, which correspond to the server's codes. Calls that are safe to repeat are
+    retried while the server cannot be reached.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class AsyncClient:
         call_seconds: float = 30.0,
         retries: int = 5,
     ) -> None:
-        """Name a server. Nothing is opened before the client is entered.
+        """Choose a server. No connection is opened before the context is entered.
 
         server: HOST:PORT, in plain text on loopback, otherwise over TLS; empty: grpc.host and
         grpc.port of the settings, 127.0.0.1:50055 by default.
-        token: the caller's token; empty, for a server on this machine: that of its operator.
-        ca: a PEM file of the authority that signed the server's certificate, unless this machine
-        trusts it.
+        token: the caller's token; empty: the operator's token, for a server on this machine only.
+        ca: a PEM file of the authority that signed the server's certificate; not needed if this
+        machine trusts it.
         call_seconds: the time limit of one call that does not wait for a deliberation.
-        retries: how often a call is repeated if the server cannot be reached or is overloaded.
+        retries: how often a call is retried if the server cannot be reached or is overloaded.
         """
         self._server = server
         self._token = token
@@ -97,22 +97,22 @@ class AsyncClient:
         retries: int = 5,
         **settings: Any,
     ) -> Self:
-        """Return a client with a server of its own in this process.
+        """Return a client with its own server in this process.
 
-        If a process serves the data directory already, the client connects to it instead.
+        If another process already serves the data directory, the client connects to that one.
 
-        base_url: the URL of an OpenAI-compatible server, such as http://localhost:8000/v1; without
-        one, the small local model answers.
-        model: the model's name there.
-        data_dir: where tasks are kept; the setting `data_dir` by default.
-        config: a TOML file of settings; the one of the command line by default.
+        base_url: the URL of an OpenAI-compatible server, such as http://localhost:8000/v1; empty:
+        the small local model is used.
+        model: the name of the model on that server.
+        data_dir: the folder in which tasks are stored; the setting `data_dir` by default.
+        config: a TOML file of settings; the file of the command line by default.
         settings: further settings by section, such as `limits={"deliberation_seconds": 600}`.
         """
         llm = {"base_url": base_url, "model": model, "api_key": api_key}
-        given = {name: value for name, value in llm.items() if value}
+        llm_settings = {name: value for name, value in llm.items() if value}
         overrides: dict[str, Any] = dict(settings)
-        if given:
-            overrides["llm"] = {**given, **dict(overrides.get("llm") or {})}
+        if llm_settings:
+            overrides["llm"] = {**llm_settings, **dict(overrides.get("llm") or {})}
         if data_dir:
             overrides["data_dir"] = Path(data_dir)
         client = cls(retries=retries)
@@ -130,7 +130,7 @@ class AsyncClient:
                 self._embedded = await self._stack.enter_async_context(
                     _EmbeddedServer(self._overrides, self._config)
                 )
-                embedded = self._embedded.address
+                embedded = self._embedded.connection
                 server, token, ca = embedded.address, embedded.token, embedded.certificate
             channel = await self._stack.enter_async_context(await open_channel(server, ca))
         except BaseException:
@@ -145,7 +145,7 @@ class AsyncClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the connection, and the server of this process."""
+        """Close the connection, and stop the server in this process."""
         self._api = None
         await self._stack.aclose()
 
@@ -175,7 +175,7 @@ class AsyncClient:
             raise
 
     async def _cancel_and_wait(self, task_id: str) -> None:
-        """Cancel a task, and wait for its end, since a server in this process may stop next."""
+        """Cancel a task and wait for its end, because a server in this process may stop next."""
         await self.cancel(task_id, "the caller went away")
         async with asyncio.timeout(_CANCEL_SECONDS):
             await self.wait(task_id)
@@ -185,9 +185,9 @@ class AsyncClient:
     ) -> str:
         """Submit a task and return its id.
 
-        repository: a path, a URL, or the id of a registered repository. Without one, the server's
-        default repository is used, or the task is about text. A server of another process accepts
-        only paths that were registered there (`moothall repo add`).
+        repository: a path, a URL, or the id of a registered repository. If it is empty, the
+        server's default repository is used, or the task is about text. A server in another process
+        accepts only paths that were registered there (`moothall repo add`).
         """
         request = DeliberationRequest(
             description=task,
@@ -212,11 +212,11 @@ class AsyncClient:
             head=options.get("head", ""),
             tests_only=options.get("tests_only", False),
         )
-        return await self._repeat(lambda: self._connected.submit(request))
+        return await self._retry(lambda: self._connected.submit(request))
 
     async def watch(self, task_id: str, *, after_seq: int = 0) -> AsyncGenerator[Update, None]:
-        """Yield a task's events until it has ended. A lost connection is opened again after the
-        last event, so that none is missed and none comes twice.
+        """Yield a task's events until it has ended. After a lost connection, continue after the
+        last event, so that no event is missed or repeated.
         """
         last_seq, failures = after_seq, 0
         while True:
@@ -246,8 +246,8 @@ class AsyncClient:
         return Outcome(task_id, await self.status(task_id))
 
     async def status(self, task_id: str) -> DeliberationStatus:
-        """Return how a task stands. Raises `NotFound`."""
-        return await self._repeat(lambda: self._connected.status(task_id))
+        """Return the status of a task. Raises `NotFound`."""
+        return await self._retry(lambda: self._connected.status(task_id))
 
     async def result(self, task_id: str) -> Outcome:
         """Return a task's outcome; while it runs, only its id and status. Raises `NotFound`."""
@@ -256,20 +256,20 @@ class AsyncClient:
 
     async def cancel(self, task_id: str, reason: str = "") -> DeliberationStatus:
         """Cancel a task and return its status. Its work stops within a second."""
-        return await self._repeat(lambda: self._connected.cancel(task_id, reason))
+        return await self._retry(lambda: self._connected.cancel(task_id, reason))
 
     async def steer(self, task_id: str, message: str) -> None:
         """Send a message to the seats of a running task; they get it at their next turn."""
         request_id = new_task_id()
-        await self._repeat(lambda: self._connected.steer(task_id, message, request_id))
+        await self._retry(lambda: self._connected.steer(task_id, message, request_id))
 
     async def pause(self, task_id: str) -> bool:
-        """Let a task wait before its next turns. Return whether it was not paused already."""
-        return await self._repeat(lambda: self._connected.pause(task_id))
+        """Pause a task before its next turns. Return False if it was paused already."""
+        return await self._retry(lambda: self._connected.pause(task_id))
 
     async def resume(self, task_id: str) -> bool:
-        """Let a paused task go on. Return whether it was paused."""
-        return await self._repeat(lambda: self._connected.resume(task_id))
+        """Resume a paused task. Return False if it was not paused."""
+        return await self._retry(lambda: self._connected.resume(task_id))
 
     # ---- stories
 
@@ -282,19 +282,19 @@ class AsyncClient:
         repository: str = "",
         rigor: str = "",
     ) -> StorySummary:
-        """Put a story on the board. `repository` is the id of a registered one. It is not repeated
-        if the server cannot be reached, since the story may have been created.
+        """Create a story on the board. `repository` is the id of a registered repository. The call
+        is not retried if the server cannot be reached, because the story may have been created.
         """
         story_id = await self._connected.create_story(title, brief, criteria, repository, rigor)
         return (await self.story(story_id)).summary
 
     async def stories(self) -> tuple[StorySummary, ...]:
         """Return the stories of the caller's tenant."""
-        return await self._repeat(self._connected.list_stories)
+        return await self._retry(self._connected.list_stories)
 
     async def story(self, story_id: str) -> Story:
         """Return a story. Raises `NotFound`."""
-        return await self._repeat(lambda: self._connected.read_story(story_id))
+        return await self._retry(lambda: self._connected.read_story(story_id))
 
     async def move_story(self, story_id: str, event: str, *, comment: str = "") -> StoryMove:
         """Move a story by an event of the life cycle, such as `refine` or `submit`. If evidence is
@@ -305,7 +305,7 @@ class AsyncClient:
     async def comment_story(self, story_id: str, comment: str) -> None:
         """Comment on a story."""
         request_id = new_task_id()
-        await self._repeat(lambda: self._connected.comment_story(story_id, comment, request_id))
+        await self._retry(lambda: self._connected.comment_story(story_id, comment, request_id))
 
     # ---- evaluation
 
@@ -317,21 +317,21 @@ class AsyncClient:
         """Measure councils on bugs that were fixed in a repository's history, as `moothall
         evaluate` does.
 
-        Raises `InvalidRequest` unless the client is one of `AsyncClient.local`, and `NotFound` if
-        no commit becomes a task.
+        Raises `InvalidRequest` unless the client was created by `AsyncClient.local`, and `NotFound`
+        if no commit is suitable as a task.
         """
         if self._embedded is None:
             raise InvalidRequest("an evaluation runs in this process: use AsyncClient.local(…)")
         self._embedded.check()
         from moothall.client.types import run_evaluation
 
-        return await run_evaluation(self._embedded.address.settings, str(repository), options)
+        return await run_evaluation(self._embedded.connection.settings, str(repository), options)
 
     # ---- connection
 
     async def _find_repository(self, name: str, ref: str) -> RepositoryRef | None:
-        """Return the repository of a name. A path is registered at an embedded server; at another
-        one its operator registers it.
+        """Return the repository with a name. A path is registered at an embedded server. At another
+        server, the operator must have registered it.
         """
         if not name:
             if ref:
@@ -341,7 +341,7 @@ class AsyncClient:
         if path is None:
             return RepositoryRef.from_name(name, ref)
         if self._embedded is not None:
-            return await self._embedded.address.register(path, ref)
+            return await self._embedded.connection.register(path, ref)
         return RepositoryRef(url=str(path), ref=ref)
 
     @property
@@ -352,8 +352,8 @@ class AsyncClient:
             self._embedded.check()
         return self._api
 
-    async def _repeat(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call, and repeat it while the server cannot be reached."""
+    async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call, and retry it while the server cannot be reached."""
         failures = 0
         while True:
             try:
@@ -379,8 +379,8 @@ def _find_folder(name: str) -> Path | None:
 
 
 def _find_server(server: str, token: str, ca: Path | None) -> tuple[str, str, Path | None]:
-    """Return the address, the token and the certificate to trust. Empty ones are those of this
-    machine's server; its token is sent to no other machine.
+    """Return the address, the token and the certificate to trust. Empty arguments are replaced by
+    the values of this machine's server. Its token is not sent to other machines.
     """
     if server and token:
         return server, token, ca
@@ -394,8 +394,8 @@ def _find_server(server: str, token: str, ca: Path | None) -> tuple[str, str, Pa
 
 
 class _EmbeddedServer:
-    """A server in this process, in a task of its own: a part of it that fails ends that task, and
-    not whatever the program does. Calls then raise its error.
+    """A server in this process. It runs in its own task, so that an error of the server does not
+    cancel the program. Later calls raise that error.
     """
 
     def __init__(self, overrides: Mapping[str, Any], config: Path | None) -> None:
@@ -405,7 +405,7 @@ class _EmbeddedServer:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Start it. Raises the error with which the start failed."""
+        """Start the server. Raise the error with which the start failed."""
         self._task = asyncio.create_task(self._serve(), name="embedded server")
         try:
             pending: set[asyncio.Future[Any]] = {self._task, self._started}
@@ -418,7 +418,7 @@ class _EmbeddedServer:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        """Stop it, and wait until everything is closed."""
+        """Stop the server, and wait until everything is closed."""
         self._ending.set()
         if self._task is not None:
             await asyncio.wait({self._task})
@@ -426,12 +426,12 @@ class _EmbeddedServer:
                 self._task.exception()  # calls have raised it
 
     @property
-    def address(self) -> Embedded:
-        """How to reach it."""
+    def connection(self) -> Embedded:
+        """The address, token and certificate of the server."""
         return self._started.result()
 
     def check(self) -> None:
-        """Raise its error if it has ended."""
+        """Raise the error of the server if it has ended."""
         if self._task is None or not self._task.done() or self._ending.is_set():
             return
         error = None if self._task.cancelled() else self._task.exception()

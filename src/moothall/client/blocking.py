@@ -1,4 +1,4 @@
-"""The blocking client: the asynchronous one on an event loop of its own thread."""
+"""The blocking client: it runs the asynchronous client on an event loop in a separate thread."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from moothall.evaluate.report import Report
 
 T = TypeVar("T")
 
-_END_SECONDS = 30.0  # for what is cancelled to end
+_END_SECONDS = 30.0  # how long to wait for cancelled tasks
 
 
 class Client:
     """A client for a server, or for a server in this process (`Client.local`).
 
-    It is a context manager. Its methods are those of `AsyncClient`, and may be called from several
-    threads at a time.
+    It is a context manager. It has the methods of `AsyncClient`. Several threads may call them at
+    the same time.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Client:
         call_seconds: float = 30.0,
         retries: int = 5,
     ) -> None:
-        """Name a server, as in `AsyncClient`."""
+        """Choose a server, as in `AsyncClient`."""
         self._client = AsyncClient(
             server, token=token, ca=ca, call_seconds=call_seconds, retries=retries
         )
@@ -63,7 +63,7 @@ class Client:
         retries: int = 5,
         **settings: Any,
     ) -> Self:
-        """Return a client with a server of its own in this process, as `AsyncClient.local` does."""
+        """Return a client with its own server in this process, as `AsyncClient.local` does."""
         client = cls()
         client._client = AsyncClient.local(
             base_url=base_url,
@@ -96,7 +96,7 @@ class Client:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the connection, and the server of this process."""
+        """Close the connection, and stop the server in this process."""
         try:
             self._run(self._client.__aexit__(kind, error, traceback))
         finally:
@@ -137,7 +137,7 @@ class Client:
         return self._run(self._client.wait(task_id, on_update=on_update))
 
     def status(self, task_id: str) -> DeliberationStatus:
-        """Return how a task stands. Raises `NotFound`."""
+        """Return the status of a task. Raises `NotFound`."""
         return self._run(self._client.status(task_id))
 
     def result(self, task_id: str) -> Outcome:
@@ -153,11 +153,11 @@ class Client:
         self._run(self._client.steer(task_id, message))
 
     def pause(self, task_id: str) -> bool:
-        """Let a task wait before its next turns. Return whether it was not paused already."""
+        """Pause a task before its next turns. Return False if it was paused already."""
         return self._run(self._client.pause(task_id))
 
     def resume(self, task_id: str) -> bool:
-        """Let a paused task go on. Return whether it was paused."""
+        """Resume a paused task. Return False if it was not paused."""
         return self._run(self._client.resume(task_id))
 
     def create_story(
@@ -169,7 +169,7 @@ class Client:
         repository: str = "",
         rigor: str = "",
     ) -> StorySummary:
-        """Put a story on the board."""
+        """Create a story on the board."""
         return self._run(
             self._client.create_story(
                 title, brief=brief, criteria=criteria, repository=repository, rigor=rigor
@@ -203,8 +203,8 @@ class Client:
         return self._run(self._client.evaluate(repository, **options))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the client's thread. If the caller is interrupted, it is cancelled,
-        and the interrupt goes on once it has ended.
+        """Run a coroutine on the client's thread. If the caller is interrupted, cancel the
+        coroutine, wait for its end, and raise the interrupt again.
         """
         if self._loop is None or threading.current_thread() is self._thread:
             coroutine.close()
@@ -230,7 +230,7 @@ class Client:
             raise
 
     def _stop(self) -> None:
-        """End the loop's tasks, so that no thread waits for one, then the loop."""
+        """End the loop's tasks, so that no thread waits for one, and then stop the loop."""
         if self._loop is None or self._thread is None:
             return
         with suppress(TimeoutError):
@@ -242,7 +242,7 @@ class Client:
 
 
 async def _end_tasks() -> None:
-    """Cancel all tasks but this one, and wait until they have ended."""
+    """Cancel all tasks except the current one, and wait until they have ended."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

@@ -1,8 +1,9 @@
-"""The agent loop: turn → tool gateway → checks → repair, until the work is proven, finished, out of
-turns, or stuck.
+"""The agent loop: turn → tool gateway → checks → repair. It ends when the work is proven or
+finished, or when the agent is stuck or has no turns left.
 
-The turns of a seat are recorded, and their changes are checked. About text, the agent can only
-answer. The turns of a sub-agent are part of a turn of its seat: neither recorded nor checked.
+The turns of a seat are recorded, and their changes are checked. If the task is about text, the
+agent can only answer. The turns of a sub-agent are part of a turn of its seat, and are neither
+recorded nor checked.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from moothall.domain.proposal import Operation
 from moothall.domain.tool import Action, ToolResult, ToolUsage
 from moothall.errors import BudgetExceeded, DeadlineExceeded
 
-_MIN_TURNS_BEFORE_FINISH = 2  # without a change; then a seat may also give up
+_MIN_TURNS_BEFORE_FINISH = 2  # after these, a seat may also finish without a change
 _EXAMPLE_COPIED_REPLY = (
     "That is the example from the instructions, and it was not run: it has nothing to do with this "
     "task. Read the task again, and reply with actions on the files that it is about."
@@ -74,10 +75,10 @@ _REPEATED_TEXT = (
 class AgentLoop:
     """One agent. Its conversation and operations continue from the proposal into revisions.
 
-    events: where its turns are recorded; None for sub-agents. may_answer: it may end with an answer
-    and no change. example: the actions of the worked example, which are not accepted as a reply.
-    resumed_step: the recorded turn (<phase>/<round>.<turn>) after which a fork continues, whatever
-    that turn's result.
+    events: the writer of its turns; None for sub-agents. may_answer: it may end with an answer and
+    no change. example: the actions of the worked example, which are not accepted as a reply.
+    resumed_step: the recorded turn (<phase>/<round>.<turn>) after which a fork continues, even if
+    the original run ended there.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class AgentLoop:
         self._attempt = 1
 
     def checkpoint(self) -> Callable[[], None]:
-        """Return a function that rolls back to the current state, to repeat the turns."""
+        """Return a function that restores the current state, so that turns can be repeated."""
         exchanges, operations = len(self.conversation.exchanges), len(self.operations)
 
         def restore() -> None:
@@ -118,7 +119,7 @@ class AgentLoop:
         return restore
 
     def begin_attempt(self, attempt: int) -> None:
-        """Start an attempt, from 1: from the second on with a fresh context, another seed and a
+        """Start an attempt; the first is 1. Later attempts have a fresh context, another seed and a
         higher temperature.
         """
         self._attempt = attempt
@@ -135,12 +136,12 @@ class AgentLoop:
     async def run_attempt(
         self, workspace: CheckedWorkspace, round_name: str, turns: range, start: Draft | None = None
     ) -> Attempt:
-        """Change the workspace until the work is proven, finished, out of turns or stuck. `start`
-        is the draft that the workspace already holds.
+        """Run turns in a workspace until the work is proven or finished, or until the agent is
+        stuck or has no turns left. `start` is the draft that the workspace already contains.
 
         Raises `NoChanges`, `OutOfTurns`, `MalformedReplies`, `PatchRefused`, and errors of the
-        model, the budget and the workspace. Changes that fail checks are returned too: the
-        acceptance checks decide.
+        model, the budget and the workspace. Changes that fail checks are returned too,
+        because the acceptance checks decide.
         """
         state = WorkspaceState(start.patch, passed=start.passed) if start else WorkspaceState()
         attempt = AttemptState(
@@ -187,8 +188,8 @@ class AgentLoop:
 
     @asynccontextmanager
     async def _hold_turn(self, turn_reply: TurnReply) -> AsyncIterator[None]:
-        """Hold one turn; it starts when the deliberation is not paused. Sub-agents run within a
-        turn that is already held.
+        """Hold one turn. It starts as soon as the deliberation is not paused. Sub-agents run within
+        a turn that is already held.
         """
         if self._events is None:
             yield
@@ -204,8 +205,8 @@ class AgentLoop:
                 yield
 
     def _allowed_ending(self, attempt: AttemptState, turn: int, turns: range) -> Ending:
-        """Return whether a turn may be the last: the last turn of a sub-agent must be, and a seat
-        that is to change something has to look around first.
+        """Return whether a turn may end the attempt. The last turn of a sub-agent must end it. A
+        seat that must change something has to explore the repository first.
         """
         if self._events is None and turn == turns[-1]:
             return "must"
@@ -218,7 +219,7 @@ class AgentLoop:
         return "may" if allowed else "not"
 
     async def _run_turn(self, attempt: AttemptState, turn_reply: TurnReply, ending: Ending) -> None:
-        """Ask the model, and run its reply."""
+        """Ask the model, and process its reply."""
         try:
             turn, text = await self.conversation.ask(
                 turn_reply.step,
@@ -247,7 +248,7 @@ class AgentLoop:
     async def _handle_malformed(
         self, attempt: AttemptState, turn_reply: TurnReply, problem: str
     ) -> None:
-        """Tell the model what was wrong with a malformed reply."""
+        """Explain to the model why its reply is malformed. Raises `MalformedReplies`."""
         attempt.malformed_count += 1
         self.last_malformed = self.conversation.model.clean(turn_reply.text)
         attempt.steps.append(
@@ -258,7 +259,7 @@ class AgentLoop:
         if attempt.malformed_count > MALFORMED_REPLIES:
             if attempt.best is None:
                 problem = (
-                    f"{attempt.malformed_count} replies were no turn; the last: "
+                    f"{attempt.malformed_count} replies were not valid turns; the last one: "
                     f"{problem[:300].rstrip('.')}"
                 )
                 raise malformed_replies_error(
@@ -271,7 +272,7 @@ class AgentLoop:
     async def _handle_finish(
         self, attempt: AttemptState, turn_reply: TurnReply, summary: str, thought: str
     ) -> None:
-        """End the attempt, or tell the model why it is not done."""
+        """End the attempt, or explain to the model why the work is not done. Raises `NoChanges`."""
         attempt.summary, max_refusals = summary, MALFORMED_REPLIES
         too_early = attempt.finish_refusal(answered=self._may_answer and bool(summary))
         attempt.ended = not too_early or (
@@ -334,8 +335,8 @@ class AgentLoop:
         result: TurnResult,
         thought: str,
     ) -> bool:
-        """Check what a turn changed; return True if it changed anything. The changes of sub-agents
-        are checked by their seat.
+        """Check the changes of a turn; return True if there are any. The changes of sub-agents are
+        checked by their seat.
         """
         if not result.may_have_changed:
             return False
@@ -357,7 +358,8 @@ class AgentLoop:
         if not checks_ran:
             return False
         state = attempt.state
-        # A seat that writes one function is done once that passes; with tools, there may be more.
+        # A seat that writes one function is done when it passes. With tools, more may be left to
+        # do.
         attempt.ended = (
             state.passed
             and (state.proven or (function is not None and not state.partly_fixed))
@@ -392,7 +394,7 @@ class AgentLoop:
         state, function = attempt.state, self.conversation.function
         window_chars = self.conversation.llm.context_tokens * CHARS_PER_TOKEN
         share = int(window_chars / 5) // (len(result.texts) + 1)
-        # A small model repeats a tool's success message as its next reply.
+        # Without success messages, because a small model repeats them as its next reply.
         parts = (
             [text(share) for text in result.texts]
             if function is None or not result.succeeded
@@ -429,8 +431,8 @@ class AgentLoop:
         runs: Mapping[str, CheckRun] | None = None,
     ) -> str:
         """Publish the turn; return why the agent is stuck, or an empty string."""
-        # About text, the seat is asked again a few times whatever it replies. An ended attempt
-        # cannot be stuck.
+        # A seat that works on text cannot be stuck, because it is only asked again a few times. An
+        # ended attempt cannot be stuck either.
         steps = () if attempt.ended or attempt.workspace is None else attempt.steps
         reason = find_stuck_reason(steps)
         if self._events is None:
@@ -474,8 +476,8 @@ class AgentLoop:
         return reason
 
     def _choose_draft(self, attempt: AttemptState, turns: int) -> Draft | None:
-        """Return the draft of an attempt: its last state if that is good or was meant to be final,
-        else its best.
+        """Return the draft of an attempt: the last state if the agent finished with it or no better
+        one exists, else the best one.
         """
         state, best, summary = attempt.state, attempt.best, attempt.summary
         if state.refusal is not None and not (best and best.passed) and not attempt.stuck_reason:

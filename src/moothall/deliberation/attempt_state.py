@@ -1,4 +1,4 @@
-"""The state of an agent's attempt, and what it results in."""
+"""The state of an agent's attempt, its result and its errors."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ _WRITING_TOOLS = frozenset(
 class AttemptState:
     """The state of an attempt in a round (<phase>/<round>).
 
-    workspace: where turns act; None about text. resumed_turn: the last recorded turn of a fork.
-    turn_offset: how many turns of other agents are numbered before its own. last_change: the last
-    turn with a change, if changes are not checked. withheld_tools: tools that the next turn does
-    not offer. ended: no turn follows. stuck_reason: why the agent is stuck. ignored: written files
-    that .gitignore keeps out of the proposal. unreported: those not yet reported to the seat.
+    workspace: the workspace of its turns; None about text. resumed_turn: the last recorded turn of
+    a fork. turn_offset: how many turns of other agents are numbered before its own. last_change:
+    the last turn with a change, if changes are not checked. withheld_tools: tools that the next
+    turn does not offer. ended: no turn follows. stuck_reason: why the agent is stuck. ignored:
+    written files that .gitignore excludes from the proposal. unreported: the ignored files that the
+    seat has not been told about.
     """
 
     round_name: str
@@ -54,7 +55,7 @@ class AttemptState:
     unreported: dict[str, str] = field(default_factory=dict)
 
     def record_ignored(self, result: TurnResult, before: Patch | None, patch: Patch | None) -> None:
-        """Record which files written in this turn the patch leaves out."""
+        """Record the files that were written in this turn and that the patch leaves out."""
         self.unreported = find_ignored_writes(result.results, before, patch)
         self.ignored |= self.unreported
 
@@ -72,18 +73,18 @@ class AttemptState:
 
     @property
     def change_digest(self) -> str:
-        """An identifier of the workspace's state; empty for the base."""
+        """An identifier of the workspace's content; empty for the base."""
         return str(self.last_change) if self.last_change else self.state.change_digest
 
     def reopen(self) -> bool:
-        """Continue whatever the result so far; return True if the attempt had ended."""
+        """Let the attempt continue, and clear its results. Return True if it had ended."""
         was_ended = self.ended or bool(self.stuck_reason)
         self.ended, self.stuck_reason, self.malformed_count, self.refusals = False, "", 0, 0
         self.steps.clear()
         return was_ended
 
     def finish_refusal(self, *, answered: bool) -> str:
-        """Return why a seat may not finish yet, or an empty string."""
+        """Return the reason why a seat may not finish yet, or an empty string."""
         state, prepared = self.state, self.workspace.prepared if self.workspace else None
         if prepared is None:
             return ""
@@ -146,7 +147,7 @@ def find_ignored_writes(
 
 @dataclass(frozen=True, slots=True)
 class TurnReply:
-    """The reply of a turn: `step` is the turn's name in call ids."""
+    """The reply of a turn. `step` is the turn's name in call ids."""
 
     step: str
     phase: str
@@ -163,7 +164,7 @@ class NoChanges(Permanent):
 
 _MAX_REPLY_CHARS = 120
 MALFORMED_REPLIES = 3
-"""Corrective messages before a seat fails."""
+"""The number of corrective messages before a seat fails."""
 
 
 class MalformedReplies(Permanent):
@@ -173,9 +174,7 @@ class MalformedReplies(Permanent):
 
 
 def malformed_replies_error(problem: str, reply: str, task_key: TaskKey | None) -> MalformedReplies:
-    """Return an error that quotes the start of `reply` and names the command that shows all
-    replies.
-    """
+    """Return an error that quotes the start of `reply` and the command to show all replies."""
     shown = (
         f'; it replied "{one_line(reply, _MAX_REPLY_CHARS)}"'
         if reply.strip()
@@ -199,10 +198,10 @@ class StuckError(Permanent):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The result of a seat's work. `patch` is None about text and for an answer.
+    """The result of a seat's work. `patch` is None for an answer and for a task about text.
 
-    passed, score (more is better): as seen by the checks in the seat's own workspace. message: the
-    message of the seat's own commits.
+    passed, score (higher is better): the results of checks in the seat's own workspace. message:
+    the message of the seat's own commits.
     """
 
     content: str
@@ -214,8 +213,8 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The result of an attempt: its best draft, if any; its last turn; why it got stuck; and why
-    its last change was refused.
+    """The result of an attempt. `draft` is the best one, if any; `turn` is the last turn; `refusal`
+    is the reason why the last change was refused.
     """
 
     draft: Draft | None

@@ -60,21 +60,21 @@ from moothall.ports import (
     Workspaces,
 )
 
-_EVALUATION_SHARE = 0.25  # of the time left: for re-checks, cross-tests and reviews
+_EVALUATION_SHARE = 0.25  # the share of the remaining time for re-checks, cross-tests and reviews
 _MAX_EVALUATION_SECONDS = 120.0
 _CLOSING_SECONDS = 2.0
 PARALLEL_CHECKS = 2
-"""Re-checks of one deliberation that run at a time on one machine."""
+"""The number of re-checks of one deliberation that run at the same time on one machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeatLimits:
     """Limits of a seat that are not settings.
 
-    attempts: of a seat that makes no progress, including the first. function_attempts: of those, at
-    one function; more rarely help. function_turns: replies of an attempt at one function; further
-    attempts rewrite the function instead of repairing it. patience_seconds: the least time that
-    other seats get after a proven answer.
+    attempts: the attempts of a seat that makes no progress, including the first. function_attempts:
+    the attempts at one function; more rarely help. function_turns: the replies of an attempt at one
+    function; further attempts rewrite the function instead of repairing it. patience_seconds: the
+    minimum time that other seats get after a proven answer.
     """
 
     attempts: int = 3
@@ -85,9 +85,9 @@ class SeatLimits:
 
 @dataclass(frozen=True, slots=True)
 class Answerers:
-    """What answers on seats.
+    """The models, remote agents and harnesses that answer on seats.
 
-    model, llm: the default model and its settings. named: the other models of the settings.
+    model, llm: the default model and its settings. named: the other configured models.
     remote: remote agents, by endpoint. run_harness: runs harnesses on seats whose models have one;
     None if it is not installed.
     """
@@ -103,8 +103,8 @@ class Answerers:
 class RepositoryAccess:
     """Access to repositories.
 
-    mapper: finds the parts of a repository that matter for a task; without it, prompts show whole
-    files only. merge: merges commits.
+    mapper: finds the relevant parts of a repository for a task; None: prompts show only whole
+    files. merge: merges commits.
     """
 
     read_file: ReadFile
@@ -114,7 +114,7 @@ class RepositoryAccess:
 
 @dataclass(frozen=True, slots=True)
 class PythonBlocks:
-    """What runs blocks of Python; `run_code` is None if nothing does."""
+    """The runner of Python blocks and its limits. `run_code` is None if blocks cannot be run."""
 
     run_code: RunCode | None = None
     limits: BlockLimits = BLOCK_LIMITS
@@ -136,12 +136,12 @@ class CouncilRules:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What the host controls of one deliberation.
+    """The host's controls of one deliberation.
 
-    owns_work: true as long as this process owns it; called before each model call. reservation: its
-    shares of the budget of its story and of its tenant's quotas. steering: steering messages to it,
-    by event id; the host adds new ones. publish_partial: publishes the partial replies of seats.
-    pause_gate: holds turns while it is paused.
+    owns_work: returns True while this process owns the deliberation; called before each model call.
+    reservation: shares of the story's budget and of the tenant's quotas. steering: steering
+    messages by event id; the host adds new ones. publish_partial: publishes the partial replies of
+    seats. pause_gate: delays turns while the deliberation is paused.
     """
 
     owns_work: Callable[[], bool] = lambda: True
@@ -153,7 +153,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """What deliberations depend on; one per process, except for `control`.
+    """The dependencies of deliberations. A process has one instance, except for `control`.
 
     clean: removes the operator's secrets from prompts.
     """
@@ -173,7 +173,8 @@ class Dependencies:
 
 @dataclass(slots=True)
 class SeatState:
-    """The state of a seat: its proposals, the original first, and how it ended without one.
+    """The state of a seat. `judged` and `drafts` begin with the original proposal. `status`, `code`
+    and `message` say how a seat without a proposal ended.
 
     stuck_reason: why its last attempt got stuck.
     """
@@ -201,10 +202,10 @@ class SeatState:
 
 @dataclass(slots=True)
 class ProposingState:
-    """How the seats of a council work.
+    """The approaches and waves of the seats of a council.
 
-    wave: the round of the second wave; 0 before it. notes: what the first wave tried and learned,
-    for the seats of the second.
+    wave: the round of the second wave; 0 before it. notes: the attempts and results of the first
+    wave, for the seats of the second.
     """
 
     approaches: tuple[str, ...] = ()
@@ -216,13 +217,13 @@ class ProposingState:
 
 @dataclass(slots=True)
 class JudgingState:
-    """What judging found beside the results of checks.
+    """The results of judging, apart from the results of checks.
 
-    missing_reviews: by candidate and reviewer, the message that this review is missing.
-    answers_equivalent: the tie-breaker found that the best answers behave the same. superseded:
+    missing_reviews: the messages about missing reviews, by candidate and reviewer.
+    answers_equivalent: the tie-breaker found that the best answers behave the same. superseded: the
     existing tests that the task supersedes, each with the reason. changes_read: candidates whose
-    changes of existing tests were compared with the task. contradictions: by candidate with tests,
-    why they contradict the task; '' if they do not.
+    changes of existing tests were compared with the task. contradictions: the reasons why the tests
+    of a candidate contradict the task, by candidate; '' if they do not.
     """
 
     reviews: list[Review] = field(default_factory=list)
@@ -236,7 +237,7 @@ class JudgingState:
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """When seats must be done, and when everything must be done."""
+    """The deadline of the seats' work, and the deadline of the whole deliberation."""
 
     work: datetime
     end: datetime
@@ -244,7 +245,7 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True)
 class SeatModels:
-    """The model of each seat, and the setup of the seats of each model, by the model's name."""
+    """The model of each seat, and the setups of seats by the name of their model."""
 
     by_seat: Mapping[str, NamedModel]
     setups: Mapping[str, SeatSetup]
@@ -252,7 +253,7 @@ class SeatModels:
 
 @dataclass(slots=True)
 class DeliberationContext:
-    """One running deliberation. `dependencies` hold the model for calls that belong to no seat."""
+    """One running deliberation. `dependencies` has the model for calls that belong to no seat."""
 
     deliberation: Deliberation
     prepared: Prepared | None
@@ -274,11 +275,11 @@ class DeliberationContext:
 
     @property
     def task_text(self) -> str:
-        """The task alone, for readers that compare tests with it and do not need the repository."""
+        """The task without the repository, for agents that compare tests with it."""
         return "\n\n".join(task_parts(self.deliberation))
 
     def setup_of(self, seat: str) -> SeatSetup:
-        """Return the setup of a seat; for "-", that of calls that belong to no seat."""
+        """Return the setup of a seat, or of calls that belong to no seat ("-")."""
         return self.seat_models.setups[self.deliberation.model_of(seat)]
 
     @property
@@ -362,15 +363,15 @@ class DeliberationContext:
         """
         if self.deliberation.fork is not None:
             return self.deliberation.fork.approach
-        # Seats with native tools differ by how they begin.
+        # Seats with native tools differ in their first step instead.
         has_native_tools = self.setup_of(seat_state.seat).tools is not None
         if has_native_tools or not self.proposing.approaches:
             return ""
         return self.proposing.approaches[seat_state.number]
 
     def temperature_of(self, seat: str) -> float:
-        """Return a seat's temperature: from a quarter of the setting for the first up to 1.25 times
-        for the last.
+        """Return a seat's temperature. It rises from 0.25 times the setting for the first seat to
+        1.25 times for the last.
         """
         if self.deliberation.fork is not None:
             return self.deliberation.fork.temperature
@@ -404,9 +405,9 @@ class DeliberationContext:
     ) -> ChatReply:
         """Ask a model outside the conversations of the seats. Raises the errors of the model.
 
-        `step` is the end of the call id: it begins with the name of the asking seat or agent. It is
-        also the seed, unless `options` names one. `options` are further fields of the
-        `ChatRequest`.
+        `step` is the end of the call id. It begins with the name of the asking seat or agent. The
+        seed is derived from it, unless `options` contains a seed. `options` are further fields of
+        the `ChatRequest`.
         """
         setup = self.setup_of(step.partition("/")[0])
         if setup.native:  # strong models need tokens for reasoning
@@ -426,7 +427,7 @@ class DeliberationContext:
 
     @property
     def judged(self) -> tuple[Candidate, ...]:
-        """All candidates, seat by seat, originals before revisions."""
+        """All candidates, ordered by seat, originals before revisions."""
         return tuple(item for seat_state in self.seat_states for item in seat_state.judged)
 
     @property
@@ -494,20 +495,20 @@ def _remote_models(
 async def _detect_reply_modes(models: Mapping[str, NamedModel]) -> Mapping[str, ReplyMode]:
     """Return the reply mode of each model.
 
-    An unreachable model gets the mode of the others, or `blocks`, which every model can write, if
-    these differ. Raises the first error if no model can be reached.
+    An unreachable model gets the common mode of the others. If their modes differ, it gets
+    `blocks`, which every model can write. Raises the first error if no model can be reached.
     """
     results = await asyncio.gather(
-        *(result.model.reply_mode() for result in models.values()), return_exceptions=True
+        *(named.model.reply_mode() for named in models.values()), return_exceptions=True
     )
     failures = [result for result in results if isinstance(result, BaseException)]
     for error in failures:
         if len(failures) == len(results) or not isinstance(error, ModelUnavailable):
             raise error
     modes = {result for result in results if not isinstance(result, BaseException)}
-    unknown: ReplyMode = next(iter(modes)) if len(modes) == 1 else "blocks"
+    fallback: ReplyMode = next(iter(modes)) if len(modes) == 1 else "blocks"
     return {
-        name: unknown if isinstance(result, BaseException) else result
+        name: fallback if isinstance(result, BaseException) else result
         for name, result in zip(models, results, strict=True)
     }
 
@@ -536,8 +537,8 @@ async def _fit_to_windows(models: Mapping[str, NamedModel]) -> Mapping[str, Name
 async def _open_fitted_models(
     deliberation: Deliberation, dependencies: Dependencies
 ) -> tuple[Mapping[str, NamedModel], Mapping[str, ReplyMode]]:
-    """Return the council's models, fitted to their context windows, and the reply modes. A merge
-    calls no model, so nothing is requested from the servers.
+    """Return the council's models, fitted to their context windows, and the reply modes. For a
+    merge, the servers are not called, because it asks no model.
     """
     models = _open_models(deliberation, dependencies)
     if deliberation.asks_no_model:
@@ -548,7 +549,7 @@ async def _open_fitted_models(
 
 
 def _deadlines(deliberation: Deliberation) -> Deadlines:
-    """Return the deadline of the seats' work, and the later one of their evaluation."""
+    """Return the deadline of the seats' work, and the later one of the evaluation."""
     seconds_left = max((deliberation.deadline - datetime.now(UTC)).total_seconds(), 0.0)
     deadline = deliberation.deadline - timedelta(seconds=min(_CLOSING_SECONDS, seconds_left * 0.05))
     evaluation_seconds = min(_MAX_EVALUATION_SECONDS, seconds_left * _EVALUATION_SHARE)
@@ -561,8 +562,8 @@ async def create_context(
     dependencies: Dependencies,
     recording: Recording,
 ) -> DeliberationContext:
-    """Create the context of a deliberation. Raises the errors of the model's `reply_mode` and of
-    the reader; merges call neither.
+    """Create the context of a deliberation. Raises the errors of a model's `reply_mode` and
+    `describe`, which are not called for merges, and the errors of reading the repository.
     """
     events = EventWriter(
         dependencies.log,

@@ -92,9 +92,10 @@ async def find_approaches(council: DeliberationContext, count: int) -> None:
     """Ask the model once for distinct approaches; fall back to built-in ones. `seat.started`
     reports the source.
 
-    The small local model does worse with any approach in its prompt (right at the first turn in 19
-    of 36 runs with one, in 26 of 30 without): with `auto`, its seats differ only by temperature and
-    seed. Seats with native tools differ by how they begin.
+    With `auto`, the seats of the small local model get no approaches, and differ only by
+    temperature and seed. Any approach in the prompt makes that model worse: it was right at the
+    first turn in 19 of 36 runs with one, and in 26 of 30 without. Seats with native tools differ in
+    their first step.
     """
     llm, shared_setup = council.dependencies.answerers.llm, council.setup_of("-")
     text_setups = [
@@ -127,7 +128,7 @@ async def find_approaches(council: DeliberationContext, count: int) -> None:
 
 
 async def propose(council: DeliberationContext, seat_state: SeatState) -> None:
-    """Start the seat, work, propose, and have the proposal judged. Failures are recorded, not
+    """Start a seat, let it work and propose, and evaluate its proposal. Failures are recorded, not
     raised.
     """
     endpoint, approach, temperature = council.deliberation.elsewhere.get(seat_state.seat), "", 0.0
@@ -260,7 +261,8 @@ async def revise(
 ) -> None:
     """Let an author improve its proposal, based on evidence and reviews.
 
-    If that fails, the proposal stays as it is. Remote agents and given changes are not revised.
+    If the revision fails, the proposal does not change. Remote agents and given changes are not
+    revised.
     """
     deliberation = council.deliberation
     if seat_state.seat in deliberation.elsewhere or deliberation.merges(seat_state.seat):
@@ -273,18 +275,18 @@ async def revise(
 async def propose_again(council: DeliberationContext, seat_state: SeatState) -> None:
     """Let a seat start again in the second wave, on the base and with the council's notes.
 
-    Its first proposal stays a candidate. Remote agents and harnesses are not asked again.
+    Its first proposal remains a candidate. Remote agents and harnesses are not asked again.
     """
     if seat_state.agent is None:
         return
-    before = seat_state.agent.tool_usage
+    earlier_usage = seat_state.agent.tool_usage
     seat_state.agent = _create_agent(
         council,
         seat_state,
         council.approach_of(seat_state),
         council.temperature_of(seat_state.seat),
     )
-    seat_state.agent.tool_usage = before
+    seat_state.agent.tool_usage = earlier_usage
     await _run_seat(
         council, seat_state, _propose_again(council, seat_state), council.deadlines.work
     )
@@ -333,7 +335,7 @@ async def _record_failure(
 ) -> None:
     is_late = isinstance(error, DeadlineExceeded)
     seat_state.end(SeatStatus.LATE if is_late else SeatStatus.FAILED, error.code, error.message)
-    # A failed revision leaves the proposal in place, so it is published under an id of its own.
+    # A failed revision does not remove the proposal, so each failure has its own event id.
     ordinal = f"{seat_state.seat}/{len(seat_state.drafts)}"
     await council.events.publish(
         EventType.SEAT_FAILED,
@@ -360,9 +362,9 @@ async def _propose(council: DeliberationContext, seat_state: SeatState) -> None:
 async def _merge_commits(council: DeliberationContext) -> Draft:
     """Return the merged commits as a draft."""
     if council.prepared is None or council.dependencies.repositories.merge is None:
-        raise AssertionError("commits are merged where there is a repository")
+        raise AssertionError("a merge needs a repository")
     base = council.prepared.base
-    # A base without its hidden tests shares no history with delivered commits.
+    # The prepared base may lack hidden tests, and then shares no history with delivered commits.
     patch = await council.dependencies.repositories.merge(
         replace(base, sha=council.deliberation.base_sha or base.sha), council.deliberation.merge
     )
@@ -379,7 +381,7 @@ async def _revise(
     texts = [format_review(review) for review in reviews]
     remarks = prompts.revise_text(evidence, texts, rivals_of(council, seat_state))
     last = seat_state.drafts[-1]
-    # Its workspace is opened again on its own patch: the same files, a fresh executor.
+    # The workspace is opened again with the seat's own patch: the same files, a new executor.
     if seat_state.agent is None:
         draft = await external_seats.work(
             council,
@@ -402,8 +404,8 @@ async def _revise(
 
 
 def _round_name_and_deadline(council: DeliberationContext, round_: int) -> tuple[str, datetime]:
-    """Return the name of a round, with its phase, and its deadline. Round 0 is the first proposals,
-    `council.proposing.wave` a second wave.
+    """Return the name of a round, with its phase, and its deadline. Round 0 is that of the first
+    proposals, `council.proposing.wave` that of the second wave.
     """
     if round_ and round_ == council.proposing.wave:
         return f"propose/{round_}", council.deadlines.work
@@ -431,10 +433,10 @@ async def _run_attempts(
     round_: int,
     start: Draft | None,
 ) -> Draft:
-    """Let the agent work in a workspace that holds `start`, if any, and return its best draft.
+    """Let the agent work in a workspace that contains `start`, if any, and return its best draft.
 
-    A stuck agent starts again, on the base and with its first messages, as often as the settings
-    allow. A revision has only one attempt.
+    A stuck agent starts again with the base and its first messages, until its attempts are used. A
+    revision has only one attempt.
     """
     agent, max_turns = _agent_of(seat_state), council.setup_of(seat_state.seat).max_turns
     attempts = 1 if start or isinstance(agent, ToolLoop) else council.attempts_of(seat_state.seat)
@@ -470,7 +472,7 @@ async def _run_attempts(
     if best is None:
         if seat_state.stuck_reason == UNUSABLE and refusal is None:
             raise malformed_replies_error(
-                f"in each attempt it gave {UNUSABLE} again",
+                f"each attempt ended with {UNUSABLE}",
                 agent.last_malformed,
                 council.deliberation.task_id,
             )
@@ -500,8 +502,8 @@ async def _run_attempt(
 ) -> Attempt:
     """Let the agent work in one workspace, named after its seat and `name`.
 
-    A lost workspace is opened again and the turns so far are repeated in it, with the recorded
-    replies. Raises `WorkspaceFailed` if that happens too often.
+    If the workspace is lost, open it again and repeat the turns with the recorded replies. Raises
+    `WorkspaceFailed` or `SandboxUnavailable` if it is lost too often.
     """
     agent, (round_name, deadline) = _agent_of(seat_state), _round_name_and_deadline(council, round_)
     workspace_id = workspace_name(council.deliberation.task_id, seat_state.seat, *name)
@@ -533,14 +535,14 @@ async def _run_attempt(
                     _is_commit(operation) for operation in agent.operations[operations:]
                 ):
                     return attempt
-                # It may commit after its last change.
+                # The seat may have committed after its last change.
                 message = (await workspace.patch("files as they are")).message
                 return replace(attempt, draft=replace(attempt.draft, message=message))
         except (WorkspaceFailed, SandboxUnavailable) as error:
             if attempt_number == _MAX_WORKSPACES:
                 raise
             log.warning(
-                "workspace lost; its turns are done again",
+                "workspace lost; repeating its turns",
                 workspace=workspace_id,
                 reason=error.message,
             )
@@ -560,8 +562,8 @@ async def _submit_proposal(
         seat=seat_state.seat,
         role=council.deliberation.role,
         content=draft.content,
-        # Without secrets, for the log: the diff may touch a file that holds one. The commit itself
-        # is what is run and delivered.
+        # Secrets are removed for the log, because the diff may touch a file that contains one. The
+        # unchanged commit is run and delivered.
         diff=council.dependencies.clean(patch.diff) if patch else "",
         commit_sha=patch.commit_sha if patch else "",
         revision=revision,
@@ -601,7 +603,9 @@ async def _submit_proposal(
 def _create_block_runner(
     council: DeliberationContext, seat: str, sampling: SamplingSettings
 ) -> BlockRunner | None:
-    """Return what runs a seat's Python blocks; None without a runner or a repository."""
+    """Return the runner of a seat's Python blocks; None if Python cannot be run or the task is
+    about text.
+    """
     dependencies = council.dependencies
     if dependencies.python.run_code is None or council.about_text:
         return None
@@ -616,14 +620,19 @@ def _create_block_runner(
 
 def _agent_of(seat_state: SeatState) -> AgentLoop | ToolLoop:
     if seat_state.agent is None:
-        raise AssertionError(f"{seat_state.seat} was not taken")
+        raise AssertionError(f"{seat_state.seat} has no agent")
     return seat_state.agent
 
 
 def outcome_of(council: DeliberationContext, seat_state: SeatState) -> SeatOutcome:
-    """Return how the seat ended, and what it used."""
-    used = seat_state.agent.tool_usage if seat_state.agent else ToolUsage()
-    spent = council.model.usage_of(seat_state.seat)
+    """Return how a seat ended, and the resources that it used."""
+    tool_usage = seat_state.agent.tool_usage if seat_state.agent else ToolUsage()
+    usage = council.model.usage_of(seat_state.seat)
     return SeatOutcome(
-        seat_state.seat, seat_state.status, seat_state.code, seat_state.message, spent, tools=used
+        seat_state.seat,
+        seat_state.status,
+        seat_state.code,
+        seat_state.message,
+        usage,
+        tools=tool_usage,
     )

@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from moothall.api.identity import check_address
-from moothall.concurrency import whole_body
+from moothall.concurrency import read_body
 from moothall.config import ForgeSettings as Settings
 from moothall.domain.codec import wrong
 from moothall.errors import CallFailed, NotFound, Refused, Temporary
@@ -401,7 +401,7 @@ class ForgeClient:
                 headers=self._headers,
                 allow_redirects=False,
             ) as response:
-                content = await whole_body(response.content.readexactly, _MAX_RESPONSE_BYTES)
+                content = await read_body(response.content.readexactly, _MAX_RESPONSE_BYTES)
                 if content is None:
                     raise CallFailed(
                         f"the forge answers {call} with more than {_MAX_RESPONSE_BYTES} bytes"

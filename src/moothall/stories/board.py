@@ -306,7 +306,7 @@ class Board:
         events in one list. With None, begin with the next event, after a first empty list. The bus
         is read once for all watchers.
         """
-        async with aclosing(self._board_events.listen()) as moments:
+        async with aclosing(self._board_events.subscribe()) as moments:
             batch = await anext(moments)
             last_seq, board_seq = after_seq, batch[0].seq
             if last_seq is None:
@@ -332,7 +332,7 @@ class Board:
     @property
     def watching(self) -> int:
         """The number of watchers, of all tenants."""
-        return self._board_events.listening
+        return self._board_events.subscriber_count
 
     async def _watch_events(self) -> AsyncGenerator[BoardEvent, None]:
         """Yield the position of the board, then its events as they come."""

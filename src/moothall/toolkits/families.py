@@ -1,4 +1,4 @@
-"""The families of tools that workspaces do not run themselves, in the order of prompts."""
+"""The families of tools that run outside workspaces, in the order of prompts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moothall.toolkits.family import Family
 from moothall.toolkits.mcp.family import McpFamily
 from moothall.toolkits.web.family import WebFamily
 
-if TYPE_CHECKING:  # as in `family`
+if TYPE_CHECKING:  # imported only for annotations, as in `family`
     from moothall.tools.spec import ToolSpec
 
 Families = Iterable[Family[Any]]

@@ -1,6 +1,4 @@
-"""The declaration of a family of tools: its tools, its settings, what runs it, what is missing, and
-how it is tested.
-"""
+"""The base class of families of tools."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ S = TypeVar("S", bound=Section)
 
 @dataclass(frozen=True, slots=True)
 class OpenedFamily:
-    """A running family. `close_workspace` is called with the id of each workspace that ends, for
-    tools that leave something elsewhere.
+    """A running family. `close_workspace` is called with the id of each workspace that ends, so
+    that the family can remove resources outside the workspace.
     """
 
     toolkit: Toolkit
@@ -31,14 +29,14 @@ class OpenedFamily:
 
 
 class Family(ABC, Generic[S]):
-    """A family of tools that no workspace runs itself. It has its own package here and a line in
-    `families.FAMILIES`.
+    """A family of tools that run outside workspaces. Each family has its own package here and an
+    entry in `families.FAMILIES`.
 
     section: the name of its settings.
     kind: the class of its settings.
 
-    Methods get all settings, because a family may depend on those of another. They import their
-    dependencies themselves, because `moothall config` needs only the settings.
+    Methods receive all settings, because a family may depend on the settings of another. Methods
+    import their dependencies, because `moothall config` needs only the settings.
     """
 
     section: ClassVar[str]
@@ -50,7 +48,7 @@ class Family(ABC, Generic[S]):
 
     @abstractmethod
     def specs(self, settings: Settings) -> Sequence[ToolSpec]:
-        """Return the entries of the catalogue: always the same tools, in the order of prompts."""
+        """Return the catalogue entries in the order of prompts. The tools are always the same."""
 
     def missing_settings(self, settings: Settings, tenant: str) -> Mapping[str, str]:
         """Return the tools that a tenant cannot use yet: name → missing setting."""
@@ -59,10 +57,10 @@ class Family(ABC, Generic[S]):
 
     @abstractmethod
     def open(self, settings: Settings) -> AbstractAsyncContextManager[OpenedFamily]:
-        """Run what the tools need while the context is open. Raises `ConfigurationError`."""
+        """Run the services of the tools while the context is open. Raises `ConfigurationError`."""
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
-        """Test what is configured, for `moothall doctor`. Nothing has to be configured."""
+        """Test the configured services for `moothall doctor`; yield nothing without any."""
         del settings
         nothing: tuple[Finding, ...] = ()
         for finding in nothing:

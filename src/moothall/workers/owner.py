@@ -1,10 +1,10 @@
-"""The owner of a host: a host ends with the server that started it and with its raylet, and the
-next server ends hosts that are left.
+"""The owner of a host. A host ends with the server that started it and with its raylet. The next
+server kills leftover hosts.
 
-A host in a process of its own says in a file of the data directory who it is, and then looks
-whether its server still lives: one that comes too late for the next server's look finds its own
-server
-dead. Processes are known by pid and start, so that nobody else is ever ended.
+A host process writes a record of itself to the data directory, and then checks whether its server
+is alive. If it writes the record too late for the next server, its own server has ended already,
+and it kills itself. A process is identified by its pid and start time, so that no other process is
+killed.
 """
 
 from __future__ import annotations
@@ -26,24 +26,23 @@ from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
 
-_END_SECONDS, _LOOK_SECONDS = 10.0, 0.5
-_START_FIELD = (
-    19  # of those after the name in /proc/PID/stat: when it started, in clock ticks since boot
-)
+_END_SECONDS, _POLL_SECONDS = 10.0, 0.5
+# The field of /proc/PID/stat after the name with the start time, in clock ticks since boot.
+_START_FIELD = 19
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process. `place`: the boot of the machine and the namespace in which its pid means
-    something; empty where that is not known.
+    """A process. `place`: the boot id of the machine and the pid namespace; empty if they are
+    unknown.
     """
 
     pid: int
     started: int
     place: str
 
-    def lives(self) -> bool:
-        """Whether it is a process of this machine that has not ended."""
+    def is_alive(self) -> bool:
+        """Return True if it is a process of this machine that has not ended."""
         return (
             bool(self.place and self.started)
             and self.place == _place()
@@ -51,32 +50,32 @@ class Process:
         )
 
     def open(self) -> int | None:
-        """Return a pidfd of it for the caller to close; None where it has ended, is none of this
-        machine, or this kernel has no pidfds.
+        """Return a pidfd, which the caller must close; None if the process has ended or belongs to
+        another machine, or if the kernel has no pidfds.
         """
-        if self.lives():
+        if self.is_alive():
             with suppress(OSError, AttributeError):
                 handle = os.pidfd_open(self.pid)
-                if self.lives():
+                if self.is_alive():
                     return handle
                 os.close(handle)
         return None
 
 
 def this_process() -> Process:
-    """Return this one."""
+    """Return the current process."""
     return process_of(os.getpid())
 
 
 def process_of(pid: int) -> Process:
-    """Return the process of this machine with this pid, which may have ended."""
+    """Return the process of this machine with a pid. It may have ended."""
     return Process(pid, _start_time(pid), _place())
 
 
 @contextmanager
 def registered(folder: Path, app: Process) -> Iterator[None]:
-    """Be a host of `app`, which runs on this machine or elsewhere: a record lies in `folder`, and
-    this process ends with its server.
+    """Register this process in `folder` as a host of `app`. It ends with `app` if both run on the
+    same machine.
     """
     me = this_process()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -90,25 +89,25 @@ def registered(folder: Path, app: Process) -> Iterator[None]:
         record.unlink(missing_ok=True)
 
 
-def end_left(folder: Path) -> int:
-    """End the hosts that are recorded in `folder`; return how many lived. Only for whoever holds
-    the data directory. Blocks until they have ended.
+def kill_leftover_hosts(folder: Path) -> int:
+    """Kill the hosts that are recorded in `folder`, and return how many were alive. Block until
+    they have ended. The caller must hold the lock of the data directory.
     """
-    found = 0
+    count = 0
     for record in folder.glob("*.json"):
         try:
             host = Process(**json.loads(record.read_bytes()))
         except (OSError, ValueError, TypeError):
-            record.unlink(missing_ok=True)  # torn by a kill: whoever wrote it finds its server dead
+            record.unlink(missing_ok=True)  # incomplete: its host finds that its server has ended
             continue
         if host.place != _place():
-            continue  # of another machine, or of this one before it was started anew
-        if host.lives():
-            found += 1
+            continue  # of another machine, or from before a reboot of this one
+        if host.is_alive():
+            count += 1
             _kill(host)
-            log.warning("a host of an earlier server was still alive; it is ended", pid=host.pid)
+            log.warning("killed a leftover host of an earlier server", pid=host.pid)
         record.unlink(missing_ok=True)
-    return found
+    return count
 
 
 def _kill(process: Process) -> None:
@@ -122,22 +121,22 @@ def _kill(process: Process) -> None:
 
 
 def _wait(process: Process, handle: int | None, seconds: float | None = None) -> None:
-    """Wait until it has ended, by its pidfd where there is one; close that."""
+    """Wait until a process has ended. Use its pidfd if there is one, and close it."""
     if handle is not None:
-        waiting = select.poll()
-        waiting.register(handle, select.POLLIN)
-        waiting.poll(seconds and seconds * 1000)
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        poll.poll(seconds and seconds * 1000)
         os.close(handle)
         return
-    until = time.monotonic() + (seconds or math.inf)
-    while process.lives() and time.monotonic() < until:
-        time.sleep(_LOOK_SECONDS)
+    deadline = time.monotonic() + (seconds or math.inf)
+    while process.is_alive() and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
 
 
 def end_with(other: Process) -> None:
-    """Kill this process once another one of this machine has ended or become a zombie.
+    """Kill this process when another process of this machine has ended or become a zombie.
 
-    A thread watches it, since a busy event loop must not keep this process alive.
+    A thread waits for that, because a busy event loop must not keep this process alive.
     """
 
     def watch() -> None:
@@ -148,7 +147,7 @@ def end_with(other: Process) -> None:
 
 
 def _start_time(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 where it has ended."""
+    """Return the start time of a process in clock ticks since boot; 0 if it has ended."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return 0 if state in b"ZX" else int(rest[_START_FIELD - 1])

@@ -1,4 +1,4 @@
-"""Making the base of a deliberation ready, and telling how far that is."""
+"""Preparation of the base of a deliberation, and the progress events of it."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from moothall.telemetry.spans import write_of
 
 log = telemetry.get_logger(__name__)
 
-_PREPARATIONS = 3
-_FEWEST = 4  # failing cases, from which on some are held back
+_MAX_TRIES = 3
+_MIN_FAILING_CASES = 4  # with fewer, no tests are held back
 
 
 async def prepare(
     bus: Bus, repositories: Repositories, deliberation: Deliberation, held_out: float = 0.0
 ) -> Prepared | None:
-    """Return the base of a deliberation, ready to work on and without hidden tests; None for one
+    """Return the prepared base of a deliberation, without hidden tests; None if the deliberation is
     about text.
 
-    `held_out` is the share of failing cases to hide. Raises `NothingToJudge`, and what the
-    repositories raise.
+    `held_out` is the share of failing cases to hide. Raises `NothingToJudge`, and the errors of
+    `repositories`.
     """
     if deliberation.repository is None or deliberation.base_sha is None:
         return None
@@ -61,52 +61,52 @@ async def prepare(
 
         try:
             prepared = await _prepare(repositories, base, report_progress)
-            if held := files_to_hold(prepared, held_out):
+            if paths := select_held_out_files(prepared, held_out):
                 report_progress(
-                    f"holding {', '.join(held)} back from the seats (evidence.held_out)"
+                    f"holding {', '.join(paths)} back from the seats (evidence.held_out)"
                 )
-                prepared = await _prepare(repositories, hide_files(base, held), report_progress)
+                prepared = await _prepare(repositories, hide_files(base, paths), report_progress)
             prepared = replace(prepared, hidden={**prepared.hidden, **given})
             if unused := with_hidden_checks(prepared)[1].unused:
                 report_progress(
                     f"No check runs these hidden tests: {format_cases(unused)}. Add one for their "
                     "folder to .moothall.toml."
                 )
-            found = diagnose(prepared)
-            report_progress(found.line)
+            diagnosis = diagnose(prepared)
+            report_progress(diagnosis.line)
         finally:
-            loop.call_soon(steps.put_nowait, None)  # after all that was told
-    if found.text and not prepared.hidden:
-        raise NothingToJudge(found.text)
+            loop.call_soon(steps.put_nowait, None)  # after all steps
+    if diagnosis.text and not prepared.hidden:
+        raise NothingToJudge(diagnosis.text)
     return prepared
 
 
-def files_to_hold(prepared: Prepared, share: float) -> tuple[str, ...]:
-    """Return test files whose failing cases are about this share of all that fail, if at least four
-    do; one file of them always stays.
+def select_held_out_files(prepared: Prepared, share: float) -> tuple[str, ...]:
+    """Return test files with about the given share of the failing cases; none if fewer than four
+    cases fail. At least one file with failing cases stays visible.
     """
-    red = [
+    failing = [
         case
         for run in prepared.runs.values()
         for case, outcome in run.cases.items()
         if outcome in RED
     ]
     counts = Counter(
-        find_test_file(case, prepared.files) for case in red if case not in prepared.flaky
+        find_test_file(case, prepared.files) for case in failing if case not in prepared.flaky
     )
     del counts[""]
-    if not share or counts.total() < _FEWEST:
+    if not share or counts.total() < _MIN_FAILING_CASES:
         return ()
-    held: list[str] = []
+    selected: list[str] = []
     for path in sorted(counts, key=digest)[:-1]:
-        if sum(counts[one] for one in (*held, path)) <= share * counts.total():
-            held.append(path)
-    return tuple(sorted(held))
+        if sum(counts[file] for file in (*selected, path)) <= share * counts.total():
+            selected.append(path)
+    return tuple(sorted(selected))
 
 
 def hide_files(base: Base, paths: Sequence[str]) -> Base:
-    """Return the base with a profile that hides just these files, whatever characters their names
-    have.
+    """Return the base with a profile that hides these files and no others. Special characters in
+    their names are escaped.
     """
     hidden = (*base.profile.hidden, *(f"/{glob.escape(path)}" for path in paths))
     return replace(base, profile=replace(base.profile, hidden=hidden))
@@ -115,15 +115,17 @@ def hide_files(base: Base, paths: Sequence[str]) -> Base:
 async def _prepare(
     repositories: Repositories, base: Base, report_progress: Callable[[str], None]
 ) -> Prepared:
-    """Prepare the base; an executor that dies under it costs another try, not the deliberation."""
-    for lost in range(1, _PREPARATIONS + 1):
+    """Prepare the base. Try again if the executor dies."""
+    for number in range(1, _MAX_TRIES + 1):
         try:
             return await repositories.prepare(base, report_progress)
         except (WorkspaceFailed, SandboxUnavailable) as error:
-            if lost == _PREPARATIONS:
+            if number == _MAX_TRIES:
                 raise
             log.warning(
-                "preparation was cut short; trying again", sha=base.sha[:12], reason=error.message
+                "the executor died during preparation; trying again",
+                sha=base.sha[:12],
+                reason=error.message,
             )
     raise AssertionError("unreachable")
 
@@ -153,16 +155,16 @@ async def _publish_progress(
         )
 
 
-async def give_up(bus: Bus, deliberation: Deliberation, error: MoothallError) -> None:
-    """A repository that cannot be prepared fails every seat before it started."""
+async def fail_all_seats(bus: Bus, deliberation: Deliberation, error: MoothallError) -> None:
+    """Fail all seats of a deliberation whose repository cannot be prepared."""
     log.warning(
         "preparation failed", task_id=deliberation.task_id, code=error.code, reason=error.message
     )
     await fail_seats(bus, deliberation, error.code, error.message, "host")
 
 
-def first_of(group: BaseExceptionGroup[MoothallError | OSError]) -> MoothallError:
-    """Return what went wrong first, in words for people."""
+def first_error(group: BaseExceptionGroup[MoothallError | OSError]) -> MoothallError:
+    """Return the first error of a group, with a message for users."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,5 +1,5 @@
-"""Host actors on a Ray cluster: made at the start, restarted when they die, told to stop at the
-end.
+"""Host actors on a Ray cluster. They start with the server, restart after a crash, and stop with
+the server.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ from moothall.workers.subprocesses import Alive
 # Read by Ray when it is imported and by the processes that it starts.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-os.environ.setdefault(
-    "RAY_raylet_start_wait_time_s", "120"
-)  # a loaded machine needs more than its 30
-# Idle workers cost a process each, and two seconds of a core at the start; our hosts are the only
-# actors.
+# Ray's default of 30 seconds is too short for a loaded machine.
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
+# Each idle worker costs a process, and two seconds of a core at the start. Hosts are the only
+# actors, so that few workers are needed.
 os.environ.setdefault("RAY_enable_worker_prestart", "0")
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-# Ray's default is 15: its workers would wait for everything else on a busy machine.
+# With Ray's default of 15, its workers would starve on a busy machine.
 os.environ.setdefault("RAY_worker_niceness", "0")
 if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # without it, Ray sends no token
@@ -52,19 +51,19 @@ _WITHOUT_METRICS = {
     "AUTOSCALER_METRIC_PORT": "-1",
     "DASHBOARD_METRIC_PORT": "-1",
 }
-"""Keeps Ray's processes from serving metrics, which they do without the token. Ray has no switch
-for the last two; with an impossible port nothing listens, and Ray logs an error.
+"""Settings that keep Ray's processes from serving metrics, which they serve without the token. Ray
+has no switch for the last two. With an impossible port they do not listen, and Ray logs an error.
 """
 log = get_logger(__name__)
 
 HostMain = Callable[..., Coroutine[Any, Any, None]]
-"""Runs a host of this name until cancelled; calls its second argument once it is ready. `node`: the
-address of its machine.
+"""Runs a host with the given name until cancelled. It calls its second argument when the host is
+ready. `node`: the address of the host's machine.
 """
 
 
 class HostActor:
-    """The thin Ray shell round a host, which knows nothing of Ray."""
+    """A Ray actor that runs a host. Hosts do not depend on Ray."""
 
     def __init__(self, name: str, main: HostMain) -> None:
         self._name = name
@@ -73,7 +72,7 @@ class HostActor:
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Host until `stop`. Ray calls this again in a restarted actor."""
+        """Run the host until `stop` is called. Ray calls this again in a restarted actor."""
         end_with_raylet()
         async with asyncio.TaskGroup() as group:
             node = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]  # Ray leaves it untyped
@@ -82,43 +81,44 @@ class HostActor:
             hosting.cancel()
 
     async def ready(self) -> int:
-        """Return the process id once work is being pulled."""
+        """Wait until the host pulls work, and return its process id."""
         await self._ready.wait()
         return os.getpid()
 
     async def stop(self) -> None:
-        """Let `run` end: what is in flight is cancelled and its workspaces are closed."""
+        """End `run`: running deliberations are cancelled, and their workspaces are closed."""
         self._stop.set()
 
 
 def end_with_raylet() -> None:
-    """End this worker with its raylet.
+    """End this worker process when its raylet ends.
 
-    Ray's own check misses a raylet that is a zombie, and Ray restarts the actor on another node.
+    Ray's own check does not notice that a raylet is a zombie, and Ray restarts the actor on another
+    node.
     """
     if raylet := os.environ.get("RAY_RAYLET_PID"):
         end_with(process_of(int(raylet)))
 
 
-_ANSWER_SECONDS, _STOP_SECONDS, _AGAIN_SECONDS, _WATCH_SECONDS = 2.0, 10.0, 0.5, 5.0
+_ANSWER_SECONDS, _STOP_SECONDS, _RETRY_SECONDS, _WATCH_SECONDS = 2.0, 10.0, 0.5, 5.0
 _ALIVE = 0  # GcsNodeInfo.ALIVE
 
 
 async def _count_answering(hosts: Sequence[Any]) -> tuple[int, int]:
-    """Return how many hosts answer that they are pulling work, and how many there should be. One
-    that is being started again does not answer for a while.
+    """Return how many hosts report that they pull work, and how many there should be. A restarting
+    host does not answer for a while.
     """
     try:
-        answers = {asyncio.ensure_future(_answers(host)) for host in hosts}
+        answers = {asyncio.ensure_future(_is_ready(host)) for host in hosts}
         done, silent = await asyncio.wait(answers, timeout=_ANSWER_SECONDS)
-    except ray.exceptions.RayError:  # Ray itself is gone
+    except ray.exceptions.RayError:  # Ray itself has ended
         return 0, len(hosts)
-    for waiting in silent:
-        waiting.cancel()
+    for task in silent:
+        task.cancel()
     return sum(task.result() for task in done), len(hosts)
 
 
-async def _answers(host: Any) -> bool:
+async def _is_ready(host: Any) -> bool:
     try:
         await host.ready.options(max_task_retries=0).remote()
     except ray.exceptions.RayError:
@@ -132,12 +132,12 @@ async def hosting(
 ) -> AsyncIterator[Alive]:
     """Start the hosts, wait until all pull work, and yield a function that counts them.
 
-    They end with the context. Needs `cluster`. With `ray.hosts` = 0 each node that offers a
-    processor gets a host, nodes that join later included.
+    The hosts end with the context. A `cluster` must be open. With `ray.hosts` = 0, each node that
+    offers a CPU gets a host, including nodes that join later.
     """
-    nodes = await _spread(settings)
+    nodes = await _find_host_nodes(settings)
     if not settings.hosts:
-        async with _one_on_each(nodes, main, ready_seconds) as alive:
+        async with _host_on_each_node(nodes, main, ready_seconds) as alive:
             yield alive
         return
     if settings.address is not None and len(nodes) > settings.hosts:
@@ -152,10 +152,10 @@ async def hosting(
     ]
     runs = [host.run.remote() for host in hosts]
     try:
-        # A host that ends by itself has a bug: its error is heard here and ends the whole process.
+        # A host that ends by itself has a bug. Its error is raised here and ends the process.
         async with asyncio.TaskGroup() as group:
             watching = [group.create_task(_until_stopped(run)) for run in runs]
-            watching.append(group.create_task(_while_joined()))
+            watching.append(group.create_task(_watch_membership()))
             await _all_ready(hosts, ready_seconds)
             yield functools.partial(_count_answering, hosts)
             for task in watching:
@@ -165,14 +165,14 @@ async def hosting(
 
 
 @asynccontextmanager
-async def _one_on_each(
+async def _host_on_each_node(
     nodes: Sequence[str], main: HostMain, ready_seconds: float
 ) -> AsyncIterator[Alive]:
-    hosts = NodeHosts(functools.partial(_make_host, main=main, stays=True))
+    hosts = NodeHosts(functools.partial(_make_host, main=main, pinned=True))
     try:
         async with asyncio.TaskGroup() as group:
             hosts.update(nodes, group)
-            watching = [group.create_task(_while_joined())]
+            watching = [group.create_task(_watch_membership())]
             await _all_ready(hosts.actors, ready_seconds, some=True)
             watching.append(group.create_task(hosts.follow(list_nodes, group), name="nodes"))
             yield hosts.count_answering
@@ -183,82 +183,84 @@ async def _one_on_each(
 
 
 class NodeHosts:
-    """One host on each node that offers a processor. `make` starts one by its name and node.
+    """One host on each node that offers a CPU. `make` starts a host from its name and node.
 
-    A node whose host ends with an error gets no further one; if no host is left, that error ends
-    the process.
+    A node whose host ends with an error gets no other host. If no host is left, that error ends the
+    process.
     """
 
     def __init__(self, make: Callable[..., Any]) -> None:
         self._make = make
         self._hosts: dict[str, tuple[Any, Any]] = {}
-        self._refused: set[str] = set()
-        self._made = 0
+        self._failed_nodes: set[str] = set()
+        self._started_count = 0
         self.watching: set[asyncio.Task[None]] = set()
 
     @property
     def actors(self) -> list[Any]:
-        """The hosts."""
+        """The actors of the hosts."""
         return [host for host, _ in self._hosts.values()]
 
     @property
     def runs(self) -> list[Any]:
-        """Their `run` calls."""
+        """The `run` calls of the hosts."""
         return [run for _, run in self._hosts.values()]
 
     async def count_answering(self) -> tuple[int, int]:
-        """Return how many pull work, and how many there should be: at least one."""
+        """Return how many hosts pull work, and how many there should be: at least one."""
         answering, total = await _count_answering(self.actors) if self._hosts else (0, 0)
         return answering, max(1, total)
 
     async def follow(
         self, list_nodes: Callable[[str], Collection[str]], group: asyncio.TaskGroup
     ) -> None:
-        """Look for nodes that join and nodes that are gone, until cancelled."""
+        """Follow which nodes join and leave the cluster, until cancelled."""
         address = str(ray.get_runtime_context().gcs_address)
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
-            with contextlib.suppress(ray.exceptions.RayError):  # no head answers now
+            with contextlib.suppress(ray.exceptions.RayError):  # the head does not answer now
                 self.update(await asyncio.to_thread(list_nodes, address), group)
 
     def update(self, nodes: Collection[str], group: asyncio.TaskGroup) -> None:
-        """Give each of `nodes` a host, and forget the hosts of nodes that are gone."""
+        """Start a host on each of `nodes` that has none, and remove the hosts of other nodes."""
         for node in [node for node in self._hosts if node not in nodes]:
-            log.warning("a node is gone, and its host with it", node=node)
+            log.warning("a node has left the cluster; its host has ended", node=node)
             ray.kill(self._hosts.pop(node)[0])
-        for node in sorted(set(nodes) - self._hosts.keys() - self._refused):
-            self._made += 1
-            host = self._make(f"host-{self._made}", node=node)
+        for node in sorted(set(nodes) - self._hosts.keys() - self._failed_nodes):
+            self._started_count += 1
+            host = self._make(f"host-{self._started_count}", node=node)
             run = host.run.remote()
             self._hosts[node] = (host, run)
             task = group.create_task(self._watch(node, host, run), name=f"host on {node}")
             self.watching.add(task)
             task.add_done_callback(self.watching.discard)
-            log.info("a node has a host", node=node, host=f"host-{self._made}")
+            log.info("started a host on a node", node=node, host=f"host-{self._started_count}")
 
     async def _watch(self, node: str, host: Any, run: Any) -> None:
         try:
             await _until_stopped(run)
         except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError) as error:
-            why: Exception = error  # it was killed, or its node is gone
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other nodes go on
-            why = error
-            self._refused.add(node)
-            log.warning("a node can have no host", node=node, reason=str(error)[:500])
+            cause: Exception = error  # it was killed, or its node has left
+        except Exception as error:  # noqa: BLE001 - hosts on other nodes continue after any error
+            cause = error
+            self._failed_nodes.add(node)
+            log.warning(
+                "a host failed; its node gets no other one", node=node, reason=str(error)[:500]
+            )
         else:
             return
         if self._hosts.get(node, (None, None))[0] is host:
             del self._hosts[node]
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(host)
-        if not self._hosts and node in self._refused:
-            raise why
+        if not self._hosts and node in self._failed_nodes:
+            raise cause
 
 
 def list_nodes(address: str) -> Collection[str]:
-    """Return the ids of the nodes that live and offer a processor.
+    """Return the ids of the live nodes that offer a CPU.
 
-    It opens a new connection for the reason in `_while_joined`.
+    Open a new connection, for the reason given in `_watch_membership`.
     """
     nodes = GcsClient(address=address).get_all_node_info(timeout=_ANSWER_SECONDS)
     return {
@@ -275,31 +277,31 @@ async def _until_stopped(run: Any) -> None:
         raise (error.cause if isinstance(error.cause, Exception) else error) from error
 
 
-async def _while_joined() -> None:
-    """Watch that the node of this process is one of Ray's: a head that was started anew knows no
-    host and no node of before, and what is asked of them is tried again for ever. Raises
-    `Temporary`.
+async def _watch_membership() -> None:
+    """Raise `Temporary` when the node of this process no longer belongs to the cluster.
+
+    A restarted head does not know the earlier hosts and nodes, and Ray would retry calls to them
+    for ever.
     """
     context = ray.get_runtime_context()
-    address, ours = context.gcs_address, [NodeID.from_hex(context.get_node_id())]
+    address, node_ids = context.gcs_address, [NodeID.from_hex(context.get_node_id())]
     while True:
         await asyncio.sleep(_WATCH_SECONDS)
-        with contextlib.suppress(
-            ray.exceptions.RayError
-        ):  # no head answers now: whoever comes next is asked
-            # A new connection each time, as an old one is another cluster's; `ray.nodes` ends the
-            # process there by an abort.
+        # If the head does not answer now, the next head is asked.
+        with contextlib.suppress(ray.exceptions.RayError):
+            # A new connection each time, because an old one belongs to the earlier cluster.
+            # `ray.nodes` would abort the process there.
             (alive,) = await asyncio.to_thread(
-                lambda: GcsClient(address=address).check_alive(ours, _ANSWER_SECONDS)
+                lambda: GcsClient(address=address).check_alive(node_ids, _ANSWER_SECONDS)
             )
             if not alive:
                 raise Temporary(
-                    "the Ray that this process joined is gone: another head answers at its address"
+                    "the Ray cluster of this process has ended: another head answers at its address"
                 )
 
 
 async def _all_ready(hosts: list[Any], seconds: float, *, some: bool = False) -> None:
-    """Wait until hosts pull work. `some`: ignore those that end meanwhile."""
+    """Wait until hosts pull work. `some`: ignore hosts that end while starting."""
     try:
         async with asyncio.timeout(seconds):
             started = (host.ready.options(max_task_retries=0).remote() for host in hosts)
@@ -318,57 +320,57 @@ async def _stop_all(hosts: list[Any], runs: list[Any]) -> None:
         ray.kill(host)
 
 
-async def _spread(settings: RaySettings) -> list[str]:
-    """Return the ids of the nodes that live, in a fixed order: of those that offer a processor,
-    which a head often does not.
+async def _find_host_nodes(settings: RaySettings) -> list[str]:
+    """Return the ids of the live nodes that offer a CPU, in a fixed order; all live nodes if none
+    does. A head often offers none.
 
-    A cluster's nodes come one by one, and a host stays where it was put: one node a host is waited
-    for, `ray.wait_seconds` long.
+    Nodes join one by one, and running hosts are not moved. Wait up to `ray.wait_seconds` for as
+    many nodes as there are hosts.
     """
-    until = time.monotonic() + settings.wait_seconds
+    deadline = time.monotonic() + settings.wait_seconds
     while True:
         nodes = await asyncio.to_thread(ray.nodes)
         alive = {
             str(node["NodeID"]): node["Resources"].get("CPU") for node in nodes if node["Alive"]
         }
-        offering = [name for name, processors in alive.items() if processors]
-        if len(offering) >= max(1, settings.hosts) or time.monotonic() > until:
+        offering = [name for name, cpus in alive.items() if cpus]
+        if len(offering) >= max(1, settings.hosts) or time.monotonic() > deadline:
             return sorted(offering or alive)
-        await asyncio.sleep(_AGAIN_SECONDS)
+        await asyncio.sleep(_RETRY_SECONDS)
 
 
-def _make_host(name: str, main: HostMain, node: str, *, stays: bool = False) -> Any:
-    """Start a host on a node. `stays`: Ray never moves it to another one."""
+def _make_host(name: str, main: HostMain, node: str, *, pinned: bool = False) -> Any:
+    """Start a host on a node. `pinned`: Ray never moves it to another node."""
     actor = ray.remote(HostActor).options(
-        # A host waits more than it computes, and takes no core from anybody's plan; of what asks
-        # for nothing, Ray counts nothing.
+        # A host waits more than it computes, so it reserves almost nothing. The amount is not 0,
+        # because Ray does not count actors without resources.
         num_cpus=0.001,
         max_restarts=-1,
         max_task_retries=-1,
         max_concurrency=64,
-        # Ray spreads by resources, and a host asks for next to none. Soft: where the node is gone,
-        # any other will do.
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=not stays),
+        # Ray distributes actors by resources, and a host reserves almost none. Soft: if the node
+        # has left, any other node will do.
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=not pinned),
     )
     return actor.remote(name, main)
 
 
 @asynccontextmanager
 async def cluster(settings: RaySettings) -> AsyncIterator[None]:
-    """A connection to the configured cluster, or a Ray of our own on loopback that ends with it.
+    """Connect to the configured cluster, or start a private one on loopback that ends with the
+    context.
 
-    Raises `ConfigurationError` for a cluster that cannot be reached, `FleetUnavailable` if our own
-    does not start.
+    Raises `ConfigurationError` if the configured cluster cannot be reached, and `FleetUnavailable`
+    if the private one does not start.
     """
     if settings.address is not None:
         async with _connection(f"at {settings.address}", {"address": settings.address}):
             await check_access(settings, str(ray.get_runtime_context().gcs_address))
             yield
         return
-    os.environ.setdefault(
-        "RAY_AUTH_TOKEN", secrets.token_hex(32)
-    )  # Ray's own lies in ~/.ray, where others can read it
-    os.environ.pop("RAY_AUTH_MODE", None)  # unset: Ray starts a cluster of its own with a token
+    # Ray's default token is in ~/.ray, where other users can read it.
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    os.environ.pop("RAY_AUTH_MODE", None)  # if unset, Ray starts a private cluster with a token
     os.environ.update(_WITHOUT_METRICS)
     async with ray_folder() as directory:
         options = {
@@ -377,20 +379,21 @@ async def cluster(settings: RaySettings) -> AsyncIterator[None]:
             "_node_ip_address": "127.0.0.1",
             "_temp_dir": str(directory),
             "num_cpus": 1,
-            "object_store_memory": 80_000_000,  # nothing of ours travels through the object store
+            "object_store_memory": 80_000_000,  # hosts do not use the object store
         }
         async with _connection("on this machine", options):
             yield
 
 
-def _take_back_sigterm() -> None:
-    """Ray puts a handler before ours that writes a stack of its C++ to the terminal and aborts us
-    after three seconds, though a SIGTERM is no fault. Python does not see it; setting our own anew
-    replaces it.
+def _restore_sigterm_handler() -> None:
+    """Replace the C++ handler of SIGTERM that Ray installs in front of Python's.
+
+    Ray's handler writes a C++ stack trace to the terminal, and aborts the process after three
+    seconds, although SIGTERM is no error. Setting Python's handler again replaces it.
     """
-    ours = signal.getsignal(signal.SIGTERM)
-    if ours is not None and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, ours)
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
         signal.siginterrupt(signal.SIGTERM, False)
 
 
@@ -409,12 +412,12 @@ async def _connection(where: str, options: dict[str, Any]) -> AsyncIterator[None
     try:
         await asyncio.shield(starting)
     except asyncio.CancelledError:
-        # A thread cannot be stopped: what it starts has to be there before it can be shut down.
+        # A thread cannot be cancelled, so Ray must have started before it can be shut down.
         await asyncio.wait({starting})
         await asyncio.to_thread(ray.shutdown)
         raise
     except Exception as error:
-        if options["address"] == "local":  # Ray raises any class, `Exception` for a late node
+        if options["address"] == "local":  # Ray raises any class; `Exception` for a late node
             await asyncio.to_thread(ray.shutdown)  # stop the parts that have started
             raise FleetUnavailable(f"Ray did not start {where}: {one_line(str(error))}") from error
         known = isinstance(
@@ -422,13 +425,13 @@ async def _connection(where: str, options: dict[str, Any]) -> AsyncIterator[None
         )
         if not known and type(error) is not Exception:
             raise
-        why = await explain_refusal(str(options["address"]))
+        next_step = await explain_refusal(str(options["address"]))
         raise ConfigurationError(
-            f"Ray could not be started or reached {where}: {error}{why}"
+            f"Ray could not be started or reached {where}: {error}{next_step}"
         ) from error
-    _take_back_sigterm()
+    _restore_sigterm_handler()
     try:
-        # Ray tells of a worker's death on stdout, where callers expect our own document only.
+        # Ray reports the death of a worker on stdout, where callers expect only our JSON document.
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:

@@ -1,7 +1,7 @@
-"""Sandboxes on the nodes of a Ray cluster: one actor on each node that offers a processor.
+"""Sandboxes on the nodes of a Ray cluster: one actor on each node that offers a CPU.
 
-The server makes the actors, and hosts find them by their names. Trees and environments reach a node
-once, as an archive in Ray's object store.
+The server starts the actors, and hosts find them by name. Each source tree and environment is sent
+to a node once, as an archive in Ray's object store.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from moothall.workspace.nodes.executor import Nodes, refusal_of
 from moothall.workspace.nodes.sandboxes import NodeSandboxes, NodeState
 
 _PREFIX = "sandboxes"
-_PART_BYTES = 32_000_000  # an object store may be small
-_KEPT_SECONDS = 60.0
+_PART_BYTES = 32_000_000  # because an object store may be small
+_RETENTION_SECONDS = 60.0
 """How long an archive stays in the object store after its last use."""
 _FOLLOW_SECONDS, _DEMAND_SECONDS, _ANSWER_SECONDS = 5.0, 10.0, 3.0
 _READY_SECONDS, _STOP_SECONDS = 120.0, 10.0
@@ -44,7 +44,7 @@ log = get_logger(__name__)
 
 
 class SandboxNode:
-    """The Ray actor of a node. `prepare` is called once in its process."""
+    """The Ray actor of a node. Its process calls `prepare` once."""
 
     def __init__(self, settings: WorkspaceSections, prepare: Callable[[], None]) -> None:
         prepare()
@@ -67,7 +67,7 @@ class SandboxNode:
 
 
 def _end_if_failed(serving: asyncio.Task[None]) -> None:
-    """End this process if it cannot go on; Ray starts another one."""
+    """End this process if sandboxes cannot be served any longer. Ray starts another process."""
     if not serving.cancelled() and (error := serving.exception()):
         log.error("sandboxes cannot be served", reason=repr(error))
         os._exit(1)
@@ -78,58 +78,58 @@ async def _fetch(part: Any) -> bytes:
 
 
 def _name_of(node: str) -> str:
-    """Return the name of a node's actor. Other servers of the cluster have other job ids."""
+    """Return the name of a node's actor. It contains the job id, which is unique to this server."""
     return f"{_PREFIX}-{ray.get_runtime_context().get_job_id()}-{node[:12]}"
 
 
-# The server's side: one actor for each node, and the demand that an autoscaler sees.
+# On the server: one actor for each node, and the demand that is reported to an autoscaler.
 
 
 class _Actors:
-    """The actors of all nodes, made by `make` from the id of a node."""
+    """The actors of all nodes. `make` starts one from the id of a node."""
 
     def __init__(self, make: Callable[[str], Any]) -> None:
         self._make = make
         self.by_node: dict[str, Any] = {}
 
     def update(self, nodes: Sequence[str]) -> None:
-        """Give each node an actor, and forget those of nodes that are gone."""
+        """Start an actor on each of `nodes` that has none, and remove the actors of other nodes."""
         for node in self.by_node.keys() - set(nodes):
             ray.kill(self.by_node.pop(node))
         for node in sorted(set(nodes) - self.by_node.keys()):
             self.by_node[node] = self._make(node)
 
     async def follow(self, address: str) -> None:
-        """Follow which nodes there are, and tell Ray how many cores are wanted, until cancelled."""
-        wanted = 0
+        """Follow which nodes exist, and report the needed cores to Ray, until cancelled."""
+        requested = 0
         for turn in itertools.count():
-            with contextlib.suppress(ray.exceptions.RayError):  # no head answers now
+            with contextlib.suppress(ray.exceptions.RayError):  # the head does not answer now
                 self.update(sorted(await asyncio.to_thread(list_nodes, address)))
                 if turn * _FOLLOW_SECONDS % _DEMAND_SECONDS == 0:
                     states = [state for state in (await self.states()).values() if state]
                     count = sum(state.waiting + state.running for state in states)
-                    if count or wanted:
+                    if count or requested:
                         await asyncio.to_thread(request_resources, num_cpus=count)
-                    wanted = count
+                    requested = count
             await asyncio.sleep(_FOLLOW_SECONDS)
 
     async def states(self, seconds: float = _ANSWER_SECONDS) -> dict[str, NodeState | None]:
-        """Return the states by node; None: it does not answer in time."""
-        asking = {
+        """Return the states by node; None for a node that does not answer in time."""
+        requests = {
             node: asyncio.ensure_future(actor.call.remote("beat", ""))
             for node, actor in self.by_node.items()
         }
-        if asking:
-            await asyncio.wait(asking.values(), timeout=seconds)
+        if requests:
+            await asyncio.wait(requests.values(), timeout=seconds)
         states: dict[str, NodeState | None] = {}
-        for node, task in asking.items():
+        for node, task in requests.items():
             answered = task.done() and not task.exception()
             states[node] = task.result() if answered else None
             task.cancel()
         return states
 
     async def stop(self) -> None:
-        """End all of them with their sandboxes."""
+        """End all actors with their sandboxes."""
         ending = [actor.stop.remote() for actor in self.by_node.values()]
         with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
             async with asyncio.timeout(_STOP_SECONDS):
@@ -141,7 +141,8 @@ class _Actors:
 def _make_actor(settings: WorkspaceSections, prepare: Callable[[], None], node: str) -> Any:
     actor = ray.remote(SandboxNode).options(
         name=_name_of(node),
-        # Its commands are bounded by its own slots; of what asks for nothing, Ray counts nothing.
+        # The actor's own slots limit its commands. The amount is not 0, because Ray does not count
+        # actors without resources.
         num_cpus=0.001,
         max_restarts=-1,
         max_task_retries=0,  # a command must not run twice
@@ -152,11 +153,11 @@ def _make_actor(settings: WorkspaceSections, prepare: Callable[[], None], node: 
 
 
 async def _start_actors(actors: _Actors, address: str) -> dict[str, str]:
-    """Start the actors, and return by node why it can run no sandboxes, or ''."""
+    """Start the actors. Return the reason by node why it cannot run sandboxes; '' if it can."""
     actors.update(sorted(await asyncio.to_thread(list_nodes, address)))
     states = await actors.states(_READY_SECONDS)
     return {
-        node: refusal_of(state) if state else f"it gave no answer within {_READY_SECONDS:g} s"
+        node: refusal_of(state) if state else f"it did not answer within {_READY_SECONDS:g} s"
         for node, state in states.items()
     }
 
@@ -165,9 +166,11 @@ async def _start_actors(actors: _Actors, address: str) -> dict[str, str]:
 async def serving_sandboxes(
     settings: WorkspaceSections, prepare: Callable[[], None]
 ) -> AsyncIterator[Mapping[str, str]]:
-    """Let each node serve sandboxes, including nodes that join later. Needs `ray_fleet.cluster`.
+    """Serve sandboxes on each node, including nodes that join later. `ray_fleet.cluster` must be
+    open.
 
-    Yields by node why it cannot, or ''. Raises `SandboxUnavailable` if no node can.
+    Yields the reason by node why it cannot; '' if it can. Raises `SandboxUnavailable` if no node
+    can.
     """
     actors = _Actors(partial(_make_actor, settings, prepare))
     address = str(ray.get_runtime_context().gcs_address)
@@ -177,7 +180,7 @@ async def serving_sandboxes(
             if refusal:
                 log.warning("a node runs no sandboxes", node=node, reason=refusal)
         if all(refusals.values()):
-            reasons = "; ".join(f"{node[:12]}: {why}" for node, why in refusals.items())
+            reasons = "; ".join(f"{node[:12]}: {reason}" for node, reason in refusals.items())
             raise SandboxUnavailable(
                 f"no node of the Ray cluster can run sandboxes: {reasons or 'none offers a CPU'}"
             )
@@ -187,7 +190,7 @@ async def serving_sandboxes(
         await asyncio.shield(actors.stop())
 
 
-# The hosts' side.
+# On the hosts.
 
 
 class _RayCarrier:
@@ -210,7 +213,7 @@ class _RayCarrier:
         actors = {}
         for name in ray.util.list_named_actors():
             if name.startswith(self._prefix):
-                with contextlib.suppress(ValueError):  # it has just ended
+                with contextlib.suppress(ValueError):  # the actor has just ended
                     actors[name.removeprefix(self._prefix)] = ray.get_actor(name)
         return actors
 
@@ -223,7 +226,7 @@ class _RayCarrier:
 
     @asynccontextmanager
     async def archive(self, name: str, path: Path) -> AsyncIterator[Sequence[Any]]:
-        """Provide the archive of a folder, which is packed if it is not in the object store."""
+        """Yield the archive of a folder. Pack the folder first if it is not in the object store."""
         self._users[name] = self._users.get(name, 0) + 1
         try:
             async with self._locks.setdefault(name, asyncio.Lock()):
@@ -232,7 +235,7 @@ class _RayCarrier:
             yield self._archives[name]
         finally:
             self._users[name] -= 1
-            asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._forget, name)
+            asyncio.get_running_loop().call_later(_RETENTION_SECONDS, self._forget, name)
 
     def _forget(self, name: str) -> None:
         if not self._users.get(name):
@@ -250,7 +253,7 @@ async def _store(path: Path) -> list[Any]:
 
 @asynccontextmanager
 async def open_nodes() -> AsyncIterator[Nodes]:
-    """Yield the nodes of the cluster of this process, which is a host on it."""
+    """Yield the nodes of the cluster on which this process is a host."""
     host = f"{socket.gethostname()[:40]}-{secrets.token_hex(4)}"
     async with Nodes(_RayCarrier(), host) as nodes:
         yield nodes

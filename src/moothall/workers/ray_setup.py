@@ -1,4 +1,4 @@
-"""What is needed before Ray starts: a short directory, and whether a cluster asks for a token."""
+"""Preparations for Ray: a short directory, and a check that a cluster requires a token."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ from moothall.processes import start_process
 from moothall.telemetry import get_logger
 from moothall.workers import reaper
 
-# A short directory for a Ray of our own, which goes when its owner goes, however that ends.
+# A short directory for a private Ray cluster. It is removed when its owner ends in any way.
 
 
-_PREFIX = "mh-"  # short: a folder of many letters for temporary files leaves little of the 107
+_PREFIX = "mh-"  # short, because a long path of the temporary folder uses most of the 107 bytes
 
 
 @asynccontextmanager
 async def ray_folder() -> AsyncIterator[Path]:
-    """Make it; Ray's sockets have a path limit of 107 bytes. A child waits beside it to clear away
-    after a kill -9.
+    """Create a directory with a short path, because Ray's sockets have a path limit of 107 bytes.
 
-    Ray lets everybody write in its directory, where another user's link would have us write
-    elsewhere: it lies in one of ours.
+    A child process removes it after a kill -9. Ray makes its directory writable for all users, so
+    another user could replace it with a link. It is therefore inside a private directory.
     """
     await asyncio.to_thread(sweep, Path(tempfile.gettempdir()))
     directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
@@ -46,7 +45,7 @@ async def ray_folder() -> AsyncIterator[Path]:
         str(directory),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for its parent
+        start_new_session=True,  # Ctrl-C is for the parent only
         cwd="/",
     )
     try:
@@ -61,8 +60,8 @@ async def ray_folder() -> AsyncIterator[Path]:
 
 
 def sweep(temporary: Path) -> int:
-    """Remove directories whose owner is gone, with the processes that name them; return how many
-    there were.
+    """Remove directories whose owner has ended, and kill the processes that name them. Return how
+    many directories were removed.
     """
     swept = 0
     for folder in temporary.glob(f"{_PREFIX}*-*"):
@@ -72,36 +71,37 @@ def sweep(temporary: Path) -> int:
             and not psutil.pid_exists(int(owner))
             and folder.lstat().st_uid == os.geteuid()
         ):
-            _end(folder)
+            _kill_processes(folder)
             shutil.rmtree(folder, ignore_errors=True)
             swept += 1
     return swept
 
 
-def _end(folder: Path) -> None:
-    """Kill the processes that name a directory, whose watcher was killed too, and those below them:
-    Ray's own write a title over what they name.
+def _kill_processes(folder: Path) -> None:
+    """Kill the processes that name a directory, and their child processes.
+
+    Ray's own child processes overwrite their command line with a title. The watcher was killed too.
     """
-    found: set[psutil.Process] = set()
+    processes: set[psutil.Process] = set()
     for pid in reaper.find_processes(str(folder)):
         with suppress(psutil.Error):
             process = psutil.Process(pid)
-            found |= {process, *process.children(recursive=True)}
-    for process in found:
+            processes |= {process, *process.children(recursive=True)}
+    for process in processes:
         with suppress(psutil.Error):
-            process.kill()  # psutil looks whether the pid is still the same process's
+            process.kill()  # psutil checks that the pid still belongs to the same process
 
 
 # Check whether a Ray cluster accepts drivers without a token.
 #
-# Anyone who can start a driver on a cluster runs code as its nodes do and reads the arguments of
-# actors: the credentials of the bus and the model, and the keys that hosts sign with.
+# Anyone who can start a driver on a cluster can run code on its nodes and read the arguments of
+# actors: the credentials of the bus and the model, and the signing keys of hosts.
 
 
 log = get_logger(__name__)
 
 _METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
-"""A call that Ray answers to every driver. An empty message is a valid request of it."""
+"""A method that Ray answers for every driver. An empty message is a valid request."""
 _SECONDS = 5.0
 HELP = (
     "Start every node with RAY_AUTH_MODE=token and a RAY_AUTH_TOKEN, and give both to this process "
@@ -128,7 +128,7 @@ async def probe_access(address: str) -> tuple[Access, str]:
             if error.code() in {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}:
                 return Access.RESTRICTED, ""
             if os.environ.get("RAY_USE_TLS", "0").lower() in {"1", "true"}:
-                return Access.RESTRICTED, ""  # a driver needs a certificate, which we did not show
+                return Access.RESTRICTED, ""  # a driver needs a certificate; this call has none
             return Access.UNKNOWN, f"{error.code().name}: {error.details() or 'no reason given'}"
     return Access.OPEN, ""
 
@@ -138,34 +138,34 @@ async def check_access(settings: RaySettings, address: str) -> None:
     access, reason = await probe_access(address)
     if access is Access.RESTRICTED:
         return
-    about = describe(access, address, reason)
+    description = describe_access(access, address, reason)
     if not settings.allow_no_token:
         raise ConfigurationError(
-            f"{about}: it would get the credentials of the bus and the model. {HELP}"
+            f"{description}: others could read the credentials of the bus and the model. {HELP}"
         )
     log.warning(
-        "the Ray cluster takes drivers without a token (ray.allow_no_token)", address=address
+        "the Ray cluster accepts drivers without a token (ray.allow_no_token)", address=address
     )
 
 
 async def explain_refusal(address: str) -> str:
-    """Return the next step if a cluster refused us without its token; '' for other reasons."""
+    """Return the next step if a cluster refused a connection without its token; otherwise ''."""
     access, _ = await probe_access(address)
     return (
-        ". It wants its token: set RAY_AUTH_TOKEN as its nodes have it"
+        ". It requires a token: set RAY_AUTH_TOKEN to the value that its nodes have"
         if access is Access.RESTRICTED
         else ""
     )
 
 
-def describe(access: Access, address: str, reason: str = "") -> str:
-    """Return a clause about the access to a cluster."""
+def describe_access(access: Access, address: str, reason: str = "") -> str:
+    """Describe the access to a cluster in a clause."""
     match access:
         case Access.RESTRICTED:
-            return f"the Ray cluster at {address} takes no driver without its token"
+            return f"the Ray cluster at {address} accepts no driver without its token"
         case Access.OPEN:
-            return f"the Ray cluster at {address} takes drivers without a token"
+            return f"the Ray cluster at {address} accepts drivers without a token"
     return (
-        f"it is not known whether the Ray cluster at {address} takes drivers without a token "
+        f"it is unknown whether the Ray cluster at {address} accepts drivers without a token "
         f"({reason})"
     )

@@ -1,10 +1,8 @@
-"""Clears away a Ray of our own whose parent was killed: `python -I -S reaper.py DIRECTORY`.
+"""Cleans up a private Ray cluster whose parent was killed: `python -I -S reaper.py DIRECTORY`.
 
-Its stdin is held open by the parent alone, so that it ends with it, however that goes. Then
-whatever still names
-the directory (Ray's servers and agents would live for another minute) is killed and the directory
-removed. Stands
-alone: nothing of ours and nothing of others is imported.
+Only the parent holds the other end of stdin, so stdin closes when the parent ends in any way. Then
+the reaper kills all processes that name the directory, because Ray's servers and agents would run
+for another minute, and removes the directory. It imports only the standard library.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ _TITLE = b"ray::"
 
 
 def find_processes(directory: str) -> Iterator[int]:
-    """Yield the other processes whose command line or environment names the directory.
+    """Yield the ids of other processes whose command line or environment names the directory.
 
-    Ray's own processes overwrite both with a title, so they are also found by a file they have open
-    there. For others that is not enough: the owner has files open there too, and so may a person
-    who reads a log.
+    Ray's own processes overwrite both with a title, so they are also found by an open file in the
+    directory. An open file does not identify other processes: the owner has files open there too,
+    and so may a person who reads a log.
     """
     for folder in Path("/proc").glob("[0-9]*"):
         pid = int(folder.name)
@@ -35,14 +33,14 @@ def find_processes(directory: str) -> Iterator[int]:
             command = (folder / "cmdline").read_bytes()
             is_named = os.fsencode(directory) in command + (folder / "environ").read_bytes()
             if pid != os.getpid() and (
-                is_named or (command.startswith(_TITLE) and _has_open(folder, f"{directory}/"))
+                is_named or (command.startswith(_TITLE) and _has_open_file(folder, f"{directory}/"))
             ):
                 yield pid
         except OSError:
-            continue  # it has ended, or is not ours
+            continue  # it has ended, or belongs to another user
 
 
-def _has_open(process: Path, prefix: str) -> bool:
+def _has_open_file(process: Path, prefix: str) -> bool:
     for descriptor in (process / "fd").iterdir():
         with suppress(OSError):  # it was just closed
             if str(descriptor.readlink()).startswith(prefix):
@@ -51,12 +49,12 @@ def _has_open(process: Path, prefix: str) -> bool:
 
 
 def main(directory: str) -> None:
-    """Wait for the parent's end, then clear away."""
+    """Wait until the parent has ended, then kill the processes and remove the directory."""
     while os.read(0, 4096):
         pass
-    until = time.monotonic() + _SECONDS
-    while (left := list(find_processes(directory))) and time.monotonic() < until:
-        for pid in left:
+    deadline = time.monotonic() + _SECONDS
+    while (pids := list(find_processes(directory))) and time.monotonic() < deadline:
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:

@@ -1,4 +1,4 @@
-"""Hosts without Ray on one machine: in this process for one command, or in child processes of a
+"""Hosts on one machine without Ray: in this process for one command, or in child processes of a
 server.
 """
 
@@ -22,12 +22,12 @@ from moothall.errors import FleetUnavailable
 from moothall.processes import start_process
 from moothall.telemetry import get_logger
 
-# Hosts in this process, for one command: nothing is started but their tasks. Other adapters are
-# `subprocesses` and `ray_fleet`.
+# Hosts in this process, for one command: only their tasks are started. The other ways to run hosts
+# are child processes (below) and `ray_fleet`.
 
 
 HostMain = Callable[[str, Callable[[], None]], Coroutine[Any, Any, None]]
-"""Runs a host of this name until cancelled; calls its argument once it is ready."""
+"""Runs a host with the given name until cancelled, and calls its second argument when ready."""
 
 
 Alive = Callable[[], Awaitable[tuple[int, int]]]
@@ -36,15 +36,15 @@ Alive = Callable[[], Awaitable[tuple[int, int]]]
 
 @asynccontextmanager
 async def hosting_in_process(hosts: int, main: HostMain) -> AsyncIterator[Alive]:
-    """Yield what tells of the hosts, once all are pulling work; they have let go of everything at
-    the end.
+    """Start the hosts, wait until all pull work, and yield a function that counts them. They have
+    released all work when the context ends.
 
-    A host that ends by itself has a bug: its error ends the body, and comes out in a group.
+    A host that ends by itself has a bug. Its error ends the body, and is raised in a group.
     """
-    waiting: list[Coroutine[Any, Any, object]] = []
+    ready_waits: list[Coroutine[Any, Any, object]] = []
     running: list[asyncio.Task[None]] = []
 
-    async def alive() -> tuple[int, int]:
+    async def count_alive() -> tuple[int, int]:
         return sum(not host.done() for host in running), len(running)
 
     async with asyncio.TaskGroup() as group:
@@ -52,10 +52,10 @@ async def hosting_in_process(hosts: int, main: HostMain) -> AsyncIterator[Alive]
             ready = asyncio.Event()
             name = f"host-{number}"
             running.append(group.create_task(main(name, ready.set), name=name))
-            waiting.append(ready.wait())
-        await asyncio.gather(*waiting)
+            ready_waits.append(ready.wait())
+        await asyncio.gather(*ready_waits)
         try:
-            yield alive
+            yield count_alive
         finally:
             for host in running:
                 host.cancel()
@@ -63,22 +63,22 @@ async def hosting_in_process(hosts: int, main: HostMain) -> AsyncIterator[Alive]
 
 # Hosts in child processes of a server, on one machine and without Ray.
 #
-# A child imports the modules named by its arguments, gets its `HostMain` pickled on stdin and
+# A child imports the modules named by its arguments and reads its pickled `HostMain` from stdin. It
 # writes lines to stdout: that it is ready, or the error with which it ended. This module is also
-# the program of the child.
+# the main module of the child.
 
 
 log = get_logger(__name__)
 
-_STOP_SECONDS, _PAUSE_SECONDS = 10.0, 0.5
+_STOP_SECONDS, _RESTART_SECONDS = 10.0, 0.5
 _READY, _FAILED = b"ready", b"failed "
 _LINE_BYTES = 1_000_000
 
 
 @asynccontextmanager
 async def starting(hosts: int, module: str) -> AsyncIterator[list[Process]]:
-    """Start processes for `hosting` early, and yield them: they import `module`, which takes about
-    a second, and then wait for a host. Those that `hosting` does not take end with the context.
+    """Start processes for `hosting` early, and yield them. They import `module`, which takes about
+    a second, and then wait for a host. Processes that `hosting` does not use end with the context.
     """
     processes: list[Process] = []
     try:
@@ -100,10 +100,9 @@ async def hosting(
     started: list[Process] | None = None,
 ) -> AsyncIterator[Alive]:
     """Start the hosts, wait until all pull work, and yield a function that counts them. They end
-    with the context. `main` has to be picklable. Processes are taken from `started` while there are
-    any.
+    with the context. `main` must be picklable. Processes in `started` are used first.
 
-    A host that was killed by a signal is started again. A host that ends with an error has a bug:
+    A host that was killed by a signal is restarted. A host that ends with an error has a bug, and
     its error ends the body. Errors are raised in a group. They include `FleetUnavailable` if a host
     exits without an error of its own or is not ready in time.
     """
@@ -130,7 +129,7 @@ async def hosting(
 
 
 class _Child:
-    """A host and the process in which it runs."""
+    """A host and its process."""
 
     def __init__(self, name: str, main: HostMain, started: list[Process]) -> None:
         self.name = name
@@ -139,22 +138,20 @@ class _Child:
         self._program = pickle.dumps((name, main))
 
     async def keep_running(self) -> None:
-        """Run the host until cancelled. Raises the error with which it ended, or
-        `FleetUnavailable`.
-        """
+        """Run the host until cancelled. Raise the error that ended it, or `FleetUnavailable`."""
         while True:
             code = await self._run()
             if code >= 0:
                 raise FleetUnavailable(f"{self.name} ended with exit code {code}")
-            log.warning("a host was killed and is started again", host=self.name, signal=-code)
-            await asyncio.sleep(_PAUSE_SECONDS)
+            log.warning("a host was killed; restarting it", host=self.name, signal=-code)
+            await asyncio.sleep(_RESTART_SECONDS)
 
     async def _run(self) -> int:
         process = self._started.pop() if self._started else await _start()
         if process.stdin is None or process.stdout is None:
             raise AssertionError  # both are pipes
         try:
-            with suppress(ConnectionError, RuntimeError):  # uvloop's, if the process has ended
+            with suppress(ConnectionError, RuntimeError):  # uvloop: the process has ended
                 process.stdin.write(self._program)
                 await process.stdin.drain()
             async for line in process.stdout:
@@ -170,7 +167,7 @@ class _Child:
 
 
 async def _start(*modules: str) -> Process:
-    # -P: the working folder may be a repository with modules of our names.
+    # -P: the working folder may be a repository with modules of the same names.
     return await start_process(
         *(sys.executable, "-P", "-m", __name__, *modules),
         stdin=PIPE,
@@ -194,10 +191,10 @@ async def _stop(process: Process) -> None:
 
 
 async def _run_host(name: str, main: HostMain, lines: BinaryIO) -> None:
-    """Run a host until stdin is closed, and report its state to `lines`."""
+    """Run a host until stdin is closed, and write its state to `lines`."""
 
     def send(line: bytes) -> None:
-        with suppress(BrokenPipeError):  # the server has ended, and this process soon will
+        with suppress(BrokenPipeError):  # the server has ended, and this process ends soon
             lines.write(line + b"\n")
             lines.flush()
 
@@ -213,10 +210,10 @@ async def _run_host(name: str, main: HostMain, lines: BinaryIO) -> None:
 
 
 def _call_at_end(stdin: int, function: Callable[[], object]) -> None:
-    # A blocked read of `sys.stdin.buffer` would abort the process when it ends: it holds a lock.
+    # A blocked read of `sys.stdin.buffer` holds a lock, which would abort the process at its end.
     while os.read(stdin, 1):
         pass
-    with suppress(RuntimeError):  # the loop is closed: the host has ended by itself
+    with suppress(RuntimeError):  # the host has ended by itself, so the loop is closed
         function()
 
 
@@ -230,7 +227,7 @@ def _dump(error: Exception) -> bytes:
 
 
 if __name__ == "__main__":
-    # Other output to stdout goes to stderr, so it is not taken for a line of this host.
+    # Other output is redirected from stdout to stderr, so that the server does not read it.
     with os.fdopen(os.dup(1), "wb") as own_lines:
         os.dup2(2, 1)
         for imported_early in sys.argv[1:]:

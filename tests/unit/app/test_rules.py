@@ -172,7 +172,7 @@ async def test_custom_role_tables_and_policies_are_used(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"there is no such tool"):
         async with open_rules(settings(tmp_path, policies=own), MemoryBus()):
             pass
-    with pytest.raises(ConfigurationError, match="is no folder"):
+    with pytest.raises(ConfigurationError, match="is not a folder"):
         async with open_rules(settings(tmp_path, policies=own / "none"), MemoryBus()):
             pass
     with pytest.raises(ConfigurationError, match="at least 32 are needed"):

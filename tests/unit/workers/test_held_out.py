@@ -12,7 +12,7 @@ from moothall.domain.evidence import HIDDEN, CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.orchestrator.request_planning import store_hidden
 from moothall.repositories.patch_rules import matches
-from moothall.workers.preparing import files_to_hold, hide_files, prepare
+from moothall.workers.preparing import hide_files, prepare, select_held_out_files
 from support.council import open_council
 
 
@@ -26,26 +26,26 @@ def test_whole_files_are_held_back_up_to_the_share_and_one_file_always_remains()
     cases = {
         f"tests/test_{name}.py::test_{number}": "failed" for name in "abcd" for number in range(2)
     }
-    assert len(files_to_hold(_prepared(cases), 0.5)) == 2
-    assert len(files_to_hold(_prepared(cases), 0.99)) == 3
-    assert files_to_hold(_prepared(cases), 0.5) == files_to_hold(
+    assert len(select_held_out_files(_prepared(cases), 0.5)) == 2
+    assert len(select_held_out_files(_prepared(cases), 0.99)) == 3
+    assert select_held_out_files(_prepared(cases), 0.5) == select_held_out_files(
         _prepared(dict(reversed(cases.items()))), 0.5
     )
-    assert files_to_hold(_prepared(cases), 0.0) == ()
+    assert select_held_out_files(_prepared(cases), 0.0) == ()
 
 
 def test_few_cases_or_a_single_file_are_not_divided() -> None:
     assert (
-        files_to_hold(
+        select_held_out_files(
             _prepared({f"tests/test_a.py::test_{number}": "failed" for number in range(9)}), 0.5
         )
         == ()
     )
     three = {f"tests/test_{name}.py::test_x": "failed" for name in "abc"}
-    assert files_to_hold(_prepared(three), 0.5) == ()
+    assert select_held_out_files(_prepared(three), 0.5) == ()
     four = {**three, "tests/test_d.py::test_x": "failed"}
-    assert files_to_hold(_prepared(four), 0.5) != ()
-    assert files_to_hold(_prepared(four, flaky=("tests/test_d.py::test_x",)), 0.5) == ()
+    assert select_held_out_files(_prepared(four), 0.5) != ()
+    assert select_held_out_files(_prepared(four, flaky=("tests/test_d.py::test_x",)), 0.5) == ()
 
 
 def test_a_file_named_like_a_pattern_is_hidden_and_no_other_file() -> None:

@@ -16,7 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from moothall.workers.owner import Process, end_left, process_of, registered, this_process
+from moothall.workers.owner import (
+    Process,
+    kill_leftover_hosts,
+    process_of,
+    registered,
+    this_process,
+)
 from moothall.workers.ray_setup import sweep
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
@@ -46,7 +52,7 @@ time.sleep(600)
 """  # noqa: E501 - a line of embedded text
 
 
-def lives(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         return (
             "Z"
@@ -80,7 +86,7 @@ async def test_a_host_ends_with_its_server(tmp_path: Path) -> None:
     async with app(tmp_path / "hosts") as (owner, host):
         owner.kill()
         async with asyncio.timeout(30):
-            while lives(host):
+            while is_alive(host):
                 await asyncio.sleep(0.02)
 
 
@@ -100,7 +106,7 @@ async def test_a_process_ends_with_another_that_is_not_reaped(when: str) -> None
     if when == "before":
         other.kill()
         os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
-        assert not process_of(other.pid).lives()
+        assert not process_of(other.pid).is_alive()
     host = await asyncio.create_subprocess_exec(
         sys.executable, "-c", ENDS_WITH, str(other.pid), stdout=asyncio.subprocess.PIPE
     )
@@ -108,11 +114,11 @@ async def test_a_process_ends_with_another_that_is_not_reaped(when: str) -> None
         if when == "while":
             assert host.stdout is not None
             assert await host.stdout.readline() == b"watching\n"
-            assert process_of(other.pid).lives()
+            assert process_of(other.pid).is_alive()
             other.kill()
         async with asyncio.timeout(30):
             assert await host.wait() == -signal.SIGKILL
-        assert not process_of(other.pid).lives()
+        assert not process_of(other.pid).is_alive()
     finally:
         other.kill()
         other.wait()
@@ -135,7 +141,7 @@ async def test_a_host_ends_with_its_server_even_without_pidfds(tmp_path: Path) -
     )
     assert host.stdout is not None
     assert await host.stdout.readline() == b"registered\n"
-    assert lives(host.pid)
+    assert is_alive(host.pid)
     owner.kill()
     await owner.wait()
     async with asyncio.timeout(30):
@@ -148,13 +154,13 @@ async def test_a_stopped_host_is_ended_at_the_next_start(tmp_path: Path) -> None
         os.kill(host, signal.SIGSTOP)
         owner.kill()
         await owner.wait()
-        assert lives(host)
+        assert is_alive(host)
         assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())] == [
             0o700,
             0o600,
         ]
-        assert await asyncio.to_thread(end_left, folder) == 1
-        assert not lives(host)
+        assert await asyncio.to_thread(kill_leftover_hosts, folder) == 1
+        assert not is_alive(host)
         assert list(folder.iterdir()) == []
 
 
@@ -169,7 +175,7 @@ def test_processes_with_a_reused_pid_or_on_another_machine_are_left_alone(
     for name, process in records.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(asdict(process)))
     (tmp_path / "torn.json").write_text('{"pid": 1')
-    assert end_left(tmp_path) == 0
+    assert kill_leftover_hosts(tmp_path) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["elsewhere.json"]
 
 
@@ -213,5 +219,5 @@ async def test_a_ray_process_without_its_owner_ends_with_its_folder(
     assert await asyncio.to_thread(sweep, tmp_path) == 1
     async with asyncio.timeout(30):
         assert await raylet.wait() == -signal.SIGKILL
-        while lives(agent):
+        while is_alive(agent):
             await asyncio.sleep(0.02)

@@ -54,7 +54,7 @@ async def test_a_cluster_without_a_token_is_used_only_if_the_setting_accepts_it(
         assert await probe_access(address) == (Access.OPEN, "")
         with pytest.raises(
             ConfigurationError,
-            match=r"takes drivers without a token: .* MOOTHALL_RAY__ALLOW_NO_TOKEN",
+            match=r"accepts drivers without a token: .* MOOTHALL_RAY__ALLOW_NO_TOKEN",
         ):
             await check_access(RaySettings(address=address), address)
         await check_access(RaySettings(address=address, allow_no_token=True), address)

@@ -205,9 +205,9 @@ def _changes(
             yield ": the council\n"
             if seen_seq is not None and seen_seq < last_seq:
                 yield f"id: {last_seq}\ndata:\n"
-            async with aclosing(broadcast.listen()) as batches:
+            async with aclosing(broadcast.subscribe()) as batches:
                 async for seqs in batches:
-                    await asyncio.sleep(reload_delay(broadcast.listening))
+                    await asyncio.sleep(reload_delay(broadcast.subscriber_count))
                     yield f"id: {seqs[-1]}\ndata:\n"
                     await asyncio.sleep(NOTIFY_SECONDS)
             async with aclosing(board_changes.follow(principal, seen_seq)) as lines:
@@ -237,7 +237,7 @@ def _text(dependencies: ApiDependencies, sessions: Sessions) -> Route:
             yield ": what seats write\n"
             if has_ended:
                 return
-            async with aclosing(broadcast.listen()) as batches:
+            async with aclosing(broadcast.subscribe()) as batches:
                 async for batch in batches:
                     latest = {writing.seat: writing.text for writing in batch}
                     for seat, text in latest.items():

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from moothall.concurrency import whole_body
+from moothall.concurrency import read_body
 from moothall.errors import CallFailed, ConfigurationError, InvalidRequest, NotFound
 
 _MAX_REPLY_BYTES = 8_000_000
@@ -122,7 +122,7 @@ def quote_name(text: str) -> str:
 
 
 async def _read_body(response: aiohttp.ClientResponse) -> bytes:
-    body = await whole_body(response.content.readexactly, _MAX_REPLY_BYTES)
+    body = await read_body(response.content.readexactly, _MAX_REPLY_BYTES)
     if body is None:
         raise CallFailed("the container engine sent a response over the size limit")
     return body
