@@ -43,7 +43,7 @@ from moothall.tools.catalogue import Danger
 
 
 _MAX_PROMPT_BYTES = 4_000_000
-"""Half of what an event may have, since the prompt is recorded with its reply."""
+"""Half the maximum size of an event, because the prompt is recorded with its reply."""
 _CLOSING_SECONDS = 5.0  # of a seat's time, to collect what was changed
 _INSTRUCTIONS = (
     "Change the files in this folder; there is no network. Do not commit. Nobody can answer "

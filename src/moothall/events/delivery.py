@@ -132,9 +132,9 @@ _RUNNING_SHARE = 4
 
 
 def queue_limit(running: int) -> int:
-    """Return how many deliberations may wait in the queue of a role: a quarter of those that run,
-    so that one behind them waits no longer than a quarter of what a deliberation takes, and at
-    least `MAX_QUEUED`.
+    """Return how many deliberations may wait in the queue of a role: a quarter of the
+    running ones, and at least `MAX_QUEUED`. A deliberation behind them then waits for at most a
+    quarter of the duration of a deliberation.
     """
     return max(MAX_QUEUED, running // _RUNNING_SHARE)
 

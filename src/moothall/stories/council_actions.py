@@ -75,7 +75,7 @@ async def remark(
     place: Spot,
     key: str,
 ) -> None:
-    """Comment on a line of what was built for a story. Raises `NotFound`, and `InvalidRequest` if
+    """Comment on a line of a story's result. Raises `NotFound`, and `InvalidRequest` if
     its diff has no such line.
     """
     card = await board.card(story_id, principal)

@@ -43,8 +43,7 @@ from moothall.errors import (
 from moothall.orchestrator.fork import inherit_turns
 from moothall.ports import Bus, Repositories
 from moothall.stories.board import Board
-from moothall.telemetry.spans import write_of
-from moothall.workers.preparing import fail_all_seats, first_error, prepare
+from moothall.workers.preparing import fail_all_seats, first_error, prepare, publish_step
 from moothall.workspace.slots import QueuePlace, queued
 
 log = telemetry.get_logger(__name__)
@@ -274,40 +273,27 @@ class Host:
         while True:
             await asyncio.sleep(every)
             waiting = {
-                task_key
+                task_key: running.deliberation
                 for task_key, running in self._running.items()
                 if running.place.waited_seconds > long
             }
-            for task_key in waiting - reported:
-                await self._publish_wait(self._running[task_key].deliberation)
-            reported = waiting
+            for task_key in waiting.keys() - reported:
+                with suppress(Temporary):  # it is only shown
+                    await publish_step(
+                        self.bus,
+                        waiting[task_key],
+                        "waiting",
+                        _WAITING,
+                        ordinal=f"wait-{secrets.token_hex(8)}",
+                    )
+            reported = set(waiting)
 
-    async def _publish_wait(self, deliberation: Deliberation) -> None:
-        data = {
-            "agent_id": deliberation.task_id,
-            "task_id": deliberation.task_id,
-            "workstream": "waiting",
-            "progress": 0.0,
-            "current_task": _WAITING,
-            "metrics": {},
-        }
-        event = write_of(
-            deliberation,
-            EventType.AGENT_PROGRESS,
-            data,
-            ordinal=f"wait-{secrets.token_hex(8)}",
-            source="host",
-        )
-        with suppress(Temporary):  # it is only shown
-            await self.bus.publish(event)
-
-    def _delay_of(self, deliberation: Deliberation) -> float:
-        """Return by how many seconds the commands of a deliberation yield to those of others, so
-        that tenants share the cores.
+    def _delay_commands(self, tenant: str, since: float) -> float:
+        """Return by how many seconds the commands of a deliberation of a tenant, submitted at
+        `since`, yield to those of others, so that tenants share the cores.
         """
-        place = self._running[deliberation.task_id].place
         older = sum(
-            running.deliberation.tenant == deliberation.tenant and running.place.since < place.since
+            running.deliberation.tenant == tenant and running.place.since < since
             for running in self._running.values()
         )
         return _TENANT_SECONDS * older
@@ -338,9 +324,9 @@ class Host:
         # Registered before anything is awaited, so that no cancel is missed.
         fresh = deliveries == 1 and "fresh" in recorded.extra and task_key not in self._seen
         self._seen[task_key] = None
-        place = QueuePlace(
-            _time_of(recorded.event), functools.partial(self._delay_of, deliberation)
-        )
+        since = _time_of(recorded.event)
+        delay = functools.partial(self._delay_commands, deliberation.tenant, since)
+        place = QueuePlace(since, delay)
         task = asyncio.create_task(
             self._run_traced(deliberation, deliveries, recorded.event, fresh=fresh),
             name=f"deliberation-{task_key}",

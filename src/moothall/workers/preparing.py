@@ -136,23 +136,25 @@ async def _publish_progress(
     number = 0
     while (step := await steps.get()) is not None:
         number += 1
-        data = {
-            "agent_id": deliberation.task_id,
-            "task_id": deliberation.task_id,
-            "workstream": "preparation",
-            "progress": 0.0,
-            "current_task": step,
-            "metrics": {},
-        }
-        await bus.publish(
-            write_of(
-                deliberation,
-                EventType.AGENT_PROGRESS,
-                data,
-                ordinal=f"prepare-{number}-{step}",
-                source="host",
-            )
-        )
+        ordinal = f"prepare-{number}-{step}"
+        await publish_step(bus, deliberation, "preparation", step, ordinal=ordinal)
+
+
+async def publish_step(
+    bus: Bus, deliberation: Deliberation, workstream: str, step: str, *, ordinal: str
+) -> None:
+    """Publish what a deliberation does when no seat works. Raises `BusUnavailable`."""
+    data = {
+        "agent_id": deliberation.task_id,
+        "task_id": deliberation.task_id,
+        "workstream": workstream,
+        "progress": 0.0,
+        "current_task": step,
+        "metrics": {},
+    }
+    await bus.publish(
+        write_of(deliberation, EventType.AGENT_PROGRESS, data, ordinal=ordinal, source="host")
+    )
 
 
 async def fail_all_seats(bus: Bus, deliberation: Deliberation, error: MoothallError) -> None:

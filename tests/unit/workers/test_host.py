@@ -308,6 +308,7 @@ async def test_tenants_share_the_cores_and_a_long_wait_is_published(tmp_path: Pa
             await asyncio.sleep(0.2)
         for task in (waits, *works):
             task.cancel()
+    assert places[1].queued_at == places[1].since, "a late command of an ended one still queues"
     log = [recorded.event async for recorded in app.bus.replay()]
     [published] = [event for event in log if event.data.get("workstream") == "waiting"]
     assert published.data["task_id"] == "acme_second"

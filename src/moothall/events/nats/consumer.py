@@ -154,8 +154,8 @@ class PullConsumer:
         return self.capacity.users > 1 and not self.capacity.free
 
     def _request_size(self, capacity: int) -> int:
-        """Return how many messages to request: a share of what is free, if others request too. It
-        is a half for a consumer that is receiving, as the requests of idle ones stay unused.
+        """Return how many messages to request. Consumers share the free capacity; one that is
+        receiving takes half of it, because idle consumers do not use their shares.
         """
         if self.capacity.users <= 1:
             return capacity - len(self.held)
@@ -375,7 +375,7 @@ class PullConsumer:
 
 _IDLE_SECONDS, _BUSY_SECONDS = 0.5, 0.05
 _LOOK_SECONDS, _AGAIN_SECONDS = 0.05, 0.005  # how long an answer about a queue is used
-_ROOM_SECONDS = 0.1  # how long a deliberation waits for room in a full queue
+_FULL_SECONDS = 0.1  # how long a deliberation waits for a place in a full queue
 _MOVED = ".turn"
 """Added to the id of a message that is moved, because the stream stores each id only once."""
 _ERRORS = (nats.errors.Error, TimeoutError, OSError)
@@ -383,14 +383,14 @@ _ERRORS = (nats.errors.Error, TimeoutError, OSError)
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What the bus said about the queue of a role: whether deliberations wait for a turn, and how
-    many fit into the queue itself.
+    """A report of the bus on the queue of a role: whether deliberations wait for a turn, and how
+    many more fit into the queue itself.
 
     ended: how many this process had sent before. at: when it was asked (monotonic seconds).
     """
 
     has_waiting: bool
-    room: int
+    free: int
     ended: int
     at: float
 
@@ -415,7 +415,7 @@ class WorkQueue:
         take what is in it: many callers may ask at once while hosts are idle, and a deliberation
         that waits for a turn costs several requests more.
         """
-        until = time.monotonic() + _ROOM_SECONDS
+        until = time.monotonic() + _FULL_SECONDS
         async with self._entering[role]:
             while True:
                 look = await self._look(role)
@@ -430,24 +430,24 @@ class WorkQueue:
         """Whether the next deliberation must wait for a turn: others do, or the queue may be full,
         with those sent since the bus was asked or being sent.
         """
-        return look.has_waiting or self._begun[role] - look.ended >= look.room
+        return look.has_waiting or self._begun[role] - look.ended >= look.free
 
     async def _look(self, role: str) -> _Look:
         """Return what the bus says about a queue. An answer is used again for a moment, and longer
-        if it leaves room.
+        if the queue is not full.
         """
         at, ended = time.monotonic(), self._ended[role]
         if (last := self._looks.get(role)) is not None:
             kept_seconds = _AGAIN_SECONDS if self._is_full(role, last) else _LOOK_SECONDS
             if at - last.at < kept_seconds:
                 return last
-        has_waiting, room = False, MAX_QUEUED
+        has_waiting, free = False, MAX_QUEUED
         try:
             has_waiting = bool((await self.waiting()).get(role))  # these come first
-            room = 0 if has_waiting else await self._count_room(role)
+            free = 0 if has_waiting else await self._count_free(role)
         except _ERRORS:
-            log.debug("the bus did not tell how many deliberations wait", role=role)
-        look = self._looks[role] = _Look(has_waiting, room, ended, at)
+            log.debug("the bus did not report how many deliberations wait", role=role)
+        look = self._looks[role] = _Look(has_waiting, free, ended, at)
         return look
 
     def leave(self, role: str) -> None:
@@ -485,7 +485,7 @@ class WorkQueue:
     async def _fill(self, role: str, tenants: Counter[str]) -> int:
         """Fill the queue of a role, and return how many deliberations were moved."""
         moved = 0
-        for _ in range(await self._count_room(role)):
+        for _ in range(await self._count_free(role)):
             if (tenant := self._turns[role].choose(tenants)) is None:
                 break
             tenants[tenant] -= 1
@@ -525,7 +525,7 @@ class WorkQueue:
         except NotFound:
             log.debug("another process moved this work too", role=role, seq=oldest.seq)
 
-    async def _count_room(self, role: str) -> int:
+    async def _count_free(self, role: str) -> int:
         """Return how many more deliberations may wait in the queue of a role itself."""
         info = await keep_cancellation(
             self._stored.js.consumer_info(WORK.name, registry.host_durable(role))

@@ -57,7 +57,7 @@ class FolderCache:
         return frozenset(self._names)
 
     def missing(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the names of which there is no folder."""
+        """Return the names without a folder."""
         return frozenset(names) - self._names.keys()
 
     async def hold(self, name: str, parts: Sequence[Any]) -> Path:
