@@ -103,6 +103,8 @@ reported as finished then.
 
 SECOND_WAVE = "second-wave"
 """The agent name under which a second wave is reported."""
+FINAL_REVIEWS = "final-reviews"
+"""The agent name under which missing final reviews of text are reported."""
 _MIN_SEATS = 2
 _CLOSING_TIMEOUT_SECONDS = 5.0
 
@@ -317,6 +319,8 @@ async def _run_second_wave(
 
 
 async def _review_ties(council: DeliberationContext) -> None:
+    if council.about_text or council.deliberation.peer_review:
+        return
     tied = find_ties(council.judged)
     if have_same_change(tied):
         return
@@ -324,7 +328,7 @@ async def _review_ties(council: DeliberationContext) -> None:
     judges = [
         seat for seat in council.deliberation.seats if council.setup_of(seat).function is None
     ]
-    if tied and judges and not (council.about_text or council.deliberation.peer_review):
+    if tied and judges:
         tied_answers = _with_all_authors(
             council, group_answers(candidate.proposal for candidate in tied)
         )
@@ -595,15 +599,24 @@ def _update_judged(council: DeliberationContext, judged: Sequence[Candidate]) ->
 
 async def _review_by_peers(council: DeliberationContext) -> None:
     """Let all seats review: if requested, and always about text, which has no other evidence."""
-    if council.about_text or council.deliberation.peer_review:
-        distinct_answers = group_answers(item.proposal for item in council.judged)
-        if len(distinct_answers) > 1 or council.deliberation.peer_review:
-            await collect_reviews(
-                council,
-                assign_reviews(distinct_answers, _list_reviewers(council)),
-                "critique",
-                council.deliberation.rounds + 1,
-            )
+    is_requested = council.deliberation.peer_review
+    if not (council.about_text or is_requested):
+        return
+    distinct_answers = group_answers(item.proposal for item in council.judged)
+    if len(distinct_answers) < _MIN_SEATS and not is_requested:
+        return
+    if council.about_text and council.ledger.used_up:
+        # One report says so. Reviews of text are no evidence that a ranking could miss.
+        await publish_report(
+            council, FINAL_REVIEWS, "final reviews: none, because the budget is used up"
+        )
+        return
+    await collect_reviews(
+        council,
+        assign_reviews(distinct_answers, _list_reviewers(council)),
+        "critique",
+        council.deliberation.rounds + 1,
+    )
 
 
 def _seat_names(seat_states: Sequence[SeatState]) -> list[str]:

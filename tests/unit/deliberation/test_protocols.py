@@ -14,6 +14,7 @@ from moothall.config import LimitSettings
 from moothall.deliberation.context import SeatLimits
 from moothall.deliberation.protocols import HOST_STOPS
 from moothall.deliberation.recorded_model import Recording
+from moothall.domain.budget import Budget
 from moothall.domain.event import Event, EventType
 from moothall.errors import BusUnavailable
 from moothall.testing.bus import MemoryBus
@@ -418,6 +419,24 @@ async def test_a_debate_about_text_has_revisions(council: Any) -> None:
     async with council(answer) as app:
         events = await app.run(app.deliberation("debate", 2, repository=None, base_sha=None))
     assert [data["proposal"]["revision"] for data in of(events, EventType.SEAT_REVISED)] == [1, 1]
+
+
+async def test_one_report_says_that_no_budget_is_left_for_final_reviews_of_text(
+    council: Any,
+) -> None:
+    answer = by_seat(one=finish("Use a queue."), two=finish("Use a table."))
+    async with council(answer) as app:
+        deliberation = app.deliberation(
+            "vote",
+            2,
+            repository=None,
+            base_sha=None,
+            budget=Budget(calls=3),  # one lists approaches
+        )
+        events = await app.run(deliberation)
+    (report,) = (data["report"] for data in of(events, EventType.EVIDENCE_REPORTED))
+    assert report["message"] == "final reviews: none, because the budget is used up"
+    assert outcomes(events) == {ONE: "proposed", TWO: "proposed"}
 
 
 async def test_a_whole_council_is_replayed_from_its_recording_without_a_call(council: Any) -> None:
