@@ -200,7 +200,7 @@ class SandboxSettings(Section):
         0,
         ge=0,
         description="concurrent commands on this machine; further ones wait. 0: the cores of its "
-        "cgroup plus one",
+        "cgroup plus one, or fewer if its memory does not suffice for `sandbox.memory_bytes` each",
     )
     cpu_seconds: float = Field(
         120.0, gt=0, description="CPU time of one command; for code.shell: per core"

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,14 +112,29 @@ def cores() -> int:
     """Return how many cores this process may use: its CPU affinity, or the quota of its cgroup if
     that is lower.
     """
+    quotas = [float(len(os.sched_getaffinity(0))), *map(quota, _own_folders("cpu"))]
+    return max(1, math.ceil(min(quotas)))
+
+
+def memory() -> int:
+    """Return how many bytes of memory this process may use: those of the machine, or the limit of
+    its cgroup if that is lower.
+    """
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(min([float(total), *map(memory_limit, _own_folders("memory"))]))
+
+
+def _own_folders(controller: str) -> Iterator[Path]:
+    """Yield the cgroups of this process, with v1 and v2, and those above them."""
     paths = _read_own_paths()
-    limit = float(len(os.sched_getaffinity(0)))
-    for own_path, mount in ((paths.get("", "/"), _ROOT), (paths.get("cpu", "/"), _ROOT / "cpu")):
+    for own_path, mount in (
+        (paths.get("", "/"), _ROOT),
+        (paths.get(controller, "/"), _ROOT / controller),
+    ):
         folder = mount / own_path.lstrip("/")
-        for ancestor in (folder, *folder.parents):
-            if ancestor.is_relative_to(mount):
-                limit = min(limit, quota(ancestor))
-    return max(1, math.ceil(limit))
+        yield from (
+            ancestor for ancestor in (folder, *folder.parents) if ancestor.is_relative_to(mount)
+        )
 
 
 def quota(folder: Path) -> float:
@@ -135,6 +150,14 @@ def quota(folder: Path) -> float:
         return int(quota) / int(period) if quota not in {"max", "-1"} else math.inf
     except (OSError, ValueError):
         return math.inf
+
+
+def memory_limit(folder: Path) -> float:
+    """Return the bytes of memory that a cgroup may use; infinite if it has no limit."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # v2 says "max"
+            return int((folder / name).read_text(encoding="ascii"))
+    return math.inf
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from moothall import telemetry
-from moothall.config import WorkspaceSections
+from moothall.config import SandboxSettings, WorkspaceSections
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import Bounds
 from moothall.errors import MoothallError, WorkspaceFailed
@@ -23,7 +23,7 @@ from moothall.ports import NOTHING
 from moothall.processes import start_process, try_lock
 from moothall.repositories import scratch
 from moothall.sandbox import cgroups, orphans
-from moothall.sandbox.cgroups import cores
+from moothall.sandbox.cgroups import cores, memory
 from moothall.workspace import executor_connection
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup, remove_tree
 from moothall.workspace.executor_connection import bundle
@@ -39,6 +39,14 @@ CreateExecutor = Callable[[ExecutorSetup, Path, ExecutorClient | None], Executor
 """Creates an executor without starting it; None: it belongs on this machine. Arguments: the setup,
 a folder of its own, and another executor if it works on the files of that one.
 """
+
+
+def concurrent_commands(settings: SandboxSettings) -> int:
+    """Return how many commands run at a time: `sandbox.cores`, or one more than there are cores, as
+    far as the memory suffices for the limit of each.
+    """
+    fitting = max(1, memory() // settings.memory_bytes)
+    return settings.cores or min(cores() + 1, fitting)
 
 
 class ExecutorPool:
@@ -60,7 +68,7 @@ class ExecutorPool:
         self._create_elsewhere = create_executor
         self.layout = Layout(settings.data_dir)
         self.slots = Slots(
-            lambda: slots_folder(settings.data_dir / "slots"), settings.sandbox.cores or cores() + 1
+            lambda: slots_folder(settings.data_dir / "slots"), concurrent_commands(settings.sandbox)
         )
         self._instance = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.folder = self.layout.run / self._instance

@@ -7,7 +7,9 @@ import pytest
 from moothall.config import SandboxSettings, WorkspaceSettings
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
+from moothall.sandbox.cgroups import cores, memory
 from moothall.workspace.limits import CheckLimit, describe_limit, describe_shell_limit, limit
+from moothall.workspace.pool import concurrent_commands
 
 SETTINGS = WorkspaceSettings(check_seconds=100, check_floor_seconds=12)
 
@@ -118,3 +120,10 @@ def test_the_reason_for_stopping_a_shell_command_is_reported(
     received = describe_shell_limit(status, seconds, requested, 600.0, SandboxSettings())
     assert output_text in received
     assert bool(received) is bool(output_text)
+
+
+def test_no_more_commands_run_at_a_time_than_fit_into_memory() -> None:
+    assert concurrent_commands(SandboxSettings(memory_bytes=64_000_000)) == cores() + 1
+    assert concurrent_commands(SandboxSettings(memory_bytes=memory() // 2 + 1)) == 1
+    assert concurrent_commands(SandboxSettings(memory_bytes=2 * memory())) == 1
+    assert concurrent_commands(SandboxSettings(memory_bytes=2 * memory(), cores=7)) == 7
