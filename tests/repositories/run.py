@@ -59,7 +59,7 @@ async def play(project: Project, settings: Settings, player: Player, url: str, f
 def _break(repo: Repo, search_result: Found) -> Riddle:
     paths = {search_result.first.path, search_result.second.path}
     texts = {path: (repo.path / path).read_bytes().decode() for path in paths}
-    tests = {case.split("::")[1] for case in search_result.red if "::" in case}
+    tests = {case.split("::")[1] for case in search_result.failed if "::" in case}
     riddle = Riddle(
         texts,
         search_result.first,

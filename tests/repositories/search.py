@@ -42,7 +42,7 @@ class Found:
 
     first: Fault
     second: Fault
-    red: frozenset[str]
+    failed: frozenset[str]
     base: Mapping[str, CheckRun]
     tried: int
     setup_seconds: float
@@ -68,29 +68,29 @@ async def search(settings: Settings, folder: Path, seed: str) -> Found:
             for name, run in prepared.runs.items()
             if name not in prepared.base.profile.advisory
         }
-        if not any(_green(runs)):
+        if not any(_passed(runs)):
             outputs = "; ".join(f"{name}: {run.output[-2000:]}" for name, run in runs.items())
             raise NothingFound(f"no case passes before: {outputs or 'no check'}")
         chosen: list[tuple[Fault, frozenset[str]]] = []
         tried = 0
-        async for fault, red in _announce(
+        async for fault, failed in _announce(
             services.workspaces, prepared, runs, _shuffled(folder, prepared, seed)
         ):
             tried += 1
-            if red and (
-                not chosen or (_apart(fault, chosen[0][0]) and not _within(red, chosen[0][1]))
+            if failed and (
+                not chosen or (_apart(fault, chosen[0][0]) and not _within(failed, chosen[0][1]))
             ):
-                chosen.append((fault, red))
+                chosen.append((fault, failed))
             if len(chosen) == 2:
                 break
         if len(chosen) < 2:
             raise NothingFound(f"of {tried} faults {len(chosen)} made a test fail")
-    (first, red), (second, _) = chosen
+    (first, failed), (second, _) = chosen
     checked = sum(run.duration_ms for run in runs.values()) / 1000
     return Found(
         first,
         second,
-        red,
+        failed,
         runs,
         tried,
         ready - started - checked,
@@ -159,14 +159,14 @@ def _apart(one: Fault, other: Fault) -> bool:
     return one.path != other.path or one.end <= other.start or other.end <= one.start
 
 
-def _within(red: frozenset[str], other: frozenset[str]) -> bool:
+def _within(failed: frozenset[str], other: frozenset[str]) -> bool:
     """True if the other fault also breaks all cases that one fault breaks, as far as the cases
     tell. A check without cases tells nothing.
     """
-    return any("::" in case for case in red) and red <= other
+    return any("::" in case for case in failed) and failed <= other
 
 
-def _green(runs: Mapping[str, CheckRun]) -> frozenset[str]:
+def _passed(runs: Mapping[str, CheckRun]) -> frozenset[str]:
     """Return the passed cases, as check::case; a check without cases is one case under its own
     name.
     """
@@ -188,12 +188,12 @@ def _lost(before: Mapping[str, CheckRun], after: Mapping[str, CheckRun]) -> froz
     """
     if any(run.status != "success" for run in after.values()):
         return frozenset()
-    green = _green(before)
-    lost = frozenset(case for case in green if _is_red(case, after))
-    return lost if len(lost) <= max(1, _MOST * len(green)) else frozenset()
+    passed = _passed(before)
+    lost = frozenset(case for case in passed if _has_failed(case, after))
+    return lost if len(lost) <= max(1, _MOST * len(passed)) else frozenset()
 
 
-def _is_red(case: str, runs: Mapping[str, CheckRun]) -> bool:
+def _has_failed(case: str, runs: Mapping[str, CheckRun]) -> bool:
     name, separator, inner = case.partition("::")
     run = runs[name]
     return (

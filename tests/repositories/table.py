@@ -31,7 +31,7 @@ def show(row: Row) -> str:
     return (
         f"{row.project.name:<28} {_cases(row):<22} set-up {result.setup_seconds:4.0f} s, tests "
         f"{result.check_seconds:5.1f} s, {result.tried} faults in {result.search_seconds:4.0f} s, "
-        f"{_fault(row)}, {row.right} right, mended in {row.council_seconds:4.0f} s"
+        f"{_fault(row)}, {row.right} right, fixed in {row.council_seconds:4.0f} s"
     )
 
 
@@ -46,10 +46,7 @@ def write(rows: Sequence[Row], order: Sequence[str]) -> None:
         row.project.name: _line(row) for row in rows
     }
     table = [
-        (
-            "| project | taken for | tests | set-up | tests run | the fault | seats right | mended "
-            "in |"
-        ),
+        "| project | kind | tests | set-up | test run | fault | right seats | fixed in |",
         "|---|---|---|---|---|---|---|---|",
         *(lines[name] for name in order if name in lines),
     ]
@@ -71,10 +68,10 @@ def _line(row: Row) -> str:
 
 def _cases(row: Row) -> str:
     counts = Counter(outcome for run in row.found.base.values() for outcome in run.cases.values())
-    red = counts["failed"] + counts["errored"]
+    failed = counts["failed"] + counts["errored"]
     parts = [
-        f"{counts['passed']} green",
-        *([f"{red} red"] if red else []),
+        f"{counts['passed']} passed",
+        *([f"{failed} failed"] if failed else []),
         *([f"{counts['skipped']} skipped"] if counts["skipped"] else []),
     ]
     return ", ".join(parts) if counts else "reported as one"
@@ -83,4 +80,4 @@ def _cases(row: Row) -> str:
 def _fault(row: Row) -> str:
     fault = row.found.first
     kind = fault.kind if fault.kind[0].isalpha() else f"`{fault.kind}`".replace("|", "\\|")
-    return f"{kind} in `{fault.function}`, {len(row.found.red)} red"
+    return f"{kind} in `{fault.function}`, {len(row.found.failed)} failed"

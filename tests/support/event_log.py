@@ -273,14 +273,14 @@ class EventLog:
         self.add(EventType.TOOL_FINISHED, "ws-1", {**about, **done, "output": {}, "error": ""})
 
     def _checked(self, seat: str) -> None:
-        green = seat == SEATS[0]
-        verdict = Verdict.PASSED if green else Verdict.FAILED
+        passed = seat == SEATS[0]
+        verdict = Verdict.PASSED if passed else Verdict.FAILED
         about = {"seat": seat, "candidate": seat, "fingerprint": self._print(seat)}
         tests = Evidence(
             "tests",
             verdict,
-            passed=int(green),
-            failed=int(not green),
+            passed=int(passed),
+            failed=int(not passed),
             duration_ms=90,
             output="1 test",
         )
@@ -289,7 +289,7 @@ class EventLog:
             "applies": True,
             "required": ["tests"],
             "regressions": [],
-            "proven": green,
+            "proven": passed,
             "behaviour": verdict.value,
         }
         self.of_task(
@@ -298,7 +298,7 @@ class EventLog:
             evidence=dump(Evidence("applies", Verdict.PASSED)),
             assessment=facts,
         )
-        if green:
+        if passed:
             cross = {"cross_author": SEATS[1], "cross_fingerprint": self._print(SEATS[1])}
             self.of_task(
                 EventType.CHECK_FINISHED,

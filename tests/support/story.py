@@ -113,18 +113,18 @@ class Story:
         )
 
     def checked(
-        self, seat: str, *, green: bool = True, proven: bool = True, candidate: str = ""
+        self, seat: str, *, passed: bool = True, proven: bool = True, candidate: str = ""
     ) -> Story:
         """Append the clean re-check of a candidate."""
-        verdict = Verdict.PASSED if green else Verdict.FAILED
+        verdict = Verdict.PASSED if passed else Verdict.FAILED
         facts = {
             "applies": True,
             "required": ["tests"],
             "regressions": [],
-            "proven": proven and green,
+            "proven": proven and passed,
             "behaviour": verdict.value,
         }
-        evidence = Evidence("tests", verdict, passed=int(green), failed=int(not green))
+        evidence = Evidence("tests", verdict, passed=int(passed), failed=int(not passed))
         common = {"seat": seat, "candidate": candidate or seat}
         self.add(EventType.CHECK_FINISHED, {**common, "evidence": dump(evidence)})
         return self.add(
@@ -181,7 +181,7 @@ def full(task_id: str = "task-a", *, text: bool = False) -> Story:
     )
     story.proposed(second, "bad").failed(third)
     if not text:
-        story.checked(first).checked(second, green=False).crossed(first, second, passed=True)
+        story.checked(first).checked(second, passed=False).crossed(first, second, passed=True)
     story.reviewed(second, first, 0.9).reviewed(first, second, 0.2)
     return (
         story.finished(third, SeatStatus.FAILED, "MODEL_UNAVAILABLE")

@@ -104,7 +104,7 @@ class AttemptState:
                 prepared.base.profile.checks
             )
             names = ", ".join(failed)
-            return f"This is not done: not green is {names}. Repair it with further actions."
+            return f"This is not done: {names} did not pass. Repair it with further actions."
         return ""
 
     def describe_turn(self, result: TurnResult) -> str:

@@ -43,7 +43,7 @@ def test_a_row_has_the_figures_of_its_candidate() -> None:
 def test_text_shared_by_accepted_candidates_appears_once() -> None:
     story = Story().begun()
     for seat, body in zip(SEATS, ("good", "fine", "bad"), strict=True):
-        story.proposed(seat, body).checked(seat, green=body != "bad", proven=body != "bad")
+        story.proposed(seat, body).checked(seat, passed=body != "bad", proven=body != "bad")
     outcome, comparison = compared(story)
     shared = set(outcome.results[0].reasons) & set(outcome.results[1].reasons)
     assert shared

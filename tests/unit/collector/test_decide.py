@@ -52,7 +52,7 @@ def test_order_and_repetition_change_nothing(
 def test_the_earlier_of_two_events_with_one_key_counts(data: st.DataObject) -> None:
     story = full()
     story.finished(FIRST, SeatStatus.LATE).proposed(FIRST, "other").checked(
-        FIRST, green=False
+        FIRST, passed=False
     ).called(FIRST, f"task-a/{FIRST}/propose/0.0", 99)
     order = data.draw(st.permutations(story.events))
     assert decide(state_of(order)) == decide(state_of(WHOLE)) == decide(state_of(story.events))
@@ -129,7 +129,7 @@ def test_a_council_whose_seats_all_failed_has_failed() -> None:
 
 
 def test_there_is_no_winner_if_no_candidate_passes_the_acceptance_checks() -> None:
-    story = Story().begun().proposed(FIRST, "bad").checked(FIRST, green=False).finished(FIRST)
+    story = Story().begun().proposed(FIRST, "bad").checked(FIRST, passed=False).finished(FIRST)
     outcome = outcome_of(
         story.finished(SECOND, SeatStatus.FAILED, "X").finished(THIRD, SeatStatus.UNSTARTED)
     )

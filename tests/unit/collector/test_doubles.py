@@ -35,8 +35,8 @@ def proposes(story: Story, proposal: Proposal) -> Story:
     )
 
 
-def checks(story: Story, proposal: Proposal, *, green: bool) -> Story:
-    verdict = Verdict.PASSED if green else Verdict.FAILED
+def checks(story: Story, proposal: Proposal, *, passed: bool) -> Story:
+    verdict = Verdict.PASSED if passed else Verdict.FAILED
     about = {
         "seat": proposal.seat,
         "candidate": proposal.candidate,
@@ -46,7 +46,7 @@ def checks(story: Story, proposal: Proposal, *, green: bool) -> Story:
         "applies": True,
         "required": ["tests"],
         "regressions": [],
-        "proven": green,
+        "proven": passed,
         "behaviour": verdict.value,
     }
     story.add(EventType.CHECK_FINISHED, {**about, "evidence": dump(Evidence("tests", verdict))})
@@ -76,7 +76,7 @@ def folded(story: Story) -> DeliberationState:
 def test_evidence_belongs_to_the_proposal_it_judged() -> None:
     bad, good = proposal(FIRST, "bad"), proposal(FIRST, "good")
     story = proposes(proposes(Story().begun(), bad), good)
-    checks(story, good, green=True)
+    checks(story, good, passed=True)
     for seat in SEATS:
         story.finished(seat)
     outcome = decide(folded(story))
@@ -88,7 +88,7 @@ def test_evidence_belongs_to_the_proposal_it_judged() -> None:
 def test_the_earlier_of_two_judged_proposals_counts_with_its_own_evidence() -> None:
     bad, good = proposal(FIRST, "bad"), proposal(FIRST, "good")
     story = proposes(proposes(Story().begun(), bad), good)
-    checks(checks(story, good, green=True), bad, green=False)
+    checks(checks(story, good, passed=True), bad, passed=False)
     about = {"seat": SECOND, "candidate": FIRST, "fingerprint": good.fingerprint}
     story.add(EventType.SEAT_REVIEWED, {**about, "review": dump(Review(SECOND, FIRST, 1.0))})
     for seat in SEATS:
@@ -106,7 +106,7 @@ def test_tests_changed_by_their_author_in_a_revision_no_longer_count() -> None:
     later = replace(proposal(SECOND, "new tests", own_tests=("tests/test_new.py",)), revision=1)
     story = Story().begun()
     for candidate in (solved, first, later):
-        checks(proposes(story, candidate), candidate, green=True)
+        checks(proposes(story, candidate), candidate, passed=True)
     crosses(story, solved, first, passed=False)
     crosses(story, solved, later, passed=True)
     for seat in SEATS:
