@@ -15,11 +15,10 @@ from moothall.app.command_repository import register
 from moothall.app.gateway_rules import open_rules
 from moothall.app.workspaces import WorkspaceServices, open_workspace_services
 from moothall.authorization.audit import AuditLog
-from moothall.authorization.call_context import CallContext
-from moothall.authorization.checks import BlockBudget, BlockCalls
+from moothall.authorization.checks import BlockBudget, BlockCalls, CallContext
 from moothall.authorization.gateway import ToolGateway
-from moothall.authorization.grants import grant_for
 from moothall.authorization.limits import GATEWAY_LIMITS, GatewayLimits
+from moothall.authorization.rules import grant_for
 from moothall.config import Settings
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.identity import LOCAL

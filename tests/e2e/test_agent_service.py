@@ -20,7 +20,7 @@ from google.protobuf import json_format
 from served import ALICE, Served, make_command, served
 
 from command import by_task, git, scripted, turn
-from moothall.forge.webhooks import is_signed
+from moothall.forge.watch import is_signed
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
 from moothall.pb.shannon.common import common_pb2 as common

@@ -27,7 +27,7 @@ from moothall.sandbox.spawn import run_sandbox
 from moothall.sandbox_runtime import chromium as chromium_start
 from moothall.settings import load_settings
 from moothall.testing.model import ScriptedModel
-from moothall.toolkits.mcp.family import McpServerSettings
+from moothall.toolkits.mcp import McpServerSettings
 from moothall.toolkits.mcp.links import LinkEnd, sandbox_link
 from support.descriptors import COUNT, Leak, leak, open_again, under_uvloop
 from support.local import Local, in_pods, local, python

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from command import SOLVED, Command, git, scripted, turn
-from moothall.authorization.grants import policies_folder
+from moothall.authorization.rules import policies_folder
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import Answer, Fault, scripted_model
 

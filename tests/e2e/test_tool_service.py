@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 
 from moothall.authorization.audit import verify_all
-from moothall.authorization.grants import REVOKED, Revocations
+from moothall.authorization.rules import REVOKED, Revocations
 from moothall.domain.event import Channel
 from moothall.domain.tool import ToolStatus
 from moothall.events.raw_store import letters

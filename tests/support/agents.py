@@ -18,7 +18,7 @@ import pytest
 from moothall.agents.admission import BUCKET, AgentSessions
 from moothall.agents.service import AgentTasks
 from moothall.api.dependencies import HealthCheck, Probe
-from moothall.authorization.grants import read_grants
+from moothall.authorization.rules import read_grants
 from moothall.config import AgentSettings
 from moothall.domain.budget import Usage
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
@@ -30,9 +30,8 @@ from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
 from moothall.ports import Workspace
 from moothall.testing.bus import MemoryBus
-from moothall.tools.arguments import Arguments
 from moothall.tools.catalogue import CATALOGUE
-from moothall.tools.outputs import Output
+from moothall.tools.schemas import Arguments, Output
 from moothall.tools.spec import Caps, Danger, ToolSpec
 from support.callers import TOKEN, api_dependencies, serving, with_parts
 from support.deliberation_service import MemoryDeliberations

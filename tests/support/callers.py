@@ -27,8 +27,8 @@ from moothall.api.dependencies import (
 )
 from moothall.api.grpc_server import Server, grpc_server
 from moothall.api.identity import BearerTokens
+from moothall.authorization.audit import Decisions
 from moothall.authorization.budgets import BUCKET, Quotas, StoryBudgets
-from moothall.authorization.decisions import Decisions
 from moothall.collector.overview import Overview
 from moothall.collector.statistics import Statistics
 from moothall.config.limits import QuotaSettings

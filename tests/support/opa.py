@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from moothall.authorization.grants import policies_folder
+from moothall.authorization.rules import policies_folder
 from support import gobuilt
 
 _START_SECONDS, _STOP_SECONDS = 60.0, 10.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from moothall.authorization.policy import Decide
+from moothall.authorization.rules import Decide
 from moothall.errors import PolicyUnavailable
 from moothall.policy import PATH, Rego
 

@@ -27,7 +27,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from moothall.api.asgi import ListenAddress, ServerLimits, serve_asgi
+from moothall.api.http.asgi import ListenAddress, ServerLimits, serve_asgi
 
 CLIENT, SECRET = "moothall", "the secret of this client"
 AUDIENCE = "https://moothall.example.org/api"

@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 
 from moothall import config
-from moothall.api.asgi import ServerLimits
 from moothall.api.dependencies import ApiDependencies
+from moothall.api.http.asgi import ServerLimits
 from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens
 from support.callers import TOKEN, TOKENS

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moothall.authorization.approvals import APPROVAL_SECONDS, BUCKET, SPENT_BUCKET, ApprovalQueue
-from moothall.authorization.policy import Rules
+from moothall.authorization.rules import Rules
 from moothall.domain.repository import Base, ChangeRange, Prepared, Profile
 from moothall.domain.task import RepositoryRef
 from moothall.errors import NotFound

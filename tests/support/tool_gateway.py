@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from moothall.authorization.audit import AuditLog
-from moothall.authorization.call_context import CallContext
+from moothall.authorization.checks import CallContext
 from moothall.authorization.gateway import ToolGateway
-from moothall.authorization.grants import grant_for
 from moothall.authorization.limits import GATEWAY_LIMITS, GatewayLimits
-from moothall.authorization.policy import Rules
+from moothall.authorization.rules import Rules, grant_for
 from moothall.domain.budget import Ledger
 from moothall.domain.event import Event
 from moothall.domain.evidence import CheckRun, Verdict

@@ -23,10 +23,10 @@ import pytest_asyncio
 from corpus.attempt import MARK, OUTSIDE, PID, PORT, SITE, Attempt, filled
 from hostile_site import site
 from moothall.authorization.audit import AuditLog
-from moothall.authorization.call_context import CallContext, Meter
+from moothall.authorization.checks import CallContext, Meter
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.limits import GatewayLimits
-from moothall.authorization.policy import Rules
+from moothall.authorization.rules import Rules
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskKey
 from moothall.domain.repository import Prepared
@@ -34,8 +34,8 @@ from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import PatchRefused, WorkspaceFailed
 from moothall.sandbox.spawn import sandbox_uid
 from moothall.telemetry import get_logger
-from moothall.tool_sessions.persistent_workspace import PersistentWorkspace
-from moothall.toolkits.web.family import HttpSettings
+from moothall.tool_sessions.session_state import PersistentWorkspace
+from moothall.toolkits.web import HttpSettings
 from moothall.toolkits.web.toolkit import WebTools
 from moothall.tools.spec import Rate
 from moothall.workspace.gittools import GitState

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, cast
 
 from moothall.authorization.audit import AuditLog
-from moothall.authorization.call_context import CallContext, Meter
+from moothall.authorization.checks import CallContext, Meter
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.limits import GatewayLimits
-from moothall.authorization.policy import Rules
+from moothall.authorization.rules import Rules
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskKey
 from moothall.domain.tool import Grant, ToolCall, ToolResult
 from moothall.settings import load_settings
-from moothall.toolkits.mcp.family import McpFamily
+from moothall.toolkits.mcp import McpFamily
 from moothall.toolkits.mcp.spec import read_offers, write_accepted_tools
 from moothall.tools.spec import Rate
 from moothall.workspace.workspace import OverlayWorkspace

@@ -6,9 +6,8 @@ import json
 from typing import Any
 
 from moothall.domain.tool import ToolCall, ToolResult
-from moothall.toolkits.db.family import DbLimits, DbSettings
-from moothall.toolkits.db.spec import SPECS
-from moothall.toolkits.db.toolkit import DatabaseTools
+from moothall.toolkits.db import DbLimits, DbSettings
+from moothall.toolkits.db.toolkit import SPECS, DatabaseTools
 from support.tool_gateway import FakeWorkspace, in_seconds
 
 _ARGUMENTS = {spec.name: spec.arguments for spec in SPECS}

@@ -19,11 +19,11 @@ from pydantic import ValidationError
 from moothall.config import SandboxSettings
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.sandbox.bubblewrap import bubblewrap
+from moothall.toolkits.browser import BrowserSettings
 from moothall.toolkits.browser.chromium import find_chromium
-from moothall.toolkits.browser.family import BrowserSettings
 from moothall.toolkits.browser.spec import BrowserRun
 from moothall.toolkits.browser.toolkit import BrowserTools
-from moothall.toolkits.web.family import HttpSettings
+from moothall.toolkits.web import HttpSettings
 from support.folder import Folder
 from support.processes import command_line
 from support.tool_gateway import in_seconds

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.toolkits.docker import DockerLimits, DockerSettings
 from moothall.toolkits.docker.engine import open_engine
-from moothall.toolkits.docker.family import DockerLimits, DockerSettings
 from moothall.toolkits.docker.spec import SPECS
 from moothall.toolkits.docker.toolkit import DockerTools
 from support.engine import engine

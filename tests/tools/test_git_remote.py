@@ -21,7 +21,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.ports import Workspace as OpenWorkspace
 from moothall.settings import load_settings
-from moothall.toolkits.web.family import HttpSettings
+from moothall.toolkits.web import HttpSettings
 from support.githttp import GitServer, git_server
 from support.repos import Repo, make_repo
 

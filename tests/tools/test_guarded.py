@@ -14,7 +14,7 @@ import pytest
 from counting_site import Site, counting_site
 
 from moothall.authorization.audit import verify_all
-from moothall.authorization.grants import SWITCHES, Switches
+from moothall.authorization.rules import SWITCHES, Switches
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from support.callers import OTHER, TOKEN

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.authorization.grants import policies_folder
-from moothall.authorization.policy import Policy
+from moothall.authorization.rules import Policy, policies_folder
 from moothall.domain.tool import ToolStatus
 from moothall.policy import Opa, opa
 from support import gobuilt

@@ -21,7 +21,7 @@ from moothall.authorization.gateway import ToolGateway
 from moothall.domain.tool import ToolStatus
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
-from moothall.toolkits.db.family import Databases
+from moothall.toolkits.db import Databases
 from moothall.toolkits.db.toolkit import DatabaseTools
 from support import servers
 from support.tool_gateway import App, Facts, tool_call

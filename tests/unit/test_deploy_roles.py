@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from moothall.api.asgi import MAX_BODY_BYTES
 from moothall.api.grpc_server import MAX_MESSAGE_BYTES
+from moothall.api.http.asgi import MAX_BODY_BYTES
 from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens
 from moothall.app.bus import ROLES, embedded_parts, parse_roles

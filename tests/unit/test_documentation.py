@@ -15,7 +15,7 @@ import pytest
 
 from moothall.agents.loading import load
 from moothall.api.identity import read_tokens
-from moothall.authorization.grants import read_grants
+from moothall.authorization.rules import read_grants
 from moothall.config import GrpcSettings
 from moothall.config.settings import known_variables
 from moothall.repositories.profile import parse_config_file

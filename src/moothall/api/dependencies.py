@@ -15,8 +15,8 @@ from google.protobuf import json_format
 import moothall
 from moothall.agents.service import AgentTasks
 from moothall.authorization.approvals import ApprovalQueue
+from moothall.authorization.audit import Decisions
 from moothall.authorization.budgets import Quotas, StoryBudgets
-from moothall.authorization.decisions import Decisions
 from moothall.collector.overview import Overview
 from moothall.collector.statistics import Statistics
 from moothall.config import Models

@@ -8,10 +8,9 @@ from typing import Any, cast
 
 from google.protobuf.descriptor import ServiceDescriptor
 
-from moothall.api.agent import AgentService
+from moothall.api.agent import AgentKernel, AgentService
 from moothall.api.context import Context
 from moothall.api.dependencies import ApiDependencies
-from moothall.api.kernel import AgentKernel
 from moothall.api.orchestrator import OrchestratorService
 from moothall.api.stories import Planning, StoryCoach
 from moothall.api.tools import Scoring, SecureRunner, Tools, ToolService

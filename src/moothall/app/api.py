@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from moothall import telemetry
 from moothall.api.accounts import AccessTokens, UserAccounts
-from moothall.api.asgi import ServerLimits
 from moothall.api.dependencies import BUCKET as BUNDLES
 from moothall.api.dependencies import (
     ApiDependencies,
@@ -24,6 +23,7 @@ from moothall.api.dependencies import (
     ToolServices,
 )
 from moothall.api.grpc_server import grpc_server
+from moothall.api.http.asgi import ServerLimits
 from moothall.api.http.server import Served, http_server
 from moothall.api.identity import BearerTokens, TokenSource, read_tokens
 from moothall.api.openid import IssuedTokens, Issuer
@@ -40,9 +40,9 @@ from moothall.app.tool_sessions import (
     tool_service,
     workflow_service,
 )
+from moothall.authorization.audit import Decisions
 from moothall.authorization.budgets import BUCKET, Quotas, StoryBudgets
-from moothall.authorization.decisions import Decisions
-from moothall.authorization.policy import Rules
+from moothall.authorization.rules import Rules
 from moothall.collector.collector import Collector
 from moothall.collector.overview import Overview
 from moothall.collector.records import Observer
@@ -414,7 +414,7 @@ async def serve_metrics(
     if not settings.enabled:
         yield 0
         return
-    from moothall.api.prometheus import serve_metrics
+    from moothall.api.http.server import serve_metrics
 
     def update_active_count() -> None:
         metrics.COLLECTOR_UNDER_WAY.set(count_active())

@@ -20,25 +20,25 @@ from moothall.authorization.approvals import (
 from moothall.authorization.approvals import BUCKET as PARKED_BUCKET
 from moothall.authorization.audit import AuditLog
 from moothall.authorization.audit_export import AuditShipper, shipping
-from moothall.authorization.grants import (
+from moothall.authorization.limits import TOKEN_SECONDS, SharedRates
+from moothall.authorization.rules import (
     REVOKED,
     ROLES_FILE,
     SWITCHES,
     Grants,
+    Policy,
     Revocations,
+    Rules,
     Switches,
     policies_folder,
     read_grants,
 )
-from moothall.authorization.keys import Keys, keys_of
-from moothall.authorization.limits import TOKEN_SECONDS, SharedRates
-from moothall.authorization.policy import Policy, Rules
-from moothall.authorization.tokens import Tokens
+from moothall.authorization.tokens import Keys, Tokens, keys_of
 from moothall.concurrency import beside
 from moothall.config import GuardSettings, LimitSettings, Settings
 from moothall.errors import ConfigurationError
 from moothall.ports import Bus, Toolkit
-from moothall.toolkits.families import FAMILIES, Families, family_tools, unset_tools
+from moothall.settings import FAMILIES, Families, family_tools, unset_tools
 from moothall.tools.catalogue import CATALOGUE
 from moothall.tools.code_tools import SHELL
 from moothall.tools.spec import ToolSpec

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from moothall.authorization.keys import Keys, ensure_token, keys_of
+from moothall.authorization.tokens import Keys, ensure_token, keys_of
 from moothall.concurrency import beside
 from moothall.config import ForgeSettings, OidcSettings, Settings, WebhookSettings, environment
 from moothall.domain.event import REPOSITORY_SERVICE, Channel
@@ -21,7 +21,7 @@ from moothall.ports import Answerer, Bus
 from moothall.processes import write_private
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.service import Prepare, RepositoryService
-from moothall.toolkits.web.family import WebFamily
+from moothall.toolkits.web import WebFamily
 
 if TYPE_CHECKING:  # needed only with several machines
     from moothall.repositories.bundle_transfer import BundleServer

@@ -4,7 +4,6 @@ them.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from moothall.authorization.call_context import CallContext, Stopped
+from moothall.authorization.checks import CallContext, Stopped
+from moothall.authorization.tokens import approval_key
 from moothall.domain.codec import dump, load
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
@@ -21,11 +21,10 @@ from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest, NotFound, Refused
 from moothall.ports import Bucket
 from moothall.telemetry import get_logger
-from moothall.tools.arguments import arguments_digest
+from moothall.tools.schemas import arguments_digest
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
-        Ed25519PrivateKey,
         Ed25519PublicKey,
     )
 
@@ -62,21 +61,6 @@ class Approval:
 
     id: str
     approver: str
-
-
-def public_key(key: bytes) -> bytes:
-    """Return the public key of approvals that are signed with the key derived from `key`; 32
-    bytes.
-    """
-    return bytes(_private_key(key).public_key().public_bytes_raw())
-
-
-def _private_key(key: bytes) -> Ed25519PrivateKey:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    return Ed25519PrivateKey.from_private_bytes(
-        hashlib.sha256(b"moothall approval\0" + key).digest()
-    )
 
 
 APPROVAL_SECONDS = 900.0
@@ -116,7 +100,7 @@ class Approvals:
             **asdict(subject),
         }
         return jwt.encode(
-            claims, _private_key(self._key), algorithm=_ALGORITHM, headers={"typ": TYPE}
+            claims, approval_key(self._key), algorithm=_ALGORITHM, headers={"typ": TYPE}
         )
 
     def check(self, grant: str, subject: Subject) -> Approval:
@@ -152,7 +136,7 @@ class Approvals:
         return (
             Ed25519PublicKey.from_public_bytes(self._public)
             if self._public
-            else _private_key(self._key).public_key()
+            else approval_key(self._key).public_key()
         )
 
 

@@ -1,5 +1,5 @@
-"""An append-only record of every tool call, with one hash chain per tenant and writer. Retention
-of the audit: removal of old records from the beginning of a chain.
+"""An append-only record of every tool call, with one hash chain per tenant and writer; the removal
+of old records from the beginning of a chain; and the latest decisions, for display.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ import hmac
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Literal, Self
+
+from cachetools import LRUCache
 
 from moothall.authorization.audit_chain import (
     GENESIS,
@@ -40,10 +43,12 @@ from moothall.authorization.audit_chain import (
 )
 from moothall.authorization.audit_export import AuditPublisher, WrittenRecord
 from moothall.concurrency import beside
-from moothall.domain.event import Event
-from moothall.domain.ids import TaskKey, check_id
+from moothall.domain.event import Channel, Event, EventType
+from moothall.domain.identity import Principal
+from moothall.domain.ids import TaskId, TaskKey, check_id, own_id
 from moothall.domain.tool import ToolStatus
 from moothall.errors import AuditUnavailable, InvalidRequest
+from moothall.ports import Log
 from moothall.processes import try_lock
 from moothall.telemetry import get_logger
 
@@ -384,3 +389,103 @@ def _write_all(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
+
+
+# The latest decisions of the gateway from the AUDIT stream, for display. `moothall audit verify`
+# checks the chain itself.
+
+
+REFUSALS = frozenset({"blocked", "parked", "rate_limited", "invalid", "alert"})
+"""The statuses of refused calls and of alerts."""
+_MAX_DECISIONS, _MAX_TENANTS, _MAX_TEXT_CHARS = 200, 100, 500
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A finished tool call or one that an operator allowed, with its `ToolStatus`; or an alert.
+    `time` is RFC 3339, or empty if unknown.
+    """
+
+    time: str
+    status: str
+    tool: str
+    principal: str
+    task_id: TaskId
+    seat: str
+    reason: str = ""
+
+    @property
+    def refused(self) -> bool:
+        """Whether the gateway refused the call or raised an alert."""
+        return self.status in REFUSALS
+
+
+@dataclass(slots=True)
+class _Read:
+    seq: int = 0
+    last: deque[Decision] = field(default_factory=lambda: deque(maxlen=_MAX_DECISIONS))
+
+
+class Decisions:
+    """The last 200 decisions of each recently requested tenant. The first request reads the
+    tenant's whole stream, later ones only new events.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._read: LRUCache[str, _Read] = LRUCache(_MAX_TENANTS)
+        self._reading = asyncio.Lock()
+
+    async def last(self, principal: Principal) -> Sequence[Decision]:
+        """Return a tenant's decisions, latest first."""
+        async with self._reading:
+            read = self._read.get(principal.tenant) or _Read()
+            async for recorded in self._log.replay((Channel.AUDIT.of(principal.tenant),), read.seq):
+                read.seq = recorded.seq
+                if recorded.event.tenant == principal.tenant:
+                    read.last.extend(_decisions_in(recorded.event, principal.tenant))
+            self._read[principal.tenant] = read
+            return tuple(reversed(read.last))
+
+
+def _decisions_in(event: Event, tenant: str) -> Iterable[Decision]:
+    """Return the decisions in an event. Malformed records are skipped, because others write to the
+    stream too.
+    """
+    data = event.data
+    if event.type is EventType.GUARD_ALERTED:
+        summary = (
+            f"{data.get('count', '')} {data.get('kind', '')}; the last: {data.get('reason', '')}"
+        )
+        yield _decision(data, event.time, "alert", tenant, summary)
+    elif event.type is EventType.AUDIT_RECORDED:
+        earlier = data.get("records")
+        for record in (*(earlier if isinstance(earlier, list | tuple) else ()), data.get("record")):
+            if isinstance(record, Mapping) and record.get("phase") in {"approved", "finish"}:
+                approver = record.get("approved_by")
+                status = str(record.get("status") or record.get("phase"))
+                yield _decision(
+                    record,
+                    str(record.get("time") or ""),
+                    status,
+                    tenant,
+                    f"allowed by {approver}" if approver else "",
+                )
+
+
+def _decision(
+    record: Mapping[str, Any], time: str, status: str, tenant: str, summary: str
+) -> Decision:
+    fields = {
+        name: str(record.get(name) or "")[:_MAX_TEXT_CHARS]
+        for name in ("tool", "principal", "task_id", "seat")
+    }
+    return Decision(
+        time[:40],
+        status[:40],
+        fields["tool"],
+        fields["principal"],
+        own_id(TaskKey(fields["task_id"]), tenant),
+        fields["seat"],
+        summary[:_MAX_TEXT_CHARS],
+    )

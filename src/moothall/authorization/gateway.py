@@ -1,4 +1,5 @@
-"""The tool gateway: the one function that every tool call passes.
+"""The tool gateway: the one function that every tool call passes, and its alerts of repeated
+refusals.
 
 schema → identity, tenant and catalogue → grants → capability token → policy → rate limits → breaker
 → budget → cache → run → audit → telemetry. A call passes all steps in this order, or stops with a
@@ -9,19 +10,30 @@ result is returned.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Container,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from time import monotonic, perf_counter
-from typing import Any
+from typing import Any, Literal
+
+from cachetools import LRUCache
 
 from moothall import telemetry
 from moothall.authorization.approvals import check_approval
 from moothall.authorization.audit import AuditEntry, AuditLog
-from moothall.authorization.call_context import CallContext, Stopped
 from moothall.authorization.checks import (
+    CallContext,
     CheckedCall,
+    Stopped,
     check_capability,
     check_grants,
     check_identity,
@@ -30,9 +42,9 @@ from moothall.authorization.checks import (
     note_of,
     with_token,
 )
-from moothall.authorization.decisions import Alerts, alert_event
 from moothall.authorization.limits import (
     GATEWAY_LIMITS,
+    AlertLimits,
     GatewayLimits,
     Rates,
     ResultCache,
@@ -47,16 +59,18 @@ from moothall.authorization.limits import (
     scope_of,
     shorten,
 )
-from moothall.authorization.policy import Rules
+from moothall.authorization.rules import Rules
 from moothall.concurrency import TimeLimit, seconds_until
 from moothall.domain.codec import dump
-from moothall.domain.event import EventType, call_event_id
+from moothall.domain.event import Event, EventType, call_event_id
+from moothall.domain.ids import TaskKey
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import AuditUnavailable
 from moothall.ports import Publish
+from moothall.telemetry import get_logger, metrics
 from moothall.telemetry.spans import write
-from moothall.tools.arguments import arguments_digest
 from moothall.tools.catalogue import ToolSpec, list_tools
+from moothall.tools.schemas import arguments_digest
 
 _MAX_ERROR_CHARS = 4000
 _MAX_NAME_CHARS = 200
@@ -426,3 +440,111 @@ def _count(tool: str, result: ToolResult) -> ToolResult:
     if result.usage.max_rss_bytes > 0:
         telemetry.metrics.TOOL_MEMORY_BYTES.observe(result.usage.max_rss_bytes, tool)
     return result
+
+
+# Alerts: repeated refusals of one principal or task, and attempts to escape the sandbox.
+
+
+log = get_logger(__name__)
+
+Kind = Literal["denials", "escapes"]
+_MAX_WINDOWS = 10_000
+_MAX_REASON_CHARS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """The number of refusals of a kind within a time window, and the call that raised the alert."""
+
+    kind: Kind
+    count: int
+    seconds: float
+    principal: str
+    task_id: TaskKey
+    seat: str
+    workspace: str
+    tool: str
+    reason: str
+    request_id: str
+
+
+class Alerts:
+    """Counters of refusals in sliding windows, by principal and by task. Use one per gateway.
+    Nothing here awaits.
+    """
+
+    def __init__(
+        self,
+        limits: AlertLimits = GATEWAY_LIMITS.alerts,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._windows: LRUCache[tuple[str, ...], deque[float]] = LRUCache(_MAX_WINDOWS)
+        self._raised: list[Alert] = []
+
+    def count_refusal(
+        self, context: CallContext, call: ToolCall, reason: str, *, escape: bool
+    ) -> None:
+        """Count a refused call. At the limit, raise an alert and start counting anew."""
+        self._count("denials", self._limits.denials, context, call, reason)
+        if escape:
+            self._count("escapes", self._limits.escapes, context, call, reason)
+
+    def pop_raised(self) -> Sequence[Alert]:
+        """Return the alerts raised since the last call."""
+        raised, self._raised = self._raised, []
+        return raised
+
+    def _count(
+        self, kind: Kind, limit: int, context: CallContext, call: ToolCall, reason: str
+    ) -> None:
+        now = self._clock()
+        windows = [
+            self._windows.setdefault((kind, context.tenant, *scope), deque())
+            for scope in (("of", context.principal.name), ("in", context.task_id))
+        ]
+        for window in windows:
+            window.append(now)
+            while window[0] <= now - self._limits.seconds:
+                window.popleft()
+        count = max(map(len, windows))
+        if count < limit:
+            return
+        for window in windows:
+            window.clear()
+        alert = Alert(
+            kind=kind,
+            count=count,
+            seconds=self._limits.seconds,
+            principal=context.principal.name,
+            task_id=context.task_id,
+            seat=context.seat,
+            workspace=context.workspace_id,
+            tool=call.tool[:100],
+            reason=reason[:_MAX_REASON_CHARS],
+            request_id=call.request_id[:200],
+        )
+        self._raised.append(alert)
+        metrics.GUARD_ALERTS.add(kind)
+        log.warning(
+            "the guard raises an alert",
+            kind=kind,
+            count=count,
+            principal=alert.principal,
+            task=alert.task_id,
+            tool=alert.tool,
+        )
+
+
+def alert_event(alert: Alert, tenant: str, source: str) -> Event:
+    """Return the event that records an alert."""
+    return write(
+        EventType.GUARD_ALERTED,
+        tenant,
+        dump(alert),
+        ordinal=f"{alert.kind}/{alert.task_id}/{alert.seat}/{alert.request_id}",
+        source=source,
+        correlationid=alert.task_id,
+        tenant=tenant,
+    )

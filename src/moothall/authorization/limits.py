@@ -15,7 +15,7 @@ from typing import Any
 
 from cachetools import LRUCache, TLRUCache
 
-from moothall.authorization.call_context import CallContext, Meter, Stopped
+from moothall.authorization.checks import CallContext, Meter, Stopped
 from moothall.concurrency import CircuitBreaker, CircuitCall, CircuitOpenError, TimeLimit
 from moothall.config import GuardSettings
 from moothall.domain.budget import Ledger
@@ -24,7 +24,7 @@ from moothall.domain.text import encodable
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import AlreadyExists, BusUnavailable
 from moothall.ports import Bucket
-from moothall.tools.arguments import canonical
+from moothall.tools.schemas import canonical
 from moothall.tools.spec import ToolSpec
 
 # Circuit breakers of tools: one that keeps failing is not called for a while.

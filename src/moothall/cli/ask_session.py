@@ -29,7 +29,7 @@ from moothall.app.command_repository import (
     unseen,
 )
 from moothall.cli import options as complete
-from moothall.cli.ask_options import AskOptions, show_answer
+from moothall.cli.ask import AskOptions, show_answer
 from moothall.cli.council import ProgressPrinter, run_deliberation
 from moothall.cli.runtime import on_interrupt, plain, say, stderr_reporter
 from moothall.concurrency import report_if_slow

@@ -23,7 +23,7 @@ from moothall.deliberation.model_texts import describe_reply, price_text, window
 from moothall.domain.status import Finding, HostState
 from moothall.domain.tool import PYTHON_WINDOW, CodeBlock, ToolResult, ToolStatus
 from moothall.errors import MoothallError, WorkspaceFailed
-from moothall.toolkits.families import FAMILIES
+from moothall.settings import FAMILIES
 from moothall.workspace.executor_client import ExecutorSetup
 from moothall.workspace.pool import CreateExecutor, ExecutorPool
 from moothall.workspace.runner import LocalRunner, can_run_blocks

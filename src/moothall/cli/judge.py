@@ -19,9 +19,8 @@ from moothall.app.preflight import NamedRepository, check_early, check_request
 from moothall.cli import options
 from moothall.cli.options import SEED, SettingRange, example, json_option, verbose_option
 from moothall.cli.runtime import EXIT_NONE, EXIT_UNPROVEN, exit_code, stderr_reporter, with_settings
-from moothall.cli.statement import findings
 from moothall.cli.verdict import LEVELS, JudgementLog, VerdictDocument, make_verdict
-from moothall.cli.verdict_text import headline, verdict_markdown
+from moothall.cli.verdict_formats import findings, headline, verdict_markdown
 from moothall.config import ForgeSettings, Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import Outcome
@@ -77,7 +76,7 @@ class _Place:
 
 async def read_pull(settings: Settings, url: str) -> JudgedPull:
     """Return the pull request at a URL. Raises `InvalidRequest`, and errors of the forge."""
-    from moothall.forge.connect import forge_client
+    from moothall.forge.client import forge_client
 
     place = _locate(settings, _PULLS, url, "a pull request, such as https://HOST/OWNER/NAME/pull/7")
     async with forge_client(place.forge, anonymous=True) as client:
@@ -96,7 +95,7 @@ async def set_status(settings: Settings, url: str, verdict: VerdictDocument) -> 
     forge has these and the token may create them, else as a commit status. Raises
     `ConfigurationError` without a token for its forge, and errors of the forge.
     """
-    from moothall.forge.connect import forge_client
+    from moothall.forge.client import forge_client
 
     place = _locate(settings, _PULLS, url, "a pull request")
     conclusion, title = "success" if verdict.accepted else "failure", headline(verdict)
@@ -143,7 +142,7 @@ async def read_issue(settings: Settings, url: str) -> str:
     """Return the text of the issue at a URL. Raises `InvalidRequest` and what the forge's client
     raises.
     """
-    from moothall.forge.connect import forge_client
+    from moothall.forge.client import forge_client
 
     place = _locate(settings, _ISSUES, url, "an issue, such as https://HOST/OWNER/NAME/issues/7")
     async with forge_client(place.forge, anonymous=True) as client:
@@ -534,16 +533,16 @@ def _write(settings: Settings, verdict: VerdictDocument, files: _Files) -> None:
     """Write the requested files. Raises `InvalidRequest` if one cannot be written."""
     try:
         if files.sarif is not None:
-            from moothall.cli.statement import sarif_document
+            from moothall.cli.verdict_formats import sarif_document
 
             files.sarif.write_text(sarif_document(verdict), encoding="utf-8")
         if files.statement is not None:
-            from moothall.cli.statement import load_signing_key, sign_verdict
+            from moothall.cli.verdict_formats import load_signing_key, sign_verdict
 
             key = load_signing_key(files.key, settings.data_dir)
             files.statement.write_text(sign_verdict(verdict, key), encoding="utf-8")
         if files.summary is not None:
-            from moothall.cli.verdict_text import verdict_markdown
+            from moothall.cli.verdict_formats import verdict_markdown
 
             with files.summary.open("a", encoding="utf-8") as file:
                 file.write(verdict_markdown(verdict))
@@ -560,6 +559,6 @@ def _print(verdict: VerdictDocument, out: TextIO, *, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from moothall.cli.verdict_text import show_verdict
+    from moothall.cli.verdict_formats import show_verdict
 
     show_verdict(Console(file=out, highlight=False), verdict)

@@ -26,7 +26,7 @@ from mcp_types import CallToolRequestParams, CallToolResult, RequestParams, Text
 from mcp_types.jsonrpc import INVALID_PARAMS
 
 import moothall
-from moothall.api.asgi import ServerLimits
+from moothall.api.http.asgi import ServerLimits
 from moothall.api.http.server import serve_app, tls_context
 from moothall.api.identity import BearerTokens, read_tokens
 from moothall.app.command_repository import line_provenance, register

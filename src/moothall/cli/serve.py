@@ -1,23 +1,29 @@
-"""`moothall serve`: the server, until it is stopped. `moothall open`: its web page in a browser.
-`moothall watch`: answer issues of a forge with pull requests.
+"""The processes that run until they are stopped. `moothall serve`: the server. `moothall open`: its
+web page in a browser. `moothall watch`: answer issues of a forge with pull requests. `moothall
+executor`: the program that runs the tools inside a workspace's container.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import sys
 import webbrowser
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from moothall.cli.options import example, field_range
-from moothall.cli.runtime import EXIT_WRONG, plain, say, with_settings
+from moothall.cli.runtime import EXIT_WRONG, plain, report_errors, say, settings_of, with_settings
 from moothall.config import ForgeSettings, GrpcSettings, Settings, environment
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import TASK_CHARS
 from moothall.errors import ConfigurationError
+from moothall.sandbox_runtime.confinement import EXECUTOR_PID, ROOT
 
 if TYPE_CHECKING:
     from moothall.forge.watch import Watch
@@ -173,9 +179,8 @@ async def open_watch(
     """
     from moothall.app.repositories import trusted_repositories
     from moothall.app.server import open_app
-    from moothall.forge.connect import forge_client
-    from moothall.forge.watch import Watch
-    from moothall.forge.webhooks import serve_webhooks
+    from moothall.forge.client import forge_client
+    from moothall.forge.watch import Watch, serve_webhooks
 
     forge = settings.forge
     if not forge.repositories:
@@ -223,3 +228,44 @@ def credential_of(forge: ForgeSettings) -> str:
     raise ConfigurationError(
         f"git needs forge.token too, from where it is named: set forge.token_file, or {_VARIABLE}"
     )
+
+
+# `moothall executor`: the program that runs the tools inside a workspace's container.
+
+
+_SOCKET = "/link/link.sock"
+
+
+@click.command(epilog=example("moothall executor", f"moothall executor {_SOCKET}"))
+@click.argument("socket", default=_SOCKET)
+@click.argument("options", default="")
+@click.pass_context
+@report_errors
+def executor(context: click.Context, *, socket: str, options: str) -> None:
+    """Run the tools of a workspace, as the first process of its container. Hosts start it.
+
+    It connects to SOCKET, the link of the workspace, confines itself as OPTIONS say (JSON; by
+    default as the settings [sandbox] say) and answers until the link closes. It ends every process
+    that it can signal, so it is refused outside a container.
+    """
+    if os.getpid() not in {1, EXECUTOR_PID} or not Path(ROOT).is_dir():
+        raise ConfigurationError(
+            "moothall executor is the first process of a workspace's container, which has a "
+            f"folder {ROOT}; this is process "
+            f'{os.getpid()}. Hosts start it: set workspace.kind = "kubernetes", and run `moothall '
+            "serve`"
+        )
+    from moothall.sandbox_runtime import container_init
+
+    sys.argv = ["moothall executor", socket, options or json.dumps(_executor_options(context))]
+    container_init.main()
+
+
+def _executor_options(context: click.Context) -> dict[str, object]:
+    from moothall.workspace.executor_client import EXECUTOR, ExecutorSetup
+
+    sandbox = settings_of(context, narrated=True).sandbox
+    options = ExecutorSetup("", ()).describe_limits(
+        sandbox, own_users=False, cgroup=False, proxied=False
+    )
+    return {**options, "program": EXECUTOR}

@@ -280,7 +280,7 @@ async def list_(
     agents.
     """
     from moothall.app.gateway_rules import catalogue_of, open_switches, read_table
-    from moothall.toolkits.families import unset_tools
+    from moothall.settings import unset_tools
     from moothall.tools.catalogue import list_tools
     from moothall.tools.spec import Filters, discover, entry
 
@@ -325,7 +325,7 @@ async def show(settings: Settings, *, name: str, tenant: str, as_json: bool) -> 
     """Print the catalogue's data about a tool."""
     from moothall.app.gateway_rules import catalogue_of, open_switches
     from moothall.errors import NotFound
-    from moothall.toolkits.families import unset_tools
+    from moothall.settings import unset_tools
     from moothall.tools.spec import entry
 
     spec = catalogue_of(settings).get(name)
@@ -369,7 +369,7 @@ async def _switch(
     settings: Settings, name: str, tenant: str, reason: str, *, enabled: bool
 ) -> None:
     from moothall.app.gateway_rules import open_switches
-    from moothall.toolkits.families import unset_tools
+    from moothall.settings import unset_tools
 
     async with open_switches(settings) as switches:
         await switches.switch(tenant, name, enabled=enabled, actor=LOCAL.name, reason=reason)
@@ -387,7 +387,7 @@ async def revoke(settings: Settings, *, token_or_workspace: str, reason: str) ->
     a workspace.
     """
     from moothall.app.bus import open_log
-    from moothall.authorization.grants import REVOKED, Revocations
+    from moothall.authorization.rules import REVOKED, Revocations
 
     async with open_log(settings, lambda _: None) as bus:
         await Revocations(bus.bucket(REVOKED)).revoke(
@@ -407,7 +407,7 @@ async def take(settings: Settings, *, server: str, look: bool) -> None:
     Tools that are new, changed or gone are marked. Running processes read the list when they are
     restarted.
     """
-    from moothall.toolkits.mcp.family import McpFamily
+    from moothall.toolkits.mcp import McpFamily
     from moothall.toolkits.mcp.spec import accepted_tools, read_offers, write_accepted_tools
 
     family = McpFamily()

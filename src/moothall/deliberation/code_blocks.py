@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moothall import telemetry
-from moothall.authorization.call_context import CallContext
-from moothall.authorization.checks import BlockBudget, BlockCalls
+from moothall.authorization.checks import BlockBudget, BlockCalls, CallContext
 from moothall.authorization.gateway import ToolGateway
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation

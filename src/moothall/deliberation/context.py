@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from moothall.authorization.budgets import Reservation
-from moothall.authorization.call_context import CallContext
+from moothall.authorization.checks import CallContext
 from moothall.authorization.gateway import ToolGateway
 from moothall.config import EvidenceSettings, LimitSettings, LlmSettings
 from moothall.config.models import DEFAULT, NATIVE_WINDOW

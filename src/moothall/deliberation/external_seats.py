@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from datetime import datetime
 
-from moothall.authorization.call_context import first_covered
+from moothall.authorization.checks import first_covered
 from moothall.concurrency import seconds_until
 from moothall.deliberation.attempt_state import Draft, MalformedReplies, NoChanges, append_left_out
 from moothall.deliberation.context import DeliberationContext, SeatState

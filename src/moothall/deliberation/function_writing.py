@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moothall import telemetry
-from moothall.authorization.call_context import CallContext
+from moothall.authorization.checks import CallContext
 from moothall.deliberation.prompts.reply import Turn, whole_text
 from moothall.deliberation.prompts.repository_context import RepositoryContext
 from moothall.deliberation.prompts.text import fence, tokens

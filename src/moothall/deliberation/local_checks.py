@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from moothall import telemetry
-from moothall.authorization.call_context import CallContext, first_covered
+from moothall.authorization.checks import CallContext, first_covered
 from moothall.deliberation.case_files import (
     cases_near,
     files_to_run,

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from moothall.authorization.gateway import ToolGateway
-from moothall.authorization.grants import intersection
 from moothall.config import LlmSettings
 from moothall.deliberation.function_writing import DEFINE, Function, find_function
 from moothall.deliberation.prompts import prompts, tool_prompt
@@ -24,7 +23,7 @@ from moothall.domain.chat import FunctionCall, FunctionTool, ReplyMode
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
 from moothall.domain.tool import PYTHON_WINDOW, Action, Grant
-from moothall.tools.catalogue import ToolSpec
+from moothall.tools.catalogue import ToolSpec, intersection
 
 if TYPE_CHECKING:
     from moothall.deliberation.context import Dependencies

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from moothall import telemetry
-from moothall.authorization.call_context import Meter
+from moothall.authorization.checks import Meter
 from moothall.concurrency import seconds_until
 from moothall.deliberation import external_seats
 from moothall.deliberation.agent import AgentLoop

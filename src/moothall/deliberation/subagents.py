@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moothall.authorization.call_context import CallContext
-from moothall.authorization.grants import intersection
+from moothall.authorization.checks import CallContext
 from moothall.authorization.tokens import narrow
 from moothall.concurrency import seconds_until
 from moothall.config import LlmSettings
@@ -23,6 +22,7 @@ from moothall.deliberation.prompts import prompts
 from moothall.deliberation.recorded_model import RecordedModel
 from moothall.domain.tool import AGENTS_RUN, Grant, ToolResult, ToolStatus
 from moothall.errors import BudgetExceeded, DeadlineExceeded, MoothallError
+from moothall.tools.catalogue import intersection
 
 _PROMPT_CHARS = 20_000
 _MAX_CONCURRENT = 4

@@ -21,8 +21,8 @@ from moothall.deliberation.prompts.tool_results import block_text, numbered_resu
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Operation
 from moothall.domain.tool import Action, ToolResult, ToolStatus
-from moothall.tools.arguments import arguments_digest
 from moothall.tools.catalogue import Danger, ToolSpec
+from moothall.tools.schemas import arguments_digest
 
 _MAX_RECORDED_BYTES, _MAX_NAME_CHARS = 64_000, 100
 _NEVER_RAN = {ToolStatus.INVALID, ToolStatus.BLOCKED, ToolStatus.PARKED, ToolStatus.RATE_LIMITED}

@@ -48,7 +48,7 @@ from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.profile import Commands
 from moothall.repositories.project_config import commands_of
 from moothall.repositories.service import RepositoryService
-from moothall.toolkits.web.family import WebFamily
+from moothall.toolkits.web import WebFamily
 
 RESULTS, DATA, SEALED, TRAJECTORIES = "results.jsonl", "data", "sealed", "trajectories"
 _STOPS = frozenset(

@@ -1,5 +1,5 @@
 """The bus that this server uses. Only this file and the code that makes NATS credentials
-(`cli/credentials.py`, `app/workspaces.py`) import `events.nats`.
+(`cli/access.py`, `app/workspaces.py`) import `events.nats`.
 
 Another bus would be a package beside `nats` that implements `ports.Bus` and
 `events.raw_store.RawStore` (`testing/bus_contract.py` is the test suite), exported here under the

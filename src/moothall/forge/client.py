@@ -1,4 +1,5 @@
-"""A REST client for a forge: GitHub, or Gitea and Forgejo. GitLab's is in `gitlab.py`.
+"""A REST client for a forge: GitHub, or Gitea and Forgejo. GitLab's is in `gitlab.py`;
+`forge_client` chooses one of them.
 
 Each call is limited in time and bytes. Only the forge receives the token: no call follows a
 redirect, except that for a log, which goes on without the token.
@@ -8,7 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -30,7 +32,7 @@ from moothall.api.identity import check_address
 from moothall.concurrency import read_body
 from moothall.config import ForgeSettings as Settings
 from moothall.domain.codec import wrong
-from moothall.errors import CallFailed, NotFound, Refused, Temporary
+from moothall.errors import CallFailed, ConfigurationError, NotFound, Refused, Temporary
 
 _MAX_RESPONSE_BYTES, _MESSAGE_CHARS, _PAGE_SIZE, _MAX_PAGES = 8_000_000, 300, 50, 200
 _WRITE_PERMISSIONS = frozenset({"owner", "admin", "maintain", "write"})
@@ -490,3 +492,27 @@ def api_of(settings: Settings) -> str:
     if settings.kind == "gitlab":
         return f"{url}/api/v4"
     return "https://api.github.com" if urlsplit(url).hostname == "github.com" else f"{url}/api/v3"
+
+
+_CALL_SECONDS = 30.0
+
+
+@asynccontextmanager
+async def forge_client(
+    settings: Settings, *, anonymous: bool = False
+) -> AsyncIterator[ForgeClient]:
+    """Connect to a forge. Raises `ConfigurationError`.
+
+    anonymous: a token may be missing, because only public data is read.
+    """
+    from moothall.forge.gitlab import GitLabClient
+
+    if settings.token is None and not anonymous:
+        raise ConfigurationError(
+            "forge.token is missing: set forge.token_file, or MOOTHALL_FORGE__TOKEN"
+        )
+    limit = aiohttp.ClientTimeout(total=_CALL_SECONDS)
+    async with aiohttp.ClientSession(timeout=limit, cookie_jar=aiohttp.DummyCookieJar()) as session:
+        token = settings.token.get_secret_value() if settings.token is not None else ""
+        kind = GitLabClient if settings.kind == "gitlab" else ForgeClient
+        yield kind(settings, session, token)

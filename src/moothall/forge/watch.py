@@ -6,31 +6,38 @@ Nothing is stored here. The state is read from the forge: our pull requests for 
 forge, the repository and the number of the issue or comment, or the commit whose checks failed, so
 that a started task is found in the log. Each step first checks whether it is already done: after a
 crash, the watch continues and repeats nothing.
+
+A webhook of the forge makes the watch check the forge at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import hmac
 import re
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from hashlib import sha256
 from itertools import takewhile
+
+from aiohttp import web
 
 from moothall.config import ForgeSettings as Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import TaskId, check_task_id, digest
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import FORGE, DeliberationRequest, RepositoryRef
-from moothall.errors import AlreadyExists, MoothallError, NotFound, Refused, Temporary
+from moothall.errors import (
+    AlreadyExists,
+    ConfigurationError,
+    MoothallError,
+    NotFound,
+    Refused,
+    Temporary,
+)
 from moothall.forge import texts
 from moothall.forge.checks import FailedCheck, read_failed_checks
 from moothall.forge.client import ForgeClient, ForgeComment, Issue, PullRequest
@@ -403,3 +410,60 @@ def _mention_matcher(mention: str) -> Callable[[str], bool]:
         )
 
     return is_mentioned
+
+
+# The forge's webhooks. They are signed, and their content is not read.
+
+
+_MAX_BODY_BYTES = 26_000_000  # GitHub sends up to 25 MB
+
+
+def is_signed(secret: str, body: bytes, signature: str) -> bool:
+    """Return whether a signature, `sha256=HEX` or HEX, is that of the body with the secret."""
+    expected = hmac.new(secret.encode(), body, sha256).hexdigest()
+    return hmac.compare_digest(
+        expected.encode(), signature.removeprefix("sha256=").encode("utf-8", "surrogateescape")
+    )
+
+
+def _is_from_forge(headers: Mapping[str, str], body: bytes, secret: str, kind: str) -> bool:
+    """Return whether a webhook has the secret: GitLab sends it, the others sign with it."""
+    if kind == "gitlab":
+        token = headers.get("X-Gitlab-Token", "")
+        return hmac.compare_digest(token.encode("utf-8", "surrogateescape"), secret.encode())
+    signature = headers.get("X-Hub-Signature-256") or headers.get("X-Gitea-Signature") or ""
+    return is_signed(secret, body, signature)
+
+
+@asynccontextmanager
+async def serve_webhooks(settings: Settings, wake: Callable[[], None]) -> AsyncIterator[int]:
+    """Accept the forge's webhooks until the block ends. Yield the port, 0 if webhooks are disabled.
+    Raises `ConfigurationError`.
+    """
+    if settings.webhook_port is None or settings.webhook_secret is None:
+        yield 0
+        return
+    secret = settings.webhook_secret.get_secret_value()
+
+    async def handle_webhook(request: web.Request) -> web.Response:
+        if not _is_from_forge(request.headers, await request.read(), secret, settings.kind):
+            return web.Response(status=401, text="not signed with forge.webhook_secret\n")
+        wake()
+        return web.Response(status=204)
+
+    app = web.Application(client_max_size=_MAX_BODY_BYTES)
+    app.router.add_post("/", handle_webhook)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, settings.webhook_host, settings.webhook_port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise ConfigurationError(
+                f"{settings.webhook_host}:{settings.webhook_port} cannot be listened on: "
+                f"{error.strerror}; choose another forge.webhook_port"
+            ) from error
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()

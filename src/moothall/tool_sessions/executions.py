@@ -25,10 +25,10 @@ from moothall.domain.tool import (
 )
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Refused
 from moothall.ports import RunCode
-from moothall.tool_sessions.answers import GONE, Answers
 from moothall.tool_sessions.manager import ToolSessions
-from moothall.tools.arguments import arguments_digest
+from moothall.tool_sessions.session_state import GONE, Answers
 from moothall.tools.catalogue import is_granted
+from moothall.tools.schemas import arguments_digest
 
 _MAX_ANSWERS = 1000
 _MAX_CODE_CHARS = 100_000

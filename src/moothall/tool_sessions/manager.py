@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from moothall.authorization.approvals import Parked
-from moothall.authorization.call_context import CallContext
+from moothall.authorization.checks import CallContext
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.limits import GATEWAY_LIMITS, TOKEN_SECONDS
 from moothall.authorization.tokens import Capability, Tokens, request_digest
@@ -35,8 +35,9 @@ from moothall.errors import (
 )
 from moothall.ports import Repositories, RunCode, Workspace, Workspaces
 from moothall.telemetry import bound, get_logger
-from moothall.tool_sessions.answers import GONE, Answers
-from moothall.tool_sessions.persistent_workspace import (
+from moothall.tool_sessions.session_state import (
+    GONE,
+    Answers,
     PersistentWorkspace,
     ReopenState,
     WorkspaceLease,

@@ -11,9 +11,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from moothall.domain.tool import Grant
-from moothall.tools import arguments as args
-from moothall.tools import code_tools
-from moothall.tools import outputs as out
+from moothall.tools import code_tools, schemas
 from moothall.tools.spec import Caps, Cost, Danger, Example, Requirements, ToolSpec
 
 _READ_ONLY, _WRITE_FILES = Requirements(file_system="read"), Requirements(file_system="write")
@@ -36,7 +34,7 @@ __all__ = ["CATALOGUE", "Danger", "ToolSpec", "describe", "is_granted", "list_to
 def _file(
     name: str,
     summary: str,
-    model: type[args.Arguments],
+    model: type[schemas.Arguments],
     output: type[BaseModel],
     example: Example,
     *,
@@ -66,7 +64,7 @@ def _file(
 def _git(  # noqa: PLR0917 - read as a row of a table
     name: str,
     summary: str,
-    model: type[args.Arguments],
+    model: type[schemas.Arguments],
     output: type[BaseModel],
     example: Example,
     danger: Danger = Danger.WRITE,
@@ -96,7 +94,7 @@ def _git(  # noqa: PLR0917 - read as a row of a table
 def _tests(
     name: str,
     summary: str,
-    model: type[args.Arguments],
+    model: type[schemas.Arguments],
     example: Example,
     *,
     paths: tuple[str, ...] = (),
@@ -106,7 +104,7 @@ def _tests(
         name=f"tests.{name}",
         summary=summary,
         arguments=model,
-        output=out.TestsRun,
+        output=schemas.TestsRun,
         danger=Danger.EXECUTE,
         caps=Caps(300),
         requirements=_RUN_PROGRAMS,
@@ -122,8 +120,8 @@ SPECS: Final = (
     _file(
         "read",
         "lines of a file",
-        args.FilesRead,
-        out.FileContent,
+        schemas.FilesRead,
+        schemas.FileContent,
         Example(
             "the first two lines",
             {"path": "src/utils.py", "lines": 2},
@@ -140,8 +138,8 @@ SPECS: Final = (
     _file(
         "write",
         "make a file or replace all of it",
-        args.FilesWrite,
-        out.Written,
+        schemas.FilesWrite,
+        schemas.Written,
         Example(
             "a new file",
             {"path": "src/a.py", "content": "A = 1\n"},
@@ -153,8 +151,8 @@ SPECS: Final = (
     _file(
         "append",
         "add to the end of a file",
-        args.FilesWrite,
-        out.Written,
+        schemas.FilesWrite,
+        schemas.Written,
         Example(
             "one more line",
             {"path": "src/a.py", "content": "B = 2\n"},
@@ -166,8 +164,8 @@ SPECS: Final = (
     _file(
         "edit",
         "replace the text old, which occurs count times, by new",
-        args.FilesEdit,
-        out.Replaced,
+        schemas.FilesEdit,
+        schemas.Replaced,
         Example(
             "one place",
             {"path": "src/a.py", "old": "A = 1", "new": "A = 3"},
@@ -180,8 +178,8 @@ SPECS: Final = (
     _file(
         "define",
         "replace the function, method or class of that name by content, or add it",
-        args.FilesDefine,
-        out.Defined,
+        schemas.FilesDefine,
+        schemas.Defined,
         Example(
             "a method",
             {
@@ -197,8 +195,8 @@ SPECS: Final = (
     _file(
         "list",
         "names in a folder",
-        args.FilesList,
-        out.Entries,
+        schemas.FilesList,
+        schemas.Entries,
         Example(
             "a folder",
             {"path": "src"},
@@ -210,8 +208,8 @@ SPECS: Final = (
     _file(
         "search",
         "lines that match a regular expression",
-        args.FilesSearch,
-        out.Matches,
+        schemas.FilesSearch,
+        schemas.Matches,
         Example(
             "where it is defined",
             {"pattern": "^def total"},
@@ -226,24 +224,24 @@ SPECS: Final = (
     _file(
         "delete",
         "remove a file or an empty folder",
-        args.FilesPath,
-        out.Deleted,
+        schemas.FilesPath,
+        schemas.Deleted,
         Example("a file", {"path": "src/old.py"}, {"path": "src/old.py", "deleted": True}),
         writes=True,
     ),
     _file(
         "mkdir",
         "make a folder",
-        args.FilesPath,
-        out.Place,
+        schemas.FilesPath,
+        schemas.Place,
         Example("a folder", {"path": "docs"}, {"path": "docs"}),
         writes=True,
     ),
     _file(
         "info",
         "size and kind of a file",
-        args.FilesPath,
-        out.PathInfo,
+        schemas.FilesPath,
+        schemas.PathInfo,
         Example(
             "a file",
             {"path": "src/a.py"},
@@ -253,8 +251,8 @@ SPECS: Final = (
     _file(
         "diff",
         "how two files differ",
-        args.FilesDiff,
-        out.Difference,
+        schemas.FilesDiff,
+        schemas.Difference,
         Example(
             "two files",
             {"path": "a.txt", "other": "b.txt"},
@@ -265,8 +263,8 @@ SPECS: Final = (
     _git(
         "status",
         "what changed",
-        args.NoArguments,
-        out.GitStatus,
+        schemas.NoArguments,
+        schemas.GitStatus,
         Example(
             "nothing changed yet",
             {},
@@ -277,8 +275,8 @@ SPECS: Final = (
     _git(
         "diff",
         "your changes so far",
-        args.GitDiff,
-        out.Difference,
+        schemas.GitDiff,
+        schemas.Difference,
         Example("nothing changed yet", {}, {"against": _SHA, "diff": "", "truncated": False}),
         Danger.READ,
         core=True,
@@ -286,8 +284,8 @@ SPECS: Final = (
     _git(
         "log",
         "the newest commits",
-        args.GitLog,
-        out.GitLogEntries,
+        schemas.GitLog,
+        schemas.GitLogEntries,
         Example(
             "the newest",
             {"limit": 1},
@@ -303,16 +301,16 @@ SPECS: Final = (
     _git(
         "add",
         "stage files",
-        args.GitAdd,
-        out.GitAdded,
+        schemas.GitAdd,
+        schemas.GitAdded,
         Example("one file", {"paths": ["src/a.py"]}, {"added": ["src/a.py"]}),
         paths=("paths",),
     ),
     _git(
         "commit",
         "commit what is staged",
-        args.GitCommit,
-        out.GitCommitted,
+        schemas.GitCommit,
+        schemas.GitCommitted,
         Example(
             "a commit",
             {"message": "Add a"},
@@ -322,15 +320,15 @@ SPECS: Final = (
     _git(
         "branch",
         "make a branch",
-        args.GitBranch,
-        out.GitPlace,
+        schemas.GitBranch,
+        schemas.GitPlace,
         Example("a branch", {"name": "fix-login"}, {"branch": "fix-login", "commit": _SHA}),
     ),
     _git(
         "checkout",
         "go to a branch or commit",
-        args.GitCheckout,
-        out.GitPlace,
+        schemas.GitCheckout,
+        schemas.GitPlace,
         Example(
             "one commit back", {"ref": "HEAD~1"}, {"branch": "at-3f2a9c1e3f2a", "commit": _SHA}
         ),
@@ -338,8 +336,8 @@ SPECS: Final = (
     _git(
         "clone",
         "put another repository's files into a folder of its name",
-        args.GitClone,
-        out.GitCloned,
+        schemas.GitClone,
+        schemas.GitCloned,
         Example(
             "a repository",
             {"url": "https://host.example/team/tools.git"},
@@ -350,16 +348,16 @@ SPECS: Final = (
     _git(
         "pull",
         "fetch and merge the remote's default branch",
-        args.NoArguments,
-        out.GitPulled,
+        schemas.NoArguments,
+        schemas.GitPulled,
         Example("what is new", {}, {"branch": "work", "commit": _SHA, "files": ["src/a.py"]}),
         Danger.OUTSIDE,
     ),
     _git(
         "push",
         "make the new branch moothall/<branch> at the remote",
-        args.GitPush,
-        out.GitPushed,
+        schemas.GitPush,
+        schemas.GitPushed,
         Example(
             "a branch",
             {"branch": "fix-login"},
@@ -374,16 +372,19 @@ SPECS: Final = (
     _tests(
         "pytest",
         "run Python tests",
-        args.RunPytest,
+        schemas.RunPytest,
         Example("one file of tests", {"paths": ["tests/test_a.py"]}, _PASSED),
         paths=("paths",),
         core=True,
     ),
-    _tests("npm", "run npm test", args.NoArguments, Example("all tests", {}, _PASSED)),
-    _tests("go", "run go test", args.NoArguments, Example("all tests", {}, _PASSED)),
-    _tests("cargo", "run cargo test", args.NoArguments, Example("all tests", {}, _PASSED)),
+    _tests("npm", "run npm test", schemas.NoArguments, Example("all tests", {}, _PASSED)),
+    _tests("go", "run go test", schemas.NoArguments, Example("all tests", {}, _PASSED)),
+    _tests("cargo", "run cargo test", schemas.NoArguments, Example("all tests", {}, _PASSED)),
     _tests(
-        "make", "run a make target", args.RunMake, Example("a target", {"target": "test"}, _PASSED)
+        "make",
+        "run a make target",
+        schemas.RunMake,
+        Example("a target", {"target": "test"}, _PASSED),
     ),
 )
 
@@ -394,6 +395,14 @@ CATALOGUE: Final[Mapping[str, ToolSpec]] = {spec.name: spec for spec in (*SPECS,
 def is_granted(grant: Grant, tool: str) -> bool:
     """Whether the grant covers the tool."""
     return any(fnmatchcase(tool, pattern) for pattern in grant.tools)
+
+
+def intersection(grant: Grant, by: Grant) -> Grant:
+    """Return what both grants allow: the tools of `grant` that `by` covers too, without the paths
+    that either protects.
+    """
+    tools = tuple(tool for tool in grant.tools if is_granted(by, tool))
+    return Grant(tools, tuple(dict.fromkeys((*grant.protected, *by.protected))), grant.judged)
 
 
 def list_tools(

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 
-from moothall.tools.arguments import Arguments
+from moothall.tools.schemas import Arguments
 
 # The entry of a tool in the catalogue.
 

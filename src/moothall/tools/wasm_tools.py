@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from moothall.domain.codec import wrong
 from moothall.errors import ConfigurationError
-from moothall.tools import arguments as args
-from moothall.tools.outputs import Output
+from moothall.tools import schemas
+from moothall.tools.schemas import Output
 from moothall.tools.spec import Caps, Cost, Danger, Requirements, ToolSpec
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -53,7 +53,7 @@ class _Argument(_Closed):
     default: str | int | float | bool | None = None
     minimum: float | None = None
     maximum: float | None = None
-    max_length: int = Field(10_000, ge=1, le=args.MAX_CONTENT)
+    max_length: int = Field(10_000, ge=1, le=schemas.MAX_CONTENT)
 
 
 class _Manifest(_Closed):
@@ -119,7 +119,7 @@ def _read(file: Path) -> WasmTool:
     return WasmTool(spec, module)
 
 
-def _arguments(name: str, manifest: _Manifest) -> type[args.Arguments]:
+def _arguments(name: str, manifest: _Manifest) -> type[schemas.Arguments]:
     """Return the model of a tool's arguments. Raises `ValueError` if a default does not have its
     type.
     """
@@ -128,7 +128,7 @@ def _arguments(name: str, manifest: _Manifest) -> type[args.Arguments]:
         bounds: dict[str, Any] = {}
         if declared.type in {"string", "path"}:
             bounds = {
-                "max_length": args.MAX_PATH if declared.type == "path" else declared.max_length
+                "max_length": schemas.MAX_PATH if declared.type == "path" else declared.max_length
             }
             bounds |= {"min_length": 1} if declared.type == "path" else {}
         elif declared.type != "boolean":
@@ -148,5 +148,7 @@ def _arguments(name: str, manifest: _Manifest) -> type[args.Arguments]:
             kind,
             Field(default, description=declared.description or None, **bounds),
         )
-    model: type[args.Arguments] = create_model(f"Wasm_{name}", __base__=args.Arguments, **fields)
+    model: type[schemas.Arguments] = create_model(
+        f"Wasm_{name}", __base__=schemas.Arguments, **fields
+    )
     return model

@@ -24,7 +24,7 @@ from moothall.domain.tool import Action, ToolCall, ToolResult, ToolStatus
 from moothall.errors import InvalidRequest, PatchRefused, Permanent, Refused, WorkspaceFailed
 from moothall.ports import Log
 from moothall.tool_sessions.manager import ToolSessions
-from moothall.tool_sessions.persistent_workspace import WorkspaceLease
+from moothall.tool_sessions.session_state import WorkspaceLease
 from moothall.tools.spec import Danger, ToolSpec
 from moothall.workflows.plan import Reference, Step, Workflow, fill_in, find_in, references
 from moothall.workflows.record import Act, End, Record, StepState

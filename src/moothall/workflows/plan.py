@@ -19,7 +19,7 @@ from moothall.domain.ids import ID_PATTERN, check_id, digest
 from moothall.domain.plan import DependencyOrder
 from moothall.domain.tool import Action
 from moothall.errors import InvalidRequest
-from moothall.tools.arguments import canonical
+from moothall.tools.schemas import canonical
 from moothall.tools.spec import ToolSpec
 
 # References in arguments to the results of earlier steps, such as `${steps.read.output.content}`.

@@ -21,7 +21,7 @@ from moothall.errors import InvalidRequest, MoothallError, NotFound, Permanent, 
 from moothall.ports import Bucket, Log
 from moothall.telemetry import get_logger
 from moothall.tool_sessions.manager import ToolSessions
-from moothall.tool_sessions.persistent_workspace import ReopenState, WorkspaceLease
+from moothall.tool_sessions.session_state import ReopenState, WorkspaceLease
 from moothall.workflows.engine import Engine, StepExecutor
 from moothall.workflows.plan import Allowed, Workflow, read_plan
 from moothall.workflows.record import End, Record, WorkflowLog

@@ -51,7 +51,7 @@ from moothall.sandbox_runtime import cases, checks
 from moothall.sandbox_runtime.cpython_runner import COMMAND
 from moothall.sandbox_runtime.processes import GENEROUS
 from moothall.sandbox_runtime.protocol import pack_path
-from moothall.tools import code_sessions
+from moothall.tools import code_tools
 from moothall.tools.code_tools import SHELL, USUAL_SECONDS
 from moothall.workspace import limits
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
@@ -199,14 +199,14 @@ class OverlayWorkspace:
     async def _run_code(self, call: ToolCall, seconds: float) -> dict[str, Any]:
         if call.tool == SHELL:
             return await self._run_shell(call, seconds)
-        answer = await self._run(code_sessions.command(call.tool, call.arguments), seconds)
+        answer = await self._run(code_tools.command(call.tool, call.arguments), seconds)
         return {**answer, "output": parse_code_output(answer)}
 
     async def _run_shell(self, call: ToolCall, seconds: float) -> dict[str, Any]:
         answer = await self._executor.request(
             "shell",
             wall_seconds=seconds,
-            argv=code_sessions.command(call.tool, call.arguments),
+            argv=code_tools.command(call.tool, call.arguments),
             env={**self._executor.variables(), **_SHELL_VARIABLES},
             shell_state={
                 "history": await self._executor.show_history(),

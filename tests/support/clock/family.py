@@ -11,10 +11,9 @@ from moothall.config import Section, Settings
 from moothall.domain.status import Finding
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.ports import Workspace
-from moothall.toolkits.family import Family, OpenedFamily
-from moothall.toolkits.results import Output, run_within
-from moothall.tools.arguments import Arguments
-from moothall.tools.outputs import Output as Answer
+from moothall.toolkits import Family, OpenedFamily, ToolOutput, run_within
+from moothall.tools.schemas import Arguments
+from moothall.tools.schemas import Output as Answer
 from moothall.tools.spec import Caps, Danger, ToolSpec
 
 
@@ -46,7 +45,7 @@ class ClockTools:
         del workspace, tenant
         return await run_within(call, 5, self._output())
 
-    async def _output(self) -> Output:
+    async def _output(self) -> ToolOutput:
         return {"time": self._settings.time}
 
     async def leave(self, workspace_id: str) -> None:

@@ -37,8 +37,8 @@ async def serve() -> None:
     from moothall.api.grpc_server import grpc_server
     from moothall.api.identity import BearerTokens, read_tokens
     from moothall.app.repositories import trusted_repositories
+    from moothall.authorization.audit import Decisions
     from moothall.authorization.budgets import BUCKET, Quotas, StoryBudgets
-    from moothall.authorization.decisions import Decisions
     from moothall.collector.overview import Overview
     from moothall.collector.statistics import Statistics
     from moothall.deliberation.prompts.briefing import Briefings

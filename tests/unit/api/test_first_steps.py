@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from moothall.api.web.story_status import first_steps
+from moothall.api.web.story_page import first_steps
 from moothall.domain.plan import Story
 from moothall.stories.lifecycle import StoryPosition
 from moothall.stories.story_state import StoryState

@@ -17,7 +17,7 @@ from moothall.api.identity import BearerTokens, Caller
 from moothall.api.web.rendering import asset_url, visible
 from moothall.api.web.routes import page_routes
 from moothall.api.web.sessions import Sessions
-from moothall.api.web.story_status import is_working, moves
+from moothall.api.web.story_page import is_working, moves
 from moothall.config import WebSettings
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL, Principal

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moothall.api.dependencies import HealthCheck, Probe
-from moothall.authorization.decisions import Decisions
+from moothall.authorization.audit import Decisions
 from moothall.domain.budget import Budget
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL, Principal

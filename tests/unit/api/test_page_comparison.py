@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moothall.api.web.comparison import Comparison, Share, compare, level_reason
+from moothall.api.web.results import Comparison, Share, compare, level_reason
 from moothall.collector.decide import decide
 from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.progress import Progress, SeatProgressByName, advance_seats

@@ -10,8 +10,8 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 
 from moothall import config
-from moothall.api.web.admin import ninth_decile
 from moothall.api.web.charts import Series, draw_bars, short_number
+from moothall.api.web.insights import ninth_decile
 from moothall.authorization.budgets import BUCKET, Quotas, StoryBudgets
 from moothall.config.limits import Quota, QuotaSettings
 from moothall.domain.budget import Amount, BudgetAccount, BudgetDraw, Usage

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from moothall.api.web.story_status import is_working, may_merge, next_step, status_of
+from moothall.api.web.story_page import is_working, may_merge, next_step, status_of
 from moothall.domain.event import EventType
 from moothall.domain.identity import Principal
 from moothall.domain.plan import Story

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from moothall import config
-from moothall.api.asgi import ServerLimits
+from moothall.api.http.asgi import ServerLimits
 from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens
 from moothall.api.web.board_page import reload_delay

@@ -9,7 +9,7 @@ import pytest
 
 from moothall.api.web.rendering import make_visible
 from moothall.api.web.sessions import safe_path
-from moothall.api.web.story_status import needs_user, status_of
+from moothall.api.web.story_page import needs_user, status_of
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
 from moothall.domain.identity import LOCAL, Principal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moothall.api.web.story_page import (
+from moothall.api.web.results import (
     OWN,
     REPOSITORY,
     Councils,

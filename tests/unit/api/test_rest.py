@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from moothall.api.dependencies import HealthCheck, Probe
-from moothall.authorization.call_context import CallContext
-from moothall.authorization.checks import CheckedCall
-from moothall.authorization.policy import Policy
+from moothall.authorization.checks import CallContext, CheckedCall
+from moothall.authorization.rules import Policy
 from moothall.domain.status import Condition
 from moothall.domain.tool import ToolStatus
 from moothall.errors import ModelUnavailable
@@ -241,7 +240,7 @@ async def test_discovery_shows_the_tools_of_the_tenant(tmp_path: Path) -> None:
 async def test_an_allowed_parked_request_runs_once(tmp_path: Path) -> None:
     class Parks(Policy):
         async def check(self, seat: CallContext, checked: CheckedCall) -> None:
-            from moothall.authorization.call_context import Stopped
+            from moothall.authorization.checks import Stopped
 
             if checked.spec.name == "files.delete":
                 raise Stopped(ToolStatus.BLOCKED, "ask first", may_be_allowed=True)

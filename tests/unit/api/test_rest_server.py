@@ -24,8 +24,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from moothall import config
-from moothall.api.asgi import ClientConnection, ListenAddress, ServerLimits, serve_asgi
 from moothall.api.dependencies import ApiDependencies, HealthCheck, Probe
+from moothall.api.http.asgi import ClientConnection, ListenAddress, ServerLimits, serve_asgi
 from moothall.api.http.documents import lines
 from moothall.api.http.server import application, http_server
 from moothall.api.identity import BearerTokens

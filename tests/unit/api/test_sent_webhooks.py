@@ -19,7 +19,7 @@ from moothall.config import WebhookSettings
 from moothall.domain.event import EventType, new_event
 from moothall.errors import ConfigurationError
 from moothall.events.registry import EVENTS
-from moothall.forge.webhooks import is_signed
+from moothall.forge.watch import is_signed
 from moothall.testing.bus import MemoryBus
 
 SECRET = "a secret of these tests"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from moothall.api.http.trackers import TrackedIssue, draft_of
+from moothall.api.webhooks import TrackedIssue, draft_of
 from moothall.config import TrackerSettings
 from moothall.stories import coach
 from support.callers import api_dependencies

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from moothall.app.graph import graph_of, open_graph
 from moothall.cli import doctor
-from moothall.cli.credentials import keys
+from moothall.cli.access import keys
 from moothall.cli.runtime import result_of
 from moothall.config import BusSettings
 from moothall.errors import ConfigurationError, GraphUnavailable

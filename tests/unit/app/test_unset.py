@@ -6,9 +6,8 @@ from moothall.app.gateway_rules import open_rules
 from moothall.authorization.audit import AuditLog
 from moothall.authorization.gateway import ToolGateway
 from moothall.domain.tool import Grant, ToolStatus
-from moothall.settings import load_settings
+from moothall.settings import load_settings, unset_tools
 from moothall.testing.bus import MemoryBus
-from moothall.toolkits.families import unset_tools
 from support.tool_gateway import App, Facts, tool_call
 
 
@@ -39,7 +38,7 @@ async def test_a_tool_without_its_setting_is_not_offered_and_a_call_names_the_se
 
 
 def test_no_role_has_tools_with_outside_access(tmp_path: Path) -> None:
-    from moothall.authorization.grants import grant_for
+    from moothall.authorization.rules import grant_for
     from moothall.tools.catalogue import list_tools
 
     for role in ("dev", "qa", "data", "devops", "architect", "po"):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from moothall.authorization.audit_chain import verify_all
-from moothall.authorization.decisions import Alerts
+from moothall.authorization.gateway import Alerts
 from moothall.authorization.limits import AlertLimits
 from moothall.domain.event import Event, EventType
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
@@ -104,7 +104,7 @@ async def test_refusals_outside_the_window_are_not_counted(app: App) -> None:
 
 async def test_the_approver_is_audited_before_the_call_runs(tmp_path: Path) -> None:
     from moothall.authorization.approvals import BUCKET, SPENT_BUCKET, ApprovalQueue, Approvals
-    from moothall.authorization.policy import Policy
+    from moothall.authorization.rules import Policy
     from moothall.testing.bus import MemoryBus
 
     class Parks:

@@ -16,7 +16,7 @@ from moothall.authorization.approvals import (
     Subject,
     refuse_unless_operator,
 )
-from moothall.authorization.policy import Policy
+from moothall.authorization.rules import Policy
 from moothall.domain.identity import Principal
 from moothall.domain.tool import ToolStatus
 from moothall.errors import InvalidRequest, NotFound, Refused

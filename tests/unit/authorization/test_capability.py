@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from moothall.authorization.policy import Rules
+from moothall.authorization.rules import Rules
 from moothall.authorization.tokens import Tokens, narrow, request_digest
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.ports import Workspace
-from moothall.tools.arguments import Arguments
-from moothall.tools.outputs import Output
+from moothall.tools.schemas import Arguments, Output
 from moothall.tools.spec import Caps, Danger, Requirements, ToolSpec
 from support.tool_gateway import App, open_app, tool_call
 

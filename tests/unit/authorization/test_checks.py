@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.authorization.call_context import Meter, Stopped, covers, refuse_path, relative_path
-from moothall.authorization.checks import check_grants, check_schema
-from moothall.authorization.grants import grant_for, intersection, read_grants, shipped_grants
+from moothall.authorization.checks import (
+    Meter,
+    Stopped,
+    check_grants,
+    check_schema,
+    covers,
+    refuse_path,
+    relative_path,
+)
 from moothall.authorization.limits import (
     GatewayLimits,
     book_time,
@@ -20,11 +26,12 @@ from moothall.authorization.limits import (
     reserve,
     shorten,
 )
+from moothall.authorization.rules import grant_for, read_grants, shipped_grants
 from moothall.domain.ids import ROLES
 from moothall.domain.text import encodable
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, InvalidRequest
-from moothall.tools.catalogue import is_granted, list_tools
+from moothall.tools.catalogue import intersection, is_granted, list_tools
 from support.tool_gateway import tool_call
 from support.tools import CATALOGUE
 

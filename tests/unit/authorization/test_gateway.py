@@ -18,7 +18,7 @@ from moothall.domain.event import Event
 from moothall.domain.identity import Principal
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import BusUnavailable, WorkspaceFailed
-from moothall.tools.arguments import arguments_digest
+from moothall.tools.schemas import arguments_digest
 from support.tool_gateway import App, echo, in_seconds, open_app, tool_call
 from support.tools import CATALOGUE
 

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.authorization.call_context import Stopped
-from moothall.authorization.checks import check_schema
-from moothall.authorization.grants import policies_folder
-from moothall.authorization.policy import Mode, Policy, policy_question
+from moothall.authorization.checks import Stopped, check_schema
+from moothall.authorization.rules import Mode, Policy, policies_folder, policy_question
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, PolicyUnavailable
 from moothall.policy import Rego

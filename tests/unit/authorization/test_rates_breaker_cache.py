@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.authorization.call_context import Stopped
+from moothall.authorization.checks import Stopped
 from moothall.authorization.limits import Rates, ResultCache, SharedRates, ToolCircuits, cache_key
 from moothall.domain.tool import Grant, ToolResult, ToolStatus
 from moothall.errors import BusUnavailable
 from moothall.testing.bus import MemoryBus
-from moothall.tools.arguments import Arguments
-from moothall.tools.outputs import Output
+from moothall.tools.schemas import Arguments, Output
 from moothall.tools.spec import Caps, Danger, Rate, Requirements, ToolSpec
 from support.tool_gateway import open_app, tool_call
 from support.tools import CATALOGUE

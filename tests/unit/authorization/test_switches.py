@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.authorization.grants import SWITCHES, Switches, grant_for
+from moothall.authorization.rules import SWITCHES, Switches, grant_for
 from moothall.config import BusSettings
 from moothall.domain.tool import ToolStatus
 from moothall.errors import InvalidRequest

@@ -16,7 +16,7 @@ _COSTLY = {"aiohttp", "git", "grpc", "kglite", "neo4j", "ray", "rich", "starlett
     "modules",
     [
         "moothall.cli.config",
-        "moothall.cli.log_and_audit, moothall.app.bus, moothall.events.nats.server",
+        "moothall.cli.data_dir, moothall.app.bus, moothall.events.nats.server",
         "moothall.cli.graph, moothall.app.graph",
     ],
 )

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from moothall.cli.statement import (
+from moothall.cli.verdict import MatrixRow, VerdictDocument
+from moothall.cli.verdict_formats import (
     InvalidStatement,
+    headline,
     load_public_key,
     load_signing_key,
     sarif_document,
     sign_verdict,
+    verdict_markdown,
     verify_statement,
 )
-from moothall.cli.verdict import MatrixRow, VerdictDocument
-from moothall.cli.verdict_text import headline, verdict_markdown
 from moothall.domain.proposal import Review
 from moothall.errors import ConfigurationError
 

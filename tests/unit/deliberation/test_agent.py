@@ -141,7 +141,7 @@ async def test_finishing_before_the_tests_pass_is_refused(council: Any) -> None:
     fix = act(("files.edit", {"path": "src/utils.py", "old": "Goodbye", "new": "Hello, World!"}))
     async with council(script(append(WRONG), finish(), fix)) as app:
         await app.run(app.deliberation("single", 1))
-    assert "This is not done: not green is tests." in app.server.requests[2].prompt
+    assert "This is not done: tests did not pass." in app.server.requests[2].prompt
 
 
 async def test_finish_is_offered_only_after_a_change(council: Any) -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.authorization.call_context import CallContext
-from moothall.authorization.grants import grant_for
+from moothall.authorization.checks import CallContext
+from moothall.authorization.rules import grant_for
 from moothall.deliberation.function_writing import find_broken_examples, read_docstring_examples
 from moothall.deliberation.turns import FUNCTION_BREAKS_EXAMPLES, FUNCTION_FAILS
 from moothall.domain.event import EventType

@@ -19,8 +19,7 @@ from moothall.errors import BusUnavailable, InvalidRequest, Permanent
 from moothall.events import codec, registry
 from moothall.events.batching import BatchingWriter, to_records
 from moothall.events.envelope import EnvelopeCodec
-from moothall.testing.buckets import MemoryBlobs
-from moothall.testing.bus import MemoryBus
+from moothall.testing.bus import MemoryBlobs, MemoryBus
 from moothall.testing.bus_contract import consuming, letters, receive_events, seat
 from support.story import START, Remembering, full
 

@@ -11,7 +11,7 @@ from moothall.domain.event import Event, EventType, new_event
 from moothall.errors import InvalidRequest
 from moothall.events import codec, envelope
 from moothall.events.envelope import EnvelopeCodec
-from moothall.testing.buckets import MemoryBlobs
+from moothall.testing.bus import MemoryBlobs
 
 
 def packer(limit: int) -> EnvelopeCodec:

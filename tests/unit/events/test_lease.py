@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from moothall.errors import BusUnavailable
 from moothall.events.lease import BUCKET, Lease
-from moothall.testing.buckets import MemoryBucket
-from moothall.testing.bus import MemoryBus
+from moothall.testing.bus import MemoryBucket, MemoryBus
 
 SECONDS = 6.0
 

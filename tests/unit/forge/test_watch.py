@@ -17,7 +17,7 @@ from moothall.config import ForgeSettings
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import AlreadyExists, Refused
-from moothall.forge.connect import forge_client
+from moothall.forge.client import forge_client
 from moothall.forge.watch import Watch, task_of
 from support.deliberation_service import MemoryDeliberations
 from support.forge import REPOSITORY, TOKENS, FakeForge, fake_forge, place_of

@@ -13,9 +13,8 @@ from pydantic import SecretStr, ValidationError
 
 from moothall.config import ForgeSettings
 from moothall.errors import ConfigurationError
-from moothall.forge.client import _retry_after, api_of
-from moothall.forge.connect import forge_client
-from moothall.forge.webhooks import serve_webhooks
+from moothall.forge.client import _retry_after, api_of, forge_client
+from moothall.forge.watch import serve_webhooks
 
 SECRET = "a secret of these tests"
 BODY = b'{"action": "opened"}'

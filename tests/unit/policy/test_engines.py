@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from moothall.app.gateway_rules import open_policy
-from moothall.authorization.policy import Mode, Policy
+from moothall.authorization.rules import Mode, Policy
 from moothall.config import GuardSettings, Settings
 from moothall.domain.tool import ToolStatus
 from moothall.errors import ConfigurationError

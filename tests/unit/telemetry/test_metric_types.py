@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from moothall.api.prometheus import serve_metrics
+from moothall.api.http.server import serve_metrics
 from moothall.config import MetricsSettings
 from moothall.domain.event import Channel, Topic
 from moothall.errors import BusUnavailable, ConfigurationError

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import AlreadyExists
-from moothall.tool_sessions.answers import GONE, Answers
+from moothall.tool_sessions.session_state import GONE, Answers
 
 
 def result(name: str, size: int) -> ToolResult:

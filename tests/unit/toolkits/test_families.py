@@ -12,9 +12,8 @@ from moothall.authorization.gateway import ToolGateway
 from moothall.config import read_settings
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError
-from moothall.settings import load_settings, settings_with
+from moothall.settings import FAMILIES, load_settings, settings_with, unset_tools
 from moothall.testing.bus import MemoryBus
-from moothall.toolkits.families import FAMILIES, unset_tools
 from support.clock.family import ClockFamily
 from support.tool_gateway import App, Facts, tool_call
 

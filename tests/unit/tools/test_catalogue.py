@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from moothall.app.gateway_rules import catalogue_of
-from moothall.authorization.grants import grant_for
+from moothall.authorization.rules import grant_for
 from moothall.config import WorkspaceSettings
 from moothall.domain.ids import ROLES
 from moothall.domain.tool import Grant
 from moothall.settings import AllSettings, load_settings
-from moothall.tools.arguments import arguments_digest, canonical
 from moothall.tools.catalogue import ToolSpec, describe, list_tools
+from moothall.tools.schemas import arguments_digest, canonical
 from support.tools import CATALOGUE
 
 ALL = Grant(tools=("*",))

@@ -1,33 +1,58 @@
-"""The HTTP server: one ASGI application and its address."""
+"""The HTTP servers: one ASGI application for the APIs and the web page, and the metrics endpoint
+for Prometheus, each with its address.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, cast
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Scope
 
 from moothall import config, telemetry
 from moothall.api.accounts import UserAccounts
-from moothall.api.asgi import ListenAddress, ServerLimits, serve_asgi
 from moothall.api.dependencies import ApiDependencies
-from moothall.api.http import middleware
-from moothall.api.http.documents import JSON, document, lines, message, to_json
-from moothall.api.http.openapi import HttpOperation, openapi
+from moothall.api.http.asgi import (
+    ListenAddress,
+    ServerLimits,
+    answer_errors,
+    authenticate,
+    cancel_on_disconnect,
+    check_origin,
+    host_name,
+    not_served,
+    observe,
+    serve_asgi,
+    wants_page,
+)
+from moothall.api.http.documents import (
+    JSON,
+    HttpOperation,
+    document,
+    lines,
+    message,
+    openapi,
+    to_json,
+)
 from moothall.api.http.routes import (
     A2A_PATH,
     AGENT_CARD_PATH,
@@ -36,17 +61,19 @@ from moothall.api.http.routes import (
     tool_routes,
 )
 from moothall.api.http.stories import story_operations
-from moothall.api.http.trackers import tracker_routes
 from moothall.api.identity import BearerTokens, Caller, is_loopback
 from moothall.api.protos import Service, services_of
 from moothall.api.web.routes import page_routes
 from moothall.api.web.sessions import Sessions
 from moothall.api.web.sign_in import Provider
+from moothall.api.webhooks import tracker_routes
 from moothall.domain.identity import LOCAL
 from moothall.errors import ConfigurationError, Temporary
+from moothall.telemetry.metrics import REGISTRY, AnyMetric, Histogram, Snapshot
 
 if TYPE_CHECKING:
     from moothall.api.http.a2a import AgentEndpoints
+
 
 log = telemetry.get_logger(__name__)
 
@@ -139,9 +166,9 @@ async def serve_app(
     """Serve another application, which `service` names in messages, behind this server's checks:
     tokens, Host and Origin. Yields the port. Raises `ConfigurationError` if the port is taken.
     """
-    checked = middleware.authenticate(app, bearers, lambda _scope: False)
-    checked = middleware.check_origin(checked, settings.host, settings.hosts)
-    checked = middleware.answer_errors(checked, settings.calls, limits.readers)
+    checked = authenticate(app, bearers, lambda _scope: False)
+    checked = check_origin(checked, settings.host, settings.hosts)
+    checked = answer_errors(checked, settings.calls, limits.readers)
     address = ListenAddress(service, "web", settings.host, settings.port, DEFAULT_PORT)
     async with serve_asgi(checked, address, limits, context) as port:
         yield port
@@ -203,20 +230,18 @@ def application(
             route.matches(scope)[0] is not Match.NONE for route in (*hooks, *pages)
         ):
             return True
-        return middleware.wants_page(scope) and all(
-            route.matches(scope)[0] is Match.NONE for route in routes
-        )
+        return wants_page(scope) and all(route.matches(scope)[0] is Match.NONE for route in routes)
 
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(middleware.observe, routes),
-            Middleware(middleware.answer_errors, settings.calls, limits.readers),
-            Middleware(middleware.check_origin, settings.host, settings.hosts),
-            Middleware(middleware.authenticate, bearers, is_open),
-            Middleware(middleware.cancel_on_disconnect),
+            Middleware(observe, routes),
+            Middleware(answer_errors, settings.calls, limits.readers),
+            Middleware(check_origin, settings.host, settings.hosts),
+            Middleware(authenticate, bearers, is_open),
+            Middleware(cancel_on_disconnect),
         ],
-        exception_handlers={HTTPException: middleware.not_served},
+        exception_handlers={HTTPException: not_served},
     )
     app.router.redirect_slashes = False
     app.state.limits = limits
@@ -322,3 +347,105 @@ def _route(method: Any, kind: type[Message], *, stream: bool) -> Callable[[Reque
         return await lines(method(await message(request, kind), None), to_json)
 
     return respond_lines if stream else respond_once
+
+
+# The metrics endpoint for Prometheus.
+
+
+_METRICS_PORT = 9464
+_MEASURE_TIMEOUT_SECONDS = 3.0
+
+Snapshots = Callable[[], Mapping[str, Snapshot]]
+
+
+@asynccontextmanager
+async def serve_metrics(
+    settings: config.MetricsSettings,
+    snapshots: Snapshots,
+    measure: Callable[[], Awaitable[None]],
+    *,
+    measure_seconds: float = _MEASURE_TIMEOUT_SECONDS,
+) -> AsyncIterator[int]:
+    """Serve `/metrics` until the context ends. Yields the port; 0, after a log message, if the
+    default port is taken.
+
+    `measure` updates the metrics that are not counted by events, before each response and for at
+    most `measure_seconds`. Raises `ConfigurationError` for a configured port that is taken, and for
+    a non-loopback address without a token.
+    """
+    if settings.token is None and not is_loopback(settings.host):
+        raise ConfigurationError(
+            f"metrics.host {settings.host} is not a loopback address: set metrics.token "
+            "(MOOTHALL_METRICS__TOKEN), or bind 127.0.0.1"
+        )
+
+    async def answer(request: Request) -> Response:
+        host_header = request.headers.get("host", "")
+        if is_loopback(settings.host) and not is_loopback(
+            host_name(host_header)
+        ):  # DNS rebinding by a foreign page
+            return PlainTextResponse("the Host header is not a name of this server\n", 403)
+        if settings.token is not None and not _has_token(
+            request, settings.token.get_secret_value()
+        ):
+            return PlainTextResponse(
+                "a bearer token is needed\n", 401, {"WWW-Authenticate": "Bearer"}
+            )
+        try:
+            async with asyncio.timeout(measure_seconds):
+                await measure()
+        except TimeoutError:
+            log.info("bus or model servers did not report in time; their last metrics are served")
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        page = encode(cast("CollectorRegistry", _Families(snapshots())))
+        return Response(page, headers={"Content-Type": content_type})
+
+    address = ListenAddress("figures", "metrics", settings.host, settings.port, _METRICS_PORT)
+    async with serve_asgi(
+        Starlette(routes=[Route("/metrics", answer)]), address, ServerLimits(connections=100)
+    ) as port:
+        yield port
+
+
+def _has_token(request: Request, token: str) -> bool:
+    scheme, _, sent_token = request.headers.get("authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and hmac.compare_digest(
+        sent_token.strip().encode(), token.encode()
+    )
+
+
+class _Families:
+    """Snapshots as Prometheus's client library expects them: each metric once, with its process as
+    the last label.
+    """
+
+    def __init__(self, snapshots: Mapping[str, Snapshot]) -> None:
+        self._snapshots = snapshots
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield a family for every metric, also for those without a value."""
+        for name, figure in REGISTRY.figures.items():
+            yield _family(
+                figure,
+                {process: snapshot.get(name, []) for process, snapshot in self._snapshots.items()},
+            )
+
+
+def _family(figure: AnyMetric, rows: Mapping[str, list[list[Any]]]) -> Metric:
+    labels = [*figure.labels, "process"]
+    samples = [
+        ([*values, process], value)
+        for process, process_rows in rows.items()
+        for values, value in process_rows
+    ]
+    if isinstance(figure, Histogram):
+        histogram = HistogramMetricFamily(figure.name, figure.about, labels=labels)
+        bounds = [*map(str, figure.buckets), "+Inf"]
+        for values, (*counts, total) in samples:
+            histogram.add_metric(values, list(zip(bounds, accumulate(counts), strict=True)), total)
+        return histogram
+    kind = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
+    family = kind(figure.name.removesuffix("_total"), figure.about, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family

@@ -15,13 +15,15 @@ from starlette.responses import Response
 from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import (
     JSON,
+    KEY_CHARS,
+    SEQ_DIGITS,
     Body,
+    HttpOperation,
     ServerSentEvents,
     document,
     message,
     to_json,
 )
-from moothall.api.http.openapi import KEY_CHARS, SEQ_DIGITS, HttpOperation
 from moothall.api.identity import caller
 from moothall.api.orchestrator import OrchestratorService
 from moothall.api.stories import Planning, StoryCoach

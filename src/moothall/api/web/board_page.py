@@ -23,7 +23,7 @@ from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import ServerSentEvents
 from moothall.api.web.rendering import fragment, page, part
 from moothall.api.web.sessions import Session, Sessions, read_query, require_session
-from moothall.api.web.story_status import (
+from moothall.api.web.story_page import (
     count_needed,
     first_steps,
     is_working,

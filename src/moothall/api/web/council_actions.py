@@ -1,5 +1,5 @@
-"""The actions on a council's page: cancel, pause, steer, comment on a line; and asking one
-agent.
+"""The actions on a council's page: cancel, pause, steer, comment on a line; and the view Ask, where
+a user asks one agent.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from moothall.api.dependencies import ApiDependencies
-from moothall.api.web.provenance import known_repositories
+from moothall.api.web.operations import known_repositories
 from moothall.api.web.rendering import MAX_DIFF_LINES, page, redirect
 from moothall.api.web.sessions import Session, Sessions, read_session_form, require_session
-from moothall.api.web.story_status import moves
+from moothall.api.web.story_page import moves
 from moothall.collector.overview import Overview
 from moothall.domain.identity import Principal
 from moothall.domain.ids import ROLES, check_task_id, new_task_id, own_id
@@ -213,7 +213,8 @@ def find_line(outcome: Outcome, position: str) -> FoundLine | None:
     )
 
 
-# The page to ask one agent. The answer is on the council's page, where the conversation continues.
+# The view Ask: a question to one agent. The answer is on the council's page, where the conversation
+# continues.
 
 
 _MAX_SHOWN, _MAX_LISTED = 20, 100

@@ -19,7 +19,6 @@ from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import ServerSentEvents
 from moothall.api.web.board_page import NOTIFY_SECONDS, BoardChanges, last_seen, reload_delay
 from moothall.api.web.charts import draw_timeline
-from moothall.api.web.comparison import Comparison, compare
 from moothall.api.web.council_actions import (
     OpenFile,
     earlier_tasks,
@@ -28,7 +27,8 @@ from moothall.api.web.council_actions import (
     line_comments,
     story_decision,
 )
-from moothall.api.web.rendering import fragment, make_visible, page, part
+from moothall.api.web.rendering import REFRESH_SECONDS, fragment, make_visible, page, part
+from moothall.api.web.results import Comparison, compare
 from moothall.api.web.sessions import Session, Sessions, read_query, require_session
 from moothall.collector.overview import seat_view
 from moothall.collector.progress import ENDED, Progress, SeatProgress
@@ -49,7 +49,6 @@ from moothall.stories.story_state import StoryState
 # The page of a council: the seats' progress while it runs, and its results.
 
 
-REFRESH_SECONDS = 3
 _TITLE_CHARS = 120
 _METRICS = ("turns", "tool_calls", "checks", "checks_passed", "cpu_ms", "max_rss_bytes")
 

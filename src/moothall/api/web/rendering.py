@@ -161,6 +161,8 @@ _CONTROL = re.compile(
 """Characters that are invisible or change the direction. The two joiners (U+200C, U+200D) are part
 of words and emoji between characters that are not ASCII.
 """
+REFRESH_SECONDS = 3
+"""Seconds after which a page of running work is loaded again."""
 MAX_DIFF_LINES = 200
 """Lines of a diff that a page shows at once; the others are shown on demand."""
 _MAX_TEXT_CHARS = 200_000

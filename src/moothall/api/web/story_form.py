@@ -18,8 +18,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from moothall.api.dependencies import ApiDependencies
-from moothall.api.http.openapi import SEQ_DIGITS
-from moothall.api.web.provenance import known_repositories
+from moothall.api.http.documents import SEQ_DIGITS
+from moothall.api.web.operations import known_repositories
 from moothall.api.web.rendering import page, redirect
 from moothall.api.web.sessions import Session, Sessions, read_session_form, require_session
 from moothall.domain.budget import NO_BUDGET, Budget

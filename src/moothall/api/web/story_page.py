@@ -1,243 +1,277 @@
-"""The page of a story: its state and the next action first, then its result and the evidence.
-The result of a story: what its merged answer changes, which tests show each criterion, and
-how the candidates of its tasks compare.
+"""Stories on the page. A story's status for a user, its possible moves and its next step; the first
+steps of a new user; the page of a story, with its result and the evidence; and its plan.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from moothall.api.dependencies import ApiDependencies
+from moothall.api.protobuf import http_status_of
 from moothall.api.web.charts import draw
-from moothall.api.web.comparison import ComparedResult, Comparison, candidates_by_key, compare
-from moothall.api.web.councils import REFRESH_SECONDS
-from moothall.api.web.rendering import page
-from moothall.api.web.sessions import Session
+from moothall.api.web.rendering import REFRESH_SECONDS, page, redirect
+from moothall.api.web.results import read_councils, story_result
+from moothall.api.web.sessions import Session, Sessions, read_session_form, require_session
 from moothall.api.web.story_form import may_edit
-from moothall.api.web.story_status import first_steps, is_working, may_merge, moves, next_step
-from moothall.collector.progress import Progress
-from moothall.domain.event import Event, EventType, seconds_between
-from moothall.domain.evidence import OWN_TESTS
+from moothall.domain.event import EventType
 from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId, new_task_id
-from moothall.domain.outcome import Outcome
-from moothall.domain.proposal import Candidate, Review
-from moothall.errors import NotFound
+from moothall.domain.ids import ROLES, new_task_id
+from moothall.domain.text import contains_words
+from moothall.errors import ConcurrentUpdate, InvalidRequest, MoothallError, Permanent
 from moothall.stories.coach import score
-from moothall.stories.lifecycle import lifecycle
-from moothall.stories.planner import may_change, may_retry
-from moothall.stories.story_state import StoryState
-from moothall.stories.task_history import WON, Round, RoundTask, rounds, task_ids
+from moothall.stories.lifecycle import Blocked, decide, lifecycle
+from moothall.stories.planner import changeable, may_change, may_retry
+from moothall.stories.plans import Outline, read_outline, to_outlines
+from moothall.stories.story_state import COMPLETED, FAILED, MERGE_ROLES, PASSED, StoryState
+from moothall.stories.task_history import rounds, task_ids
 
-# The result of a story: what its merged answer changes, which tests show each criterion, and how
-# the candidates of its tasks compare.
-
-
-_RESULT_STATES = frozenset({"build", "test", "docs", "done"})
-_CONTINUING = frozenset({"repair", "retry"})
-"""Plans that continue the work of the plan before; others begin a new design."""
-REPOSITORY = "the repository"
-OWN = "the author of the answer"
+# What the page says about a story: its status for a user, the possible moves and the next step.
 
 
-@dataclass(frozen=True, slots=True)
-class ShownBy:
-    """A test that failed before and passes with an answer, and who wrote it."""
-
-    case: str
-    author: str
+def matches(card: StoryState, query: str) -> bool:
+    """Return whether a story contains every word of a query."""
+    return contains_words(f"{card.story.title} {card.story.brief} {card.story.id}", query)
 
 
-@dataclass(frozen=True, slots=True)
-class CriterionEvidence:
-    """A criterion, the numbers of the won tasks that cover it, the tests that support these tasks,
-    and the reviewers of their winners by whether they found it met.
+def needs_user(card: StoryState, principal: Principal) -> bool:
+    """Return whether a story cannot go on without this user."""
+    return status_of(card, principal)[0] in {"needs", "lost"} and any(
+        not reason for _, _, reason in moves(card, principal)
+    )
+
+
+def count_needed(cards: Iterable[StoryState], principal: Principal) -> int:
+    """Return how many stories on the board cannot go on without this user."""
+    columns = lifecycle().columns
+    return sum(card.position.state in columns and needs_user(card, principal) for card in cards)
+
+
+def status_of(card: StoryState, principal: Principal) -> tuple[str, str]:
+    """Return the status of a story for a user: a tone (running, needs, won, lost, open) and a few
+    words.
     """
-
-    number: int
-    text: str
-    tasks: tuple[int, ...]
-    tests: tuple[ShownBy, ...]
-    met: tuple[str, ...]
-    unmet: tuple[str, ...]
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether a test by another author than that of the answer supports it."""
-        return any(test.author != OWN for test in self.tests)
-
-
-@dataclass(frozen=True, slots=True)
-class TaskCouncil:
-    """A task of a story with the outcome and the progress of its council."""
-
-    task: RoundTask
-    outcome: Outcome
-    progress: Progress
+    state = card.position.state
+    if state == "done":
+        return _delivered(card)
+    if is_working(card):
+        return "running", "running"
+    if state in {"build", "test"} and (failure := _failure(card)):
+        return "lost", failure
+    if state in {"design", "test", "docs"}:
+        mine = [event for event, _, reason in moves(card, principal) if not reason]
+        return ("needs", "needs you") if mine else ("open", "waits for others")
+    if (card.entered.data.get("event") if card.entered else "") == "stop":
+        return "open", "stopped"
+    return "open", ""
 
 
-@dataclass(frozen=True, slots=True)
-class StoryResult:
-    """The result of a story.
+def _failure(card: StoryState) -> str:
+    """Return what failed in a story's build or test, '' for nothing."""
+    end, check = card.ended, card.check
+    if card.position.state == "build":
+        has_failed = end is not None and end.data.get("status") != COMPLETED
+        return "build failed" if has_failed else ""
+    return "check failed" if check is not None and check.data.get("status") != PASSED else ""
 
-    whole: the check of the merged answer, None before it.
-    task_id: the task of that check.
-    criteria: the story's criteria, in order.
-    candidates: the tasks of the current round that have candidates, with their comparison.
-    seconds: from the submission to the check; 0 before it.
+
+def _delivered(card: StoryState) -> tuple[str, str]:
+    if card.merge_request is not None:
+        return "running", "merging"
+    status = str(card.delivery.data.get("status")) if card.delivery else ""
+    if status == FAILED:
+        return "lost", "not merged"
+    return "won", status if status in {"merged", "pushed"} else "done"
+
+
+def moves(card: StoryState, principal: Principal) -> list[tuple[str, str, str]]:
+    """Return the moves that a user may make: the event, the new state, and why it is blocked (empty
+    if it is not).
     """
-
-    whole: ComparedResult | None
-    task_id: str
-    criteria: tuple[CriterionEvidence, ...]
-    candidates: tuple[tuple[TaskCouncil, Comparison], ...]
-    seconds: float
-
-    @property
-    def level_reasons(self) -> Mapping[str, str]:
-        """Why the winners of tasks that no independent test supports have their level, by task."""
-        return {
-            council.task.task_id: winner.level_reason
-            for council, comparison in self.candidates
-            for winner in comparison.rows[:1]
-            if not winner.result.level.independent
-        }
-
-    @property
-    def shares_tests(self) -> bool:
-        """Whether a task with tests covers more than one criterion, so that it is unknown which
-        test shows which one.
-        """
-        tasks = [task for item in self.criteria if item.tests for task in item.tasks]
-        return len(tasks) > len(set(tasks))
-
-
-@dataclass(frozen=True, slots=True)
-class Councils:
-    """The councils of a story: those of the tasks since its design, and that of its check."""
-
-    tasks: tuple[TaskCouncil, ...]
-    check: tuple[Outcome, Progress] | None
-
-
-async def read_councils(
-    dependencies: ApiDependencies, card: StoryState, rounds: Sequence[Round], principal: Principal
-) -> Councils:
-    """Read the councils of a story; those whose records are gone are omitted."""
-    if card.position.state not in _RESULT_STATES:
-        return Councils((), None)
-
-    async def read(task_id: str) -> tuple[Outcome, Progress] | None:
+    possible = []
+    for transition in lifecycle().transitions:
+        if transition.source != card.position.state or not set(transition.by) & principal.all_roles:
+            continue
         try:
-            outcome = await dependencies.deliberations.result(TaskId(task_id), principal)
-            return outcome, await dependencies.records.tasks.get_progress(
-                TaskId(task_id), principal
-            )
-        except NotFound:
-            return None
-
-    tasks = [task for task in _tasks_since_design(rounds) if task.begun]
-    check_id = _current_check(card)
-    read_ids = [*(task.task_id for task in tasks), *([check_id] if check_id else [])]
-    found = await asyncio.gather(*map(read, read_ids))
-    check = found.pop() if check_id else None
-    councils = [TaskCouncil(task, *one) for task, one in zip(tasks, found, strict=True) if one]
-    return Councils(tuple(councils), check)
+            decide(card.position, transition.event, principal.all_roles)
+        except Blocked as blocked:
+            possible.append((transition.event, transition.target, blocked.message))
+        else:
+            possible.append((transition.event, transition.target, ""))
+    return possible
 
 
-def _current_check(card: StoryState) -> str:
-    """Return the task that checked the merged answer. '' means that no task did, or that the story
-    has been sent back since.
+def may_merge(card: StoryState, principal: Principal) -> bool:
+    """Return whether a user can have a story merged now."""
+    is_open = card.is_unmerged and card.merge_request is None
+    return is_open and bool(set(MERGE_ROLES) & principal.all_roles)
+
+
+def next_step(card: StoryState, principal: Principal) -> str:
+    """Return the next step of a story and who can take it, or what the server is doing, in
+    words.
     """
-    if card.check is None or card.position.state == "build":
-        return ""
-    if card.position.state == "test" and card.check.data.get("moved") != card.moved:
-        return ""
-    return str(card.check.data.get("task_id") or "")
-
-
-def _tasks_since_design(rounds: Sequence[Round]) -> list[RoundTask]:
-    """Return the tasks of the last design and of the plans that continued it."""
-    tasks: list[RoundTask] = []
-    for plan in rounds:
-        tasks = [*(tasks if plan.by in _CONTINUING else ()), *plan.steps]
-    return tasks
-
-
-def story_result(
-    card: StoryState, councils: Councils, rounds: Sequence[Round], moves: Sequence[Event]
-) -> StoryResult:
-    """Return the result of a story from its councils."""
-    current = {task.task_id for task in rounds[-1].steps} if rounds else set()
-    compared = tuple(
-        (council, compare(council.outcome, council.progress))
-        for council in councils.tasks
-        if council.task.task_id in current and council.outcome.results
-    )
-    rows = compare(*councils.check).rows if councils.check else ()
-    return StoryResult(
-        whole=rows[0] if rows else None,
-        task_id=councils.check[0].task_id if councils.check else "",
-        criteria=tuple(
-            _criterion(number, text, councils.tasks) for number, text in enumerate(card.story.ac, 1)
-        ),
-        candidates=compared,
-        seconds=_seconds_to_check(card, moves),
-    )
-
-
-def _criterion(number: int, text: str, councils: Iterable[TaskCouncil]) -> CriterionEvidence:
-    won = [
-        council
-        for council in councils
-        if council.task.status == WON and text in council.task.criteria
+    if waiting := _server_step(card):
+        return waiting
+    transitions = [
+        transition
+        for transition in lifecycle().transitions_from(card.position.state)
+        if transition.target not in lifecycle().off_board
     ]
-    tests: dict[str, ShownBy] = {}
-    reviews: list[Review] = []
-    for council in won:
-        for winner in council.outcome.results[:1]:
-            reviews += winner.reviews
-            key = winner.seat, winner.revision
-            candidate = candidates_by_key(council.progress.state).get(key)
-            for test in _tests_of(candidate) if candidate else ():
-                tests.setdefault(test.case, test)
-    return CriterionEvidence(
-        number=number,
-        text=text,
-        tasks=tuple(council.task.number for council in won),
-        tests=tuple(tests.values()),
-        met=tuple(dict.fromkeys(review.reviewer for review in reviews if text in review.met)),
-        unmet=tuple(dict.fromkeys(review.reviewer for review in reviews if text in review.unmet)),
+    if not transitions or card.position.state in lifecycle().end:
+        if card.is_unmerged:
+            return "merge the result" + ("" if may_merge(card, principal) else " (po or operator)")
+        return "none: the story has ended"
+    next_transition = max(
+        transitions, key=lambda transition: lifecycle().order.index(transition.target)
+    )
+    try:
+        decide(card.position, next_transition.event, next_transition.by)
+    except Permanent as missing:
+        return _advice(card, missing.message)
+    actor = (
+        "you" if set(next_transition.by) & principal.all_roles else " or ".join(next_transition.by)
+    )
+    return f"{next_transition.event.replace('_', ' ')} ({actor})"
+
+
+def _advice(card: StoryState, missing: str) -> str:
+    """Return what people can do about a story that lacks something for its next move."""
+    return {
+        "draft": f"edit the story: {missing}",
+        "build": "retry the failed tasks, or reject the build",
+        "test": "reject the test; a council then repairs what failed",
+    }.get(card.position.state, missing)
+
+
+def _server_step(card: StoryState) -> str:
+    """Return what the server is doing for a story and what follows, '' if it waits for a person."""
+    state = card.position.state
+    if not is_working(card):
+        return ""
+    return {
+        "design": "the tasks are derived; then the design can be accepted",
+        "build": "the councils finish; then the result is checked as a whole",
+        "test": "the result is checked as a whole; then the test can be accepted",
+        "done": "the result is merged",
+    }[state]
+
+
+def is_working(card: StoryState) -> bool:
+    """Return whether the server is currently working on a story."""
+    state, facts = card.position.state, card.position.facts
+    if state == "done":
+        return card.merge_request is not None
+    if state == "test":
+        return card.check is None or card.check.data.get("moved") != card.moved
+    return (state == "design" and "planned" not in facts) or (
+        state == "build" and card.ended is None
     )
 
 
-def _tests_of(candidate: Candidate) -> Iterable[ShownBy]:
-    """Return the tests that failed before and pass with a candidate, best evidence first."""
-    for case in candidate.assessment.fixed:
-        yield ShownBy(case, REPOSITORY)
-    for run in candidate.reproducing:
-        for case in run.cases:
-            yield ShownBy(case, run.author)
-    if candidate.brings_tests:
-        for item in candidate.assessment.evidence:
-            for case in item.shown if item.check == OWN_TESTS else ():
-                yield ShownBy(case, OWN)
+# The first steps of a new user: shown until a story is done.
 
 
-def _seconds_to_check(card: StoryState, moves: Sequence[Event]) -> float:
-    submissions = [event.time for event in moves if event.data.get("to_state") == "design"]
-    return seconds_between(submissions[-1], card.check.time) if submissions and card.check else 0.0
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """A step, and the page on which it is done. `status` is done, current or open."""
+
+    title: str
+    text: str
+    link: str
+    status: str
+
+
+_STEPS = (
+    ("Write a story", "Say what you want, and the criteria that show it is done."),
+    ("Accept the design", "Councils divide the story into tasks. Read them, and accept."),
+    ("Decide on the evidence", "Other councils build and check them. Accept, or send back."),
+)
+_DECIDED_IN = ("design", "test")
+"""The states in which the second and the third step are taken."""
+
+
+def first_steps(cards: Sequence[StoryState]) -> Sequence[FirstStep]:
+    """Return the first steps with their status. Return none once a story is done."""
+    order = lifecycle().order
+    if any(card.position.state in lifecycle().end for card in cards):
+        return ()
+    on_board = [card for card in cards if card.position.state in lifecycle().columns]
+    furthest = max((order.index(card.position.state) for card in on_board), default=-1)
+    taken = 1 + (furthest > order.index(_DECIDED_IN[0])) if on_board else 0
+    waiting = {card.position.state: card.story.id for card in on_board}
+    latest = max(on_board, key=lambda card: card.seq).story.id if on_board else ""
+    links = ["/stories/new", *(f"/stories/{waiting.get(state, latest)}" for state in _DECIDED_IN)]
+    return [
+        FirstStep(
+            title,
+            text,
+            links[place],
+            "done" if place < taken else "current" if place == taken else "open",
+        )
+        for place, (title, text) in enumerate(_STEPS)
+    ]
 
 
 # The page of a story: its state and the next action first, then its result and the evidence.
 
 
 Moves = Sequence[tuple[str, str, str]]
+
+
+def story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+    """Return the routes of the page and of the moves of a story."""
+
+    async def story(request: Request, session: Session) -> Response:
+        return await story_page(dependencies, request.path_params["id"], session)
+
+    async def comment(request: Request, session: Session) -> Response:
+        fields, story_id = await read_session_form(request, session), request.path_params["id"]
+        await dependencies.stories.board.comment(
+            story_id, fields.get("comment", ""), session.principal, key=fields.get("key", "")
+        )
+        return redirect(f"/stories/{story_id}")
+
+    async def retry(request: Request, session: Session) -> Response:
+        await read_session_form(request, session)
+        card = await dependencies.stories.plans.retry(request.path_params["id"], session.principal)
+        return redirect(f"/stories/{card.story.id}")
+
+    async def merge(request: Request, session: Session) -> Response:
+        fields = await read_session_form(request, session)
+        seq = fields.get("seq", "")
+        card = await dependencies.stories.board.request_merge(
+            request.path_params["id"],
+            session.principal,
+            seen_seq=int(seq) if seq.isascii() and seq.isdecimal() else 0,
+        )
+        return redirect(f"/stories/{card.story.id}")
+
+    async def move(request: Request, session: Session) -> Response:
+        fields = await read_session_form(request, session)
+        story_id = request.path_params["id"]
+        await dependencies.stories.board.move(
+            story_id,
+            fields.get("event", ""),
+            session.principal,
+            comment=fields.get("comment", "").strip(),
+        )
+        return redirect("/" if fields.get("back") == "board" else f"/stories/{story_id}")
+
+    return [
+        Route("/stories/{id}", require_session(story, sessions)),
+        Route("/stories/{id}/retry", require_session(retry, sessions), methods=["POST"]),
+        Route("/stories/{id}/merge", require_session(merge, sessions), methods=["POST"]),
+        Route("/stories/{id}/move", require_session(move, sessions), methods=["POST"]),
+        Route("/stories/{id}/comment", require_session(comment, sessions), methods=["POST"]),
+    ]
 
 
 async def story_page(dependencies: ApiDependencies, story_id: str, session: Session) -> Response:
@@ -290,3 +324,127 @@ def _primary_event(card: StoryState, possible_moves: Moves) -> str:
     transition = lifecycle().next_transition(card.position.state)
     open_events = {event for event, _, reason in possible_moves if not reason}
     return transition.event if transition and transition.event in open_events else ""
+
+
+# The plan of a story. A product owner edits its tasks before it is built: the form has a section
+# for each task, and an empty one for a new task.
+
+
+_MAX_FORM_FIELDS = 1_000
+_EMPTY_SECTION = {"role": "dev", "description": "", "criteria": "", "after": ""}
+
+Sections = Sequence[Mapping[str, Any]]
+
+
+def plan_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+    """Return the route of the form to edit a plan."""
+
+    async def plan(request: Request, session: Session) -> Response:
+        story_id = request.path_params["id"]
+        card = await dependencies.stories.board.card(story_id, session.principal)
+        if request.method == "GET":
+            editable_plan = changeable(card)
+            return _plan_page(
+                session,
+                card,
+                editable_plan.plan_id,
+                [_section(outline) for outline in to_outlines(editable_plan.tasks, card.story)],
+            )
+        fields = await read_session_form(request, session, _MAX_FORM_FIELDS)
+        sections, plan_id = _read_sections(fields), fields.get("plan_id", "")
+        try:
+            await dependencies.stories.plans.change(
+                story_id, plan_id, _outlines(sections), session.principal
+            )
+        except (InvalidRequest, ConcurrentUpdate) as error:
+            return _plan_page(session, card, plan_id, sections, error)
+        return redirect(
+            f"/stories/{story_id}/plan" if fields.get("do") == "more" else f"/stories/{story_id}"
+        )
+
+    return [Route("/stories/{id}/plan", require_session(plan, sessions), methods=["GET", "POST"])]
+
+
+def _plan_page(
+    session: Session,
+    card: StoryState,
+    plan_id: str,
+    sections: Sections,
+    error: MoothallError | None = None,
+) -> Response:
+    all_sections = [
+        *sections,
+        {
+            **_EMPTY_SECTION,
+            "id": str(max((int(section["id"]) for section in sections), default=0) + 1),
+        },
+    ]
+    context = {
+        "card": card,
+        "plan_id": plan_id,
+        "sections": all_sections,
+        "roles": ROLES,
+        "error": error.message if error else "",
+        "may_edit": may_change(card, session.principal),
+    }
+    return page("plan.html", http_status_of(error) if error else 200, session=session, **context)
+
+
+def _section(outline: Outline) -> Mapping[str, Any]:
+    number_lists = {
+        "criteria": ", ".join(map(str, outline.criteria)),
+        "after": ", ".join(outline.after),
+    }
+    return {
+        "id": outline.id,
+        "role": outline.role,
+        "description": outline.description,
+        **number_lists,
+    }
+
+
+def _read_sections(fields: Mapping[str, str]) -> Sections:
+    """Return the sections of a form that have a description and are not to be removed, in order."""
+    numbers = sorted(
+        {
+            int(match[1])
+            for name in fields
+            if (match := re.fullmatch(r"description-(\d{1,4})", name, re.ASCII))
+        }
+    )
+    sections = [
+        {"id": str(number)}
+        | {name: fields.get(f"{name}-{number}", "").strip() for name in _EMPTY_SECTION}
+        for number in numbers
+    ]
+    return [
+        section
+        for section in sections
+        if section["description"] and not fields.get(f"remove-{section['id']}")
+    ]
+
+
+def _outlines(sections: Sections) -> list[Outline]:
+    return [
+        read_outline(
+            {
+                **section,
+                "criteria": _numbers(section, "criteria"),
+                "after": _numbers(section, "after"),
+            }
+        )
+        for section in sections
+    ]
+
+
+def _numbers(section: Mapping[str, Any], name: str) -> list[str]:
+    """Return the numbers of a field, as text. Raises `InvalidRequest`."""
+    entries = [entry for entry in re.split(r"[,;\s]+", section[name]) if entry]
+    for entry in entries:
+        if not re.fullmatch(r"\d{1,4}", entry, re.ASCII):
+            field_name = "criteria" if name == "criteria" else "the tasks that it builds on"
+            raise InvalidRequest(
+                f"task {section['id']} must list {field_name} as numbers separated by commas, "
+                f"not {entry[:40]!r}"
+            )
+    return [str(int(entry)) for entry in entries]

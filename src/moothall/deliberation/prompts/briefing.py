@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from moothall.authorization.policy import Rules
+from moothall.authorization.rules import Rules
 from moothall.config import LimitSettings
 from moothall.deliberation.prompts.prompts import ROLES
 from moothall.deliberation.prompts.text import clip, fence, most_tokens

@@ -23,7 +23,7 @@ from moothall.network.proxy import Proxy, receive_listener, run_proxy
 from moothall.sandbox.bubblewrap import SandboxSpec, interpreter, interpreter_binds
 from moothall.sandbox.spawn import Sandboxed, run_sandbox
 from moothall.sandbox_runtime import chromium as chromium_start
-from moothall.toolkits.browser.family import BrowserSettings
+from moothall.toolkits.browser import BrowserSettings
 
 # Chromium's DevTools protocol over a socket: one command at a time, without background tasks.
 

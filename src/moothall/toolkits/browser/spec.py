@@ -6,8 +6,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from moothall.tools.arguments import Arguments, Path, must_match
-from moothall.tools.outputs import Output
+from moothall.tools.schemas import Arguments, Output, Path, must_match
 from moothall.tools.spec import Caps, Cost, Danger, Example, Requirements, ToolSpec
 
 _PNG = must_match(r".*\.png", "a path that ends with .png")

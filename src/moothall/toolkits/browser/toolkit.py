@@ -16,6 +16,8 @@ from moothall.domain.tool import ToolCall, ToolResult
 from moothall.errors import CallFailed, InvalidRequest, Refused
 from moothall.network.destinations import Destinations
 from moothall.ports import Workspace
+from moothall.toolkits import ToolOutput, call_workspace_tool, run_within
+from moothall.toolkits.browser import BrowserSettings
 from moothall.toolkits.browser.chromium import (
     BrowserGone,
     DevTools,
@@ -23,9 +25,7 @@ from moothall.toolkits.browser.chromium import (
     RunningBrowser,
     chromium,
 )
-from moothall.toolkits.browser.family import BrowserSettings
-from moothall.toolkits.results import Output, call_workspace_tool, run_within
-from moothall.toolkits.web.family import HttpSettings
+from moothall.toolkits.web import HttpSettings
 
 _POLL_SECONDS, _SETTLE_SECONDS = 0.1, 0.15
 _SCRIPT_MS = 5000
@@ -92,7 +92,7 @@ class BrowserTools:
         del tenant  # there is no state between calls
         return await run_within(call, self._call_seconds, self._output(call, workspace))
 
-    async def _output(self, call: ToolCall, workspace: Workspace) -> Output:
+    async def _output(self, call: ToolCall, workspace: Workspace) -> ToolOutput:
         actions: Sequence[Mapping[str, str]] = call.arguments["actions"]
         if len(actions) > _MAX_ACTIONS:
             raise InvalidRequest(
@@ -108,7 +108,7 @@ class BrowserTools:
         ):
             page = _Page(running, events, self._transfer_bytes, self._destinations)
             await page.prepare()
-            results: list[Output] = []
+            results: list[ToolOutput] = []
             for number, action in enumerate(
                 [{"do": "open", "url": call.arguments["url"]}, *actions]
             ):
@@ -193,7 +193,7 @@ class _Page:
             mobile=False,
         )
 
-    async def act(self, action: Mapping[str, str]) -> Output:
+    async def act(self, action: Mapping[str, str]) -> ToolOutput:
         """Perform an action. Raises `CallFailed`, `InvalidRequest`, `Refused`."""
         selector = action.get("selector", "")
         match action["do"]:
@@ -211,7 +211,7 @@ class _Page:
                 return await self._screenshot()
         return {}
 
-    async def location(self) -> Output:
+    async def location(self) -> ToolOutput:
         """Return the URL of the page, and its title."""
         info = (await self._tools.call("Target.getTargetInfo"))["targetInfo"]
         return {"url": str(info.get("url", ""))[:2000], "title": str(info.get("title", ""))[:300]}
@@ -251,12 +251,12 @@ class _Page:
         await self._settle()
         await self._check_allowed()
 
-    async def _text(self, selector: str) -> Output:
+    async def _text(self, selector: str) -> ToolOutput:
         max_chars = _TEXT_CHARS
         text = str(await self._evaluate_on(_TEXT % (max_chars + 1), selector))
         return {"text": text[:max_chars], "truncated": len(text) > max_chars}
 
-    async def _screenshot(self) -> Output:
+    async def _screenshot(self) -> ToolOutput:
         picture = str((await self._tools.call("Page.captureScreenshot", format="png"))["data"])
         size = len(base64.b64decode(picture))
         if size > _SCREENSHOT_BYTES:

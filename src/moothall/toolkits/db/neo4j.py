@@ -19,8 +19,9 @@ from neo4j.spatial import Point
 from neo4j.time import Duration
 
 from moothall.errors import CallFailed, InvalidRequest, Refused
-from moothall.toolkits.db.family import DbLimits
-from moothall.toolkits.results import Output, Table
+from moothall.toolkits import ToolOutput
+from moothall.toolkits.db import DbLimits
+from moothall.toolkits.db.toolkit import Table
 
 _ALLOWED_PROCEDURES = frozenset(
     [
@@ -47,7 +48,7 @@ _ESCAPED = re.compile(r"\\u+([0-9A-Fa-f]{4})")
 _CUSTOM_FUNCTIONS = "SHOW FUNCTIONS YIELD name, isBuiltIn WHERE NOT isBuiltIn RETURN name"
 
 
-async def query(url: str, text: str, params: Mapping[str, str], limits: DbLimits) -> Output:
+async def query(url: str, text: str, params: Mapping[str, str], limits: DbLimits) -> ToolOutput:
     """Return the rows of a query. Raises `InvalidRequest`, `Refused`, `CallFailed`."""
     parts = urlsplit(url)
     server = parts._replace(netloc=parts.netloc.rpartition("@")[2], path="").geturl()
@@ -83,7 +84,7 @@ async def _run(
     text: str,
     params: Mapping[str, str],
     limits: DbLimits,
-) -> Output:
+) -> ToolOutput:
     access = WRITE_ACCESS if limits.write else READ_ACCESS
     async with driver.session(database=database, default_access_mode=READ_ACCESS) as session:
         async with await session.begin_transaction(timeout=limits.seconds) as planning:

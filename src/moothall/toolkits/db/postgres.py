@@ -26,8 +26,9 @@ from psycopg.types.string import TextLoader
 
 from moothall.errors import CallFailed, InvalidRequest, Refused
 from moothall.network.proxy import CHUNK, Streams, copy_stream
-from moothall.toolkits.db.family import DbLimits
-from moothall.toolkits.results import RECEIVE_BYTES, Output, Table
+from moothall.toolkits import ToolOutput
+from moothall.toolkits.db import DbLimits
+from moothall.toolkits.db.toolkit import RECEIVE_BYTES, Table
 
 _CONNECTIONS = 4  # of a client: its own, and those for cancelling
 _ACCEPTING = 5
@@ -152,7 +153,7 @@ async def open_relay(
         await relay.close()
 
 
-async def query(url: str, text: str, params: list[str], limits: DbLimits) -> Output:
+async def query(url: str, text: str, params: list[str], limits: DbLimits) -> ToolOutput:
     """Return the rows of a statement. Raises `InvalidRequest`, `Refused`, `CallFailed`."""
     try:
         conninfo = conninfo_to_dict(url)
@@ -259,7 +260,7 @@ async def _set_limits(connection: _Connection, limits: DbLimits) -> None:
 
 async def _read(
     connection: _Connection, text: sql.SQL, params: list[str], limits: DbLimits
-) -> Output:
+) -> ToolOutput:
     async with psycopg.AsyncRawServerCursor(connection, "moothall") as cursor:
         await cursor.execute(text, params)
         table = Table([column.name for column in cursor.description or ()], limits)
@@ -271,7 +272,7 @@ async def _read(
 
 async def _write(
     connection: _Connection, text: sql.SQL, params: list[str], limits: DbLimits
-) -> Output:
+) -> ToolOutput:
     """Run a statement that may change data, and commit."""
     async with psycopg.AsyncRawCursor(connection) as cursor:
         await cursor.execute(text, params, prepare=True)  # prepared: one statement, never several

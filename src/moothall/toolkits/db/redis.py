@@ -12,8 +12,9 @@ from redis.asyncio.connection import AbstractConnection, Connection, parse_url
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from moothall.errors import CallFailed, InvalidRequest, Refused
-from moothall.toolkits.db.family import DbLimits
-from moothall.toolkits.results import ANSWER_BYTES, RECEIVE_BYTES, Output, jsonable, size
+from moothall.toolkits import ToolOutput
+from moothall.toolkits.db import DbLimits
+from moothall.toolkits.db.toolkit import ANSWER_BYTES, RECEIVE_BYTES, jsonable, size
 
 _FORBIDDEN_FLAGS = frozenset(
     {
@@ -70,7 +71,7 @@ class _LimitedStream:
         return self._stream.at_eof()
 
 
-async def command(url: str, name: str, args: list[str], limits: DbLimits) -> Output:
+async def command(url: str, name: str, args: list[str], limits: DbLimits) -> ToolOutput:
     """Return the reply to a command. Raises `InvalidRequest`, `Refused`, `CallFailed`."""
     connection = _connection(url, limits)
     try:
@@ -117,7 +118,7 @@ async def _connect(connection: AbstractConnection) -> None:
 
 async def _run(
     connection: AbstractConnection, name: list[str], args: list[str], limits: DbLimits
-) -> Output:
+) -> ToolOutput:
     await connection.send_command("COMMAND", "INFO", *_candidates(name, args))
     entries = await connection.read_response()
     commands = {entry[0].decode().upper().replace("|", " "): entry for entry in entries if entry}
@@ -176,7 +177,7 @@ def _text(flag: bytes | str) -> str:
     return flag.decode() if isinstance(flag, bytes) else flag
 
 
-def _truncate(reply: Any, limits: DbLimits) -> Output:
+def _truncate(reply: Any, limits: DbLimits) -> ToolOutput:
     if isinstance(reply, list):
         items, remaining = [], ANSWER_BYTES
         for item in reply[: limits.rows]:

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from moothall.tools.arguments import Arguments, NoArguments, Path, must_match
-from moothall.tools.outputs import Output
+from moothall.tools.schemas import Arguments, NoArguments, Output, Path, must_match
 from moothall.tools.spec import Caps, Cost, Danger, Example, Requirements, ToolSpec
 
 _TAG = must_match(r"[a-z0-9][a-z0-9._-]*", "a tag such as app or app-2")

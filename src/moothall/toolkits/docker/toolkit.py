@@ -27,11 +27,17 @@ from moothall.errors import (
 )
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger
-from moothall.toolkits.docker import dockerfile
-from moothall.toolkits.docker.dockerfile import BuildContext, pack
-from moothall.toolkits.docker.engine import DockerEngine, open_engine, quote_name, socket_path
-from moothall.toolkits.docker.family import DockerLimits, DockerSettings
-from moothall.toolkits.results import Output, run_within
+from moothall.toolkits import ToolOutput, run_within
+from moothall.toolkits.docker import DockerLimits, DockerSettings
+from moothall.toolkits.docker.engine import (
+    BuildContext,
+    DockerEngine,
+    check_dockerfile,
+    open_engine,
+    pack,
+    quote_name,
+    socket_path,
+)
 
 log = get_logger(__name__)
 
@@ -100,7 +106,7 @@ class DockerTools:
             async with open_engine(self._host) as engine:
                 await _try_remove(_remove(engine, owner))
 
-    async def _output(self, call: ToolCall, workspace: Workspace, tenant: str) -> Output:  # noqa: PLR0911 - one case a tool
+    async def _output(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolOutput:  # noqa: PLR0911 - one case a tool
         if not self._host:
             raise CallFailed(f"{call.tool} is not configured: MOOTHALL_DOCKER__HOST is not set")
         async with open_engine(self._host) as engine:
@@ -201,9 +207,9 @@ class _WorkspaceContainers:
             creation_lock,
         )
 
-    async def build(self, context: BuildContext, tag: str) -> Output:
+    async def build(self, context: BuildContext, tag: str) -> ToolOutput:
         settings = self._settings
-        for image in dockerfile.check(
+        for image in check_dockerfile(
             context.dockerfile, self._is_allowed, runs=settings.build_runs
         ):
             await self._image(image)  # it must exist, because nothing is pulled
@@ -235,7 +241,7 @@ class _WorkspaceContainers:
             "output": output,
         }
 
-    async def run(self, args: Mapping[str, Any]) -> Output:
+    async def run(self, args: Mapping[str, Any]) -> ToolOutput:
         image = await self._runnable(str(args["image"]))
         async with self._creation_lock:
             if len(await self._list_containers()) >= self._limits.containers:
@@ -265,7 +271,7 @@ class _WorkspaceContainers:
             if not is_kept:
                 await _try_remove(_remove_item(self._engine, "containers", container))
 
-    async def execute(self, container: str, command: list[str]) -> Output:
+    async def execute(self, container: str, command: list[str]) -> ToolOutput:
         full_id = await self._full_id(container)
         options = {
             "Cmd": command,
@@ -290,7 +296,7 @@ class _WorkspaceContainers:
         exit_code = (await self._engine.call("GET", f"/exec/{exec_id}/json"))["ExitCode"]
         return {"exit_code": exit_code, "output": output, "truncated": truncated}
 
-    async def ps(self) -> Output:
+    async def ps(self) -> ToolOutput:
         return {
             "containers": [
                 {
@@ -303,18 +309,18 @@ class _WorkspaceContainers:
             ]
         }
 
-    async def logs(self, container: str, lines: int) -> Output:
+    async def logs(self, container: str, lines: int) -> ToolOutput:
         output, truncated = await self._read_logs(await self._full_id(container), lines)
         return {"output": output, "truncated": truncated}
 
-    async def stop(self, container: str) -> Output:
+    async def stop(self, container: str) -> ToolOutput:
         full_id = await self._full_id(container)
         await self._engine.call(
             "POST", f"/containers/{full_id}/stop", query={"t": str(_STOP_SECONDS)}
         )
         return {"container": full_id[:_SHORT]}
 
-    async def rm(self, container: str) -> Output:
+    async def rm(self, container: str) -> ToolOutput:
         full_id = await self._full_id(container)
         await self._engine.call("DELETE", f"/containers/{full_id}", query={"force": "1", "v": "1"})
         return {"container": full_id[:_SHORT]}

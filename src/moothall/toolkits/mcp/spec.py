@@ -32,9 +32,8 @@ from moothall.config import Settings
 from moothall.domain.ids import digest
 from moothall.domain.text import one_line
 from moothall.errors import ConfigurationError, wrong_fields
-from moothall.toolkits.mcp.family import Declared, McpServerSettings, McpSettings
-from moothall.tools.arguments import MAX_CONTENT, Arguments
-from moothall.tools.outputs import Output
+from moothall.toolkits.mcp import Declared, McpServerSettings, McpSettings
+from moothall.tools.schemas import MAX_CONTENT, Arguments, Output
 from moothall.tools.spec import Caps, Cost, Danger, Requirements, ToolSpec
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")

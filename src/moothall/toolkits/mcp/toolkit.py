@@ -13,15 +13,15 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import CallFailed, NotFound
 from moothall.network.destinations import Destinations
 from moothall.ports import Workspace
-from moothall.toolkits.mcp.family import McpServerSettings, McpSettings
+from moothall.toolkits import ToolOutput, run_within
+from moothall.toolkits.mcp import McpServerSettings, McpSettings
 from moothall.toolkits.mcp.spec import AcceptedTool, OfferedTool, file_access
-from moothall.toolkits.results import Output, run_within
-from moothall.toolkits.web.family import HttpSettings
+from moothall.toolkits.web import HttpSettings
 
 if TYPE_CHECKING:  # the SDK takes time to import, and few deployments have servers
     from mcp import Client
 
-    from moothall.toolkits.mcp.server_pool import ServerPool
+    from moothall.toolkits.mcp.links import ServerPool
 
 _CONCURRENT_CALLS = 4
 _RECEIVE_BYTES = 8_000_000
@@ -77,7 +77,7 @@ class McpTools:
 
     async def _output(
         self, call: ToolCall, tool: AcceptedTool, workspace: Workspace, tenant: str
-    ) -> Output:
+    ) -> ToolOutput:
         async with self._connect(tool, workspace, tenant) as client:
             from moothall.toolkits.mcp.links import call_tool, list_tools
 
@@ -99,7 +99,7 @@ class McpTools:
                     f"the MCP server {tool.server} {difference}; `moothall tools take "
                     f"{tool.server}` accepts its current tools"
                 )
-            output: Output = scrub_all(
+            output: ToolOutput = scrub_all(
                 await call_tool(client, offered.name, call.arguments), known=self._secrets
             )
         return output
@@ -117,7 +117,7 @@ class McpTools:
                 name, None if files == "none" else workspace, keep_changes=files == "write"
             )
         try:
-            from moothall.toolkits.mcp.server_pool import LiveServer, ServerPool
+            from moothall.toolkits.mcp.links import LiveServer, ServerPool
         except ModuleNotFoundError as error:
             raise CallFailed(_NOT_INSTALLED) from error
         server_pool = self._server_pool = self._server_pool or ServerPool(

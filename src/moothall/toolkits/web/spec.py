@@ -9,8 +9,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from moothall.tools.arguments import Arguments, Path, Text, must_match
-from moothall.tools.outputs import Output
+from moothall.tools.schemas import Arguments, Output, Path, Text, must_match
 from moothall.tools.spec import Caps, Cost, Danger, Example, Rate, Requirements, ToolSpec
 
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.authorization.grants import grant_for
+from moothall.authorization.rules import grant_for
 from moothall.deliberation.conversation import Exchange, fit_to_window
 from moothall.deliberation.prompts import prompts
 from moothall.deliberation.prompts.excerpts import CodePassage, RepoMap, RepoMapRequest, red_cases

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.authorization.grants import grant_for
+from moothall.authorization.rules import grant_for
 from moothall.deliberation.prompts import reply
 from moothall.deliberation.prompts.reply import Turn, answer_so_far, whole_text
 from moothall.deliberation.prompts.text_calls import MalformedReplyError

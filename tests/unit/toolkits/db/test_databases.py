@@ -13,9 +13,15 @@ from moothall.config import secret_values
 from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
-from moothall.toolkits.db.family import Databases, DbFamily, DbLimits, DbSettings
-from moothall.toolkits.db.toolkit import DatabaseTools, server_url
-from moothall.toolkits.results import ANSWER_BYTES, Table, jsonable, size
+from moothall.toolkits.db import Databases, DbFamily, DbLimits, DbSettings
+from moothall.toolkits.db.toolkit import (
+    ANSWER_BYTES,
+    DatabaseTools,
+    Table,
+    jsonable,
+    server_url,
+    size,
+)
 from support.tool_gateway import FakeWorkspace, in_seconds
 from support.tools import CATALOGUE
 

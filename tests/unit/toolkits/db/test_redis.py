@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from moothall.toolkits.db.family import DbLimits
+from moothall.toolkits.db import DbLimits
 from moothall.toolkits.db.redis import _connect, _connection
 
 

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.errors import InvalidRequest, Refused
-from moothall.toolkits.docker import dockerfile
+from moothall.toolkits.docker.engine import check_dockerfile
 
 
 def check(text: str, *, runs: bool = False) -> tuple[str, ...]:
-    return dockerfile.check(text, lambda image: image == "python:3.12", runs=runs)
+    return check_dockerfile(text, lambda image: image == "python:3.12", runs=runs)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from moothall.toolkits.mcp.links import LinkEnd, Streams
-from moothall.toolkits.mcp.server_pool import Key, LiveServer, ServerPool
+from moothall.toolkits.mcp.links import Key, LinkEnd, LiveServer, ServerPool, Streams
 
 KEY: Key = ("local", "workspace", "slow")
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from moothall.authorization.grants import read_grants, shipped_grants
+from moothall.authorization.rules import read_grants, shipped_grants
 from moothall.config import secret_values
 from moothall.errors import ConfigurationError
-from moothall.settings import load_settings
-from moothall.toolkits.families import family_tools, unset_tools
-from moothall.toolkits.mcp.family import McpFamily, McpSettings
+from moothall.settings import family_tools, load_settings, unset_tools
+from moothall.toolkits.mcp import McpFamily, McpSettings
 from moothall.toolkits.mcp.spec import OfferedTool, read_offers, write_accepted_tools
 from moothall.tools.catalogue import describe
 

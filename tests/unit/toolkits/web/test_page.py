@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from moothall.toolkits.web.exchange import MAX_LINKS, read_page
+from moothall.toolkits.web.toolkit import MAX_LINKS, read_page
 
 HERE = URL("https://example.org/docs/a")
 

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
-from moothall.toolkits.web.family import HttpSettings
+from moothall.toolkits.web import HttpSettings
 from moothall.toolkits.web.spec import SPECS
 from moothall.toolkits.web.toolkit import WebTools
 from support.folder import Folder

@@ -1,4 +1,6 @@
-"""A verdict in the formats of other programs: SARIF 2.1.0, and a signed in-toto statement."""
+"""A verdict for people and for other programs: on the terminal, as Markdown, as SARIF 2.1.0, and as
+a signed in-toto statement. `moothall verify`: check a signed verdict. Most of its text is foreign.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 from pydantic import BaseModel, Field, ValidationError
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
 
 from moothall import __version__
-from moothall.cli.runtime import plain
-from moothall.cli.verdict import VerdictDocument
-from moothall.cli.verdict_text import headline
+from moothall.cli.options import example, json_option
+from moothall.cli.runtime import EXIT_NONE, EXIT_UNPROVEN, plain, print_json, say, with_settings
+from moothall.cli.verdict import LEVELS, CheckResult, MatrixRow, VerdictDocument
+from moothall.config import Settings
 from moothall.domain.codec import dump
 from moothall.domain.ids import digest
+from moothall.domain.task import CHANGE
 from moothall.errors import ConfigurationError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -26,6 +37,125 @@ if TYPE_CHECKING:
         Ed25519PrivateKey,
         Ed25519PublicKey,
     )
+
+
+# A verdict for people: on the terminal, and as Markdown.
+
+
+_GOOD, _BAD, _WARNING, _DIM = "green", "red", "yellow", "dim"
+_MAX_ROWS, _MAX_LINES = 20, 10
+_STYLES = {"passed": _GOOD, "failed": _BAD}
+
+
+def headline(verdict: VerdictDocument) -> str:
+    """Return the verdict in one line."""
+    about = f"{verdict.head[:12]} on {verdict.base[:12]}"
+    if verdict.finding == "none":
+        return f"No verdict on {about}: {verdict.error}"
+    if verdict.finding == "broken":
+        return f"Broken: {about}"
+    if verdict.finding == "disputed":
+        return f"Disputed: {about} fails only tests that it edits or deletes; a person decides"
+    short = "" if verdict.accepted else f", below the required {verdict.required}"
+    return f"{verdict.level.capitalize()}: {about} breaks nothing{short}"
+
+
+def show_verdict(console: Console, verdict: VerdictDocument) -> None:
+    """Print a verdict: its line, reasons, checks, the tests that tell base and change apart, and
+    what was not judged.
+    """
+    console.print(Rule(plain(f"{verdict.task_id}: verdict")))
+    console.print(Text(plain(headline(verdict)), style=f"bold {_style_of(verdict)}"))
+    if verdict.finding == "none":
+        return
+    task = " ".join(verdict.task.split())
+    console.print(Text(f"Task: {plain(task, 200)}", style=_DIM))
+    for reason in verdict.reasons:
+        console.print(Padding(Text(plain(reason)), (0, 0, 0, 3), expand=False))
+    if verdict.checks:
+        console.print(_check_table(verdict.checks))
+    if verdict.matrix:
+        console.print(_matrix_table(verdict.matrix))
+    for title, lines in _sections(verdict):
+        console.print(Text(title, style="bold cyan"))
+        for line in lines[:_MAX_LINES]:
+            console.print(Padding(Text(plain(line)), (0, 0, 0, 3), expand=False))
+        if len(lines) > _MAX_LINES:
+            console.print(Padding(Text(f"and {len(lines) - _MAX_LINES} more"), (0, 0, 0, 3)))
+
+
+def _style_of(verdict: VerdictDocument) -> str:
+    if verdict.finding == "passed":
+        return _GOOD if verdict.accepted else _WARNING
+    return _WARNING if verdict.finding == "disputed" else _BAD
+
+
+def _check_table(checks: tuple[CheckResult, ...]) -> Table:
+    table = Table(box=box.SIMPLE)
+    for heading in ("check", "verdict", "passed", "failed", "red before", "skipped"):
+        table.add_column(heading)
+    for item in checks:
+        counts = (item.passed, item.failed, item.before, item.skipped)
+        style = _STYLES.get(item.verdict, _WARNING)
+        table.add_row(
+            plain(item.check, 60), Text(item.verdict, style=style), *(str(n or "·") for n in counts)
+        )
+    return table
+
+
+def _matrix_table(rows: tuple[MatrixRow, ...]) -> Table:
+    answers = sorted({answer for row in rows for answer in row.results}, key=_change_first)
+    title = "Tests that tell the base and the answers apart"
+    if len(rows) > _MAX_ROWS:
+        title += f" (the first {_MAX_ROWS} of {len(rows)})"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE)
+    for heading in ("written by", "test", "base", *answers):
+        table.add_column(plain(heading, 40), overflow="fold")
+    for row in rows[:_MAX_ROWS]:
+        outcomes = [row.base, *(row.results.get(answer, "·") for answer in answers)]
+        table.add_row(
+            plain(row.author, 40),
+            Text(plain(row.case, 160)),
+            *(Text(outcome, style=_STYLES.get(outcome, _DIM)) for outcome in outcomes),
+        )
+    return table
+
+
+def _change_first(answer: str) -> tuple[bool, str]:
+    return answer != CHANGE, answer
+
+
+def _sections(verdict: VerdictDocument) -> Iterator[tuple[str, tuple[str, ...]]]:
+    if verdict.unnoticed:
+        yield "No test fails without", verdict.unnoticed
+    if verdict.look:
+        yield "A person should look", verdict.look
+    if verdict.reviews:
+        lines = tuple(
+            f"{review.reviewer} {review.score:.2f}: {' '.join(review.comment.split())}"
+            for review in verdict.reviews
+        )
+        yield "Reviews", lines
+    if verdict.rivals:
+        lines = tuple(
+            f"{rival.seat}: rank {rival.rank}, {rival.level}, "
+            f"{'passes' if rival.passed else 'fails'} the acceptance checks, {rival.lines} lines"
+            for rival in verdict.rivals
+        )
+        yield f"Rivals (the change has rank {verdict.rank})", lines
+    if verdict.not_judged:
+        yield "Not judged", verdict.not_judged
+
+
+def verdict_markdown(verdict: VerdictDocument) -> str:
+    """Return a verdict as Markdown, for the summary of a pipeline. Foreign text is escaped."""
+    from moothall.forge.texts import text
+
+    lines = [f"### Moothall: {text(headline(verdict))}", ""]
+    lines += [f"- {text(reason)}" for reason in verdict.reasons]
+    for title, items in _sections(verdict):
+        lines += ["", f"**{text(title)}**", "", *(f"- {text(item)}" for item in items)]
+    return "\n".join([*lines, "", ""])
 
 
 # A verdict as SARIF 2.1.0, which forges and editors show beside the code.
@@ -306,3 +436,69 @@ def _serialize(payload: bytes, key_id: str, signature: bytes) -> str:
         signatures=[_Signature(keyid=key_id, sig=base64.b64encode(signature).decode())],
     )
     return envelope.model_dump_json(by_alias=True, indent=2) + "\n"
+
+
+# `moothall verify`: check a signed verdict.
+
+
+@click.command(
+    epilog=example(
+        "moothall verify verdict.json --key judge.pub",
+        "moothall verify verdict.json --key judge.pub --commit HEAD_SHA --require reproduced",
+    )
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    help="Public Ed25519 key (PEM) of the judge; by default that of the data directory.",
+)
+@click.option("--commit", default="", help="Full id of the commit that the verdict must be about.")
+@click.option(
+    "--require",
+    "required",
+    type=click.Choice(LEVELS),
+    default=None,
+    help="Lowest level of evidence for exit code 0; by default the one that was required.",
+)
+@json_option
+@with_settings()
+async def verify(
+    settings: Settings,
+    *,
+    file: Path,
+    key: Path | None,
+    commit: str,
+    required: str | None,
+    as_json: bool,
+) -> int:
+    """Check that FILE is a verdict that the holder of a key signed, without a network.
+
+    Exit codes: 0 the signature holds and the change was accepted, 3 the signature holds and the
+    change was not accepted, 1 the statement does not hold, 2 wrong use.
+    """
+    raw, public_key = read_statement(file), load_public_key(key, settings.data_dir)
+    try:
+        statement = verify_statement(raw, public_key)
+    except InvalidStatement as error:
+        say(f"moothall: {file} does not hold: {error}")
+        return EXIT_NONE
+    subject = statement["subject"][0]["digest"]["gitCommit"]
+    if commit and commit != subject:
+        say(f"moothall: {file} is about {subject}, not about {plain(commit)}")
+        return EXIT_NONE
+    verdict = statement["predicate"]
+    level, finding = verdict["level"], verdict["finding"]
+    accepted = finding == "passed" and LEVELS.index(level) >= LEVELS.index(
+        required or verdict["required"]
+    )
+    if as_json:
+        print_json(statement)
+    else:
+        click.echo(
+            plain(
+                f"Signed: {subject} on {verdict['base']}: {finding}, "
+                f"{level or 'no level'}, judged at {verdict['judged_at']}"
+            )
+        )
+    return 0 if accepted else EXIT_UNPROVEN

@@ -1,9 +1,10 @@
-"""The origin of a line of a file, and the context graph, one node at a time. Both show only the
-caller's own tenant.
+"""The view Operations: health, tools, quotas of tenants and budgets of stories, the context graph,
+and the origin of a line; for operators also parked requests, and decisions of the tool gateway.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,13 +16,197 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from moothall.api.dependencies import ApiDependencies
+from moothall.api.tools import Tools
 from moothall.api.web.charts import Neighbour, draw_around
-from moothall.api.web.rendering import page
-from moothall.api.web.sessions import Session, Sessions, read_query, require_session
+from moothall.api.web.rendering import REFRESH_SECONDS, page, redirect
+from moothall.api.web.sessions import (
+    Session,
+    Sessions,
+    read_query,
+    read_session_form,
+    require_session,
+)
+from moothall.authorization.approvals import refuse_unless_operator
+from moothall.authorization.budgets import TenantQuotas
+from moothall.config.limits import Quota
 from moothall.domain.identity import Principal
 from moothall.domain.ids import TaskId, own_id
-from moothall.errors import GraphUnavailable, InvalidRequest, NotFound
+from moothall.errors import GraphUnavailable, InvalidRequest, NotFound, Refused
 from moothall.repositories.service import RepositoryService
+from moothall.tools.catalogue import CATALOGUE
+from moothall.tools.spec import Filters, discover
+
+# The pages about the server: health, decisions of the tool gateway, parked requests, and tools.
+
+
+def server_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+    """Return the routes of the pages about the server."""
+
+    async def health(_request: Request, session: Session) -> Response:
+        return page("health.html", session=session, health=await dependencies.health_check.check())
+
+    async def audit(request: Request, session: Session) -> Response:
+        if not session.principal.operator:
+            raise Refused("only operators can see the decisions of the tool gateway")
+        only = request.query_params.get("only", "")
+        if only not in {"", "refused"}:
+            raise InvalidRequest(f"only is {only[:40]!r}; allowed is refused, or omit it for all")
+        decisions = await dependencies.records.decisions.last(session.principal)
+        return page(
+            "decisions.html",
+            session=session,
+            only=only,
+            decisions=[item for item in decisions if item.refused or not only],
+        )
+
+    async def tools(request: Request, session: Session) -> Response:
+        query = read_query(request, "query")
+        specs = (
+            dependencies.tools.sessions.list_tools(session.principal)
+            if dependencies.tools.sessions
+            else CATALOGUE.values()
+        )
+        return page(
+            "tools.html", session=session, query=query, tools=discover(specs, Filters(query))
+        )
+
+    return [
+        Route("/system", require_session(health, sessions)),
+        Route("/system/audit", require_session(audit, sessions)),
+        Route("/system/tools", require_session(tools, sessions)),
+    ]
+
+
+def parked_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+    """Return the routes to list and to decide parked requests."""
+    service = (
+        Tools(dependencies.tools.sessions, dependencies.tools.approvals)
+        if dependencies.tools.sessions
+        else None
+    )
+
+    async def list_parked(_request: Request, session: Session) -> Response:
+        refuse_unless_operator(session.principal)
+        waiting = service.list_parked() if service else ()
+        return page("parked.html", session=session, parked=waiting, refresh=REFRESH_SECONDS)
+
+    async def resolve(request: Request, session: Session) -> Response:
+        form, request_id = await read_session_form(request, session), request.path_params["id"]
+        if form.get("do") not in {"allow", "refuse"}:
+            raise InvalidRequest("do must be allow or refuse")
+        if service is None:
+            raise NotFound(f"no parked request {request_id[:80]!r}")
+        await service.resolve(
+            request_id, allow=form["do"] == "allow", reason=form.get("reason", "").strip()
+        )
+        return redirect("/system/parked")
+
+    return [
+        Route("/system/parked", require_session(list_parked, sessions)),
+        Route("/system/parked/{id}", require_session(resolve, sessions), methods=["POST"]),
+    ]
+
+
+# Quotas of tenants and budgets of stories.
+
+
+_MAX_BUDGET_STORIES = 50
+_MAX_DIGITS = 15
+_FIELDS = {
+    "tokens_per_day": "Tokens per day",
+    "tokens_per_month": "Tokens per month",
+    "cost_usd_per_day": "US dollars per day",
+    "cost_usd_per_month": "US dollars per month",
+    "deliberations": "Deliberations at once",
+}
+"""The fields of a quota, with their labels."""
+
+
+def budget_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+    """Return the routes of the page and its form."""
+
+    async def budgets(request: Request, session: Session) -> Response:
+        tenant = read_query(request, "tenant") or session.principal.tenant
+        if tenant != session.principal.tenant:
+            refuse_unless_operator(session.principal)
+        if request.method == "GET":
+            quotas = await dependencies.quotas.read(tenant)
+            return await show(session, tenant, quotas, _texts(quotas.values))
+        refuse_unless_operator(session.principal)
+        form = await read_session_form(request, session)
+        tenant = form.get("tenant", "") or session.principal.tenant
+        try:
+            values = _read_values(form)
+            await dependencies.quotas.change(tenant, values, session.principal)
+        except InvalidRequest as error:
+            quotas = await dependencies.quotas.read(tenant)
+            return await show(session, tenant, quotas, form, error.message)
+        mine = tenant == session.principal.tenant
+        return redirect("/system/budgets" if mine else f"/system/budgets?tenant={tenant}")
+
+    async def show(
+        session: Session,
+        tenant: str,
+        quotas: TenantQuotas,
+        texts: Mapping[str, str],
+        error: str = "",
+    ) -> Response:
+        cards = await dependencies.stories.board.cards(session.principal)
+        latest = sorted(cards, key=lambda card: -card.seq)[:_MAX_BUDGET_STORIES]
+        accounts = await asyncio.gather(
+            *(
+                dependencies.stories.budgets.of(
+                    card.story.id, session.principal.tenant, card.story.budget
+                )
+                for card in latest
+            )
+        )
+        return page(
+            "budgets.html",
+            400 if error else 200,
+            session=session,
+            tenant=tenant,
+            quotas=quotas,
+            uses=await dependencies.quotas.list_uses(tenant),
+            fields=_FIELDS,
+            texts=texts,
+            error=error,
+            default=dependencies.quotas.of_settings(tenant),
+            budgets=[
+                (card, account.lines()) for card, account in zip(latest, accounts, strict=True)
+            ],
+            count=len(cards),
+        )
+
+    handler = require_session(budgets, sessions)
+    return [Route("/system/budgets", handler, methods=["GET", "POST"])]
+
+
+def _texts(values: Mapping[str, float]) -> Mapping[str, str]:
+    return {name: str(value) for name, value in values.items()}
+
+
+def _read_values(form: Mapping[str, str]) -> Mapping[str, float]:
+    """Return the values of the form; empty fields are left out. Raises `InvalidRequest`."""
+    values: dict[str, float] = {}
+    for name, label in _FIELDS.items():
+        text = form.get(name, "").strip()
+        if not text:
+            continue
+        is_whole = Quota.model_fields[name].annotation is int
+        digits = text if is_whole else text.replace(".", "", 1)
+        if not (digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_DIGITS):
+            raise InvalidRequest(
+                f"{label}: {text[:40]!r} is not a {'whole ' if is_whole else ''}number; 0 is no "
+                "limit, and an empty field is the server's setting"
+            )
+        values[name] = int(text) if is_whole else float(text)
+    return values
+
+
+# The origin of a line of a file, and the context graph, one node at a time. Both show only the
+# caller's own tenant.
+
 
 Row = Mapping[str, Any]
 _MAX_FILES, _LINES_BEFORE, _MAX_LINES, _MAX_NEIGHBOURS, _TEXT_CHARS = 500, 40, 400, 100, 80
