@@ -1,22 +1,23 @@
-"""Encodes events and documents for the bus and decodes them: secrets are removed, and large
-values are stored separately. Large values are stored beside the message, once by sha256, and
-referred to by `{"$blob": sha256, "bytes": n}`.
+"""Encode events and documents for the bus and decode them. Secrets are removed, and large values
+are stored beside the message. Events of other programs are checked against their subjects, and
+story events are forwarded to the subjects that readers follow.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from moothall.domain.event import Event
 from moothall.domain.text import may_hold_secrets, scrub_all
 from moothall.errors import InvalidRequest, NotFound, Permanent
-from moothall.events import codec
+from moothall.events import codec, registry
 from moothall.events.codec import dump_json, load_json
+from moothall.events.raw_store import NO_HEADERS
 
 # Large values are stored beside the message, once by sha256, and referred to by `{"$blob": sha256,
 # "bytes": n}`.
@@ -219,3 +220,80 @@ def _with_time(event: Event) -> Event:
         if event.time
         else replace(event, time=datetime.now(UTC).isoformat(timespec="milliseconds"))
     )
+
+
+# Story events that other programs publish are forwarded to the subjects that readers follow.
+
+
+class PutRaw(Protocol):
+    """`RawStore.put_raw`."""
+
+    async def __call__(
+        self,
+        subject: str,
+        data: bytes,
+        headers: Mapping[str, str] = NO_HEADERS,
+        *,
+        message_id: str = "",
+    ) -> int:
+        """Store and return the seq; a repeated `message_id` returns the seq of the first."""
+        ...
+
+
+def check_subjects(items: Sequence[Event | Permanent], subject: str) -> list[Event | Permanent]:
+    """Return the events of a log message, with an `InvalidRequest` in place of each event that is
+    not on its own subject.
+    """
+    return [
+        _wrong_subject_error(item, subject)
+        if isinstance(item, Event) and not _is_well_placed(item, subject, len(items))
+        else item
+        for item in items
+    ]
+
+
+async def forward(
+    items: Sequence[Event | Permanent],
+    subject: str,
+    seq: int,
+    packer: EnvelopeCodec,
+    put_raw: PutRaw,
+) -> list[Event | Permanent]:
+    """Return the events of the log message `seq` for a consumer.
+
+    A story event on `agile.events`, on the subject of its bare story id, or together with others in
+    one message is stored on its own subject as a separate message and left out here: the consumer
+    gets it from there. Any other event that is not on its own subject becomes an `InvalidRequest`.
+    """
+    accepted: list[Event | Permanent] = []
+    for index, item in enumerate(items):
+        if not isinstance(item, Event) or _is_well_placed(item, subject, len(items)):
+            accepted.append(item)
+        elif registry.is_accepted(item, subject):
+            # A separate message id: the bus may know the event's id from the original message.
+            await put_raw(
+                registry.subject_of(item),
+                await packer.pack(item),
+                message_id=f"forwarded:{seq}:{index}",
+            )
+        else:
+            accepted.append(_wrong_subject_error(item, subject))
+    return accepted
+
+
+def _is_well_placed(event: Event, subject: str, count: int) -> bool:
+    """Whether readers find an event in such a message: see `registry.fits`.
+
+    An event of a story needs its own message, since watchers of stories resume after a seq.
+    """
+    return registry.fits(event, subject) and (count == 1 or not registry.is_of_story(event))
+
+
+def _wrong_subject_error(event: Event, subject: str) -> InvalidRequest:
+    try:
+        return InvalidRequest(
+            f"{event.type} does not travel on {subject}; its subject is "
+            f"{registry.subject_of(event)}"
+        )
+    except InvalidRequest as error:
+        return error

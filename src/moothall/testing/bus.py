@@ -29,9 +29,9 @@ from moothall.errors import (
     Permanent,
     Temporary,
 )
-from moothall.events import batching, codec, delivery, forwarding, raw_store, registry
+from moothall.events import batching, codec, delivery, raw_store, registry
 from moothall.events.delivery import BUS_LIMITS, Ack, Bury, BusLimits, Nak, Turns, judge
-from moothall.events.envelope import EnvelopeCodec
+from moothall.events.envelope import EnvelopeCodec, check_subjects, forward
 from moothall.events.raw_store import NO_HEADERS, Raw, StreamState
 from moothall.events.registry import DOCUMENTS, bucket_of
 from moothall.ports import Answerer, Glance, Handler, Receipt
@@ -317,9 +317,7 @@ class MemoryBus:
                     return
                 last_seq = raw.seq
                 try:
-                    unpacked = forwarding.check_subjects(
-                        await self._packer.unpack_all(raw.data), raw.subject
-                    )
+                    unpacked = check_subjects(await self._packer.unpack_all(raw.data), raw.subject)
                 except InvalidRequest:
                     continue
                 for record in batching.to_records(
@@ -434,9 +432,7 @@ class MemoryBus:
     async def _unpack(self, raw: Raw, extra: Mapping[str, str]) -> list[Recorded | Permanent]:
         unpacked = await self._packer.unpack_all(raw.data)
         if registry.stream_of(raw.subject) is not registry.WORK:
-            unpacked = await forwarding.forward(
-                unpacked, raw.subject, raw.seq, self._packer, self.put_raw
-            )
+            unpacked = await forward(unpacked, raw.subject, raw.seq, self._packer, self.put_raw)
         return batching.to_records(raw.seq, unpacked, extra)
 
     def _remove_delivered(self, durable: _Durable, stream: _Stream, seq: int) -> None:

@@ -19,7 +19,7 @@ from nats.js.errors import NotFoundError
 from moothall.concurrency import Capacity
 from moothall.domain.event import Channel, Recorded
 from moothall.errors import BusUnavailable, MoothallError, NotFound, Permanent, Temporary
-from moothall.events import batching, forwarding, raw_store, registry
+from moothall.events import batching, raw_store, registry
 from moothall.events.delivery import (
     MAX_QUEUED,
     Ack,
@@ -31,7 +31,7 @@ from moothall.events.delivery import (
     queue_limit,
     waiting_topic,
 )
-from moothall.events.envelope import EnvelopeCodec
+from moothall.events.envelope import EnvelopeCodec, forward
 from moothall.events.nats import setup
 from moothall.events.nats.connection import BEAT, EXPIRES, ConsumerGone, DeliveryPlace, Pull, log
 from moothall.events.nats.fast_client import keep_cancellation
@@ -337,7 +337,7 @@ class PullConsumer:
             extra["fresh"] = "1"
         events = await self.packer.unpack_all(message.data)
         if self.spec.stream != WORK.name:  # work events were recorded elsewhere before
-            events = await forwarding.forward(
+            events = await forward(
                 events, message.subject, place.seq, self.packer, self.stored.put_raw
             )
         return batching.to_records(place.seq, events, extra)

@@ -23,11 +23,11 @@ from moothall.config import BusSettings
 from moothall.domain.event import Channel, Event, Recorded, Topic
 from moothall.domain.text import scrub_all
 from moothall.errors import BusUnavailable, InvalidRequest
-from moothall.events import batching, codec, delivery, forwarding, registry
+from moothall.events import batching, codec, delivery, registry
 from moothall.events.batching import BatchingWriter
 from moothall.events.codec import load_json
 from moothall.events.delivery import BUS_LIMITS, BusLimits
-from moothall.events.envelope import EnvelopeCodec
+from moothall.events.envelope import EnvelopeCodec, check_subjects
 from moothall.events.nats import requests, setup
 from moothall.events.nats.connection import connection, log, translate_errors
 from moothall.events.nats.consumer import PullConsumer, Reader, WorkQueue
@@ -292,7 +292,7 @@ class JetStreamBus:
 
     async def _decode(self, stream: str, raw: Raw) -> list[Recorded]:
         try:
-            events = forwarding.check_subjects(await self._packer.unpack_all(raw.data), raw.subject)
+            events = check_subjects(await self._packer.unpack_all(raw.data), raw.subject)
         except InvalidRequest as error:
             events = [error]
         records = batching.to_records(
