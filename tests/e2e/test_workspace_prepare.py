@@ -211,7 +211,7 @@ async def test_a_check_runs_in_its_folder(app: Local) -> None:
 
 async def test_a_hanging_setup_is_stopped(app: Local) -> None:
     settings = app.settings.model_copy(
-        update={"workspace": app.settings.workspace.model_copy(update={"setup_seconds": 0.5})}
+        update={"workspace": app.settings.workspace.model_copy(update={"check_seconds": 0.5})}
     )
     base = app.base(setup=(("sleep", "600"),))
     with pytest.raises(RepositoryError, match="stopped: timeout"):

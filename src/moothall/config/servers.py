@@ -74,11 +74,6 @@ class WebSettings(Section):
     )
     tls_cert: Path | None = Field(None, description="certificate chain of the server, PEM")
     tls_key: Path | None = Field(None, description="private key of the server, PEM")
-    calls: int = Field(
-        256,
-        ge=1,
-        description="concurrent requests, without event streams; further requests are refused",
-    )
 
 
 class OidcSettings(Section):
@@ -195,14 +190,11 @@ class ForgeSettings(Section):
         description="a word, such as @moothall: an issue or comment that contains it is worked "
         "on if its author may write to the repository",
     )
-    poll_seconds: float = Field(60.0, gt=0, description="how often the forge is polled for changes")
-    webhook_host: str = Field("127.0.0.1", description="address to listen on for webhooks")
-    webhook_port: int | None = Field(
-        None,
-        ge=0,
-        le=65535,
-        description="port for webhooks of the forge, so that changes need not wait for the next "
-        "poll; empty: no webhooks",
+    webhook_address: str = Field(
+        "",
+        pattern=r"^([^\s:/]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5})?$",
+        description="HOST:PORT to listen on for webhooks of the forge, such as 127.0.0.1:8081, so "
+        "that changes need not wait for the next poll; empty: no webhooks",
     )
     webhook_secret: SecretStr | None = Field(
         None, description="secret that the forge signs webhooks with; unsigned webhooks are refused"
@@ -218,7 +210,7 @@ class ForgeSettings(Section):
 
     @model_validator(mode="after")
     def _check_webhook_secret(self) -> Self:
-        if self.webhook_port is not None and self.webhook_secret is None:
+        if self.webhook_address and self.webhook_secret is None:
             raise ValueError(
                 "forge.webhook_secret is missing; set it, because unsigned webhooks are refused"
             )
@@ -276,9 +268,6 @@ class AgentSettings(Section):
     )
     calls_a_second: float = Field(
         10.0, gt=0, description="queries that one caller may start per second"
-    )
-    timeout_seconds: float = Field(
-        900.0, gt=0, description="maximum duration of a query, whatever its caller requests"
     )
     endpoints: dict[str, tuple[str, ...]] = Field(
         {},

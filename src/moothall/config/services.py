@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Literal, Self
+from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -115,17 +116,20 @@ class ServeSettings(Section):
     )
 
 
+_NEO4J = "neo4j"
+"""The name of Neo4j's first user, and of its default database."""
+
+
 class GraphSettings(Section):
     """The context graph. Without a URL, it is embedded and stored in the data directory."""
 
     url: str | None = Field(
         None,
-        description="URL of a Neo4j 5 server, e.g. neo4j://127.0.0.1:7687; give it a database of "
-        "its own",
+        description="URL of a Neo4j 5 server, e.g. neo4j://127.0.0.1:7687, or with user and "
+        "database neo4j://moothall@127.0.0.1:7687/context; both are neo4j by default. Give it a "
+        "database of its own",
     )
-    user: str = Field("neo4j", description="user of the Neo4j server")
-    password: SecretStr | None = Field(None, description="password of `user`")
-    database: str = Field("neo4j", description="database of the Neo4j server")
+    password: SecretStr | None = Field(None, description="password of the user in `url`")
     pace_seconds: float = Field(
         0.5, ge=0, description="pause between two batches, which leaves the CPU to the councils"
     )
@@ -135,6 +139,28 @@ class GraphSettings(Section):
         description="decided deliberations in the embedded graph; the oldest are removed. 0: no "
         "limit",
     )
+
+    @property
+    def server(self) -> str:
+        """The URL without user and database, as the driver takes it."""
+        parts = urlsplit(self.url or "")
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2], path="").geturl()
+
+    @property
+    def user(self) -> str:
+        """The user of the Neo4j server."""
+        return unquote(urlsplit(self.url or "").username or _NEO4J)
+
+    @property
+    def database(self) -> str:
+        """The database of the Neo4j server."""
+        return unquote(urlsplit(self.url or "").path.strip("/")) or _NEO4J
+
+    @model_validator(mode="after")
+    def _check_url(self) -> Self:
+        if urlsplit(self.url or "").password:
+            raise ValueError("graph.url contains a password: set graph.password instead")
+        return self
 
 
 # Logs, traces and metrics.

@@ -95,7 +95,6 @@ class Settings(WorkspaceSections, BaseSettings):
     )
 
     repository: str = Field("", description="default repository of deliberations that name none")
-    seed: int = Field(0, ge=0, description="base of all sampling seeds")
     seats: Literal["configured", "auto"] = Field(
         "configured",
         description="models of the seats of requests that name none; configured: that of the role; "

@@ -39,7 +39,7 @@ async def serve_webhooks(settings: Settings, wake: Callable[[], None]) -> AsyncI
     """Accept the forge's webhooks until the block ends. Yield the port, 0 if webhooks are disabled.
     Raises `ConfigurationError`.
     """
-    if settings.webhook_port is None or settings.webhook_secret is None:
+    if not settings.webhook_address or settings.webhook_secret is None:
         yield 0
         return
     secret = settings.webhook_secret.get_secret_value()
@@ -55,13 +55,14 @@ async def serve_webhooks(settings: Settings, wake: Callable[[], None]) -> AsyncI
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, settings.webhook_host, settings.webhook_port)
+        host, _, port = settings.webhook_address.rpartition(":")
+        site = web.TCPSite(runner, host.strip("[]"), int(port))
         try:
             await site.start()
         except OSError as error:
             raise ConfigurationError(
-                f"{settings.webhook_host}:{settings.webhook_port} cannot be listened on: "
-                f"{error.strerror}; choose another forge.webhook_port"
+                f"{settings.webhook_address} cannot be listened on: {error.strerror}; choose "
+                "another forge.webhook_address"
             ) from error
         yield int(runner.addresses[0][1])
     finally:

@@ -126,7 +126,7 @@ async def write_bundle(
         "--stdin",
         cwd=clone.path,
         stdin="".join(f"{line}\n" for line in revisions).encode(),
-        seconds=settings.setup_seconds,
+        seconds=settings.check_seconds,
         caps=OutputCaps(file_bytes=settings.max_repository_bytes),
     )
     if "empty bundle" in result.err:
@@ -181,7 +181,7 @@ async def fetch_bundle(
             *(["+refs/tags/*:refs/tags/*"] if tags else []),
             cwd=clone.path,
             env={"GIT_ALLOW_PROTOCOL": "file"},
-            seconds=settings.setup_seconds,
+            seconds=settings.check_seconds,
             caps=OutputCaps(file_bytes=settings.max_repository_bytes),
         )
         if fetched.status:

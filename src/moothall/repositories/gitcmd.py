@@ -137,7 +137,7 @@ class OutputCaps:
 
 
 GIT_SECONDS = 120.0
-"""The maximum duration of one git command; a fetch or checkout has workspace.setup_seconds."""
+"""The maximum duration of one git command; a fetch or checkout has workspace.check_seconds."""
 
 
 class GitRunner:

@@ -18,7 +18,11 @@ from moothall.repositories import sources
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.git_objects import Change, TreeEntry
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.patch_rules import MAX_PATCH_FILES, invalid_target_reason
+from moothall.repositories.patch_rules import (
+    MAX_CHANGE_BYTES,
+    MAX_PATCH_FILES,
+    invalid_target_reason,
+)
 from moothall.repositories.registry import Pin, anonymous_transport, hide_reason
 from moothall.repositories.scratch import scratch
 
@@ -75,10 +79,10 @@ async def clone_public(git: GitRunner, settings: Settings, url: str, ref: str, p
             entry for entry in await clone.entries(sha) if not (entry.oddity or _leaves_tree(entry))
         ]
         size = sum(entry.size for entry in entries)
-        if len(entries) > MAX_PATCH_FILES or size > 4 * settings.max_file_bytes:
+        if len(entries) > MAX_PATCH_FILES or size > MAX_CHANGE_BYTES:
             raise Refused(
                 f"the repository has {len(entries)} files with {size} bytes; a workspace takes at "
-                f"most {MAX_PATCH_FILES} files with {4 * settings.max_file_bytes} bytes"
+                f"most {MAX_PATCH_FILES} files with {MAX_CHANGE_BYTES} bytes"
             )
         paths = {entry.path for entry in entries}
         # Entries with odd names and links out of the tree cannot be part of a patch.

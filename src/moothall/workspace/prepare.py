@@ -158,7 +158,7 @@ class Preparer:
                 temporary / HISTORY_NAME,
                 self._layout.tree(key),
                 commits=self._history_commits,
-                seconds=settings.setup_seconds,
+                seconds=settings.check_seconds,
                 max_bytes=settings.max_repository_bytes,
             )
             await asyncio.to_thread(change_owner, temporary, sandbox_uid())

@@ -410,10 +410,7 @@ class OverlayWorkspace:
 
     async def collect(self) -> WorkspaceChanges:
         """Return the changes, and what .gitignore files exclude. Raises `PatchRefused`."""
-        workspace = self._settings.workspace
-        caps = ChangeCaps(
-            file_bytes=workspace.max_file_bytes, total_bytes=4 * workspace.max_file_bytes
-        )
+        caps = ChangeCaps()
         # Odd names included: deleting such a file is a change too.
         files = [entry.path for entry in await self.clone.entries(self.base.sha)]
         written = await self._executor.changes(

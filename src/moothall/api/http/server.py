@@ -141,7 +141,7 @@ async def serve_app(
     """
     checked = middleware.authenticate(app, bearers, lambda _scope: False)
     checked = middleware.check_origin(checked, settings.host, settings.hosts)
-    checked = middleware.answer_errors(checked, settings.calls, limits.readers)
+    checked = middleware.answer_errors(checked, limits.calls, limits.readers)
     address = ListenAddress(service, "web", settings.host, settings.port, DEFAULT_PORT)
     async with serve_asgi(checked, address, limits, context) as port:
         yield port
@@ -211,7 +211,7 @@ def application(
         routes=routes,
         middleware=[
             Middleware(middleware.observe, routes),
-            Middleware(middleware.answer_errors, settings.calls, limits.readers),
+            Middleware(middleware.answer_errors, limits.calls, limits.readers),
             Middleware(middleware.check_origin, settings.host, settings.hosts),
             Middleware(middleware.authenticate, bearers, is_open),
             Middleware(middleware.cancel_on_disconnect),
