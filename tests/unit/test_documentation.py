@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from moothall.agents.loading import load
+from moothall.agents.runner import load
 from moothall.api.identity import read_tokens
 from moothall.authorization.grants import read_grants
 from moothall.config import GrpcSettings

@@ -34,23 +34,21 @@ from moothall.config.limits import (
     ToolSettings,
 )
 from moothall.config.models import LlmSettings, Models
-from moothall.config.servers import (
-    AgentSettings,
-    ForgeSettings,
-    GrpcSettings,
-    OidcSettings,
-    TrackerSettings,
-    WebhookSettings,
-    WebSettings,
-)
 from moothall.config.services import (
+    AgentSettings,
     BusSettings,
+    ForgeSettings,
     GraphSettings,
+    GrpcSettings,
     LogSettings,
     MetricsSettings,
+    OidcSettings,
     RaySettings,
     ServeSettings,
     TraceSettings,
+    TrackerSettings,
+    WebhookSettings,
+    WebSettings,
 )
 from moothall.config.workspace import WorkspaceSections
 from moothall.errors import ConfigurationError, wrong_fields

@@ -27,9 +27,9 @@ from moothall.errors import (
     RepositoryError,
     Temporary,
 )
+from moothall.processes import scratch
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import FetchTooLarge, GitRunner, OutputCaps, exceeds_file_limit
-from moothall.repositories.scratch import scratch
 
 # Git bundles that carry commits from one clone to another. A bundle omits what the other side has,
 # and only the requested commits are fetched from it.

@@ -21,6 +21,7 @@ from pathlib import Path
 from moothall.config import WorkspaceSettings as Settings
 from moothall.domain.repository import Patch
 from moothall.errors import MergeConflict, NotFound, PatchRefused, RepositoryError, WorkspaceFailed
+from moothall.processes import scratch
 from moothall.repositories import patch_rules
 from moothall.repositories.changes import NewPaths
 from moothall.repositories.diffs import diff_between
@@ -50,7 +51,6 @@ from moothall.repositories.gitcmd import (
     OutputCaps,
     exceeds_file_limit,
 )
-from moothall.repositories.scratch import scratch
 
 _SHA = re.compile(r"[0-9a-f]{40}")
 _MESSAGE_CHARS = 10_000

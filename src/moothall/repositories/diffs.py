@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 
-from moothall.repositories.scratch import scratch
+from moothall.processes import scratch
 
 Run = Callable[..., Awaitable[bytes]]
 """Runs git in the repository with these arguments and returns its output. Raises

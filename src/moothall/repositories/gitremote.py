@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from moothall.config import WorkspaceSettings as Settings
 from moothall.errors import Refused
+from moothall.processes import scratch
 from moothall.repositories import sources
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.git_objects import Change, TreeEntry
@@ -24,7 +25,6 @@ from moothall.repositories.patch_rules import (
     invalid_target_reason,
 )
 from moothall.repositories.registry import Pin, anonymous_transport, hide_reason
-from moothall.repositories.scratch import scratch
 
 _SHA = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")

@@ -20,8 +20,7 @@ from moothall.domain.repository import Prepared
 from moothall.domain.tool import Bounds
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.ports import NOTHING
-from moothall.processes import start_process, try_lock
-from moothall.repositories import scratch
+from moothall.processes import start_process, sweep_scratch, try_lock
 from moothall.sandbox import cgroups, orphans
 from moothall.sandbox.cgroups import cores
 from moothall.workspace import executor_connection
@@ -78,7 +77,7 @@ class ExecutorPool:
         self._lock_fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try_lock(self._lock_fd)
         await sweep(self.layout)
-        await asyncio.to_thread(scratch.sweep)
+        await asyncio.to_thread(sweep_scratch)
         await asyncio.to_thread(executor_connection.prune, self._settings.data_dir)
         await asyncio.to_thread(bundle, self.folder / "code")
         # The reaper cleans up after a killed host: a starting sandbox, cgroups and our folder. It

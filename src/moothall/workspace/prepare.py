@@ -22,7 +22,7 @@ from moothall.domain.repository import Base, Prepared
 from moothall.errors import InvalidRequest, RepositoryError
 from moothall.ranking import diagnose
 from moothall.ranking.assess import differing_cases, unmatched_cases
-from moothall.ranking.obstacles import as_errored, hit_limit_under_load, stopped_cases
+from moothall.ranking.failures import as_errored, hit_limit_under_load, stopped_cases
 from moothall.repositories.checkout import Progress, change_owner, check_out
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner

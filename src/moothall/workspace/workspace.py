@@ -40,7 +40,7 @@ from moothall.errors import (
     WorkspaceFailed,
 )
 from moothall.ports import NOTHING, HandleLines
-from moothall.ranking.obstacles import hit_limit_under_load
+from moothall.ranking.failures import hit_limit_under_load
 from moothall.repositories import patch_rules
 from moothall.repositories.changes import ChangeCaps, WorkspaceChanges
 from moothall.repositories.clone import TrustedClone

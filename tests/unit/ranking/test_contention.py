@@ -5,7 +5,7 @@ import pytest
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Profile
 from moothall.ranking import assess
-from moothall.ranking.obstacles import as_errored, hit_limit_under_load, stopped_cases
+from moothall.ranking.failures import as_errored, hit_limit_under_load, stopped_cases
 from moothall.sandbox_runtime.plugins import FOLDER
 from moothall.sandbox_runtime.processes import BUSY
 
