@@ -24,7 +24,6 @@ from moothall.errors import MergeConflict, NotFound, PatchRefused, RepositoryErr
 from moothall.processes import scratch
 from moothall.repositories import patch_rules
 from moothall.repositories.changes import NewPaths
-from moothall.repositories.diffs import diff_between
 from moothall.repositories.git_objects import (
     LIST_BYTES,
     Change,
@@ -49,6 +48,7 @@ from moothall.repositories.gitcmd import (
     GitResult,
     GitRunner,
     OutputCaps,
+    diff_between,
     exceeds_file_limit,
 )
 
