@@ -9,7 +9,7 @@ import pytest
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolStatus
-from moothall.workspace.result_parsing import parse_check_run
+from moothall.workspace.executor_connection import parse_check_run
 from support.local import local, python
 
 HOGS = {

@@ -36,7 +36,7 @@ from moothall.repositories.registry import (
     registered_transport,
 )
 from moothall.repositories.sources import Cloned, clone_public, fetch_commit
-from moothall.sandbox_runtime.texts import find_encoding
+from moothall.sandbox_runtime.file_access import find_encoding
 
 Prepare = Callable[[Base, Callable[[str], None] | None], Awaitable[Prepared]]
 """Prepares a base: checks it out, sets it up and runs its checks once."""

@@ -38,8 +38,8 @@ from moothall.sandbox_runtime.code_runner import MONTY
 from moothall.sandbox_runtime.tool_proxy import plain
 from moothall.telemetry import get_logger
 from moothall.workspace.executor_client import Answer, ExecutorClient, ExecutorSetup
+from moothall.workspace.executor_connection import PARSE_ERRORS, parse_integer, parse_usage
 from moothall.workspace.pool import ExecutorPool
-from moothall.workspace.result_parsing import PARSE_ERRORS, parse_integer, parse_usage
 
 # Sessions with code in an executor: a block of Python that asks questions, or a program that talks
 # to its caller. All input from the executor is hostile.

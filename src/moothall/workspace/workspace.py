@@ -55,18 +55,18 @@ from moothall.tools import code_sessions
 from moothall.tools.code_tools import SHELL, USUAL_SECONDS
 from moothall.workspace import limits
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
-from moothall.workspace.executor_connection import grammars
-from moothall.workspace.gittools import GitState, git_tool
-from moothall.workspace.initial_changes import InitialChanges
-from moothall.workspace.limits import describe_shell_limit
-from moothall.workspace.pool import CreateExecutor, ExecutorPool
-from moothall.workspace.result_parsing import (
+from moothall.workspace.executor_connection import (
+    grammars,
     parse_check_run,
     parse_code_output,
     parse_result,
     parse_shell_answer,
     parse_tests_output,
 )
+from moothall.workspace.gittools import GitState, git_tool
+from moothall.workspace.initial_changes import InitialChanges
+from moothall.workspace.limits import describe_shell_limit
+from moothall.workspace.pool import CreateExecutor, ExecutorPool
 from moothall.workspace.runner import (
     BLOCK_OUTPUT_BYTES,
     RequestAnswerer,

@@ -40,7 +40,7 @@ from moothall.workspace.executor_client import (
 from moothall.workspace.executor_connection import ExecutorConnection
 from moothall.workspace.kubernetes import manifest
 from moothall.workspace.kubernetes.cluster import Cluster
-from moothall.workspace.kubernetes.multiplexer import (
+from moothall.workspace.kubernetes.link import (
     CODE_EXECUTOR,
     CONTROL,
     EXECUTOR,

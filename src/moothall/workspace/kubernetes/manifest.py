@@ -12,8 +12,7 @@ from moothall.config import RunnerSettings, WorkspaceSections
 from moothall.sandbox.bubblewrap import ENVIRONMENT, UID, WORKSPACE
 from moothall.sandbox_runtime.confinement import BOOT
 from moothall.workspace.executor_client import ExecutorSetup
-from moothall.workspace.kubernetes.link import LINK
-from moothall.workspace.kubernetes.multiplexer import CODE_EXECUTOR, EXECUTOR
+from moothall.workspace.kubernetes.link import CODE_EXECUTOR, EXECUTOR, LINK
 
 LABEL = "app.kubernetes.io/name"
 NAME = "moothall-workspace"

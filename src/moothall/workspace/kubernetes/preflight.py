@@ -30,7 +30,7 @@ from moothall.workspace.kubernetes.cluster import (
     connect,
     error_text,
 )
-from moothall.workspace.kubernetes.multiplexer import Transport
+from moothall.workspace.kubernetes.link import Transport
 
 # Removal of Jobs whose host is gone. A link ends by itself without messages, but a Job whose link
 # never started must be deleted.

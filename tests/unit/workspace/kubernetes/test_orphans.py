@@ -16,8 +16,8 @@ from moothall.errors import SandboxUnavailable
 from moothall.events.nats.accounts import create_account_files
 from moothall.events.nats.server import embedded_server
 from moothall.workspace.kubernetes.cluster import Cluster
+from moothall.workspace.kubernetes.link import Transport
 from moothall.workspace.kubernetes.manifest import APP_LABEL, HOST, LABEL, NAME
-from moothall.workspace.kubernetes.multiplexer import Transport
 from moothall.workspace.kubernetes.preflight import PRESENCE, Reconciler
 from support.council import until
 from support.kube.api import KubeApi, kube_api
