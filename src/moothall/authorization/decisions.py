@@ -22,7 +22,7 @@ from moothall.domain.ids import TaskId, TaskKey, own_id
 from moothall.domain.tool import ToolCall
 from moothall.ports import Log
 from moothall.telemetry import get_logger, metrics
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 
 # The latest decisions of the gateway from the AUDIT stream, for display. `moothall audit verify`
 # checks the chain itself.

@@ -54,7 +54,7 @@ from moothall.domain.event import EventType, call_event_id
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import AuditUnavailable
 from moothall.ports import Publish
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from moothall.tools.arguments import arguments_digest
 from moothall.tools.catalogue import ToolSpec, list_tools
 

@@ -48,7 +48,7 @@ from moothall.domain.task import (
 from moothall.errors import InvalidRequest, NotFound
 from moothall.orchestrator import council_registry
 from moothall.ports import Bucket, Log
-from moothall.telemetry.spans import write_of
+from moothall.telemetry.tracing import write_of
 
 if TYPE_CHECKING:
     from moothall.tools.spec import ToolSpec

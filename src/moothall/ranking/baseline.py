@@ -16,6 +16,7 @@ from moothall.domain.evidence import RED, CheckRun, Verdict
 from moothall.domain.repository import Prepared, Profile
 from moothall.domain.task import VALIDATION
 from moothall.ranking.assess import effective_cases
+from moothall.ranking.criteria import format_cases, sanitize_line
 from moothall.ranking.failures import (
     failure_outputs,
     find_environment_error,
@@ -23,7 +24,6 @@ from moothall.ranking.failures import (
     is_django_unconfigured,
     suggest_smaller_suite,
 )
-from moothall.ranking.gates import format_cases, sanitize_line
 
 _SLOW_CASE_MS = 1000
 _MAX_SLOW_CASES = 5

@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from moothall.domain.evidence import RED, CheckRun, Verdict
 from moothall.ranking.assess import HIT_LIMIT
-from moothall.ranking.gates import sanitize_line
+from moothall.ranking.criteria import sanitize_line
 from moothall.sandbox_runtime.processes import BUSY
 
 # The assertion of a failed case and its location, as one line.

@@ -33,7 +33,7 @@ from moothall.domain.tool import (
 from moothall.errors import ConfigurationError, MoothallError, SandboxUnavailable, WorkspaceFailed
 from moothall.ports import HandleLines, Workspace
 from moothall.sandbox.bubblewrap import ENVIRONMENT
-from moothall.sandbox_runtime import harness_process, stdio_process
+from moothall.sandbox_runtime import harness_process, socket_process
 from moothall.sandbox_runtime.code_runner import MONTY
 from moothall.sandbox_runtime.tool_proxy import plain
 from moothall.telemetry import get_logger
@@ -216,7 +216,7 @@ async def converse(
     )
     block: dict[str, Any] = {"argv": list(argv), "most": max_bytes}
     if variables is None:
-        command, env["PATH"] = stdio_process.COMMAND, path
+        command, env["PATH"] = socket_process.PROGRAM_COMMAND, path
     else:  # an agent runs the project's own commands, so only itself is looked for elsewhere
         command = harness_process.COMMAND
         block |= {"variables": dict(variables), "path": path}

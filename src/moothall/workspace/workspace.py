@@ -48,9 +48,9 @@ from moothall.repositories.git_objects import Change
 from moothall.repositories.service import Remote
 from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.sandbox_runtime import cases, checks
-from moothall.sandbox_runtime.cpython_runner import COMMAND
 from moothall.sandbox_runtime.processes import GENEROUS
 from moothall.sandbox_runtime.protocol import pack_path
+from moothall.sandbox_runtime.socket_process import BLOCK_COMMAND
 from moothall.tools import code_sessions
 from moothall.tools.code_tools import SHELL, USUAL_SECONDS
 from moothall.workspace import limits
@@ -535,7 +535,7 @@ class OverlayWorkspace:
                     "run",
                     wall_seconds=seconds,
                     answer_question=answerer,
-                    argv=(python, "-B", "-c", COMMAND),
+                    argv=(python, "-B", "-c", BLOCK_COMMAND),
                     env=executor.variables(),
                     block=block_fields,
                 )

@@ -86,4 +86,4 @@ def test_the_evidence_of_a_contended_check_is_errored_with_the_reason() -> None:
 
 def test_the_reporter_and_the_executor_use_the_same_message_for_contention() -> None:
     """The reporter cannot import the executor: it runs in the project's own interpreter."""
-    assert f'"{BUSY}"' in (FOLDER / "moothall_clock.py").read_text(encoding="utf-8")
+    assert f'"{BUSY}"' in (FOLDER / "moothall_reporter.py").read_text(encoding="utf-8")
