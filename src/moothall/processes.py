@@ -15,15 +15,15 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-# Files that processes share: locks, which the kernel lets go when their holder ends, however it
-# ends; and texts for their owner alone.
+# Files that processes share: locks, which the kernel releases when their holder ends in any way;
+# and texts that only their owner can read.
 
 
 _PAUSE = 0.05
 
 
 def try_lock(descriptor: int) -> bool:
-    """Take the lock of an open file, unless another holds it."""
+    """Take the lock of an open file. Return False if another process holds it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # the latter on NFS
@@ -33,7 +33,7 @@ def try_lock(descriptor: int) -> bool:
 
 @contextmanager
 def lock_file(path: Path) -> Iterator[bool]:
-    """Hold the lock of a file, which is made where it is not there. Yields False where another
+    """Hold the lock of a file, which is created if it is missing. Yield False if another process
     holds it.
     """
     descriptor = _open(path)
@@ -45,7 +45,7 @@ def lock_file(path: Path) -> Iterator[bool]:
 
 @asynccontextmanager
 async def lock(path: Path) -> AsyncIterator[None]:
-    """Wait for the lock of a file, which is made where it is not there, and hold it."""
+    """Wait for the lock of a file, which is created if it is missing, and hold it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = _open(path)
     try:
@@ -61,8 +61,8 @@ def _open(path: Path) -> int:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a text that only its owner can read, in one step: whoever reads finds the one before it
-    or all of this one.
+    """Write a text that only its owner can read, in one step: a reader gets the old text or the
+    whole new one.
     """
     fresh = path.with_suffix(".new")
     with os.fdopen(
