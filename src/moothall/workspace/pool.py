@@ -64,7 +64,7 @@ _DISK_ENTRIES = 200_000
 HISTORY = "/opt/history"
 
 
-def _prefix(setup: ExecutorSetup) -> tuple[Path, ...]:
+def _interpreter_folder(setup: ExecutorSetup) -> tuple[Path, ...]:
     return (setup.python,) if setup.python and not setup.python.is_relative_to("/usr") else ()
 
 
@@ -163,7 +163,7 @@ class LocalExecutor(ExecutorClient):
                 *(
                     (path, str(path))
                     for path in dict.fromkeys(
-                        (*limits.toolchains, *setup.toolchains, *_prefix(setup))
+                        (*limits.toolchains, *setup.toolchains, *_interpreter_folder(setup))
                     )
                 ),
                 *(self._common_binds if setup.tree else ()),
