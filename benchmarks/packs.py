@@ -183,8 +183,7 @@ async def _graphs(folder: Path, named: str) -> AsyncIterator[dict[str, CypherGra
             return
         at = urlsplit(named)
         settings = GraphSettings(
-            url=f"{at.scheme}://{at.hostname}:{at.port}",
-            user=unquote(at.username or ""),
+            url=f"{at.scheme}://{at.username or ''}@{at.hostname}:{at.port}",
             password=SecretStr(unquote(at.password or "")),
         )
         async with neo4j_store(settings) as server:

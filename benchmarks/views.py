@@ -40,7 +40,7 @@ from moothall.domain.task import Deliberation
 from moothall.settings import load_settings
 from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft
-from moothall.telemetry.spans import write_of
+from moothall.telemetry.tracing import write_of
 
 _ROOT = Path(__file__).parents[1]
 _LARGE, _SEAT = "task-large", "agent-dev-001"

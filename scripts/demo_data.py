@@ -41,7 +41,7 @@ from moothall.ports import Bus
 from moothall.settings import load_settings
 from moothall.stories.board import Board
 from moothall.stories.planner import derivation_id
-from moothall.telemetry.spans import write, write_of
+from moothall.telemetry.tracing import write, write_of
 
 _DAYS = 14
 _AREAS = ("cart", "orders", "invoices", "stock", "customers", "labels")

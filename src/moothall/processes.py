@@ -1,26 +1,29 @@
-"""Child processes that inherit only the descriptors that they are given, and files that
-processes share.
+"""Child processes that inherit only the descriptors that they are given, and what outlives them on
+disk: files that processes share, and temporary folders.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import functools
 import os
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-# Files that processes share: locks, which the kernel lets go when their holder ends, however it
-# ends; and texts for their owner alone.
+# Files that processes share: locks, which the kernel releases when their holder ends in any way;
+# and texts that only their owner can read.
 
 
 _PAUSE = 0.05
 
 
 def try_lock(descriptor: int) -> bool:
-    """Take the lock of an open file, unless another holds it."""
+    """Take the lock of an open file. Return False if another process holds it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # the latter on NFS
@@ -30,7 +33,7 @@ def try_lock(descriptor: int) -> bool:
 
 @contextmanager
 def lock_file(path: Path) -> Iterator[bool]:
-    """Hold the lock of a file, which is made where it is not there. Yields False where another
+    """Hold the lock of a file, which is created if it is missing. Yield False if another process
     holds it.
     """
     descriptor = _open(path)
@@ -42,7 +45,7 @@ def lock_file(path: Path) -> Iterator[bool]:
 
 @asynccontextmanager
 async def lock(path: Path) -> AsyncIterator[None]:
-    """Wait for the lock of a file, which is made where it is not there, and hold it."""
+    """Wait for the lock of a file, which is created if it is missing, and hold it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = _open(path)
     try:
@@ -58,8 +61,8 @@ def _open(path: Path) -> int:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a text that only its owner can read, in one step: whoever reads finds the one before it
-    or all of this one.
+    """Write a text that only its owner can read, in one step: a reader gets the old text or the
+    whole new one.
     """
     fresh = path.with_suffix(".new")
     with os.fdopen(
@@ -98,3 +101,65 @@ async def start_process(
     """
     mark_close_on_exec()
     return await asyncio.create_subprocess_exec(*argv, pass_fds=pass_fds, **options)  # noqa: TID251 - here only
+
+
+# Temporary folders that are cleaned up even after a killed process: each is locked by its owner,
+# and folders without an owner are removed.
+
+
+_SCRATCH_PREFIX = "moothall-scratch-"
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Yield a folder that exists as long as the context. The first call in a process removes the
+    folders that killed processes left.
+    """
+    _sweep_scratch_once()
+    folder, lock = _create_scratch()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def sweep_scratch() -> int:
+    """Remove the folders whose owner is gone, and return their number."""
+    count = 0
+    for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH_PREFIX}*"):
+        lock = _lock_folder(folder)
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+            count += 1
+    return count
+
+
+@functools.cache
+def _sweep_scratch_once() -> None:
+    sweep_scratch()
+
+
+def _create_scratch() -> tuple[Path, int]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX))
+        lock = _lock_folder(folder)
+        if lock is not None:
+            if folder.exists():
+                return folder, lock
+            os.close(lock)  # another process removed the folder before it was locked
+
+
+def _lock_folder(folder: Path) -> int | None:
+    """Return a descriptor that locks the folder. Return None if another process holds the lock, or
+    if the folder is gone or belongs to another user.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if try_lock(descriptor):
+        return descriptor
+    os.close(descriptor)
+    return None

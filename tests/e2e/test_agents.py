@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from command import QUICK, SOLVED, Command, git, most_at_once, scripted, turn
-from moothall.agents.loading import load
+from moothall.agents.runner import load
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import scripted_model
 from support.repos import make_repo

@@ -19,7 +19,7 @@ import pytest
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import CodeBlock, ToolResult, ToolStatus
-from moothall.ranking.obstacles import hit_limit_under_load
+from moothall.ranking.failures import hit_limit_under_load
 from moothall.sandbox.bubblewrap import interpreter
 from support.local import PYTEST, Local, local, python
 

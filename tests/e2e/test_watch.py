@@ -64,7 +64,6 @@ async def watch(place: Place, tmp_path: Path) -> AsyncIterator[Command]:
                 "MOOTHALL_FORGE__TOKEN_FILE": str(token),
                 "MOOTHALL_FORGE__REPOSITORIES": json.dumps([REPOSITORY]),
                 "MOOTHALL_FORGE__MENTION": "@moothall-bot",
-                "MOOTHALL_FORGE__POLL_SECONDS": "0.5",
                 "MOOTHALL_WORKSPACE__ALLOWED_SCHEMES": '["http"]',
             },
         )

@@ -176,7 +176,7 @@ async def test_a_base_that_no_check_could_judge_is_checked_again(
 async def test_the_environments_python_finds_the_reporters_despite_pythonpath(
     app: Local,
 ) -> None:
-    script = "env PYTHONPATH=/nowhere /env/bin/python -c 'import moothall_lines'"
+    script = "env PYTHONPATH=/nowhere /env/bin/python -c 'import moothall_reporter'"
     base = app.base(setup=(("/env/bin/python", "-V"),), checks={"tests": ("sh", "-c", script)})
     prepared = await app.preparer.prepare(base)
     assert prepared.runs["tests"].verdict is Verdict.PASSED, prepared.runs["tests"].output
@@ -211,7 +211,7 @@ async def test_a_check_runs_in_its_folder(app: Local) -> None:
 
 async def test_a_hanging_setup_is_stopped(app: Local) -> None:
     settings = app.settings.model_copy(
-        update={"workspace": app.settings.workspace.model_copy(update={"setup_seconds": 0.5})}
+        update={"workspace": app.settings.workspace.model_copy(update={"check_seconds": 0.5})}
     )
     base = app.base(setup=(("sleep", "600"),))
     with pytest.raises(RepositoryError, match="stopped: timeout"):

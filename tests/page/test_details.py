@@ -18,7 +18,7 @@ from moothall.domain.event import EventType
 from moothall.domain.ids import TaskKey
 from moothall.domain.task import Deliberation
 from moothall.settings import load_settings
-from moothall.telemetry.spans import write_of
+from moothall.telemetry.tracing import write_of
 from world import HOSTILE, reader
 
 pytest_plugins = ["page_fixtures"]

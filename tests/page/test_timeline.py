@@ -20,7 +20,7 @@ from moothall.domain.event import EventType
 from moothall.domain.ids import TaskKey
 from moothall.domain.task import Deliberation
 from moothall.settings import load_settings
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from world import HOSTILE, VIEWPORTS, reader
 
 pytest_plugins = ["page_fixtures"]

@@ -25,7 +25,7 @@ from moothall.domain.ids import TaskKey
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import Deliberation
 from moothall.settings import load_settings
-from moothall.telemetry.spans import write_of
+from moothall.telemetry.tracing import write_of
 from moothall.testing.model import phase_of, scripted_model
 from world import BIDI, HOSTILE, by_words, make_command, reader
 

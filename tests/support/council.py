@@ -43,7 +43,7 @@ from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.domain.tool import BLOCK_LIMITS, BlockLimits
 from moothall.llm.client import open_model
 from moothall.ports import RunCode
-from moothall.telemetry.spans import write_of
+from moothall.telemetry.tracing import write_of
 from moothall.testing.bus import MemoryBus
 from moothall.testing.model import Answer, ScriptedModel, phase_of, scripted_model, seat_of
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.sandbox_runtime import files
-from moothall.sandbox_runtime.paths import ToolFailure
-from moothall.sandbox_runtime.texts import TextLimits
+from moothall.sandbox_runtime.file_access import TextLimits, ToolFailure
 from support.tool_gateway import FakeWorkspace
 
 _LIMITS = TextLimits(5_000_000, 60_000)

@@ -22,8 +22,8 @@ from moothall.ports import NOTHING
 from moothall.repositories.clone import TrustedClone
 from moothall.sandbox.bubblewrap import interpreter
 from moothall.settings import load_settings
-from moothall.workspace.nodes.executor import executors_on
-from moothall.workspace.nodes.placement import USUAL, Pace
+from moothall.workspace.node_executor import executors_on
+from moothall.workspace.node_sandboxes import USUAL, Pace
 from moothall.workspace.pool import CreateExecutor
 from moothall.workspace.prepare import Preparer
 from moothall.workspace.workspace import OverlayWorkspace, OverlayWorkspaces

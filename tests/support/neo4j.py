@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from neo4j import GraphDatabase
 from neo4j.exceptions import DriverError, Neo4jError
@@ -69,6 +69,12 @@ class Address:
     url: str
     user: str
     password: str
+
+    @property
+    def url_with_user(self) -> str:
+        """The address as in `graph.url`."""
+        scheme, _, host = self.url.partition("://")
+        return f"{scheme}://{quote(self.user, safe='')}@{host}"
 
 
 def jars() -> Path:

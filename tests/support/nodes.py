@@ -17,9 +17,8 @@ from typing import Any
 from moothall.config import Settings
 from moothall.errors import WorkspaceFailed
 from moothall.workspace import archive
-from moothall.workspace.nodes.executor import Nodes
-from moothall.workspace.nodes.placement import USUAL, Pace
-from moothall.workspace.nodes.sandboxes import NodeSandboxes
+from moothall.workspace.node_executor import Nodes
+from moothall.workspace.node_sandboxes import USUAL, NodeSandboxes, Pace
 
 _PART = 10_000
 

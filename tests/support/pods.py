@@ -20,8 +20,7 @@ from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
 from moothall.workspace.executor_connection import INSIDE, bundle
 from moothall.workspace.kubernetes.cluster import Cluster
 from moothall.workspace.kubernetes.job_executor import CodeExecutor, JobExecutor, Pods
-from moothall.workspace.kubernetes.link import LINK, Folders, PodLink
-from moothall.workspace.kubernetes.multiplexer import Transport
+from moothall.workspace.kubernetes.link import LINK, Folders, PodLink, Transport
 from moothall.workspace.pool import CreateExecutor
 
 

@@ -25,8 +25,8 @@ from moothall.domain.repository import Base, Patch, Prepared, Profile
 from moothall.domain.tool import Ask, BlockRun, CodeBlock, ToolCall, ToolResult, ToolStatus
 from moothall.errors import NotFound, PatchRefused, WorkspaceFailed
 from moothall.ports import NOTHING, HandleLines
-from moothall.sandbox_runtime import cases, checks, files, texts
-from moothall.sandbox_runtime.paths import ToolFailure
+from moothall.sandbox_runtime import cases, checks, file_access, files
+from moothall.sandbox_runtime.file_access import ToolFailure
 from moothall.sandbox_runtime.plugins import FOLDER as REPORTERS
 from support.repos import Repo
 
@@ -52,7 +52,7 @@ _ENV = {
 }
 _KNOWN: dict[tuple[str, tuple[str, ...]], CheckRun] = {}
 """Cached runs of a command on a tree."""
-_LIMITS = texts.TextLimits(file_bytes=1_000_000, output_bytes=100_000)
+_LIMITS = file_access.TextLimits(file_bytes=1_000_000, output_bytes=100_000)
 
 
 @dataclass(slots=True)

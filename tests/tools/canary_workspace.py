@@ -61,7 +61,6 @@ LIMITS = {
     "cpu_seconds": 2,
     "wall_seconds": 5,
     "disk_bytes": 40_000_000,
-    "output_bytes": 50_000,
 }
 _ALL = Grant(("*",))
 _HOST_PLACES = (

@@ -86,19 +86,19 @@ class McpWorkspace:
 
 @asynccontextmanager
 async def open_mcp_workspace(
-    settings: Settings, folder: Path, breaker_failures: int = 1000
+    settings: Settings, folder: Path, breaker_failures: int = 1000, family: McpFamily = FAMILY
 ) -> AsyncIterator[McpWorkspace]:
     """Accept the tools that the servers offer, and open a workspace."""
     mcp_settings = FAMILY.own_settings(settings)
     for name in mcp_settings.servers:
         offers = read_offers(name, mcp_settings, await FAMILY.tools(settings).offers(name))
         assert not offers.refused
-        write_accepted_tools(settings, mcp_settings, name, offers.tools)
+        write_accepted_tools(settings, name, offers.tools)
     catalogue = {spec.name: replace(spec, own_rate=Rate(0, 0)) for spec in FAMILY.specs(settings)}
     async with (
         local(folder, toolchains=settings.sandbox.toolchains) as app,
         AuditLog(folder / "data", "host-1") as audit,
-        FAMILY.open(settings) as opened,
+        family.open(settings) as opened,
     ):
         facts = Facts()
         rules = Rules(catalogue=catalogue, toolkits={"mcp": opened.toolkit})

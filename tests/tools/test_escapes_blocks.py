@@ -13,7 +13,6 @@ import pytest_asyncio
 from canary_workspace import SECRET, CanaryWorkspace, guarded_workspace  # noqa: F401 - a fixture
 from corpus.attempt import MARK, OUTSIDE, PORT, Attempt, filled
 from corpus.language import ATTEMPTS
-from moothall.config import RunnerSettings
 from moothall.domain.tool import BlockLimits, CodeBlock, ToolResult, ToolStatus
 from moothall.workspace.runner import LocalRunner
 from support.tool_gateway import in_seconds
@@ -26,11 +25,9 @@ TIERS = Counter[str]()
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def runner(guarded_workspace: CanaryWorkspace) -> AsyncIterator[LocalRunner]:
-    settings = guarded_workspace.app.settings.model_copy(
-        update={"runner": RunnerSettings(workers=1)}
-    )
+    app = guarded_workspace.app
     limits = BlockLimits(seconds=2.0, memory_bytes=100_000_000)
-    yield LocalRunner(settings, guarded_workspace.app.workspaces.pool, limits)
+    yield LocalRunner(app.settings, app.workspaces.pool, limits, workers=1)
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)

@@ -16,8 +16,7 @@ from canary_workspace import SECRET, CanaryWorkspace, guarded_workspace  # noqa:
 from corpus.attempt import Attempt
 from corpus.paths import ATTEMPTS
 from moothall.sandbox_runtime import files
-from moothall.sandbox_runtime.paths import ToolFailure
-from moothall.sandbox_runtime.texts import TextLimits
+from moothall.sandbox_runtime.file_access import TextLimits, ToolFailure
 from support.tools import CATALOGUE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]

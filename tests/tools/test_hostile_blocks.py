@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 import pytest
 
-from moothall.config import RunnerSettings
 from moothall.domain.tool import BlockLimits, BlockRun, CodeBlock, ToolResult, ToolStatus
 from moothall.errors import WorkspaceFailed
 from moothall.workspace.runner import LocalRunner
@@ -61,8 +60,7 @@ async def block_workspace(tmp_path: Path) -> AsyncIterator[BlockWorkspace]:
     async with local(tmp_path) as app:
         prepared = await app.prepared()
         async with app.workspaces.open(prepared, "one") as workspace:
-            settings = app.settings.model_copy(update={"runner": RunnerSettings(workers=1)})
-            runner = LocalRunner(settings, app.workspaces.pool, LIMITS)
+            runner = LocalRunner(app.settings, app.workspaces.pool, LIMITS, workers=1)
             yield BlockWorkspace(app, workspace, runner, [])
 
 

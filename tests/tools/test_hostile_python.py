@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from moothall.config import RunnerSettings
 from moothall.domain.tool import (
     BLOCK_LIMITS,
     BlockLimits,
@@ -83,8 +82,7 @@ async def open_cpython_workspace(
     folder: Path, workers: int = 2, block_limits: BlockLimits = BLOCK_LIMITS, **limits: Any
 ) -> AsyncIterator[CPythonWorkspace]:
     async with local(folder, **limits) as app:
-        settings = app.settings.model_copy(update={"runner": RunnerSettings(workers=workers)})
-        runner = LocalRunner(settings, app.workspaces.pool, block_limits)
+        runner = LocalRunner(app.settings, app.workspaces.pool, block_limits, workers)
         async with app.workspaces.open(await app.prepared(), "one") as workspace:
             yield CPythonWorkspace(runner, workspace)
 

@@ -24,7 +24,6 @@ LIMITS = {
     "cpu_seconds": 2,
     "wall_seconds": 10,
     "processes": 64,
-    "output_bytes": 10_000,
     "disk_bytes": 20_000_000,
 }
 HOGS = {

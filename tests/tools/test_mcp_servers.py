@@ -13,6 +13,7 @@ import pytest
 from mcp_workspace import VENV, honest, hostile, open_mcp_workspace, put_servers, settings_with
 from moothall.domain.identity import LOCAL
 from moothall.domain.tool import ToolCall, ToolStatus
+from moothall.toolkits.mcp import McpFamily
 from support.tool_gateway import in_seconds
 
 pytestmark = pytest.mark.e2e
@@ -51,9 +52,7 @@ async def test_a_server_keeps_its_memory_until_its_workspace_ends(
         "idle": honest(own, keep_seconds=0.5),
     }
     servers["among"] = honest(own, files="write")
-    settings = settings_with(
-        tmp_path, tools, servers, sandbox={"toolchains": (VENV, own)}, mcp={"kept": 2}
-    )
+    settings = settings_with(tmp_path, tools, servers, sandbox={"toolchains": (VENV, own)})
     async with open_mcp_workspace(settings, tmp_path) as mcp:
         assert running(own) == [], "listing the tools leaves a process behind"
 
@@ -109,12 +108,12 @@ async def test_beyond_the_limit_the_least_recently_used_server_ends(
 ) -> None:
     servers = {name: honest(tools) for name in ("first", "second", "third")}
     async with open_mcp_workspace(
-        settings_with(tmp_path, tools, servers, mcp={"kept": 2}), tmp_path
+        settings_with(tmp_path, tools, servers), tmp_path, family=McpFamily(max_servers=2)
     ) as mcp:
         for name in servers:
             assert (await mcp.call(f"mcp.{name}.counts", word=name)).status is ToolStatus.SUCCESS
         assert (
-            "it was replaced by another one (mcp.kept)"
+            "it was replaced by another one, because 2 of them run"
             in (await mcp.call("mcp.first.counts", word="x")).error
         )
         second = await mcp.call("mcp.second.counts", word="y")

@@ -121,7 +121,7 @@ def _put(folder: Path) -> None:
                 "word": {"type": "string", "max_length": 20},
                 "times": {"type": "integer", "default": 1, "maximum": 9},
             }
-        manifest = {"summary": f"the module {name}", "arguments": arguments, "seconds": 20}
+        manifest = {"summary": f"the module {name}", "arguments": arguments, "seconds": 50}
         (folder / f"{name}.yaml").write_text(json.dumps(manifest), encoding="utf-8")
 
 
@@ -139,7 +139,7 @@ class WasmCaller:
 
 
 @asynccontextmanager
-async def _app(folder: Path, **limits: Any) -> AsyncIterator[WasmCaller]:
+async def _app(folder: Path) -> AsyncIterator[WasmCaller]:
     if not (folder / "tools").exists():
         _put(folder / "tools")
         make_repo(
@@ -147,9 +147,7 @@ async def _app(folder: Path, **limits: Any) -> AsyncIterator[WasmCaller]:
             {"src/a.txt": "hello\n", "src/b.txt": "other\n", "Makefile": "test:\n\ttrue\n"},
         )
         (folder / "repo" / "out").symlink_to("/etc")
-    settings = load_settings(
-        data_dir=folder / "data", wasm=WasmSettings(folder=folder / "tools", **limits)
-    )
+    settings = load_settings(data_dir=folder / "data", wasm=WasmSettings(folder=folder / "tools"))
     async with open_workspace_services(settings) as services:
         base = await services.repositories.resolve(
             await register(settings, str(folder / "repo"), "HEAD")
@@ -193,7 +191,7 @@ async def test_each_limit_ends_a_module_with_its_own_status_and_is_counted(tmp_p
         "table": (ToolStatus.MEMORY, "table"),
         "chatty": (ToolStatus.OUTPUT, "output"),
     }
-    async with _app(tmp_path, memory_bytes=10_000_000, fuel=300_000_000) as run:
+    async with _app(tmp_path) as run:
         for name, (status, limit) in expected.items():
             before = metrics.WASM_LIMITS.values.get((f"wasm.{name}", limit), 0)
             ended = await run(name)
@@ -207,7 +205,7 @@ async def test_each_limit_ends_a_module_with_its_own_status_and_is_counted(tmp_p
     manifest.write_text(
         json.dumps({"summary": "the module spin", "seconds": 0.3}), encoding="utf-8"
     )
-    async with _app(tmp_path, fuel=10**15) as run:
+    async with _app(tmp_path) as run:
         before = metrics.WASM_LIMITS.values.get(("wasm.spin", "epoch"), 0)
         assert (await run("spin")).status is ToolStatus.TIMEOUT
         assert metrics.WASM_LIMITS.values["wasm.spin", "epoch"] == before + 1

@@ -252,7 +252,7 @@ def test_every_pod_runs_where_configured_with_the_secrets_for_its_image(
 
 NUMBERS = """
 images: {moothall: "a/moothall:1", workspace: b}
-settings: {MOOTHALL_WORKSPACE__ENVIRONMENTS_BYTES: 50000000000, MOOTHALL_BUS__WAIT_SECONDS: 0, MOOTHALL_GRPC__GRACE_SECONDS: 89.5, MOOTHALL_PAGE__X: false}
+settings: {MOOTHALL_BUS__MAX_STORE_BYTES: 50000000000, MOOTHALL_BUS__WAIT_SECONDS: 0, MOOTHALL_GRPC__GRACE_SECONDS: 89.5, MOOTHALL_PAGE__X: false}
 vllm: {enabled: true, contextTokens: 1048576}
 """  # noqa: E501 - a line of embedded text
 
@@ -262,7 +262,7 @@ def test_numbers_are_rendered_as_written(helm: str, tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text(NUMBERS, encoding="utf-8")
     manifests = objects(rendered(helm, f"--values={tmp_path}/values.yaml"))
     settings = manifests["ConfigMap", "moothall", "moothall"]["data"]
-    assert settings["MOOTHALL_WORKSPACE__ENVIRONMENTS_BYTES"] == "50000000000"
+    assert settings["MOOTHALL_BUS__MAX_STORE_BYTES"] == "50000000000"
     assert settings["MOOTHALL_BUS__WAIT_SECONDS"] == "0", "a user's values take precedence"
     assert settings["MOOTHALL_GRPC__GRACE_SECONDS"] == "89.5"
     assert settings["MOOTHALL_PAGE__X"] == "false"

@@ -41,6 +41,8 @@ from moothall.tools.spec import ToolSpec
 _CHARS_PER_TOKEN = 4
 _MAX_TOKENS = 100_000
 """The approximate size of a query with its history and context; larger ones are refused."""
+MAX_QUERY_SECONDS = 900.0
+"""The maximum duration of a query, whatever its caller requests."""
 _MAX_USERS = 10_000
 _MAX_TENANTS = 10_000
 _FAILED_SHARE = 0.5
@@ -113,9 +115,7 @@ class CallAdmission:
         """
         self._check_limits(principal, text, seconds)
         call = self._enter_circuit(principal.tenant) if uses_model else None
-        limit_seconds = min(
-            seconds or self._settings.timeout_seconds, self._settings.timeout_seconds
-        )
+        limit_seconds = min(seconds or MAX_QUERY_SECONDS, MAX_QUERY_SECONDS)
         failed: bool | None = False
 
         def mark_failed() -> None:

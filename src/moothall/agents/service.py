@@ -13,7 +13,12 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from moothall.agents.admission import AgentSessions, CallAdmission, written_paths
+from moothall.agents.admission import (
+    MAX_QUERY_SECONDS,
+    AgentSessions,
+    CallAdmission,
+    written_paths,
+)
 from moothall.agents.queries import Mode, Query, SessionContext, ToolRun, ToolSequenceRunner
 from moothall.concurrency import merge
 from moothall.config import AgentSettings
@@ -334,7 +339,7 @@ class AgentTasks:
         """
         if not query.timeout_seconds:
             return 0
-        seconds = min(query.timeout_seconds, self._settings.timeout_seconds)
+        seconds = min(query.timeout_seconds, MAX_QUERY_SECONDS)
         if query.mode is not Mode.COMPLEX:
             seconds = min(seconds * _RESERVE_FACTOR + 1, seconds + _RESERVE_SECONDS)
         return max(1, int(min(math.ceil(seconds), self._deliberation_seconds)))

@@ -35,7 +35,7 @@ from moothall.events.adapter import Bus, embedded_server, open_bus
 from moothall.events.lease import BUCKET, Lease
 from moothall.events.raw_store import LogReport, check_log
 from moothall.processes import write_private
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 
 __all__ = ["Bus", "open_bus"]
 

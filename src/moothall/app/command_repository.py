@@ -36,8 +36,14 @@ from moothall.ports import NOTHING
 from moothall.repositories import sources
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.history import LineOrigin, find_line_origin, read_message
-from moothall.repositories.profile import CONFIG_FILE, Commands, parse_config_file
-from moothall.repositories.project_config import commands_of, to_toml, write_config_file
+from moothall.repositories.profile import (
+    CONFIG_FILE,
+    Commands,
+    commands_of,
+    parse_config_file,
+    to_toml,
+    write_config_file,
+)
 from moothall.repositories.worktree import apply_to_files, changed_files
 from moothall.sandbox.probe import check_layers
 from moothall.workspace.layout import uses_environment

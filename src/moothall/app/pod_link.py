@@ -14,8 +14,7 @@ from moothall.errors import ConfigurationError, MoothallError
 from moothall.events.adapter import open_core_messages
 from moothall.settings import load_settings
 from moothall.telemetry import configure_logs
-from moothall.workspace.kubernetes.link import LINK, Folders, PodLink
-from moothall.workspace.kubernetes.multiplexer import Transport
+from moothall.workspace.kubernetes.link import LINK, Folders, PodLink, Transport
 
 
 async def serve(folders: Folders) -> None:

@@ -197,7 +197,6 @@ def defaults(settings: Settings) -> Defaults:
     return Defaults(
         settings.limits,
         settings.repository,
-        settings.seed,
         settings.choice,
         endpoints,
         tools,

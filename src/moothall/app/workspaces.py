@@ -28,8 +28,8 @@ from moothall.repositories.clone import TrustedClone
 from moothall.repositories.service import Remote, RepositoryService
 from moothall.telemetry import configure_logs
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
-from moothall.workspace.kubernetes.multiplexer import Transport
-from moothall.workspace.nodes.executor import executors_on
+from moothall.workspace.kubernetes.link import Transport
+from moothall.workspace.node_executor import executors_on
 from moothall.workspace.pool import CreateExecutor
 from moothall.workspace.prepare import Preparer
 from moothall.workspace.runner import LocalRunner, can_run_blocks

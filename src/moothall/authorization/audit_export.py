@@ -41,7 +41,7 @@ from moothall.domain.event import Event, EventType, Recorded
 from moothall.errors import MoothallError
 from moothall.processes import lock_file, write_private
 from moothall.telemetry import get_logger
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 
 # Audit records for export to other systems.
 

@@ -31,6 +31,8 @@ from moothall.telemetry import get_logger, metrics
 BUCKET = "budgets"
 _CALLS_AHEAD = 4
 """A deliberation reserves budget for this many calls at once, to save requests to the bus."""
+_STORY_CALLS = 10_000
+"""The model calls of all deliberations of a story without a budget of its own."""
 _MAX_CLOSED = 500
 """The number of closed deliberations that an account lists; older ones are summed up."""
 _FIRST_DELAY_SECONDS, _MAX_DELAY_SECONDS = 0.002, 0.1
@@ -42,7 +44,7 @@ class StoryBudgets:
     def __init__(self, bucket: Bucket, limits: LimitSettings) -> None:
         self._bucket = bucket
         self._default = Budget(
-            tokens=limits.story_tokens, calls=limits.story_calls, cost_usd=limits.story_cost_usd
+            tokens=limits.story_tokens, calls=_STORY_CALLS, cost_usd=limits.story_cost_usd
         )
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 

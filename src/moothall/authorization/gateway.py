@@ -68,7 +68,7 @@ from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import AuditUnavailable
 from moothall.ports import Publish
 from moothall.telemetry import get_logger, metrics
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from moothall.tools.catalogue import ToolSpec, list_tools
 from moothall.tools.schemas import arguments_digest
 

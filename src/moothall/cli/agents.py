@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from moothall.agents.loading import Loaded, Wrong, check_order, load
+from moothall.agents.runner import Loaded, Wrong, check_order, load
 from moothall.agents.specs import Spec
 from moothall.app.preflight import NamedRepository, check_early, check_request
 from moothall.cli.options import example, json_option, repository_options

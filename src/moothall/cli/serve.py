@@ -212,7 +212,8 @@ async def open_watch(
             )
             async with serve_webhooks(forge, watch.wake) as port:
                 if port:
-                    report_progress(f"webhooks are heard on {forge.webhook_host}:{port}")
+                    host = forge.webhook_address.rpartition(":")[0]
+                    report_progress(f"webhooks are heard on {host}:{port}")
                 report_progress(f"watching {', '.join(repository_ids)}")
                 yield watch
 

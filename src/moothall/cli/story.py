@@ -66,7 +66,7 @@ def story() -> None:
     type=click.IntRange(0, 2**63 - 1),
     default=0,
     metavar="N",
-    help="Budget of model calls; 0: limits.story_calls.",
+    help="Budget of model calls; 0: 10,000.",
 )
 @click.option(
     "--cost",

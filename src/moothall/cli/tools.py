@@ -439,6 +439,6 @@ async def take(settings: Settings, *, server: str, look: bool) -> None:
     if not look:
         say(
             f"{len(offered.tools)} tools taken: "
-            f"{write_accepted_tools(settings, mcp_settings, server, offered.tools)}"
+            f"{write_accepted_tools(settings, server, offered.tools)}"
         )
         say("a role has those that the table of roles grants it (docs/tools.md, MCP servers)")

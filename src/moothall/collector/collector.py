@@ -44,7 +44,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Deliberation
 from moothall.errors import InvalidRequest, MoothallError
 from moothall.ports import Bus, Repositories
-from moothall.telemetry.spans import write_of
+from moothall.telemetry.tracing import write_of
 
 log = telemetry.get_logger(__name__)
 

@@ -26,7 +26,7 @@ from moothall.domain.proposal import (
 from moothall.domain.task import Deliberation
 from moothall.domain.text import as_sentence
 from moothall.ranking import rank
-from moothall.ranking.gates import sanitize_line
+from moothall.ranking.criteria import sanitize_line
 
 T = TypeVar("T")
 K = TypeVar("K")

@@ -12,23 +12,21 @@ from moothall.config.file import Section, default_file, environment, find_defaul
 from moothall.config.limits import EvidenceSettings, GuardSettings, LimitSettings
 from moothall.config.models import LlmSettings, Models
 from moothall.config.package_indexes import Indexes, read_indexes
-from moothall.config.servers import (
+from moothall.config.services import (
     AgentSettings,
+    BusSettings,
+    FleetMode,
     ForgeSettings,
+    GraphSettings,
     GrpcSettings,
+    LogSettings,
+    MetricsSettings,
     OidcSettings,
+    RaySettings,
+    TraceSettings,
     TrackerSettings,
     WebhookSettings,
     WebSettings,
-)
-from moothall.config.services import (
-    BusSettings,
-    FleetMode,
-    GraphSettings,
-    LogSettings,
-    MetricsSettings,
-    RaySettings,
-    TraceSettings,
 )
 from moothall.config.settings import Settings, read_settings, secret_values
 from moothall.config.workspace import (

@@ -37,9 +37,6 @@ class LimitSettings(Section):
         description="tokens of all deliberations of a story without a budget of its own; 0: no "
         "limit",
     )
-    story_calls: int = Field(
-        10_000, ge=0, description="model calls of all deliberations of a story; 0: no limit"
-    )
     story_cost_usd: float = Field(
         0.0, ge=0, description="cost of all deliberations of a story in US dollars; 0: no limit"
     )

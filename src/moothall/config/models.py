@@ -145,12 +145,6 @@ class LlmSettings(Section):
         description="how long the model reasons (none, minimal, low, medium, high, xhigh); "
         "empty: the server's default",
     )
-    reasoning_tokens: int = Field(
-        0,
-        ge=0,
-        description="added to the limit of every reply, because servers count reasoning tokens "
-        "in it",
-    )
     approaches: Literal["auto", "on", "off"] = Field(
         "auto",
         description="ask the model for distinct approaches first; auto: except for the local "

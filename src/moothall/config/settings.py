@@ -34,23 +34,21 @@ from moothall.config.limits import (
     ToolSettings,
 )
 from moothall.config.models import LlmSettings, Models
-from moothall.config.servers import (
-    AgentSettings,
-    ForgeSettings,
-    GrpcSettings,
-    OidcSettings,
-    TrackerSettings,
-    WebhookSettings,
-    WebSettings,
-)
 from moothall.config.services import (
+    AgentSettings,
     BusSettings,
+    ForgeSettings,
     GraphSettings,
+    GrpcSettings,
     LogSettings,
     MetricsSettings,
+    OidcSettings,
     RaySettings,
     ServeSettings,
     TraceSettings,
+    TrackerSettings,
+    WebhookSettings,
+    WebSettings,
 )
 from moothall.config.workspace import WorkspaceSections
 from moothall.errors import ConfigurationError, wrong_fields
@@ -95,7 +93,6 @@ class Settings(WorkspaceSections, BaseSettings):
     )
 
     repository: str = Field("", description="default repository of deliberations that name none")
-    seed: int = Field(0, ge=0, description="base of all sampling seeds")
     seats: Literal["configured", "auto"] = Field(
         "configured",
         description="models of the seats of requests that name none; configured: that of the role; "

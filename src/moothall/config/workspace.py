@@ -50,12 +50,6 @@ class JobSettings(Section):
         description="links.json of `moothall bus keys`: each link gets credentials for only its "
         "two subjects; empty: the bus's own credentials",
     )
-    context: str = Field(
-        "",
-        description="context of the kubeconfig; empty: the pod's service account, else the "
-        "current context",
-    )
-    kubeconfig: Path | None = Field(None, description="empty: kubectl's default")
     runtime_class: str = Field("", description="such as gvisor, if the cluster has it")
     node_selector: Mapping[str, str] = Field(
         default_factory=dict, description="labels of the nodes that run workspaces"
@@ -68,11 +62,6 @@ class JobSettings(Section):
         "1",
         pattern=r"^\d+(\.\d+)?m?$",
         description="CPU limit of a workspace, such as 2 or 500m; a tenth of it is requested",
-    )
-    disk_bytes: int = Field(
-        8_000_000_000,
-        ge=100_000_000,
-        description="ephemeral storage of a workspace, including the checkout and its environment",
     )
     seconds: int = Field(
         7200, ge=60, description="activeDeadlineSeconds: maximum lifetime of a workspace"
@@ -111,12 +100,12 @@ class WorkspaceSettings(Section):
         description="hosts (name or name:port) and networks that set-ups may reach in addition "
         "to package indexes, such as github.com",
     )
-    setup_seconds: float = Field(600.0, gt=0, description="maximum duration of a set-up")
     check_seconds: float = Field(
         600.0,
         gt=0,
-        description="maximum duration of one run of a check, also on the untouched base, and "
-        "maximum timeout_seconds of a command of code.shell, whose default is 120",
+        description="maximum duration of one run of a check, also on the untouched base, of a "
+        "set-up and of a fetch, and maximum timeout_seconds of a command of code.shell, whose "
+        "default is 120",
     )
     check_floor_seconds: float = Field(
         60.0,
@@ -146,23 +135,14 @@ class WorkspaceSettings(Section):
         None,
         description="a folder with file locks that only hosts mount: hosts without a common disk "
         "share there the environments that were set up for the same lock file; those unused for "
-        "keep_days are removed; empty: each host sets up its own",
-    )
-    environments_bytes: int = Field(
-        50_000_000_000,
-        ge=1_000_000,
-        description="maximum size of `environments`; the least recently used ones are removed "
-        "first",
-    )
-    max_file_bytes: int = Field(
-        5_000_000,
-        ge=1024,
-        description="maximum size of one file in a patch, or of a file that a tool reads",
+        "keep_days are removed, then the least recently used ones, until 50 GB or 80% of the disk "
+        "suffice; empty: each host sets up its own",
     )
     max_repository_bytes: int = Field(
         4_000_000_000,
         ge=1_000_000,
-        description="maximum size of a clone or bundle on disk; larger ones are refused",
+        description="maximum size of a clone or bundle on disk; larger ones are refused. A Job "
+        "gets twice as much ephemeral storage",
     )
 
     @property
@@ -216,9 +196,6 @@ class SandboxSettings(Section):
     processes: int = Field(
         256, ge=8, description="maximum number of processes and threads of one command"
     )
-    output_bytes: int = Field(
-        200_000, ge=1000, description="output of one command; more is truncated and counted"
-    )
     disk_bytes: int = Field(
         1_000_000_000,
         ge=1_000_000,
@@ -237,28 +214,14 @@ class RunnerSettings(Section):
     enabled: bool = Field(
         default=True, description="off: models are told that Python is not available"
     )
-    workers: int = Field(
-        2, ge=1, le=64, description="concurrent blocks of one process; further ones wait"
-    )
-    full: bool = Field(
-        default=True,
-        description="run blocks that the first tier does not support in CPython, in a sandbox of "
-        "the workspace's kind",
-    )
 
 
 class WasmSettings(Section):
-    """The operator's tools as WebAssembly modules; see docs/tools.md. The file of a tool may lower
-    its time limit, but not raise any limit.
-    """
+    """The operator's tools as WebAssembly modules; see docs/tools.md."""
 
     folder: Path | None = Field(
         None, description="contains name.wasm and name.yaml of each tool; empty: there are none"
     )
-    fuel: int = Field(
-        10_000_000_000, ge=1000, description="approximate number of instructions of one run"
-    )
-    memory_bytes: int = Field(256_000_000, ge=65_536, description="linear memory of one run")
 
 
 class WorkspaceSections(BaseModel):

@@ -25,7 +25,7 @@ from moothall.domain.task import Deliberation
 from moothall.errors import MoothallError, Temporary
 from moothall.ports import Log, Receipt
 from moothall.telemetry.metrics import provider_name, server_attributes
-from moothall.telemetry.spans import write_of
+from moothall.telemetry.tracing import write_of
 
 # Publishing the events of a deliberation: each event once, with an id that a repeat shares.
 

@@ -36,7 +36,7 @@ from moothall.domain.text import brings_secret
 from moothall.domain.tool import ToolCall
 from moothall.errors import PatchRefused
 from moothall.ranking import assess, is_done, passes_acceptance_checks
-from moothall.ranking.obstacles import as_errored, hit_limit_under_load
+from moothall.ranking.failures import as_errored, hit_limit_under_load
 from moothall.ranking.screening import find_joined_secrets
 
 Clean = Callable[[str], str]

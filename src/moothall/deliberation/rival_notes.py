@@ -13,8 +13,8 @@ from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_d
 from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.domain.evidence import TEST_WRITER, TIE_BREAKER
 from moothall.domain.proposal import Candidate, SeatStatus
+from moothall.ranking.criteria import format_cases, format_counts
 from moothall.ranking.diffs import file_diffs
-from moothall.ranking.gates import format_cases, format_counts
 
 _SUMMARY_CHARS, _NOTES_CHARS = 800, 6_000
 _NOTES_TOKENS = 1_000

@@ -180,7 +180,7 @@ class Evaluation:
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not plan.mine_only:
             await _check(configurations, self.report_progress)
-        git = GitRunner(settings.data_dir / "repos", settings.workspace.setup_seconds)
+        git = GitRunner(settings.data_dir / "repos", settings.workspace.check_seconds)
         tasks: list[Task] = []
         if plan.from_harbor is not None:
             tasks = await Harbor(plan.from_harbor, git).read((self.folder / "harbor").resolve())

@@ -45,8 +45,7 @@ from moothall.orchestrator.seat_choice import (
     main_language,
 )
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.profile import Commands
-from moothall.repositories.project_config import commands_of
+from moothall.repositories.profile import Commands, commands_of
 from moothall.repositories.service import RepositoryService
 from moothall.toolkits.web import WebFamily
 

@@ -43,6 +43,8 @@ from moothall.forge.checks import FailedCheck, read_failed_checks
 from moothall.forge.client import ForgeClient, ForgeComment, Issue, PullRequest
 from moothall.ports import Deliberations
 
+_POLL_SECONDS = 60.0
+"""How often the forge is polled for changes."""
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 3600.0
 _CONCURRENT_ISSUES = 2
 _MAX_CHECK_ATTEMPTS = 3
@@ -83,6 +85,7 @@ class Watch:
         task_chars: int,
         report_progress: Callable[[str], None],
         at_once: int = _CONCURRENT_ISSUES,
+        poll_seconds: float = _POLL_SECONDS,
     ) -> None:
         self._settings = settings
         self._client = client
@@ -96,7 +99,7 @@ class Watch:
         self._active: set[str] = set()
         self._processed: set[str] = set()  # a clustered forge may show our answers with a delay
         self._slots = asyncio.Semaphore(at_once)
-        self._wake = asyncio.Event()
+        self._wake, self._poll_seconds = asyncio.Event(), poll_seconds
         self._failed = False
         self._unreadable_checks: set[str] = set()
         self._writers: dict[tuple[str, str], bool] = {}
@@ -126,11 +129,9 @@ class Watch:
                     break
                 # Pause at least briefly however often it is woken, and as long as the forge asks
                 # for, because forges limit the rate of calls.
-                await asyncio.sleep(
-                    max(self._pause, min(_MIN_PAUSE_SECONDS, self._settings.poll_seconds))
-                )
+                await asyncio.sleep(max(self._pause, min(_MIN_PAUSE_SECONDS, self._poll_seconds)))
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), self._settings.poll_seconds)
+                    await asyncio.wait_for(self._wake.wait(), self._poll_seconds)
         return not self._failed
 
     def wake(self) -> None:
@@ -440,7 +441,7 @@ async def serve_webhooks(settings: Settings, wake: Callable[[], None]) -> AsyncI
     """Accept the forge's webhooks until the block ends. Yield the port, 0 if webhooks are disabled.
     Raises `ConfigurationError`.
     """
-    if settings.webhook_port is None or settings.webhook_secret is None:
+    if not settings.webhook_address or settings.webhook_secret is None:
         yield 0
         return
     secret = settings.webhook_secret.get_secret_value()
@@ -456,13 +457,14 @@ async def serve_webhooks(settings: Settings, wake: Callable[[], None]) -> AsyncI
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, settings.webhook_host, settings.webhook_port)
+        host, _, port = settings.webhook_address.rpartition(":")
+        site = web.TCPSite(runner, host.strip("[]"), int(port))
         try:
             await site.start()
         except OSError as error:
             raise ConfigurationError(
-                f"{settings.webhook_host}:{settings.webhook_port} cannot be listened on: "
-                f"{error.strerror}; choose another forge.webhook_port"
+                f"{settings.webhook_address} cannot be listened on: {error.strerror}; choose "
+                "another forge.webhook_address"
             ) from error
         yield int(runner.addresses[0][1])
     finally:

@@ -116,7 +116,7 @@ async def neo4j_store(
     password = settings.password.get_secret_value() if settings.password else ""
     with _translate_errors(settings):
         driver = neo4j.AsyncGraphDatabase.driver(
-            settings.url or "",
+            settings.server,
             auth=(settings.user, password),
             connection_timeout=_CONNECT_SECONDS,
             connection_acquisition_timeout=2 * _CONNECT_SECONDS,
@@ -146,14 +146,15 @@ def _translate_errors(settings: GraphSettings) -> Iterator[None]:
     except errors.AuthError as error:
         raise ConfigurationError(
             f"Neo4j at {settings.url} rejected the credentials of {settings.user} ({error.code}); "
-            "set graph.user and graph.password"
+            "set the user in graph.url, as in neo4j://user@host:7687, and graph.password"
         ) from error
     except errors.ConfigurationError as error:
         raise ConfigurationError(f"graph.url {settings.url!r} is invalid: {error}") from error
     except errors.ClientError as error:
         if error.code and "Database" in error.code:
             raise ConfigurationError(
-                f"Neo4j at {settings.url} has no database {settings.database!r}; set graph.database"
+                f"Neo4j at {settings.url} has no database {settings.database!r}; set it in "
+                "graph.url, as in neo4j://host:7687/database"
             ) from error
         raise GraphUnavailable(f"Neo4j refused the query: {error.message}") from error
     except (errors.Neo4jError, errors.DriverError, OSError) as error:

@@ -201,12 +201,11 @@ class OpenAIModel:
         body = chat_body(request, model) | self._dialect.additions(request)
         if self._settings.reasoning_effort:
             body["reasoning_effort"] = self._settings.reasoning_effort
-        limit = request.max_tokens + self._settings.reasoning_tokens
         deadline = None if until is None else request.deadline
         reply_limit, usage = 0, Usage()
         while True:
             reasoning_tokens = self._capabilities.reasoning_tokens
-            max_tokens = limit + reasoning_tokens
+            max_tokens = request.max_tokens + reasoning_tokens
             adapted = self._capabilities.adapt({**body, "max_tokens": max_tokens})
             sent = self._capabilities.limit_reply(adapted, reply_limit)
             try:

@@ -28,7 +28,7 @@ from moothall.domain.task import DEFAULT_SEATS, MAX_REQUEST_ROUNDS, Deliberation
 from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NoCouncil, NotFound
 from moothall.ports import Log
 from moothall.telemetry import get_logger
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 
 # Parameters by name (`custom_params`): a closed list with checks, so that typing errors are
 # reported.

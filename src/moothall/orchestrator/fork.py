@@ -31,7 +31,7 @@ from moothall.domain.tool import ToolStatus
 from moothall.errors import InvalidRequest, NotFound
 from moothall.orchestrator.request_planning import Defaults
 from moothall.ports import Bus, Log
-from moothall.telemetry.spans import write_of
+from moothall.telemetry.tracing import write_of
 from moothall.tools.spec import ToolSpec
 
 # A conversation: the questions and answers before a question, and the files it starts from.

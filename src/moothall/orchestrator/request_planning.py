@@ -48,7 +48,7 @@ from moothall.domain.task import (
 from moothall.errors import InvalidRequest, NotFound
 from moothall.orchestrator import council_registry
 from moothall.ports import Bucket, Log
-from moothall.telemetry.spans import write_of
+from moothall.telemetry.tracing import write_of
 
 if TYPE_CHECKING:
     from moothall.tools.spec import ToolSpec
@@ -182,7 +182,6 @@ class Defaults:
 
     limits: LimitSettings
     repository: str = ""
-    seed: int = 0
     models: Models = field(default_factory=Models)
     endpoints: frozenset[str] = frozenset()
     tools: Callable[[], Mapping[str, ToolSpec]] = _load_catalogue
@@ -249,7 +248,7 @@ def plan_deliberation(
         follows=_followed_key(request, principal),
         tenant=principal.tenant,
         principal=principal.name,
-        seed=defaults.seed if request.seed is None else request.seed,
+        seed=request.seed or 0,
     )
 
 

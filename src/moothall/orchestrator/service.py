@@ -88,7 +88,7 @@ from moothall.orchestrator.seat_choice import (
     usual_language,
 )
 from moothall.ports import Bus, Repositories
-from moothall.telemetry.spans import write, write_of
+from moothall.telemetry.tracing import write, write_of
 
 log = telemetry.get_logger(__name__)
 

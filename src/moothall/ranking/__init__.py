@@ -5,7 +5,7 @@ The subpackage `syntax` parses patches and code.
 
 from moothall.ranking.assess import assess, is_done
 from moothall.ranking.baseline import Diagnosis, diagnose
-from moothall.ranking.gates import passes_acceptance_checks
+from moothall.ranking.criteria import passes_acceptance_checks
 from moothall.ranking.order import changed_files, find_ties, have_same_change, rank
 
 __all__ = [

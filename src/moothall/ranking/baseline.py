@@ -16,8 +16,8 @@ from moothall.domain.evidence import RED, CheckRun, Verdict
 from moothall.domain.repository import Prepared, Profile
 from moothall.domain.task import VALIDATION
 from moothall.ranking.assess import effective_cases
-from moothall.ranking.gates import format_cases, sanitize_line
-from moothall.ranking.obstacles import (
+from moothall.ranking.criteria import format_cases, sanitize_line
+from moothall.ranking.failures import (
     failure_outputs,
     find_environment_error,
     find_folder_off_path,

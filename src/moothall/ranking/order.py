@@ -37,8 +37,14 @@ from moothall.domain.evidence import (
 )
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, CandidateRank
-from moothall.ranking.gates import format_cases, format_counts, list_failed_checks, sanitize_line
-from moothall.ranking.review_scores import ReviewScore, score_answers
+from moothall.ranking.criteria import (
+    ReviewScore,
+    format_cases,
+    format_counts,
+    list_failed_checks,
+    sanitize_line,
+    score_answers,
+)
 
 ABOVE = "Above "
 """The beginning of the reason that names what ranked a candidate above the next one."""

@@ -27,9 +27,9 @@ from moothall.errors import (
     RepositoryError,
     Temporary,
 )
+from moothall.processes import scratch
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import FetchTooLarge, GitRunner, OutputCaps, exceeds_file_limit
-from moothall.repositories.scratch import scratch
 
 # Git bundles that carry commits from one clone to another. A bundle omits what the other side has,
 # and only the requested commits are fetched from it.
@@ -126,7 +126,7 @@ async def write_bundle(
         "--stdin",
         cwd=clone.path,
         stdin="".join(f"{line}\n" for line in revisions).encode(),
-        seconds=settings.setup_seconds,
+        seconds=settings.check_seconds,
         caps=OutputCaps(file_bytes=settings.max_repository_bytes),
     )
     if "empty bundle" in result.err:
@@ -181,7 +181,7 @@ async def fetch_bundle(
             *(["+refs/tags/*:refs/tags/*"] if tags else []),
             cwd=clone.path,
             env={"GIT_ALLOW_PROTOCOL": "file"},
-            seconds=settings.setup_seconds,
+            seconds=settings.check_seconds,
             caps=OutputCaps(file_bytes=settings.max_repository_bytes),
         )
         if fetched.status:

@@ -38,8 +38,8 @@ _GONE_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 class ChangeCaps:
     """Limits of one file, of all changed files together, and of the entries in the upper folder."""
 
-    file_bytes: int
-    total_bytes: int
+    file_bytes: int = patch_rules.MAX_FILE_BYTES
+    total_bytes: int = patch_rules.MAX_CHANGE_BYTES
     entries: int = 200_000
 
 
@@ -345,12 +345,9 @@ class ChangeScan:
     def _refuse(self, sizes: Mapping[str, int]) -> NoReturn:
         caps = self._caps
         if sum(sizes.values()) > caps.total_bytes:
-            limit = (
-                f"the changed files hold more than {caps.total_bytes} bytes (4 times "
-                "workspace.max_file_bytes); most is in"
-            )
+            limit = f"the changed files hold more than {caps.total_bytes} bytes; most is in"
         else:
-            limit = f"a file may hold {caps.file_bytes} bytes (workspace.max_file_bytes); larger is"
+            limit = f"a file may hold {caps.file_bytes} bytes; larger is"
             sizes = {path: size for path, size in sizes.items() if size > caps.file_bytes}
         largest = ", ".join(
             f"{path} ({size} bytes)"

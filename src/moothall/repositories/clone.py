@@ -21,9 +21,9 @@ from pathlib import Path
 from moothall.config import WorkspaceSettings as Settings
 from moothall.domain.repository import Patch
 from moothall.errors import MergeConflict, NotFound, PatchRefused, RepositoryError, WorkspaceFailed
+from moothall.processes import scratch
 from moothall.repositories import patch_rules
 from moothall.repositories.changes import NewPaths
-from moothall.repositories.diffs import diff_between
 from moothall.repositories.git_objects import (
     LIST_BYTES,
     Change,
@@ -48,9 +48,9 @@ from moothall.repositories.gitcmd import (
     GitResult,
     GitRunner,
     OutputCaps,
+    diff_between,
     exceeds_file_limit,
 )
-from moothall.repositories.scratch import scratch
 
 _SHA = re.compile(r"[0-9a-f]{40}")
 _MESSAGE_CHARS = 10_000
@@ -80,11 +80,6 @@ class TrustedClone:
         self._git = runner or GitRunner(path.parent)
         self._read_lists: dict[tuple[str, str], Mapping[str, bytes]] = {}
         self._trees: dict[str, tuple[tuple[TreeEntry, ...], Mapping[str, str]]] = {}
-        self._limits = patch_rules.ChangeLimits(
-            files=patch_rules.MAX_PATCH_FILES,
-            file_bytes=settings.max_file_bytes,
-            total_bytes=4 * settings.max_file_bytes,
-        )
 
     async def create(self) -> None:
         """Create the empty bare repository if it does not exist. The creation is atomic, because
@@ -138,7 +133,7 @@ class TrustedClone:
             f"+{ref}:{temporary_ref}",
             cwd=self.path,
             env={"GIT_ALLOW_PROTOCOL": protocols, **(env or {})},
-            seconds=self._settings.setup_seconds,
+            seconds=self._settings.check_seconds,
             caps=OutputCaps(file_bytes=self._settings.max_repository_bytes),
         )
         if result.status:
@@ -239,7 +234,7 @@ class TrustedClone:
         """
         entries = await self.entries(sha)
         conversions = await self._conversions(sha, [entry.path for entry in entries])
-        seconds = self._settings.setup_seconds
+        seconds = self._settings.check_seconds
         return await asyncio.to_thread(
             write_files, self._git, self.path, entries, dest, seconds, conversions=conversions
         )
@@ -469,7 +464,7 @@ class TrustedClone:
         patch_rules.check_submodules(
             await self.submodules(base_sha), [change.path for change in kept]
         )
-        patch_rules.check_changes([raw_change(change, old) for change in kept], self._limits)
+        patch_rules.check_changes([raw_change(change, old) for change in kept])
         written = [change for change in kept if change.content is not None]
         oids = await self._store_blobs([change.content or b"" for change in written])
         lines = [
@@ -555,7 +550,7 @@ class TrustedClone:
                 f"the patch has {len(raw)} bytes; at most {patch_rules.MAX_PATCH_BYTES} are "
                 "allowed."
             )
-        patch_rules.check_binaries(raw, self._settings.max_file_bytes)
+        patch_rules.check_binaries(raw)
         for _ in range(ATTEMPTS - 1):
             # Git was killed, so the index may or may not have the patch: retry with a new one.
             with suppress(WorkspaceFailed):
@@ -663,7 +658,7 @@ class TrustedClone:
             if file_identity(old.get(path)) != file_identity(new.get(path))
         ]
         patch_rules.check_changes(
-            [raw_change_between(path, old.get(path), new.get(path)) for path in paths], self._limits
+            [raw_change_between(path, old.get(path), new.get(path)) for path in paths]
         )
         old_links, new_links = (
             {path: entry.target for path, entry in tree.items() if entry.target}

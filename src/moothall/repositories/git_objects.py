@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import IO, Literal
 
 from moothall.errors import RepositoryError, WorkspaceFailed
+from moothall.processes import scratch
 from moothall.repositories import patch_rules
 from moothall.repositories.gitcmd import UNSET, GitResult, GitRunner, retry_if_killed
-from moothall.repositories.scratch import scratch
-from moothall.sandbox_runtime.texts import text_codec
+from moothall.sandbox_runtime.file_access import text_codec
 
 # Git's conversion between blobs and files of a work tree: line endings and encodings by attributes
 # and settings. Pure.

@@ -1,18 +1,16 @@
-"""Running git on the trusted side, through GitPython's command layer.
-
-Everything that makes git run other programs or read other configuration is disabled: hooks,
-filters, system and user configuration, prompts, replacement objects, lazy fetches, external diffs,
-file system monitors and submodule recursion. Commands run in threads, each with a time limit.
+"""Running git on the trusted side, through GitPython's command layer, and the text of a git diff
+between two commits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import re
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from threading import Timer
 from typing import IO, Any, NoReturn, ParamSpec, TypeVar, cast
 
 from moothall.errors import RepositoryError, WorkspaceFailed
+from moothall.processes import scratch
 from moothall.telemetry import get_logger
 
 EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
@@ -137,7 +136,7 @@ class OutputCaps:
 
 
 GIT_SECONDS = 120.0
-"""The maximum duration of one git command; a fetch or checkout has workspace.setup_seconds."""
+"""The maximum duration of one git command; a fetch or checkout has workspace.check_seconds."""
 
 
 class GitRunner:
@@ -386,3 +385,63 @@ def _process_options(owner: tuple[int, int] | None) -> dict[str, Any]:
     if owner:
         options |= {"user": owner[0], "group": owner[1], "extra_groups": []}
     return options
+
+
+# The text of a git diff between two commits, for files with any bytes.
+
+
+RunGit = Callable[..., Awaitable[bytes]]
+"""Runs git in the repository with these arguments and returns its output. Raises
+`RepositoryError`.
+"""
+_DIFF_OPTIONS = (
+    "--binary",
+    "--full-index",
+    "--no-color",
+    "--no-renames",
+    "--no-ext-diff",
+    "--no-textconv",
+)
+
+
+async def diff_between(run: RunGit, old: str, new: str, diff_filter: str = "") -> str:
+    """Return the git diff between two full commit ids. Files that are not UTF-8 are binary in it.
+
+    `diff_filter` is an option that excludes some changes. Raises `RepositoryError`.
+    """
+    options = (diff_filter,) if diff_filter else ()
+    try:
+        return (await _diff_with_options(run, old, new, *options)).decode()
+    except UnicodeDecodeError:
+        listed = await run("diff-tree", "-r", "-z", "--name-only", "--no-renames", old, new)
+    parts = []
+    with scratch() as folder:
+        attributes_file = folder / "attributes"
+        attributes_file.write_text("* -diff\n", encoding="ascii")
+        for path in os.fsdecode(listed).split("\0")[:-1]:
+            try:
+                part = (await _diff_with_options(run, old, new, *options, path=path)).decode()
+            except UnicodeDecodeError:
+                part = (
+                    await _diff_with_options(
+                        run, old, new, *options, path=path, attributes=str(attributes_file)
+                    )
+                ).decode()
+            parts.append(part)
+    return "".join(parts)
+
+
+async def _diff_with_options(
+    run: RunGit, old: str, new: str, *options: str, path: str = "", attributes: str = "/dev/null"
+) -> bytes:
+    return await run(
+        "-c",
+        f"core.attributesFile={attributes}",
+        "diff",
+        *_DIFF_OPTIONS,
+        *options,
+        old,
+        new,
+        "--",
+        *((path,) if path else ()),
+    )

@@ -25,6 +25,10 @@ FILE, EXECUTABLE, SYMLINK, SUBMODULE, ABSENT = "100644", "100755", "120000", "16
 MODES = (FILE, EXECUTABLE, SYMLINK)
 MAX_PATCH_BYTES = 2_000_000
 MAX_PATCH_FILES = 1000
+MAX_FILE_BYTES = 5_000_000
+"""The maximum size of one file in a patch, or of a file that a tool reads."""
+MAX_CHANGE_BYTES = 4 * MAX_FILE_BYTES
+"""The maximum size of all files of a patch together."""
 _NAME_BYTES = 255
 _PATH_BYTES = 4096
 _TARGET_BYTES = 4096
@@ -117,8 +121,8 @@ class ChangeLimits:
     """The limits of one patch."""
 
     files: int = MAX_PATCH_FILES
-    file_bytes: int = 5_000_000
-    total_bytes: int = 20_000_000
+    file_bytes: int = MAX_FILE_BYTES
+    total_bytes: int = MAX_CHANGE_BYTES
 
 
 def is_left_out(name: str) -> bool:
@@ -169,8 +173,7 @@ def check_changes(changes: Sequence[RawChange], limits: ChangeLimits = ChangeLim
         total += change.size
     if total > limits.total_bytes:
         raise PatchRefused(
-            f"the patch brings {total} bytes; at most {limits.total_bytes} (4 times "
-            "workspace.max_file_bytes) are allowed."
+            f"the patch brings {total} bytes; at most {limits.total_bytes} are allowed."
         )
 
 
@@ -192,15 +195,14 @@ def check_submodules(submodules: Iterable[str], paths: Sequence[str]) -> None:
             )
 
 
-def check_binaries(diff: bytes, limit: int) -> None:
-    """Raise `PatchRefused` if a git diff contains a binary file of more than `limit` bytes,
+def check_binaries(diff: bytes) -> None:
+    """Raise `PatchRefused` if a git diff contains a binary file of more than `MAX_FILE_BYTES`,
     regardless of the size of the diff.
     """
     for match in _BINARY_SIZE.finditer(diff):
-        if len(match[1]) > 15 or int(match[1]) > limit:  # noqa: PLR2004 - digits
+        if len(match[1]) > 15 or int(match[1]) > MAX_FILE_BYTES:  # noqa: PLR2004 - digits
             raise PatchRefused(
-                f"the patch holds a binary file of more than {limit} bytes "
-                "(workspace.max_file_bytes)."
+                f"the patch holds a binary file of more than {MAX_FILE_BYTES} bytes."
             )
 
 
@@ -214,10 +216,7 @@ def _invalid_change_reason(change: RawChange, limits: ChangeLimits) -> str:
     if SYMLINK in {change.old_mode, change.new_mode}:
         return _invalid_link_reason(change)
     if change.size > limits.file_bytes:
-        return (
-            f"{change.size} bytes are more than the {limits.file_bytes} (workspace.max_file_bytes) "
-            "allowed for a file"
-        )
+        return f"{change.size} bytes are more than the {limits.file_bytes} allowed for a file"
     return ""
 
 

@@ -22,12 +22,14 @@ Python environment at /env, created before setup; its `bin` is first on the PATH
     [folders]
     tests = "python"                                # where a check runs; the root by default
 
-`declared_packages` reads the Python packages that a repository declares in any of its files.
+`to_toml` writes such a file from a profile. `declared_packages` reads the Python packages that a
+repository declares in any of its files.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -41,7 +43,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from moothall.domain.ids import digest
 from moothall.domain.repository import BuildStep, Profile
-from moothall.errors import RepositoryError, wrong_fields
+from moothall.errors import AlreadyExists, RepositoryError, wrong_fields
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.detect import (
     MAX_PROJECTS,
@@ -436,3 +438,114 @@ def _lock_digest(setup: tuple[tuple[str, ...], ...], reads: Mapping[str, str]) -
     commands = [digest(*argv) for argv in setup]
     files = [digest(path, oid) for path, oid in sorted(reads.items())]
     return digest("lock", *commands, "files", *files)
+
+
+# The `.moothall.toml` of a profile.
+
+
+_HEAD = (
+    "# How Moothall sets this repository up and checks it. Councils read it from the commit that "
+    "they work on.\n"
+    "# `setup` runs once for each lock file, with the network. `build`, before each check, and "
+    "`checks` run without it.\n"
+    "# No shell runs any of them.\n"
+)
+
+
+def commands_of(profile: Profile) -> Commands:
+    """Return the settings that give the same profile."""
+    settings = {
+        "setup": profile.setup,
+        "build": setup_commands(profile.builds),
+        "checks": dict(profile.checks),
+        "protected": tuple(pattern for pattern in profile.protected if pattern not in PROTECTED),
+        "known_failures": profile.known_failures,
+        "advisory": profile.advisory,
+        "folders": dict(profile.folders),
+        "hidden": {"tests": profile.hidden},
+    }
+    return Commands.model_validate(
+        {name: value for name, value in settings.items() if name in Commands.model_fields}
+    )
+
+
+def to_toml(commands: Commands) -> str:
+    """Return the text of a configuration file. A command is written as one line if that splits into
+    the same words.
+    """
+    settings = {
+        name: value
+        for name, value in commands.model_dump(mode="json").items()
+        if value or name in {"setup", "checks"}
+    }
+    tables = {
+        name: _filled_table(value) for name, value in settings.items() if isinstance(value, Mapping)
+    }
+    tables = {name: table for name, table in tables.items() if table or name == "checks"}
+    lines = [
+        f"{name} = {_toml_value(value)}"
+        for name, value in settings.items()
+        if not isinstance(value, Mapping) and value is not None
+    ]
+    for name, table in tables.items():
+        lines += [
+            "",
+            f"[{name}]",
+            *(f"{_toml_key(key)} = {_toml_command(value)}" for key, value in table.items()),
+        ]
+    return _HEAD + "\n" + "\n".join(lines) + "\n"
+
+
+def write_config_file(top: Path, text: str, *, replace: bool) -> Path:
+    """Write the file at the top of a work tree and return its path. Raises `AlreadyExists`,
+    `RepositoryError`.
+    """
+    path = top / CONFIG_FILE
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_TRUNC if replace else os.O_EXCL)
+    try:
+        with os.fdopen(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise AlreadyExists(f"{path} is there already; --force overwrites it") from error
+    except OSError as error:
+        raise RepositoryError(f"{path} cannot be written: {error.strerror}") from error
+    return path
+
+
+def _filled_table(table: Mapping[str, object]) -> Mapping[str, object]:
+    return {key: value for key, value in table.items() if value}
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, str):
+        return _string(value)
+    if not isinstance(value, Sequence):
+        return json.dumps(value)
+    items = list(_items(value))
+    return (
+        f"[{', '.join(items)}]"
+        if len(", ".join(items)) < 100  # noqa: PLR2004 - a line
+        else "[\n" + "".join(f"    {item},\n" for item in items) + "]"
+    )
+
+
+def _items(values: Sequence[object]) -> Iterator[str]:
+    for value in values:
+        yield _toml_command(value)
+
+
+def _toml_command(value: object) -> str:
+    """Return a command as one line that splits into its words, else as a list."""
+    if isinstance(value, list) and "\n" not in (line := shlex.join(map(str, value))):
+        return _string(line)
+    return _toml_value(value)
+
+
+def _toml_key(key: str) -> str:
+    return (
+        key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else _string(key)
+    )
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -21,7 +21,6 @@ from moothall.repositories import delivery as merging
 from moothall.repositories.checkout import Submodules
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GIT_SECONDS, GitRunner
-from moothall.repositories.gitremote import Cloned, clone_public, fetch_commit
 from moothall.repositories.history import LineOrigin, find_change, find_line_origin
 from moothall.repositories.profile import CONFIG_FILE, TEXT_BYTES, Commands, read_profile, read_text
 from moothall.repositories.registry import (
@@ -36,7 +35,8 @@ from moothall.repositories.registry import (
     refuse_any,
     registered_transport,
 )
-from moothall.sandbox_runtime.texts import find_encoding
+from moothall.repositories.sources import Cloned, clone_public, fetch_commit
+from moothall.sandbox_runtime.file_access import find_encoding
 
 Prepare = Callable[[Base, Callable[[str], None] | None], Awaitable[Prepared]]
 """Prepares a base: checks it out, sets it up and runs its checks once."""

@@ -15,6 +15,7 @@ from typing import Literal
 
 from moothall.domain.text import is_masked
 from moothall.errors import RepositoryError
+from moothall.processes import scratch
 from moothall.repositories import patch_rules
 from moothall.repositories.git_objects import (
     NAMES,
@@ -24,7 +25,6 @@ from moothall.repositories.git_objects import (
     read_conversions,
 )
 from moothall.repositories.gitcmd import UNSET, GitRunner
-from moothall.repositories.scratch import scratch
 from moothall.repositories.sources import Local
 
 # Conversion between a user's work tree and the form that git stores, by the user's git settings and

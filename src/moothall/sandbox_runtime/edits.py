@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from moothall.sandbox_runtime.paths import ToolFailure, clean_for_writing
-from moothall.sandbox_runtime.texts import (
+from moothall.sandbox_runtime.file_access import (
     TextLimits,
+    ToolFailure,
+    clean_for_writing,
     convert_line_ends,
     line_end,
     read_encoded,

@@ -18,11 +18,16 @@ import stat
 import sys
 import time
 
-from moothall.sandbox_runtime import files, texts
+from moothall.sandbox_runtime import file_access, files
 from moothall.sandbox_runtime.checks import CommandResult
 from moothall.sandbox_runtime.commands import CommandLimits, run_command, run_in_child
 from moothall.sandbox_runtime.confinement import ROOT, confine
-from moothall.sandbox_runtime.paths import DISK_FULL, ToolFailure, clean_for_writing, open_parent
+from moothall.sandbox_runtime.file_access import (
+    DISK_FULL,
+    ToolFailure,
+    clean_for_writing,
+    open_parent,
+)
 from moothall.sandbox_runtime.processes import kill_all, other_pids
 from moothall.sandbox_runtime.protocol import (
     BLOCK,
@@ -133,7 +138,7 @@ class Executor:
 
     def _files(self, request: Message) -> Message:
         tool, args = str(request["tool"]), request["args"]
-        limits = texts.TextLimits(
+        limits = file_access.TextLimits(
             int(request["limits"]["file_bytes"]), int(request["limits"]["output_bytes"])
         )
         if tool not in files.TOOLS:

@@ -15,23 +15,21 @@ from functools import lru_cache
 from itertools import islice
 
 from moothall.sandbox_runtime.edits import edit
-from moothall.sandbox_runtime.paths import (
+from moothall.sandbox_runtime.file_access import (
+    UTF_8,
+    Encoding,
     IsFolder,
+    TextLimits,
     ToolFailure,
     clean,
     clean_for_writing,
+    convert_line_ends,
+    cut_text,
     failure,
+    line_end,
     make_folders,
     open_beneath,
     open_parent,
-)
-from moothall.sandbox_runtime.texts import (
-    UTF_8,
-    Encoding,
-    TextLimits,
-    convert_line_ends,
-    cut_text,
-    line_end,
     read_bytes,
     read_encoded,
     read_text,

@@ -18,9 +18,8 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from moothall.sandbox_runtime.cpython_runner import Socket
 from moothall.sandbox_runtime.protocol import BLOCK, ProtocolError
-from moothall.sandbox_runtime.stdio_process import OutputLimitExceeded, read_lines
+from moothall.sandbox_runtime.socket_process import OutputLimitExceeded, Socket, read_lines
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs start time
 if TYPE_CHECKING:

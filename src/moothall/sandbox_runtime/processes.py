@@ -128,8 +128,8 @@ def read_pss() -> int:
 GENEROUS = 3
 """The factor by which a check may exceed its limit on a busy machine."""
 BUSY = " while the machine was busy"
-"""Marks a time limit that was hit because the machine was busy. `plugins/moothall_clock.py` has the
-same words."""
+"""Marks a time limit that was hit because the machine was busy. `plugins/moothall_reporter.py` has
+the same words."""
 _FILE = "/proc/pressure/cpu"
 
 

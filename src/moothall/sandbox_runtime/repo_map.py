@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
 
-from moothall.sandbox_runtime.paths import ToolFailure
+from moothall.sandbox_runtime.file_access import TextLimits, ToolFailure, read_text
 from moothall.sandbox_runtime.syntax import (
     Definition,
     definitions,
@@ -24,7 +24,6 @@ from moothall.sandbox_runtime.syntax import (
     parse,
     parser,
 )
-from moothall.sandbox_runtime.texts import TextLimits, read_text
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:

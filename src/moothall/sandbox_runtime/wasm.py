@@ -23,7 +23,7 @@ from typing import Any
 import wasmtime
 
 from moothall.sandbox_runtime.confinement import ROOT
-from moothall.sandbox_runtime.paths import ToolFailure, clean, open_beneath
+from moothall.sandbox_runtime.file_access import ToolFailure, clean, open_beneath
 
 _TICK_SECONDS = 0.01
 _STDERR_BYTES = 4000

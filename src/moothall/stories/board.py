@@ -22,7 +22,7 @@ from moothall.stories import coach
 from moothall.stories.lifecycle import DEFAULT_RIGOR, SYSTEM, decide, lifecycle
 from moothall.stories.plans import design_task
 from moothall.stories.story_state import EDITABLE_STATES, MERGE_ROLES, StoryState, enter, fold
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 
 # The decision of a person that a move of a story implies, as an event.
 

@@ -53,7 +53,7 @@ from moothall.stories.plans import (
 )
 from moothall.stories.story_state import COMPLETED, FAILED, PASSED, StoryState
 from moothall.telemetry import get_logger, metrics
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 
 log = get_logger(__name__)
 

@@ -19,7 +19,7 @@ from moothall.errors import MergeConflict, MoothallError, Permanent, Temporary
 from moothall.ports import Deliberations, DeliverCommit
 from moothall.stories.story_state import COMPLETED, FAILED, StoryState
 from moothall.telemetry import get_logger
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 
 # Integration of winners: their commits are merged and checked on a clean checkout. If two conflict,
 # a council resolves it.

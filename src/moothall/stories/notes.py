@@ -24,7 +24,7 @@ from moothall.domain.text import scrub
 from moothall.errors import AlreadyExists, ConcurrentUpdate, InvalidRequest, NotFound, Refused
 from moothall.ports import Log
 from moothall.stories import story_state as stories
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 
 # Access to a story's context by role: the table `scopes.yaml`. No caller can widen it.
 

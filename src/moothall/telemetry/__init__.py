@@ -17,13 +17,15 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 
 from moothall.config import TraceSettings
 from moothall.telemetry import metrics
-from moothall.telemetry.logs import configure_logs, get_logger, log_apart
-from moothall.telemetry.spans import (
+from moothall.telemetry.tracing import (
     Span,
     bound,
     bound_values,
+    configure_logs,
+    get_logger,
     headers,
     is_recording,
+    log_apart,
     read_traceparent,
     span,
     traceparent,

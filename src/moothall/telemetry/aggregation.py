@@ -20,8 +20,8 @@ from moothall import __version__
 from moothall.domain.event import Channel, Topic
 from moothall.errors import BusUnavailable
 from moothall.telemetry import metrics
-from moothall.telemetry.logs import get_logger
 from moothall.telemetry.metrics import LABEL_CHARS, MOST, REGISTRY, Histogram, Snapshot
+from moothall.telemetry.tracing import get_logger
 
 log = get_logger(__name__)
 

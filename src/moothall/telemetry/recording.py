@@ -31,9 +31,8 @@ from moothall.concurrency import run_in_daemon
 from moothall.config import TraceSettings
 from moothall.domain.text import scrub
 from moothall.errors import ConfigurationError, MoothallError
-from moothall.telemetry import metrics, spans
-from moothall.telemetry.logs import Stderr, get_logger
-from moothall.telemetry.spans import Kind, Span, Value, here
+from moothall.telemetry import metrics, tracing
+from moothall.telemetry.tracing import Kind, Span, Stderr, Value, get_logger, here
 
 # Spans recorded with OpenTelemetry, and sent by a thread of their own.
 #
@@ -180,7 +179,7 @@ class OtelRecorder:
 
 
 def _context_of(traceparent: str) -> trace.SpanContext | None:
-    valid = spans.read_traceparent(traceparent)
+    valid = tracing.read_traceparent(traceparent)
     if not valid:
         return None
     _, trace_id, span_id, flags = valid.split("-")
@@ -243,11 +242,11 @@ async def recording(
     )
     with RedirectedLogs():
         recorder = OtelRecorder(provider.get_tracer("moothall", __version__), settings, secrets)
-        spans.record_with(recorder.span, content=settings.content)
+        tracing.record_with(recorder.span, content=settings.content)
         try:
             yield
         finally:
-            spans.record_with(None)
+            tracing.record_with(None)
             await _close_provider(provider, chosen, EXPORT_SECONDS)
 
 

@@ -22,7 +22,7 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Permanent, Refused
 from moothall.ports import Bus, Deliberations
 from moothall.telemetry import get_logger
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from moothall.tool_sessions.manager import SEAT, Find, PendingWorkspace, ToolSessions
 
 # Workspaces of tasks for callers. They are opened on the task's own commit at the first call.

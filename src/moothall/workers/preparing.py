@@ -25,9 +25,9 @@ from moothall.errors import (
 from moothall.orchestrator.request_planning import fail_seats, fetch_hidden
 from moothall.ports import Bus, Repositories
 from moothall.ranking import diagnose
-from moothall.ranking.gates import format_cases
+from moothall.ranking.criteria import format_cases
 from moothall.ranking.test_cases import find_test_file
-from moothall.telemetry.spans import write_of
+from moothall.telemetry.tracing import write_of
 
 log = telemetry.get_logger(__name__)
 

@@ -31,8 +31,8 @@ from moothall.errors import SandboxUnavailable, WorkspaceFailed
 from moothall.telemetry import get_logger
 from moothall.workers.ray_fleet import end_with_raylet, list_nodes
 from moothall.workspace import archive
-from moothall.workspace.nodes.executor import Nodes, refusal_of
-from moothall.workspace.nodes.sandboxes import NodeSandboxes, NodeState
+from moothall.workspace.node_executor import Nodes, refusal_of
+from moothall.workspace.node_sandboxes import NodeSandboxes, NodeState
 
 _PREFIX = "sandboxes"
 _PART_BYTES = 32_000_000  # because an object store may be small

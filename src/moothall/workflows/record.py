@@ -15,7 +15,7 @@ from moothall.domain.event import Channel, EventType, Recorded
 from moothall.domain.tool import ToolResult
 from moothall.errors import AlreadyExists
 from moothall.ports import Log
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from moothall.workflows.plan import Workflow
 
 KINDS = (EventType.WORKFLOW_STARTED, EventType.WORKFLOW_STEP, EventType.WORKFLOW_FINISHED)

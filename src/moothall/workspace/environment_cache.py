@@ -15,6 +15,7 @@ import asyncio
 import os
 import platform
 import secrets
+import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -50,6 +51,8 @@ _PYTEST = (
     "--disable-pip-version-check",
     "pytest",
 )
+_MAX_BYTES = 50_000_000_000
+"""The maximum size of all archives together, if the disk has that much."""
 _DAY = 86_400.0
 _ABANDONED_SECONDS = 3600.0
 """A half-written archive of this age belongs to a killed host."""
@@ -147,7 +150,7 @@ class BaseEnvironments:
             python=python.home,
             image=image,
         )
-        seconds = self._settings.workspace.setup_seconds
+        seconds = self._settings.workspace.check_seconds
         async with self._pool.start(setup) as executor:
             for argv in commands:
                 answer = await executor.request(
@@ -175,7 +178,7 @@ def _is_setup_output(path: str, _status: os.stat_result) -> bool:
 class Archives:
     """The archives in `workspace.environments`. Without that setting, nothing is stored."""
 
-    def __init__(self, settings: WorkspaceSections) -> None:
+    def __init__(self, settings: WorkspaceSections, max_bytes: int = _MAX_BYTES) -> None:
         host_properties = (
             settings.workspace.kind,
             settings.jobs.image,
@@ -185,7 +188,7 @@ class Archives:
         )
         top = settings.workspace.environments
         self._folder = top / digest(*host_properties)[:32] if top else None
-        self._max_bytes = settings.workspace.environments_bytes
+        self._max_bytes = max_bytes
         self._keep_seconds = settings.workspace.keep_days * _DAY
         self._owner = sandbox_uid()
 
@@ -244,17 +247,18 @@ class Archives:
         try:
             with temporary.open("xb") as file:
                 pack(folder, file, _is_setup_output)
-            if temporary.stat().st_size <= self._max_bytes:
+            max_bytes = min(self._max_bytes, shutil.disk_usage(path.parent).total * 4 // 5)
+            if temporary.stat().st_size <= max_bytes:
                 temporary.rename(path)
         finally:
             temporary.unlink(missing_ok=True)
-        self._free_space(path.parent.parent)
+        self._free_space(path.parent.parent, max_bytes)
 
-    def _free_space(self, top: Path) -> None:
+    def _free_space(self, top: Path, max_bytes: int) -> None:
         """Remove archives that were not used for long, then the least recently used ones until the
         rest fits.
         """
-        now, free_bytes = time.time(), self._max_bytes
+        now, free_bytes = time.time(), max_bytes
         files = []
         for path in top.glob("*/*"):
             with suppress(FileNotFoundError):

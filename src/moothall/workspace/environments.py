@@ -217,7 +217,7 @@ class Environments:
         report_progress: Progress,
     ) -> None:
         """Run the steps of the set-up, and remove their downloads."""
-        end = time.monotonic() + self._settings.workspace.setup_seconds
+        end = time.monotonic() + self._settings.workspace.check_seconds
         steps = base.profile.steps or tuple(SetupStep(argv) for argv in base.profile.setup)
         local = self._settings.workspace.uses_local_sandbox
         variables = _DOWNLOAD_VARIABLES | (_node_headers(toolchains.homes) if local else {})
@@ -244,7 +244,7 @@ class Environments:
         """Return a folder with a `.git` that is laid over the checkout during the set-up."""
         folder = temporary / "history"
         folder.mkdir()
-        git = GitRunner(self._settings.data_dir / "repos", self._settings.workspace.setup_seconds)
+        git = GitRunner(self._settings.data_dir / "repos", self._settings.workspace.check_seconds)
         if version := await write_history(git, clone, base.sha, folder, self._layout.tree(key)):
             report_progress(f"no tag names the version; set-up uses {version}")
         await asyncio.to_thread(change_owner, folder, sandbox_uid())
@@ -329,7 +329,7 @@ class _Steps:
         status, code = answer.get("status"), answer.get("exit_code")
         outcome = f"exit code {code}" if status == "success" else f"stopped: {status}"
         if status == "timeout":
-            outcome += " (workspace.setup_seconds)"
+            outcome += " (workspace.check_seconds)"
         elif limit := describe_setup_limit(str(status), self._limits):
             outcome += f" ({limit})"
         hint = (

@@ -23,12 +23,14 @@ from moothall.network.proxy import Proxy
 from moothall.processes import start_process
 from moothall.repositories.changes import AskIgnored, ChangeCaps, WorkspaceChanges
 from moothall.repositories.detect import GO_CACHE
+from moothall.repositories.patch_rules import MAX_FILE_BYTES
 from moothall.repositories.profile import read_text
 from moothall.sandbox.bubblewrap import ENVIRONMENT, interpreter
 from moothall.sandbox.spawn import OPEN_FILES
 from moothall.sandbox_runtime.confinement import HOME
 from moothall.workspace import executor_connection
 from moothall.workspace.executor_connection import ExecutorConnection
+from moothall.workspace.limits import MAX_OUTPUT_BYTES
 from moothall.workspace.setup_network import NetworkAccess
 from moothall.workspace.slots import Slot, Slots
 
@@ -389,10 +391,10 @@ class ExecutorClient(ABC):
                 "cpu_seconds": min(cpu, time_limit * self.setup.cpu_share)
                 if self.setup.cpu_share
                 else cpu,
-                "output_bytes": self._limits.output_bytes,
+                "output_bytes": MAX_OUTPUT_BYTES,
                 # The time limits the output of the others, and a report is part of it.
                 "any_output": caller_limited and op != "shell",
-                "file_bytes": self._settings.workspace.max_file_bytes,
+                "file_bytes": MAX_FILE_BYTES,
             },
         }
 

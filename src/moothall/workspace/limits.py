@@ -16,12 +16,12 @@ _CASES_PER_FLOOR = 6
 """The minimum limit of a case is this part of `workspace.check_floor_seconds`."""
 _FLOORS_WITHOUT_CASES = 4
 """The limit on the base of a command that names no cases, in `workspace.check_floor_seconds`."""
+MAX_OUTPUT_BYTES = 200_000
+"""The output of a command in its answer; more is truncated and counted."""
 _SETTINGS = {
-    "cpu": "sandbox.cpu_seconds",
     "memory": "sandbox.memory_bytes",
     "processes": "sandbox.processes",
     "disk": "sandbox.disk_bytes",
-    "output": "sandbox.output_bytes",
 }
 
 
@@ -84,13 +84,13 @@ def describe_limit(
     """Return which limit a check hit, and its setting."""
     if status == "timeout":
         return f"{name} {HIT_LIMIT} {check_limit.seconds:.0f} s ({check_limit.origin})"
+    if status == "cpu":
+        return f"{name} hit a limit of CPU time"
+    if status == "output":
+        return f"{name} hit the limit of output"
     if setting := _SETTINGS.get(status):
         value = getattr(sandbox, setting.partition(".")[2])
-        return (
-            f"{name} hit the limit of {status} ({setting} = {value:g})"
-            if status != "cpu"
-            else f"{name} hit a limit of CPU time"
-        )
+        return f"{name} hit the limit of {status} ({setting} = {value:g})"
     return f"{name} was stopped: {status}"
 
 
@@ -118,9 +118,11 @@ def describe_shell_limit(
             f"the command was stopped after {seconds:.0f} s; {advice}. What it printed until then "
             "is in the output"
         )
+    if status == "cpu":
+        return "the command hit a limit of CPU time and was stopped"
+    if status == "output":
+        return "the command hit the limit of output and was stopped; print less"
     if setting := _SETTINGS.get(status):
-        if status == "cpu":
-            return "the command hit a limit of CPU time and was stopped"
         value = getattr(sandbox, setting.partition(".")[2])
         return f"the command hit the limit of {status} and was stopped ({setting} = {value:g})"
     return "" if status == "success" else f"the command was stopped: {status}"

@@ -22,7 +22,7 @@ from moothall.domain.repository import Base, Prepared
 from moothall.errors import InvalidRequest, RepositoryError
 from moothall.ranking import diagnose
 from moothall.ranking.assess import differing_cases, unmatched_cases
-from moothall.ranking.obstacles import as_errored, hit_limit_under_load, stopped_cases
+from moothall.ranking.failures import as_errored, hit_limit_under_load, stopped_cases
 from moothall.repositories.checkout import Progress, change_owner, check_out
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
@@ -158,7 +158,7 @@ class Preparer:
                 temporary / HISTORY_NAME,
                 self._layout.tree(key),
                 commits=self._history_commits,
-                seconds=settings.setup_seconds,
+                seconds=settings.check_seconds,
                 max_bytes=settings.max_repository_bytes,
             )
             await asyncio.to_thread(change_owner, temporary, sandbox_uid())

@@ -33,13 +33,13 @@ from moothall.domain.tool import (
 from moothall.errors import ConfigurationError, MoothallError, SandboxUnavailable, WorkspaceFailed
 from moothall.ports import HandleLines, Workspace
 from moothall.sandbox.bubblewrap import ENVIRONMENT
-from moothall.sandbox_runtime import harness_process, stdio_process
+from moothall.sandbox_runtime import harness_process, socket_process
 from moothall.sandbox_runtime.code_runner import MONTY
 from moothall.sandbox_runtime.tool_proxy import plain
 from moothall.telemetry import get_logger
 from moothall.workspace.executor_client import Answer, ExecutorClient, ExecutorSetup
+from moothall.workspace.executor_connection import PARSE_ERRORS, parse_integer, parse_usage
 from moothall.workspace.pool import ExecutorPool
-from moothall.workspace.result_parsing import PARSE_ERRORS, parse_integer, parse_usage
 
 # Sessions with code in an executor: a block of Python that asks questions, or a program that talks
 # to its caller. All input from the executor is hostile.
@@ -216,7 +216,7 @@ async def converse(
     )
     block: dict[str, Any] = {"argv": list(argv), "most": max_bytes}
     if variables is None:
-        command, env["PATH"] = stdio_process.COMMAND, path
+        command, env["PATH"] = socket_process.PROGRAM_COMMAND, path
     else:  # an agent runs the project's own commands, so only itself is looked for elsewhere
         command = harness_process.COMMAND
         block |= {"variables": dict(variables), "path": path}
@@ -254,6 +254,8 @@ _PROGRAM = "moothall.sandbox_runtime.code_runner"
 _EXTRA_MEMORY_BYTES = 256_000_000  # for the process that holds the worker, and the worker itself
 _MAX_RECURSION = 400
 _MAX_PROCESSES, _MAX_OPEN_FILES = 32, 128
+_WORKERS = 2
+"""The number of concurrent blocks of one process; twice as many may run in CPython."""
 
 
 def can_run_blocks(settings: RunnerSettings) -> bool:
@@ -291,9 +293,13 @@ class LocalRunner:
     """
 
     def __init__(
-        self, settings: WorkspaceSections, pool: ExecutorPool, limits: BlockLimits = BLOCK_LIMITS
+        self,
+        settings: WorkspaceSections,
+        pool: ExecutorPool,
+        limits: BlockLimits = BLOCK_LIMITS,
+        workers: int = _WORKERS,
     ) -> None:
-        self._settings, self._limits = settings.runner, limits
+        self._limits, self._workers = limits, workers
         self._pool = pool
         sandbox = settings.sandbox.model_copy(
             update={
@@ -308,11 +314,11 @@ class LocalRunner:
             "runner", (), ro=monty_binds(), program=_PROGRAM, limits=sandbox
         )
         self._idle: dict[str, list[ExecutorClient]] = {}
-        self._slots = asyncio.Semaphore(settings.runner.workers)
+        self._slots = asyncio.Semaphore(workers)
         # Each depth has its own slots: a block holds its executor while it waits for agents whose
         # blocks need one too.
         self._full_slots: defaultdict[int, asyncio.Semaphore] = defaultdict(
-            lambda: asyncio.Semaphore(2 * settings.runner.workers)
+            lambda: asyncio.Semaphore(2 * workers)
         )
 
     async def run(self, block: CodeBlock, workspace: Workspace, ask: Ask) -> BlockRun:
@@ -323,15 +329,11 @@ class LocalRunner:
                 result, reason = await self._try_monty(block, ask)
                 if not reason:
                     return result
-                if not (self._settings.full and block.full):
-                    alternative = (
-                        ", or let it read files too (files.read), as CPython requires"
-                        if self._settings.full
-                        else ""
-                    )
+                if not block.full:
                     return replace(
                         result,
-                        error=f"this Python cannot run it: {reason}; write it without{alternative}",
+                        error=f"this Python cannot run it: {reason}; write it without, or let it "
+                        "read files too (files.read), as CPython requires",
                     )
                 log.info("a block goes to CPython", reason=reason)
                 async with self._full_slots[block.depth]:
@@ -424,14 +426,14 @@ class LocalRunner:
                 return executor
             self._pool.release(executor)
         # No more executors than workers: one of another tenant must go.
-        if sum(map(len, self._idle.values())) >= self._settings.workers:
+        if sum(map(len, self._idle.values())) >= self._workers:
             idle_executors = next(executors for executors in self._idle.values() if executors)
             self._pool.release(idle_executors.pop())
         # Any block of the tenant may run in it.
         return await self._pool.acquire(self._setup, owner={"tenant": tenant})
 
     def _return_executor(self, executor: ExecutorClient, tenant: str, *, is_reusable: bool) -> None:
-        if is_reusable and sum(map(len, self._idle.values())) < self._settings.workers:
+        if is_reusable and sum(map(len, self._idle.values())) < self._workers:
             self._idle.setdefault(tenant, []).append(executor)
         else:
             self._pool.release(executor)

@@ -18,8 +18,10 @@ from typing import Any
 from moothall.config import WorkspaceSections
 from moothall.errors import ConfigurationError, WorkspaceFailed
 from moothall.processes import start_process
+from moothall.repositories.patch_rules import MAX_FILE_BYTES
 from moothall.telemetry import metrics
 from moothall.tools.wasm_tools import WasmTool, read_tools
+from moothall.workspace.limits import MAX_OUTPUT_BYTES
 
 _SANDBOX_FOLDER = "/opt/moothall-wasm"
 _BOOT = (
@@ -27,6 +29,9 @@ _BOOT = (
     "moothall.sandbox_runtime.wasm import main; main()"
 )
 _COMPILE_SECONDS = 120.0
+_FUEL = 10_000_000_000
+"""The approximate number of instructions of one run."""
+_MEMORY_BYTES = 256_000_000
 _TABLE_ELEMENTS = 100_000
 _INSTANCES = 4
 """The maximum number of instances, of tables and of memories of one run."""
@@ -92,20 +97,19 @@ class ModuleFolder:
                 f"there is no module for {tool}: it was added to the folder after this process "
                 "started; restart it"
             )
-        limits = self._settings.wasm
         spec = self._tools[tool].spec
         options = {
             "module": f"{_SANDBOX_FOLDER}/modules/{self._modules[tool]}",
             "arguments": dict(arguments),
             "paths": [arguments[name] for name in spec.paths],
-            "fuel": limits.fuel,
+            "fuel": _FUEL,
             "seconds": min(seconds, spec.timeout_seconds),
-            "memory_bytes": limits.memory_bytes,
+            "memory_bytes": _MEMORY_BYTES,
             "table_elements": _TABLE_ELEMENTS,
             "instances": _INSTANCES,
             # JSON may need three bytes for one, and an answer must not be truncated.
-            "output_bytes": self._settings.sandbox.output_bytes // 3,
-            "file_bytes": self._settings.workspace.max_file_bytes,
+            "output_bytes": MAX_OUTPUT_BYTES // 3,
+            "file_bytes": MAX_FILE_BYTES,
         }
         return ("python3", "-I", "-S", "-c", _BOOT, "run", json.dumps(options))
 

@@ -40,7 +40,7 @@ from moothall.errors import (
     WorkspaceFailed,
 )
 from moothall.ports import NOTHING, HandleLines
-from moothall.ranking.obstacles import hit_limit_under_load
+from moothall.ranking.failures import hit_limit_under_load
 from moothall.repositories import patch_rules
 from moothall.repositories.changes import ChangeCaps, WorkspaceChanges
 from moothall.repositories.clone import TrustedClone
@@ -48,25 +48,25 @@ from moothall.repositories.git_objects import Change
 from moothall.repositories.service import Remote
 from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.sandbox_runtime import cases, checks
-from moothall.sandbox_runtime.cpython_runner import COMMAND
 from moothall.sandbox_runtime.processes import GENEROUS
 from moothall.sandbox_runtime.protocol import pack_path
+from moothall.sandbox_runtime.socket_process import BLOCK_COMMAND
 from moothall.tools import code_tools
 from moothall.tools.code_tools import SHELL, USUAL_SECONDS
 from moothall.workspace import limits
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
-from moothall.workspace.executor_connection import grammars
-from moothall.workspace.gittools import GitState, git_tool
-from moothall.workspace.initial_changes import InitialChanges
-from moothall.workspace.limits import describe_shell_limit
-from moothall.workspace.pool import CreateExecutor, ExecutorPool
-from moothall.workspace.result_parsing import (
+from moothall.workspace.executor_connection import (
+    grammars,
     parse_check_run,
     parse_code_output,
     parse_result,
     parse_shell_answer,
     parse_tests_output,
 )
+from moothall.workspace.gittools import GitState, git_tool
+from moothall.workspace.initial_changes import InitialChanges
+from moothall.workspace.limits import describe_shell_limit
+from moothall.workspace.pool import CreateExecutor, ExecutorPool
 from moothall.workspace.runner import (
     BLOCK_OUTPUT_BYTES,
     RequestAnswerer,
@@ -410,10 +410,7 @@ class OverlayWorkspace:
 
     async def collect(self) -> WorkspaceChanges:
         """Return the changes, and what .gitignore files exclude. Raises `PatchRefused`."""
-        workspace = self._settings.workspace
-        caps = ChangeCaps(
-            file_bytes=workspace.max_file_bytes, total_bytes=4 * workspace.max_file_bytes
-        )
+        caps = ChangeCaps()
         # Odd names included: deleting such a file is a change too.
         files = [entry.path for entry in await self.clone.entries(self.base.sha)]
         written = await self._executor.changes(
@@ -538,7 +535,7 @@ class OverlayWorkspace:
                     "run",
                     wall_seconds=seconds,
                     answer_question=answerer,
-                    argv=(python, "-B", "-c", COMMAND),
+                    argv=(python, "-B", "-c", BLOCK_COMMAND),
                     env=executor.variables(),
                     block=block_fields,
                 )

@@ -57,7 +57,7 @@ async def serve() -> None:
         deliberations = DeliberationService(
             bus,
             trusted_repositories(settings),
-            Defaults(settings.limits, settings.repository, settings.seed),
+            Defaults(settings.limits, settings.repository),
         )
         council_registry = CouncilRegistry(bus, settings.limits, settings.choice)
         graph = MemoryGraph()

@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from moothall.agents.loading import check_order
-from moothall.agents.runner import AgentRun, State
+from moothall.agents.runner import AgentRun, State, check_order
 from moothall.agents.specs import Spec
 from moothall.api.kernel_client import Submitted
 from moothall.domain.identity import LOCAL, Principal

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator
 
-from moothall.agents.loading import Loaded, check_order, load
-from moothall.agents.runner import request_of
+from moothall.agents.runner import Loaded, check_order, load, request_of
 from moothall.agents.specs import CAPABILITIES, Spec, SpecPart, order_tasks, schema, tools_of
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import Grant

@@ -23,7 +23,7 @@ from moothall.domain.task import Deliberation
 from moothall.errors import GraphUnavailable, ModelUnavailable, NotFound
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from moothall.testing.bus import MemoryBus
 from support.callers import OTHER, Client, Serving, api_dependencies, serving
 from support.deliberation_service import MemoryDeliberations

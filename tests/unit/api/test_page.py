@@ -27,7 +27,7 @@ from moothall.stories.coach import CRITERIA as CRITERIA_MOST
 from moothall.stories.coach import TITLE_CHARS, StoryDraft
 from moothall.stories.lifecycle import Need, StoryPosition, lifecycle
 from moothall.stories.story_state import StoryState
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from support.browsing import CRITERIA, DRAFT, HOSTILE, SHOWN, Browser, serving_page
 from support.callers import OTHER, TOKEN, TOKENS, api_dependencies, with_parts
 from support.deliberation_service import MemoryDeliberations

@@ -15,7 +15,7 @@ from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.status import Condition
 from moothall.errors import ModelUnavailable
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, HOSTILE, SHOWN, Browser, serving_page
 from support.callers import OTHER, api_dependencies

@@ -20,7 +20,7 @@ from moothall.domain.event import EventType
 from moothall.domain.ids import TaskId, key_of
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Deliberation
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, Browser, serving_page
 from support.callers import TOKEN, TOKENS, api_dependencies, with_parts

@@ -12,7 +12,7 @@ import pytest
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
 from moothall.stories.planner import changeable
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, HOSTILE, SHOWN, Browser, Got, serving_page
 from support.callers import OTHER, api_dependencies

@@ -31,7 +31,7 @@ from moothall.orchestrator.request_planning import Defaults
 from moothall.orchestrator.service import DeliberationService
 from moothall.stories.board import Board
 from moothall.stories.task_history import RoundTask
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import CRITERIA, DRAFT, HOSTILE, SHOWN, Browser, form_of, serving_page
 from support.callers import OTHER, TOKENS, api_dependencies, with_parts

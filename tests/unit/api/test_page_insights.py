@@ -20,7 +20,7 @@ from moothall.domain.event import EventType
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.proposal import SeatOutcome, SeatStatus
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, HOSTILE, SHOWN, Browser, serving_page
 from support.callers import OTHER, TOKEN, TOKENS, api_dependencies

@@ -12,7 +12,7 @@ from moothall.domain.identity import Principal
 from moothall.domain.plan import Story
 from moothall.stories.lifecycle import StoryPosition
 from moothall.stories.story_state import StoryState
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 
 _DELIVERY = {"story_id": "story-1", "status": "left", "branch": "b", "commit_sha": "c", "moved": ""}
 LEFT = StoryState(

@@ -55,7 +55,7 @@ def bus() -> CountingBus:
 @pytest.fixture
 async def browser(bus: CountingBus) -> AsyncIterator[Browser]:
     dependencies = with_parts(api_dependencies(MemoryDeliberations()), board=Board(bus))
-    settings = config.WebSettings(port=0, calls=2)
+    settings = config.WebSettings(port=0)
     connector = aiohttp.TCPConnector(limit=0)
     async with (
         http_server(
@@ -63,7 +63,7 @@ async def browser(bus: CountingBus) -> AsyncIterator[Browser]:
             dependencies,
             BearerTokens(TOKENS),
             configured=True,
-            limits=ServerLimits(readers=MANY),
+            limits=ServerLimits(readers=MANY, calls=2),
         ) as served,
         aiohttp.ClientSession(
             cookie_jar=aiohttp.CookieJar(unsafe=True), connector=connector

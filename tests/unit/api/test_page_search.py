@@ -13,7 +13,7 @@ import pytest
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.outcome import DeliberationStatus, Outcome
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, HOSTILE, Browser, serving_page
 from support.callers import OTHER, TOKEN, TOKENS, api_dependencies

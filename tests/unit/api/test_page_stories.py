@@ -18,7 +18,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft
 from moothall.stories.story_state import StoryState
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import Browser, serving_page
 from support.callers import TOKEN, TOKENS, api_dependencies

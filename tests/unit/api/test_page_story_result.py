@@ -24,7 +24,7 @@ from moothall.domain.plan import Story as PlannedStory
 from moothall.domain.proposal import Review
 from moothall.stories.story_state import StoryState
 from moothall.stories.task_history import WON, Round, RoundTask
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from support.story import SEATS, Story
 
 FIRST, SECOND, _ = SEATS

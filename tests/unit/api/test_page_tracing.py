@@ -22,7 +22,7 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.errors import GraphUnavailable
 from moothall.repositories.service import RepositoryService
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from support.browsing import DRAFT, HOSTILE, SHOWN, Browser, serving_page
 from support.callers import OTHER, TOKENS, api_dependencies, with_parts
 from support.deliberation_service import MemoryDeliberations

@@ -13,7 +13,7 @@ from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import DeliberationRequest
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from moothall.testing.bus import MemoryBus
 from support.callers import OTHER, TOKEN, api_dependencies
 from support.deliberation_service import MemoryDeliberations

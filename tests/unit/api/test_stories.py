@@ -17,7 +17,7 @@ from moothall.errors import NotFound
 from moothall.pb.planning.v1 import planning_pb2 as pb
 from moothall.pb.planning.v1 import planning_pb2_grpc as pb_grpc
 from moothall.stories.board import Board
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from moothall.testing.bus import MemoryBus
 from support.callers import OTHER, TOKEN, api_dependencies, serving, with_parts
 from support.deliberation_service import MemoryDeliberations

@@ -115,9 +115,7 @@ async def test_spending_before_a_crash_is_counted_once() -> None:
 
 
 async def test_a_story_without_a_budget_gets_the_default_and_each_tenant_its_own() -> None:
-    accounts = StoryBudgets(
-        MemoryBus().bucket(BUCKET), LimitSettings(story_tokens=50, story_calls=2)
-    )
+    accounts = StoryBudgets(MemoryBus().bucket(BUCKET), LimitSettings(story_tokens=50))
     reservation = accounts.reservation("story-1", "local", TaskKey("task-1"), Budget())
     with pytest.raises(BudgetExceeded, match="story's budget of 50 tokens"):
         await _draw(reservation, Ledger(Budget()), "a", 51)

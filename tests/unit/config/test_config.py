@@ -15,15 +15,14 @@ def test_environment_variables_override_the_file_and_the_file_the_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "m.toml"
-    file.write_text('seed = 3\n[llm]\nmodel = "from-file"\nretries = 1\n', encoding="utf-8")
+    file.write_text(
+        'repository = "shop"\n[llm]\nmodel = "from-file"\nretries = 1\n', encoding="utf-8"
+    )
     monkeypatch.setenv("MOOTHALL_LLM__MODEL", "from-environment")
     settings = load_settings(file)
-    assert (settings.seed, settings.llm.model, settings.llm.retries, settings.llm.temperature) == (
-        3,
-        "from-environment",
-        1,
-        0.8,
-    )
+    assert settings.repository == "shop"
+    assert (settings.llm.model, settings.llm.retries) == ("from-environment", 1)
+    assert settings.llm.temperature == 0.8
 
 
 @pytest.mark.parametrize(
@@ -56,7 +55,7 @@ def test_an_invalid_setting_is_reported_with_its_line_and_a_similar_setting(
 ) -> None:
     file = tmp_path / "m.toml"
     file.write_text(
-        "# mine\nseed = 3\n\n[llm]\nmodel = 'x'\nbsae_url = 'u'\nretries = -1\n[secrets]\n",
+        "# mine\nrepository = 'r'\n\n[llm]\nmodel = 'x'\nbsae_url = 'u'\nretries = -1\n[secrets]\n",
         encoding="utf-8",
     )
     monkeypatch.setenv("MOOTHALL_LIMITS__AGENTS", "0")
@@ -97,7 +96,7 @@ def test_a_secret_is_read_from_a_file_and_not_shown(tmp_path: Path) -> None:
 
 
 def test_settings_can_be_pickled() -> None:
-    settings = load_settings(seed=5)
+    settings = load_settings(repository="shop")
     assert pickle.loads(pickle.dumps(settings)) == settings  # noqa: S301 - our own bytes
 
 
@@ -119,3 +118,24 @@ def test_workspaces_on_a_ray_cluster_need_its_address() -> None:
         load_settings(workspace={"kind": "ray"})
     settings = load_settings(workspace={"kind": "ray"}, ray={"address": "10.0.0.1:6379"})
     assert settings.workspace.kind == "ray"
+
+
+@pytest.mark.parametrize(
+    ("url", "server", "user", "database"),
+    [
+        ("neo4j://127.0.0.1:7687", "neo4j://127.0.0.1:7687", "neo4j", "neo4j"),
+        ("neo4j+s://ann%40x@db:7687/graph", "neo4j+s://db:7687", "ann@x", "graph"),
+        ("bolt://[::1]:7687/?policy=near", "bolt://[::1]:7687?policy=near", "neo4j", "neo4j"),
+    ],
+)
+def test_the_url_of_the_graph_names_its_user_and_database(
+    url: str, server: str, user: str, database: str
+) -> None:
+    graph = load_settings(graph={"url": url}).graph
+    assert (graph.server, graph.user, graph.database) == (server, user, database)
+
+
+def test_a_password_in_the_url_of_the_graph_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"set graph\.password instead") as caught:
+        load_settings(graph={"url": "neo4j://ann:very-secret@db:7687"})
+    assert "very-secret" not in str(caught.value)

@@ -60,7 +60,7 @@ def test_variables_of_kubernetes_are_ignored(
 
 def test_every_setting_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = set(known_variables(AllSettings, "MOOTHALL_"))
-    assert {"MOOTHALL_SEED", "MOOTHALL_LLM__MODEL", "MOOTHALL_LLM"} <= variables
+    assert {"MOOTHALL_REPOSITORY", "MOOTHALL_LLM__MODEL", "MOOTHALL_LLM"} <= variables
     monkeypatch.setenv("moothall_llm__model", "lower")
     monkeypatch.setenv("MOOTHALL_BUS", '{"replicas": 3}')
     settings = load_settings()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from moothall.deliberation.seat_setup import SUBMIT, SeatTools, UnusableCallError
 from moothall.domain.chat import FunctionCall
 from moothall.sandbox_runtime.edits import replace
-from moothall.sandbox_runtime.paths import ToolFailure
+from moothall.sandbox_runtime.file_access import ToolFailure
 from moothall.tools.catalogue import CATALOGUE
 
 ALL = SeatTools.from_specs([*CATALOGUE.values()])

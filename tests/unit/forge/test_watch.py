@@ -88,7 +88,9 @@ class App:
         )
 
     @asynccontextmanager
-    async def watching(self, at_once: int = 2, **settings: Any) -> AsyncIterator[Watch]:
+    async def watching(
+        self, at_once: int = 2, poll_seconds: float = 60.0, **settings: Any
+    ) -> AsyncIterator[Watch]:
         """Open a new watch, as after a restart."""
         forge_fields = {
             "kind": self.forge.kind,
@@ -110,6 +112,7 @@ class App:
                 task_chars=5000,
                 report_progress=self.messages.append,
                 at_once=at_once,
+                poll_seconds=poll_seconds,
             )
 
     async def look(self, ends: Callable[[Deliberation], Outcome], **settings: Any) -> bool:

@@ -36,7 +36,8 @@ SIGNED = hmac.new(SECRET.encode(), BODY, sha256).hexdigest()
 async def test_a_signature_is_verified_with_the_secret(
     headers: dict[str, str], status: int, woken: int
 ) -> None:
-    settings, calls = ForgeSettings(webhook_port=0, webhook_secret=SecretStr(SECRET)), []
+    settings = ForgeSettings(webhook_address="127.0.0.1:0", webhook_secret=SecretStr(SECRET))
+    calls: list[int] = []
     async with (
         serve_webhooks(settings, lambda: calls.append(1)) as port,
         aiohttp.ClientSession() as session,
@@ -48,7 +49,10 @@ async def test_a_signature_is_verified_with_the_secret(
 @pytest.mark.parametrize(("token", "status"), [(SECRET, 204), ("another", 401), ("", 401)])
 async def test_gitlab_sends_the_secret_as_a_token(token: str, status: int) -> None:
     settings = ForgeSettings(
-        kind="gitlab", url="https://git.example", webhook_port=0, webhook_secret=SecretStr(SECRET)
+        kind="gitlab",
+        url="https://git.example",
+        webhook_address="127.0.0.1:0",
+        webhook_secret=SecretStr(SECRET),
     )
     async with (
         serve_webhooks(settings, lambda: None) as port,
@@ -72,9 +76,10 @@ async def test_a_taken_port_is_reported() -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1)
         settings = ForgeSettings(
-            webhook_port=listener.getsockname()[1], webhook_secret=SecretStr(SECRET)
+            webhook_address=f"127.0.0.1:{listener.getsockname()[1]}",
+            webhook_secret=SecretStr(SECRET),
         )
-        with pytest.raises(ConfigurationError, match=r"choose another forge\.webhook_port"):
+        with pytest.raises(ConfigurationError, match=r"choose another forge\.webhook_address"):
             async with serve_webhooks(settings, lambda: None):
                 pass
 
@@ -82,7 +87,7 @@ async def test_a_taken_port_is_reported() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"webhook_port": 8081}, "webhook_secret is missing"),
+        ({"webhook_address": "127.0.0.1:8081"}, "webhook_secret is missing"),
         ({"repositories": ("acme",)}, "'acme' must have the form owner/name"),
         ({"repositories": ("acme/web/app",)}, "must have the form owner/name"),
         ({"kind": "gitlab", "repositories": ("acme/../app",)}, "must have the form owner/name"),

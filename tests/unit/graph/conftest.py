@@ -27,8 +27,7 @@ def neo4j(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
 def settings_for(address: Address) -> GraphSettings:
     # A fresh server plans each query for the first time on a busy machine.
     return GraphSettings(
-        url=address.url,
-        user=address.user,
+        url=address.url_with_user,
         password=SecretStr(address.password),
     )
 

@@ -30,8 +30,7 @@ async def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
     if request.param == "neo4j":
         server: Address = request.getfixturevalue("neo4j")
         named = {
-            "url": server.url,
-            "user": server.user,
+            "url": server.url_with_user,
             "password": SecretStr(server.password),
         }
     settings = load_settings(data_dir=tmp_path / "data", graph=GraphSettings(**named))

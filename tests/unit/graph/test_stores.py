@@ -141,15 +141,14 @@ async def test_a_late_server_gets_its_constraints_before_the_first_write(
     def settings(url: str) -> GraphSettings:
         return GraphSettings(
             url=url,
-            user=neo4j.user,
             password=SecretStr(neo4j.password),
         )
 
     port, at = free_port(), urlsplit(neo4j.url)
     async with (
-        neo4j_store(settings(neo4j.url)) as client,
+        neo4j_store(settings(neo4j.url_with_user)) as client,
         neo4j_store(
-            settings(f"bolt://127.0.0.1:{port}"), must_answer=False, retry_seconds=1
+            settings(f"bolt://{neo4j.user}@127.0.0.1:{port}"), must_answer=False, retry_seconds=1
         ) as later,
         relayed((at.hostname or "", at.port or 0), port=port),
     ):
@@ -172,8 +171,7 @@ async def test_an_invalid_address_is_refused() -> None:
 @pytest.mark.e2e
 async def test_concurrent_processes_prepare_an_empty_server(neo4j: Address) -> None:
     settings = GraphSettings(
-        url=neo4j.url,
-        user=neo4j.user,
+        url=neo4j.url_with_user,
         password=SecretStr(neo4j.password),
     )
     async with neo4j_store(settings) as first, AsyncExitStack() as stack:
@@ -193,20 +191,18 @@ async def test_concurrent_processes_prepare_an_empty_server(neo4j: Address) -> N
 
 @pytest.mark.e2e
 async def test_rejected_credentials_name_the_settings(neo4j: Address) -> None:
-    with pytest.raises(ConfigurationError, match=r"set graph\.user and graph\.password"):
-        async with neo4j_store(
-            GraphSettings(url=neo4j.url, user=neo4j.user, password=SecretStr("wrong"))
-        ):
+    with pytest.raises(
+        ConfigurationError, match=r"set the user in graph\.url, .* and graph\.password"
+    ):
+        async with neo4j_store(GraphSettings(url=neo4j.url_with_user, password=SecretStr("wrong"))):
             pass
 
 
 @pytest.mark.e2e
 async def test_a_missing_database_is_named(neo4j: Address) -> None:
     settings = GraphSettings(
-        url=neo4j.url,
-        user=neo4j.user,
+        url=f"{neo4j.url_with_user}/nothing",
         password=SecretStr(neo4j.password),
-        database="nothing",
     )
     with pytest.raises(ConfigurationError, match="no database 'nothing'"):
         async with neo4j_store(settings):

@@ -18,11 +18,8 @@ from moothall.errors import (
     ModelReplyInvalid,
     ModelUnavailable,
 )
-from moothall.harnesses.chat_api import CHAT
-from moothall.harnesses.chat_parts import ModelApi
-from moothall.harnesses.messages_api import MESSAGES
-from moothall.harnesses.model_api import HttpReply, answer
-from moothall.harnesses.responses_api import RESPONSES
+from moothall.harnesses.chat_api import CHAT, ModelApi
+from moothall.harnesses.model_api import MESSAGES, RESPONSES, HttpReply, answer
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"a": 1}'}}
 BODY: dict[str, Any] = {

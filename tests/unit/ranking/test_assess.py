@@ -10,7 +10,7 @@ from moothall.domain.proposal import Assessment, Candidate, Proposal
 from moothall.domain.repository import Profile
 from moothall.ranking import assess, is_done, rank
 from moothall.ranking.assess import is_silent, unmatched_cases
-from moothall.ranking.gates import list_failed_checks
+from moothall.ranking.criteria import list_failed_checks
 from moothall.ranking.test_cases import may_be_own
 
 PROFILE = Profile(checks={"tests": ("pytest",), "lint": ("ruff",)})

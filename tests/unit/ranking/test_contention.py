@@ -5,7 +5,7 @@ import pytest
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Profile
 from moothall.ranking import assess
-from moothall.ranking.obstacles import as_errored, hit_limit_under_load, stopped_cases
+from moothall.ranking.failures import as_errored, hit_limit_under_load, stopped_cases
 from moothall.sandbox_runtime.plugins import FOLDER
 from moothall.sandbox_runtime.processes import BUSY
 
@@ -86,4 +86,4 @@ def test_the_evidence_of_a_contended_check_is_errored_with_the_reason() -> None:
 
 def test_the_reporter_and_the_executor_use_the_same_message_for_contention() -> None:
     """The reporter cannot import the executor: it runs in the project's own interpreter."""
-    assert f'"{BUSY}"' in (FOLDER / "moothall_clock.py").read_text(encoding="utf-8")
+    assert f'"{BUSY}"' in (FOLDER / "moothall_reporter.py").read_text(encoding="utf-8")

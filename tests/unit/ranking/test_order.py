@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from moothall.domain.evidence import OWN_TESTS, Evidence, EvidenceLevel, Verdict
 from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal, Review
 from moothall.ranking import find_ties, passes_acceptance_checks, rank
-from moothall.ranking.gates import format_cases
+from moothall.ranking.criteria import format_cases
 
 SEATS = tuple(f"agent-dev-{number:03d}" for number in range(1, 6))
 GREEN = (Evidence("tests", Verdict.PASSED, passed=2),)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.proposal import Assessment, Candidate, Proposal, Review
 from moothall.ranking import rank
-from moothall.ranking.review_scores import score_answers
+from moothall.ranking.criteria import score_answers
 
 GREEN, RED = (
     (Evidence("tests", Verdict.PASSED, passed=2),),

@@ -397,10 +397,10 @@ async def test_a_repository_over_the_size_limit_is_refused(sample: Repo, tmp_pat
 
 
 async def test_a_large_file_of_the_base_is_streamed_out(sample: Repo, tmp_path: Path) -> None:
-    clone = TrustedClone(tmp_path / "repos" / "c.git", WorkspaceSettings(max_file_bytes=1024))
-    sha = await fetched(clone, sample, sample.commit({"big": b"0123456789abcdef" * 200_000}))
+    clone = TrustedClone(tmp_path / "repos" / "c.git", SETTINGS)
+    sha = await fetched(clone, sample, sample.commit({"big": b"0123456789abcdef" * 400_000}))
     await clone.checkout(sha, tmp_path / "out")
-    assert (tmp_path / "out" / "big").stat().st_size == 3_200_000
+    assert (tmp_path / "out" / "big").stat().st_size == 6_400_000
     assert await clone.read(sha, "big", 4) == b"0123"
 
 

@@ -11,8 +11,7 @@ from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import RepositoryError
-from moothall.repositories.profile import parse_config_file
-from moothall.repositories.project_config import to_toml
+from moothall.repositories.profile import parse_config_file, to_toml
 from moothall.repositories.service import RepositoryService
 from support.repos import make_repo
 

@@ -7,8 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.errors import AlreadyExists
-from moothall.repositories.profile import CONFIG_FILE, Commands, make_profile, parse_config_file
-from moothall.repositories.project_config import commands_of, to_toml, write_config_file
+from moothall.repositories.profile import (
+    CONFIG_FILE,
+    Commands,
+    commands_of,
+    make_profile,
+    parse_config_file,
+    to_toml,
+    write_config_file,
+)
 
 WORDS = st.lists(
     st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20),

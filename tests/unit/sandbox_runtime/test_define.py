@@ -8,12 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from moothall.sandbox_runtime.define import define
-from moothall.sandbox_runtime.definition_target import split_qualified_name
+from moothall.sandbox_runtime.define import define, split_qualified_name
+from moothall.sandbox_runtime.file_access import TextLimits, ToolFailure
 from moothall.sandbox_runtime.files import TOOLS
-from moothall.sandbox_runtime.paths import ToolFailure
 from moothall.sandbox_runtime.syntax import ENDINGS, definitions, language_of, parse
-from moothall.sandbox_runtime.texts import TextLimits
 
 PYTHON = '''import os
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.sandbox_runtime.edits import replace
-from moothall.sandbox_runtime.paths import ToolFailure
+from moothall.sandbox_runtime.file_access import ToolFailure
 
 TEXT = (
     "class A:\n    def f(self):\n        a = 1  \n        return a\n\n    def g(self):\n        "

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from moothall.sandbox_runtime.file_access import IsFolder, TextLimits, ToolFailure, find_encoding
 from moothall.sandbox_runtime.files import SHOWN_ENTRIES, TOOLS, glob_matches
-from moothall.sandbox_runtime.paths import IsFolder, ToolFailure
-from moothall.sandbox_runtime.texts import TextLimits, find_encoding
 
 LIMITS = TextLimits(file_bytes=10_000, output_bytes=2_000)
 

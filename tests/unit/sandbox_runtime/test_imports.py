@@ -20,7 +20,6 @@ BOUND = {
     "define.py": {"tree_sitter"},
     "repo_map.py": {"tree_sitter"},
     "syntax.py": {"tree_sitter"},
-    "definition_target.py": {"tree_sitter"},
     "wasm.py": {"wasmtime"},
 }
 

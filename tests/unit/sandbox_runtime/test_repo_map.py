@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from moothall.sandbox_runtime.file_access import TextLimits
 from moothall.sandbox_runtime.files import TOOLS
-from moothall.sandbox_runtime.texts import TextLimits
 
 FILES = {
     "src/shop/cart.py": (

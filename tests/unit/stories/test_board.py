@@ -15,7 +15,7 @@ from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft
 from moothall.stories.lifecycle import Blocked, lifecycle
 from moothall.stories.story_state import group_by_state
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from moothall.testing.bus import MemoryBus
 
 DRAFT = StoryDraft(

@@ -17,7 +17,7 @@ from moothall.errors import InvalidRequest, NotFound, Refused
 from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft
 from moothall.stories.council_actions import Spot, remark, steer
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from moothall.testing.bus import MemoryBus
 from support.deliberation_service import MemoryDeliberations
 

@@ -27,7 +27,7 @@ from moothall.stories.board import Board
 from moothall.stories.lifecycle import Blocked, lifecycle
 from moothall.stories.planner import Planner
 from moothall.stories.plans import Outline
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 from moothall.testing.bus import MemoryBus
 from support.deliberation_service import MemoryDeliberations
 from support.working import DRAFT, A, App, B, C, D, disagreed, open_app, won

@@ -10,7 +10,7 @@ from moothall.domain.ids import TaskId
 from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.status import TaskView
 from moothall.stories.task_history import RoundTask, rounds, task_ids
-from moothall.telemetry.spans import write
+from moothall.telemetry.tracing import write
 
 TASKS = [
     {"task_id": "a", "role": "dev", "description": "first"},

@@ -8,7 +8,7 @@ from moothall import telemetry
 from moothall.domain.event import EventType, new_event, request_event_id
 from moothall.domain.ids import TaskKey
 from moothall.domain.task import Deliberation
-from moothall.telemetry.spans import write, write_of
+from moothall.telemetry.tracing import write, write_of
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 REQUESTED = Deliberation(
@@ -65,4 +65,4 @@ def test_events_are_created_in_one_place() -> None:
         for path in source.rglob("*.py")
         if "testing" not in path.parts and "new_event(" in path.read_text()
     }
-    assert callers == {"event.py", "spans.py"}
+    assert callers == {"event.py", "tracing.py"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moothall import telemetry
-from moothall.telemetry.spans import log_context
+from moothall.telemetry.tracing import log_context
 
 PROGRAM = """
 import asyncio

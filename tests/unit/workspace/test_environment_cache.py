@@ -16,10 +16,13 @@ from moothall.workspace.environment_cache import Archives
 DAY = 86_400.0
 
 
-def archives(tmp_path: Path, image: str = "one", **more: Any) -> Archives:
+def archives(
+    tmp_path: Path, image: str = "one", max_bytes: int = 50_000_000_000, **more: Any
+) -> Archives:
     workspace = WorkspaceSettings(environments=tmp_path / "shared", **more)
     return Archives(
-        AllSettings(data_dir=tmp_path / "data", workspace=workspace, jobs=JobSettings(image=image))
+        AllSettings(data_dir=tmp_path / "data", workspace=workspace, jobs=JobSettings(image=image)),
+        max_bytes,
     )
 
 
@@ -81,12 +84,12 @@ async def test_the_least_recently_used_environment_is_deleted_if_space_is_short(
 ) -> None:
     (made / "layer" / "large").write_bytes(b"x" * 400_000)
     for number in range(3):
-        await archives(tmp_path, environments_bytes=1_000_000).store(f"key-{number}", made)
+        await archives(tmp_path, max_bytes=1_000_000).store(f"key-{number}", made)
         for path in stored(tmp_path):
             os.utime(path, (time.time() - 60, time.time() - 60 + int(path.name[-1])))
     assert sorted(path.name for path in stored(tmp_path)) == ["key-1", "key-2"]
     (made / "layer" / "large").write_bytes(b"x" * 1_400_000)
-    await archives(tmp_path, environments_bytes=1_000_000).store("too-large", made)
+    await archives(tmp_path, max_bytes=1_000_000).store("too-large", made)
     assert sorted(path.name for path in stored(tmp_path)) == ["key-1", "key-2"]
 
 

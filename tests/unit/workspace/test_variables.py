@@ -6,7 +6,7 @@ from pathlib import Path
 
 from moothall.config import Settings
 from moothall.workspace.executor_client import ExecutorSetup
-from moothall.workspace.local_executor import LocalExecutor
+from moothall.workspace.pool import LocalExecutor
 
 
 def variables(folder: Path, *programs: str, venv: bool = False, rc: str = "") -> dict[str, str]:

@@ -54,11 +54,13 @@ class ServerLimits:
     """Limits for connections. `head_seconds` counts from the connection's start, or the first byte
     after a response, to the end of a request's head. `keep_seconds` is the idle time after a
     response. `stall_seconds` is how long a client may read nothing of a response. Applications
-    limit bodies by `body_bytes` and `body_seconds`, and streams of server-sent events by `readers`.
+    limit bodies by `body_bytes` and `body_seconds`, streams of server-sent events by `readers`, and
+    other requests by `calls`.
     """
 
     connections: int = 4096
     readers: int = 2000
+    calls: int = 256
     head_bytes: int = 16_384
     head_seconds: float = 20.0
     keep_seconds: float = 75.0

@@ -168,7 +168,7 @@ async def serve_app(
     """
     checked = authenticate(app, bearers, lambda _scope: False)
     checked = check_origin(checked, settings.host, settings.hosts)
-    checked = answer_errors(checked, settings.calls, limits.readers)
+    checked = answer_errors(checked, limits.calls, limits.readers)
     address = ListenAddress(service, "web", settings.host, settings.port, DEFAULT_PORT)
     async with serve_asgi(checked, address, limits, context) as port:
         yield port
@@ -236,7 +236,7 @@ def application(
         routes=routes,
         middleware=[
             Middleware(observe, routes),
-            Middleware(answer_errors, settings.calls, limits.readers),
+            Middleware(answer_errors, limits.calls, limits.readers),
             Middleware(check_origin, settings.host, settings.hosts),
             Middleware(authenticate, bearers, is_open),
             Middleware(cancel_on_disconnect),

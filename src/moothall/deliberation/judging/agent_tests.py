@@ -23,8 +23,8 @@ from moothall.deliberation.judging.hidden import is_crate_module, is_run_alone
 from moothall.domain.evidence import CheckRun, Evidence, JudgedCase, Verdict
 from moothall.domain.proposal import Candidate, CrossRun, Proposal
 from moothall.domain.repository import Patch
+from moothall.ranking.criteria import format_cases, sanitize_line
 from moothall.ranking.diffs import FileDiff, file_diffs, filter_files
-from moothall.ranking.gates import format_cases, sanitize_line
 from moothall.ranking.test_cases import containers
 
 COUNTS = "counts"

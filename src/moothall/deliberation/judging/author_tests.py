@@ -22,8 +22,8 @@ from moothall.deliberation.prompts.text import clip
 from moothall.domain.evidence import OWN_TESTS, RED, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import CrossRun, Proposal
+from moothall.ranking.criteria import format_cases
 from moothall.ranking.diffs import FileDiff, file_diffs, restore_base_tests
-from moothall.ranking.gates import format_cases
 from moothall.ranking.test_cases import containers, find_identifiers, find_missing_names
 
 _OUTPUT_CHARS = 8000

@@ -17,7 +17,7 @@ from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation
 from moothall.errors import NotFound, PatchRefused, SandboxUnavailable, WorkspaceFailed
 from moothall.ports import NOTHING, ReadFile, Workspace, Workspaces
-from moothall.ranking.obstacles import as_errored, hit_limit_under_load
+from moothall.ranking.failures import as_errored, hit_limit_under_load
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)

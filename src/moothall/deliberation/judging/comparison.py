@@ -48,7 +48,7 @@ from moothall.domain.tool import ToolCall
 from moothall.errors import BusUnavailable, MoothallError
 from moothall.ports import Workspace
 from moothall.ranking import find_ties, have_same_change
-from moothall.ranking.gates import format_cases, sanitize_line
+from moothall.ranking.criteria import format_cases, sanitize_line
 from moothall.telemetry import get_logger
 
 # Comparison of many answers by their summaries: in small groups, then among the best of each group,

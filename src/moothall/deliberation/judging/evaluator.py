@@ -45,13 +45,13 @@ from moothall.domain.text import scrub
 from moothall.errors import NotFound
 from moothall.ranking import assess, changed_files, passes_acceptance_checks, rank
 from moothall.ranking.assess import is_silent
+from moothall.ranking.criteria import format_counts
 from moothall.ranking.diffs import (
     change_digest,
     changes_only_wording,
     existing_code_files,
     normalize_change,
 )
-from moothall.ranking.gates import format_counts
 from moothall.ranking.screening import find_joined_secrets, find_suspicious_lines
 from moothall.ranking.test_cases import concerns_change, find_altered_examples, find_test_file
 from moothall.sandbox_runtime.cases import WRITTEN

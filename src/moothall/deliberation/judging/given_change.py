@@ -28,7 +28,7 @@ from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, Proposal
 from moothall.domain.task import CHANGE
 from moothall.ranking import passes_acceptance_checks
-from moothall.ranking.gates import sanitize_line
+from moothall.ranking.criteria import sanitize_line
 
 _MAX_PARTS = 10
 _MAX_BASE_MS = 60_000

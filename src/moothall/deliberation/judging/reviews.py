@@ -41,8 +41,8 @@ from moothall.domain.ids import digest, seed_of
 from moothall.domain.proposal import Candidate, Proposal, Review
 from moothall.errors import BusUnavailable, ModelReplyInvalid, MoothallError
 from moothall.ranking import passes_acceptance_checks
+from moothall.ranking.criteria import sanitize_line
 from moothall.ranking.diffs import file_diffs
-from moothall.ranking.gates import sanitize_line
 
 # Reviews of answers. They are anonymous, no seat reviews its own answer, and seat names do not
 # affect the order.

@@ -48,7 +48,7 @@ from moothall.domain.repository import Patch
 from moothall.errors import BusUnavailable, MoothallError
 from moothall.ports import Workspace
 from moothall.ranking import passes_acceptance_checks
-from moothall.ranking.gates import format_cases, sanitize_line
+from moothall.ranking.criteria import format_cases, sanitize_line
 
 _MAX_READ_ATTEMPTS = 2
 _OUTPUT_CHARS = 4_000

@@ -14,9 +14,8 @@ import sys
 import time
 import unittest
 
-import moothall_clock  # type: ignore[import-not-found] # beside it, on the path of the sandbox
+import moothall_reporter  # type: ignore[import-not-found] # beside it, on the path of the sandbox
 import pytest
-from moothall_lines import Lines  # type: ignore[import-not-found] # as above
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,14 +73,14 @@ class Limit:
         if not is_free:
             yield
             return
-        clock = moothall_clock.Clock(seconds)
+        clock = moothall_reporter.Clock(seconds)
         start_time = time.monotonic()
         try:
             yield
         finally:
             clock = None
             if signal.getsignal(signal.SIGALRM) is stop:
-                moothall_clock.stop()
+                moothall_reporter.stop()
         took = time.monotonic() - start_time
         if factor == 1.0 and took < seconds:
             self.longest = max(self.longest, took)
@@ -173,7 +172,7 @@ class Reporter:
 
     def __init__(self, folder: str, *, again: bool) -> None:
         self._earlier = _earlier_cases(folder) if again else frozenset()
-        self._lines = Lines(folder, "pytest")
+        self._lines = moothall_reporter.Lines(folder, "pytest")
         self._results: dict[str, str] = {}
         self._details: dict[str, str] = {}
         self._seconds: dict[str, float] = {}

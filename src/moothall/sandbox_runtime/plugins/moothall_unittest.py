@@ -13,8 +13,7 @@ import time
 import traceback
 import unittest
 
-import moothall_clock  # type: ignore[import-not-found] # beside it, on the path of the sandbox
-from moothall_lines import Lines  # type: ignore[import-not-found] # as above
+import moothall_reporter  # type: ignore[import-not-found] # beside it, on the path of the sandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class Result(unittest.TextTestResult):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._lines = Lines(FOLDER, "unittest")
+        self._lines = moothall_reporter.Lines(FOLDER, "unittest")
         self._seconds = SECONDS
         self._result, self._detail, self._started_at = "", "", 0.0
 
@@ -62,7 +61,7 @@ class Result(unittest.TextTestResult):
         self._write(start=_name(test))
         if self._seconds > 0 and signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, None):
             signal.signal(signal.SIGALRM, self._stop)
-            self._clock = moothall_clock.Clock(self._seconds)
+            self._clock = moothall_reporter.Clock(self._seconds)
 
     def _stop(self, _number: int, _frame: object) -> None:
         if self._started_at and not self._clock.has_more_time():
@@ -72,7 +71,7 @@ class Result(unittest.TextTestResult):
     def stopTest(self, test: Any) -> None:
         took, self._started_at = time.monotonic() - self._started_at, 0.0
         if signal.getsignal(signal.SIGALRM) == self._stop:
-            moothall_clock.stop()
+            moothall_reporter.stop()
         extra = {"detail": self._detail[-_DETAIL_CHARS:]} if self._detail else {}
         self._write(
             case=_name(test), result=self._result or "passed", ms=round(took * 1000), **extra

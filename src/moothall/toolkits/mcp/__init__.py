@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
@@ -136,19 +135,15 @@ class McpSettings(Section):
     servers: Mapping[ServerName, McpServerSettings] = Field(
         default_factory=dict, description="by name; [mcp.servers.NAME] in the file"
     )
-    folder: Path | None = Field(
-        None, description="folder of the lists of accepted tools; unset: mcp in the data directory"
-    )
     seconds: float = Field(60.0, gt=0, le=3600, description="one call, the server's start included")
-    kept: int = Field(
-        16,
-        ge=1,
-        description="persistent servers of one process; a further one ends the least recently used "
-        "one",
-    )
 
 
 # The family `mcp`.
+
+
+MAX_SERVERS = 16
+"""The number of persistent servers of one process; a further one ends the least recently used one.
+"""
 
 
 class McpFamily(Family[McpSettings]):
@@ -156,6 +151,9 @@ class McpFamily(Family[McpSettings]):
 
     section = "mcp"
     kind = McpSettings
+
+    def __init__(self, max_servers: int = MAX_SERVERS) -> None:
+        self._max_servers = max_servers
 
     def specs(self, settings: Settings) -> Sequence[ToolSpec]:
         """Return the accepted tools as they were described when they were accepted."""
@@ -200,7 +198,11 @@ class McpFamily(Family[McpSettings]):
 
         mcp = self.own_settings(settings)
         return McpTools(
-            settings.sandbox, mcp, WebFamily().own_settings(settings), accepted_tools(settings, mcp)
+            settings.sandbox,
+            mcp,
+            WebFamily().own_settings(settings),
+            accepted_tools(settings, mcp),
+            self._max_servers,
         )
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:

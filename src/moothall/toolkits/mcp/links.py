@@ -566,11 +566,11 @@ class ServerPool:
             idle = [server for server in running if not server.call_lock.locked()]
             if not idle:
                 raise CallFailed(
-                    f"all {self._max_servers} MCP servers are busy (mcp.kept); try again when one "
-                    "of them is idle"
+                    f"all {self._max_servers} MCP servers are busy; try again when one of them "
+                    "is idle"
                 )
             min(idle, key=lambda server: server.last_used).end(
-                "it was replaced by another one (mcp.kept)"
+                f"it was replaced by another one, because {self._max_servers} of them run"
             )
         return self._servers.setdefault(key, start())
 

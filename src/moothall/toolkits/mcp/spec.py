@@ -337,9 +337,9 @@ def file_access(server: McpServerSettings, danger: Danger) -> str:
     return "read" if server.files == "write" and danger is Danger.READ else server.files
 
 
-def list_file(settings: Settings, mcp: McpSettings, server: str) -> Path:
+def list_file(settings: Settings, server: str) -> Path:
     """Return the path of the list of a server's accepted tools."""
-    return (mcp.folder or settings.data_dir / "mcp") / f"{server}.json"
+    return settings.data_dir / "mcp" / f"{server}.json"
 
 
 def accepted_tools(settings: Settings, mcp: McpSettings) -> Sequence[AcceptedTool]:
@@ -348,7 +348,7 @@ def accepted_tools(settings: Settings, mcp: McpSettings) -> Sequence[AcceptedToo
     """
     tools: list[AcceptedTool] = []
     for name, server in mcp.servers.items():
-        file = list_file(settings, mcp, name)
+        file = list_file(settings, name)
         try:
             with file.open("rb") as opened:
                 text = opened.read(_LIST_BYTES)
@@ -381,11 +381,9 @@ def _read(file: str, name: str, text: bytes, settings: str) -> tuple[AcceptedToo
     return read_offers(name, McpSettings.model_validate_json(settings), offers).tools
 
 
-def write_accepted_tools(
-    settings: Settings, mcp: McpSettings, server: str, tools: Sequence[AcceptedTool]
-) -> Path:
+def write_accepted_tools(settings: Settings, server: str, tools: Sequence[AcceptedTool]) -> Path:
     """Write the list of a server's accepted tools. Raises `ConfigurationError`."""
-    file = list_file(settings, mcp, server)
+    file = list_file(settings, server)
     entries = [
         {
             "name": tool.offer.name,

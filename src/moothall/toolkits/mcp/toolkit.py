@@ -14,7 +14,7 @@ from moothall.errors import CallFailed, NotFound
 from moothall.network.destinations import Destinations
 from moothall.ports import Workspace
 from moothall.toolkits import ToolOutput, run_within
-from moothall.toolkits.mcp import McpServerSettings, McpSettings
+from moothall.toolkits.mcp import MAX_SERVERS, McpServerSettings, McpSettings
 from moothall.toolkits.mcp.spec import AcceptedTool, OfferedTool, file_access
 from moothall.toolkits.web import HttpSettings
 
@@ -40,12 +40,14 @@ class McpTools:
         mcp: McpSettings,
         http: HttpSettings,
         tools: Sequence[AcceptedTool] = (),
+        max_servers: int = MAX_SERVERS,
     ) -> None:
         self._mcp, self._sandbox = mcp, sandbox
         self._destinations = Destinations.read(http.allow, only=http.only_allowed)
         self._tools = {tool.spec.name: tool for tool in tools}
         self._secrets = secret_values(mcp)
         self._slots = asyncio.Semaphore(_CONCURRENT_CALLS)
+        self._max_servers = max_servers
         self._server_pool: ServerPool | None = None
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
@@ -121,7 +123,7 @@ class McpTools:
         except ModuleNotFoundError as error:
             raise CallFailed(_NOT_INSTALLED) from error
         server_pool = self._server_pool = self._server_pool or ServerPool(
-            self._mcp.kept, self._slots
+            self._max_servers, self._slots
         )
         return server_pool.call(
             (tenant, workspace.id, name),

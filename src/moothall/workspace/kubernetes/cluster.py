@@ -16,7 +16,7 @@ from kubernetes import client, config, watch
 from urllib3.exceptions import HTTPError
 from urllib3.util.ssl_ import create_urllib3_context
 
-from moothall.config import JobSettings
+from moothall.config import JobSettings, environment
 from moothall.errors import ConfigurationError, SandboxUnavailable
 from moothall.telemetry import get_logger
 from moothall.workspace.kubernetes.manifest import APP_LABEL, HOST, LABEL, NAME
@@ -152,7 +152,7 @@ class Cluster:
         await asyncio.to_thread(self._api.close)
 
     def _connect(self) -> None:
-        self._api = connect(self._jobs)
+        self._api = connect()
         self._batch, self._core = client.BatchV1Api(self._api), client.CoreV1Api(self._api)
         try:
             self._batch.list_namespaced_job(
@@ -325,23 +325,19 @@ class Cluster:
             future.set_result(failure)
 
 
-def connect(jobs: JobSettings) -> client.ApiClient:
-    """Return a client of the configured cluster, without a call to it. Raises
-    `ConfigurationError`.
+def connect() -> client.ApiClient:
+    """Return a client of the configured cluster, without a call to it: that of KUBECONFIG, of the
+    pod's service account, or of kubectl's default file. Raises `ConfigurationError`.
     """
     try:
-        if jobs.context or jobs.kubeconfig:
-            file = str(jobs.kubeconfig) if jobs.kubeconfig else None
-            api = cast(
-                "client.ApiClient",
-                config.new_client_from_config(config_file=file, context=jobs.context or None),
-            )
+        if file := environment().get("KUBECONFIG"):
+            api = cast("client.ApiClient", config.new_client_from_config(config_file=file))
         else:
             api = _default_client()
     except config.ConfigException as error:
         raise ConfigurationError(
             f"workspace.kind is kubernetes, but no cluster is configured: {error}; set "
-            "jobs.kubeconfig, or run in a pod with a service account"
+            "KUBECONFIG, or run in a pod with a service account"
         ) from error
     _accept_minimal_certificates(api)
     return api
@@ -362,7 +358,7 @@ def _accept_minimal_certificates(api: client.ApiClient) -> None:
 
 
 def _default_client() -> client.ApiClient:
-    """Return a client of the pod's service account, or of kubectl's configuration."""
+    """Return a client of the pod's service account, or of kubectl's default file."""
     configuration = client.Configuration()
     with suppress(config.ConfigException):
         config.load_incluster_config(client_configuration=configuration)

@@ -40,7 +40,7 @@ from moothall.workspace.executor_client import (
 from moothall.workspace.executor_connection import ExecutorConnection
 from moothall.workspace.kubernetes import manifest
 from moothall.workspace.kubernetes.cluster import Cluster
-from moothall.workspace.kubernetes.multiplexer import (
+from moothall.workspace.kubernetes.link import (
     CODE_EXECUTOR,
     CONTROL,
     EXECUTOR,
@@ -212,7 +212,9 @@ class JobExecutor(ExecutorClient):
                 archive.send(pipe, self._files), name=f"tree for {self.job}"
             )
             try:
-                await self._call_link("unpack", where=volume, most=self._settings.jobs.disk_bytes)
+                await self._call_link(
+                    "unpack", where=volume, most=manifest.disk_bytes(self._settings)
+                )
                 await sending
             finally:
                 sending.cancel()
@@ -334,7 +336,7 @@ class JobExecutor(ExecutorClient):
             await self._fetch("tree", self.upper)
 
     async def _fetch(self, volume: str, target: Path) -> None:
-        owner, max_bytes = sandbox_uid(), self._settings.jobs.disk_bytes
+        owner, max_bytes = sandbox_uid(), manifest.disk_bytes(self._settings)
         unpack = functools.partial(archive.unpack, root=target, owner=owner, max_bytes=max_bytes)
         async with archive.piped(unpack, reads=True) as pipe:
             while True:

@@ -12,8 +12,7 @@ from moothall.config import RunnerSettings, WorkspaceSections
 from moothall.sandbox.bubblewrap import ENVIRONMENT, UID, WORKSPACE
 from moothall.sandbox_runtime.confinement import BOOT
 from moothall.workspace.executor_client import ExecutorSetup
-from moothall.workspace.kubernetes.link import LINK
-from moothall.workspace.kubernetes.multiplexer import CODE_EXECUTOR, EXECUTOR
+from moothall.workspace.kubernetes.link import CODE_EXECUTOR, EXECUTOR, LINK
 
 LABEL = "app.kubernetes.io/name"
 NAME = "moothall-workspace"
@@ -51,11 +50,16 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
+def disk_bytes(settings: WorkspaceSections) -> int:
+    """Return the ephemeral storage of a workspace, with its checkout and its environment."""
+    return 2 * settings.workspace.max_repository_bytes
+
+
 def containers(setup: ExecutorSetup, runner: RunnerSettings) -> dict[int, str]:
     """Return the containers beside the link by their streams: one for tools, and one for blocks in
     CPython on the same files.
     """
-    blocks = bool(setup.tree) and runner.enabled and runner.full
+    blocks = bool(setup.tree) and runner.enabled
     return {EXECUTOR: "hands", **({CODE_EXECUTOR: "code"} if blocks else {})}
 
 
@@ -99,7 +103,7 @@ def _pod(
     executors = containers(setup, settings.runner)
     # The pod's limit is the sum over its containers. Its volumes count against that, and each
     # against its own limit.
-    share = jobs.disk_bytes // (1 + len(executors))
+    share = disk_bytes(settings) // (1 + len(executors))
     link_options = json.dumps(
         {"name": name, "names": executors, "proxied": setup.network_access is not None}
     )
@@ -134,7 +138,7 @@ def _pod(
 
 def _volumes(setup: ExecutorSetup, settings: WorkspaceSections) -> list[dict[str, Any]]:
     executors = containers(setup, settings.runner).values()
-    disk = {"sizeLimit": str(settings.jobs.disk_bytes)}
+    disk = {"sizeLimit": str(disk_bytes(settings))}
     folders = ("tree", "env", "config", *visible_folders(setup))
     return [
         *(

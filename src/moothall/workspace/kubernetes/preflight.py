@@ -30,7 +30,7 @@ from moothall.workspace.kubernetes.cluster import (
     connect,
     error_text,
 )
-from moothall.workspace.kubernetes.multiplexer import Transport
+from moothall.workspace.kubernetes.link import Transport
 
 # Removal of Jobs whose host is gone. A link ends by itself without messages, but a Job whose link
 # never started must be deleted.
@@ -155,13 +155,13 @@ async def examine(settings: WorkspaceSections, bus: Mapping[str, str]) -> AsyncI
     which the link would reach the bus.
     """
     try:
-        api = await asyncio.to_thread(connect, settings.jobs)
+        api = await asyncio.to_thread(connect)
     except ConfigurationError as error:
         yield Finding(
             "cluster",
             ok=False,
             detail=error.message,
-            mend="set MOOTHALL_JOBS__KUBECONFIG, or run in a pod",
+            mend="set KUBECONFIG, or run in a pod",
         )
         return
     name = f"moothall-doctor-{secrets.token_hex(4)}"

@@ -114,7 +114,7 @@ def test_accepted_tools_are_in_the_catalogue_unchanged_and_granted_to_no_role(
     found = read_offers(
         "notes", family.own_settings(settings), [offer("add"), offer("bad", schema={})]
     )
-    file = write_accepted_tools(settings, family.own_settings(settings), "notes", found.tools)
+    file = write_accepted_tools(settings, "notes", found.tools)
     assert file.stat().st_mode & 0o777 == 0o600
     known = family_tools(settings)
     assert "mcp.notes.add" in known
@@ -140,11 +140,10 @@ def test_accepted_tools_are_in_the_catalogue_unchanged_and_granted_to_no_role(
 
 
 def test_an_invalid_list_of_accepted_tools_is_named(tmp_path: Path) -> None:
-    settings = load_settings(
-        data_dir=tmp_path, mcp={"servers": {"notes": COMMAND}, "folder": str(tmp_path)}
-    )
+    settings = load_settings(data_dir=tmp_path, mcp={"servers": {"notes": COMMAND}})
+    (tmp_path / "mcp").mkdir()
     for text in ("", "[]", '{"tools": [{"name": "a"}]}', "[" * 100_000):
-        (tmp_path / "notes.json").write_text(text, encoding="utf-8")
+        (tmp_path / "mcp" / "notes.json").write_text(text, encoding="utf-8")
         with pytest.raises(
             ConfigurationError,
             match=r"notes\.json is not a list of accepted tools; `moothall tools take notes`",
@@ -158,7 +157,6 @@ def test_a_server_is_available_to_its_tenants_only(tmp_path: Path) -> None:
     )
     write_accepted_tools(
         settings,
-        McpFamily().own_settings(settings),
         "notes",
         read_offers("notes", McpFamily().own_settings(settings), [offer("add")]).tools,
     )
@@ -206,7 +204,6 @@ def test_credentials_are_read_from_lines_and_never_shown(tmp_path: Path) -> None
     assert server.named_credentials() == {"NOTES_KEY": "canary-5c1e", "OTHER": "two = 2"}
     write_accepted_tools(
         settings,
-        McpFamily().own_settings(settings),
         "notes",
         read_offers("notes", McpFamily().own_settings(settings), [offer("add")]).tools,
     )

@@ -17,7 +17,6 @@ import pytest
 from kubernetes import client
 from urllib3.exceptions import HTTPError
 
-from moothall.config import JobSettings
 from moothall.workspace.kubernetes.cluster import connect
 from support.kube.keys import authority, certificate, kubeconfig
 
@@ -56,18 +55,23 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         thread.join()
 
 
-def version(file: Path, host: str | None = None) -> str:
-    with connect(JobSettings(kubeconfig=file)) as api:
+@pytest.fixture(autouse=True)
+def _kubeconfig(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(folder / "admin.kubeconfig"))
+
+
+def version(host: str | None = None) -> str:
+    with connect() as api:
         if host:
             api.configuration.host = api.configuration.host.replace("127.0.0.1", host)
         return str(client.VersionApi(api).get_code().minor)
 
 
 def test_a_certificate_without_key_identifiers_is_accepted(folder: Path) -> None:
-    api = connect(JobSettings(kubeconfig=folder / "admin.kubeconfig"))
+    api = connect()
     context = api.rest_client.pool_manager.connection_pool_kw["ssl_context"]
     assert not context.verify_flags & ssl.VERIFY_X509_STRICT
-    assert version(folder / "admin.kubeconfig") == "34"
+    assert version() == "34"
 
 
 def test_a_certificate_of_another_authority_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -75,9 +79,9 @@ def test_a_certificate_of_another_authority_is_refused(folder: Path, tmp_path: P
     authority(other)
     (folder / "ca.crt").write_bytes((other / "ca.crt").read_bytes())
     with pytest.raises(HTTPError, match="certificate verify failed"):
-        version(folder / "admin.kubeconfig")
+        version()
 
 
 def test_a_certificate_of_another_host_is_refused(folder: Path) -> None:
     with pytest.raises(HTTPError, match="localhost"):
-        version(folder / "admin.kubeconfig", "localhost")
+        version("localhost")

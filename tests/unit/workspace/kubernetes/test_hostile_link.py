@@ -22,7 +22,7 @@ from moothall.workspace import archive
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
 from moothall.workspace.kubernetes.cluster import Cluster
 from moothall.workspace.kubernetes.job_executor import JobExecutor, Pods
-from moothall.workspace.kubernetes.multiplexer import (
+from moothall.workspace.kubernetes.link import (
     CONTROL,
     EXECUTOR,
     Multiplexer,

@@ -106,15 +106,16 @@ def test_an_invalid_cpu_amount_is_named() -> None:
         JobSettings(cpu="two")
 
 
-@pytest.mark.parametrize("full", [True, False], ids=["two beside the link", "one"])
-def test_everything_a_pod_writes_is_within_the_disk_limit_of_a_workspace(*, full: bool) -> None:
-    settings = Settings(jobs=JOBS, runner=RunnerSettings(full=full))
+@pytest.mark.parametrize("blocks", [True, False], ids=["two beside the link", "one"])
+def test_everything_a_pod_writes_is_within_the_disk_limit_of_a_workspace(*, blocks: bool) -> None:
+    settings = Settings(jobs=JOBS, runner=RunnerSettings(enabled=blocks))
+    limit = 2 * settings.workspace.max_repository_bytes
     pod = job("one", LABELS, PLACE, settings, SECRET)["spec"]["template"]["spec"]
-    assert len(pod["containers"]) == 2 + full
+    assert len(pod["containers"]) == 2 + blocks
     limits = [int(one["resources"]["limits"]["ephemeral-storage"]) for one in pod["containers"]]
-    assert 0 <= JOBS.disk_bytes - sum(limits) < len(limits)
+    assert 0 <= limit - sum(limits) < len(limits)
     sizes = {one["name"]: one["emptyDir"]["sizeLimit"] for one in pod["volumes"]}
-    assert sizes["tree"] == sizes["env"] == sizes["tmp-hands"] == str(JOBS.disk_bytes)
+    assert sizes["tree"] == sizes["env"] == sizes["tmp-hands"] == str(limit)
     assert sizes["link-hands"] == "1Mi"
 
 

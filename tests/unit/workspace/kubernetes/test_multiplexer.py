@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.workspace.kubernetes.link import Folders, PodLink
-from moothall.workspace.kubernetes.multiplexer import (
+from moothall.workspace.kubernetes.link import (
     CODE_EXECUTOR,
     CONTROL,
     EXECUTOR,
     FIRST_OF_POD,
+    Folders,
     Multiplexer,
+    PodLink,
     Streams,
     Transport,
 )

@@ -16,8 +16,8 @@ from moothall.errors import SandboxUnavailable
 from moothall.events.nats.accounts import create_account_files
 from moothall.events.nats.server import embedded_server
 from moothall.workspace.kubernetes.cluster import Cluster
+from moothall.workspace.kubernetes.link import Transport
 from moothall.workspace.kubernetes.manifest import APP_LABEL, HOST, LABEL, NAME
-from moothall.workspace.kubernetes.multiplexer import Transport
 from moothall.workspace.kubernetes.preflight import PRESENCE, Reconciler
 from support.council import until
 from support.kube.api import KubeApi, kube_api
@@ -27,13 +27,10 @@ GRACE = 60.0
 
 
 @pytest.fixture
-def api(tmp_path: Path) -> Iterator[KubeApi]:
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeApi]:
     with kube_api(tmp_path) as api:
+        monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig))
         yield api
-
-
-def jobs(api: KubeApi) -> JobSettings:
-    return JobSettings(kubeconfig=api.kubeconfig)
 
 
 def add(api: KubeApi, name: str, host: str, app: str = "ours") -> None:
@@ -42,7 +39,7 @@ def add(api: KubeApi, name: str, host: str, app: str = "ours") -> None:
 
 @pytest_asyncio.fixture
 async def cluster(api: KubeApi) -> AsyncIterator[Cluster]:
-    async with Cluster(jobs(api), "me", "ours") as cluster:
+    async with Cluster(JobSettings(), "me", "ours") as cluster:
         yield cluster
 
 
@@ -140,7 +137,7 @@ async def test_the_heartbeat_continues_while_the_cluster_does_not_answer(api: Ku
     queues = Queues()
     heard = 0
     reconciler = Reconciler(
-        Stuck(jobs(api), "me", "ours"), Transport(queues.send, queues.listen), 0.3
+        Stuck(JobSettings(), "me", "ours"), Transport(queues.send, queues.listen), 0.3
     )
     async with beside(reconciler.run(), "reconciler"), asyncio.timeout(20):
         async for _ in queues.listen(PRESENCE):
@@ -155,7 +152,7 @@ async def test_hosts_receive_each_others_messages_over_the_bus(api: KubeApi) -> 
     carrier = Transport(queues.send, queues.listen)
     async with AsyncExitStack() as stack:
         for host in ("first", "second"):
-            one = await stack.enter_async_context(Cluster(jobs(api), host, "ours"))
+            one = await stack.enter_async_context(Cluster(JobSettings(), host, "ours"))
             document: dict[str, Any] = {"metadata": {"name": f"of-{host}", "labels": one.labels}}
             await one.create(document)
             await stack.enter_async_context(beside(Reconciler(one, carrier, 1.0).run(), host))
@@ -169,7 +166,7 @@ async def test_every_host_with_jobs_deletes_the_jobs_of_lost_hosts(
     api: KubeApi, tmp_path: Path
 ) -> None:
     async with embedded_server(BusSettings(), tmp_path / "bus") as url:
-        settings = Settings(bus=BusSettings(url=url), jobs=jobs(api))
+        settings = Settings(bus=BusSettings(url=url), jobs=JobSettings())
         add(api, "lost", "gone", deployment_id(settings))
         add(api, "foreign", "gone", "theirs")
         async with open_jobs(settings, orphan_seconds=2.0):

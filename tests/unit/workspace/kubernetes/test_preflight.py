@@ -18,13 +18,14 @@ from support.kube.api import SPACE, KubeApi, kube_api
 
 
 @pytest.fixture
-def api(tmp_path: Path) -> Iterator[KubeApi]:
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeApi]:
     with kube_api(tmp_path) as api:
+        monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig))
         yield api
 
 
-def configured(folder: Path, kubeconfig: Path, **jobs: Any) -> Settings:
-    output_text = {"image": "work:1", "link_image": "moothall:1", "kubeconfig": kubeconfig, **jobs}
+def configured(folder: Path, **jobs: Any) -> Settings:
+    output_text = {"image": "work:1", "link_image": "moothall:1", **jobs}
     return Settings(
         data_dir=folder / "data",
         bus=BusSettings(url="nats://127.0.0.1:9"),
@@ -34,10 +35,7 @@ def configured(folder: Path, kubeconfig: Path, **jobs: Any) -> Settings:
 
 
 async def found(api: KubeApi, tmp_path: Path, **jobs: Any) -> dict[str, Finding]:
-    return {
-        finding.part: finding
-        async for finding in examine_jobs(configured(tmp_path, api.kubeconfig, **jobs))
-    }
+    return {finding.part: finding async for finding in examine_jobs(configured(tmp_path, **jobs))}
 
 
 async def test_a_cluster_suitable_for_workspaces_passes_every_check(
@@ -111,11 +109,15 @@ async def test_a_rejected_or_warned_job_is_reported_with_the_reason(
     assert "the namespace nowhere" in elsewhere.mend
 
 
-async def test_a_missing_cluster_is_the_only_message(api: KubeApi, tmp_path: Path) -> None:
+async def test_a_missing_cluster_is_the_only_message(
+    api: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "none").write_text("{}", encoding="utf-8")
-    (only,) = [finding async for finding in examine_jobs(configured(tmp_path, tmp_path / "none"))]
+    with monkeypatch.context() as patched:
+        patched.setenv("KUBECONFIG", str(tmp_path / "none"))
+        (only,) = [finding async for finding in examine_jobs(configured(tmp_path))]
     assert "no cluster is configured" in only.detail
-    assert "MOOTHALL_JOBS__KUBECONFIG" in only.mend
+    assert "KUBECONFIG" in only.mend
     api.kubeconfig.write_text(api.kubeconfig.read_text().replace(api.address, "http://127.0.0.1:9"))
     (only,) = (await found(api, tmp_path)).values()
     assert not only.ok
@@ -130,7 +132,7 @@ async def test_invalid_link_keys_are_reported(api: KubeApi, tmp_path: Path) -> N
 async def test_the_doctor_needs_no_local_isolation_and_explains_a_failing_workspace(
     api: KubeApi, tmp_path: Path
 ) -> None:
-    seen = [finding async for finding in _jobs(configured(tmp_path, api.kubeconfig))]
+    seen = [finding async for finding in _jobs(configured(tmp_path))]
     assert [one.part for one in seen] == [
         "cluster",
         "cluster rights",
@@ -141,5 +143,5 @@ async def test_the_doctor_needs_no_local_isolation_and_explains_a_failing_worksp
     assert [one.ok for one in seen] == [True, True, True, True, False]
     assert "127.0.0.1:9" in seen[-1].detail, "the bus is away, and is named"
     api.denied = {("create", "jobs")}
-    seen = [finding async for finding in _jobs(configured(tmp_path, api.kubeconfig))]
+    seen = [finding async for finding in _jobs(configured(tmp_path))]
     assert "workspace job" not in [one.part for one in seen], "it would only say the same again"

@@ -9,8 +9,7 @@ from structlog.contextvars import bound_contextvars
 
 from moothall.concurrency import TimeLimit
 from moothall.errors import WorkspaceFailed
-from moothall.workspace.nodes.placement import Pace
-from moothall.workspace.nodes.sandboxes import NodeSandboxes
+from moothall.workspace.node_sandboxes import NodeSandboxes, Pace
 from support.local import Local, on_nodes, python
 from support.nodes import NearbyNodes, fetch
 

@@ -1,4 +1,6 @@
-"""A host's view of the nodes, and the executors of its workspaces on them."""
+"""A host's view of the nodes of a cluster, and the executors of its workspaces on them, whatever
+carries the calls to the nodes.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,20 @@ from moothall.workspace.executor_client import (
     ExecutorSetup,
     QuestionHandler,
 )
-from moothall.workspace.local_executor import HISTORY
-from moothall.workspace.nodes.placement import USUAL, Candidate, Heartbeats, Pace, choose
-from moothall.workspace.nodes.sandboxes import Kind, NodeState, Order, Request, Step, installation
-from moothall.workspace.pool import CreateExecutor
+from moothall.workspace.node_sandboxes import (
+    USUAL,
+    Candidate,
+    Heartbeats,
+    Kind,
+    NodeState,
+    Order,
+    Pace,
+    Request,
+    Step,
+    choose,
+    installation,
+)
+from moothall.workspace.pool import HISTORY, CreateExecutor
 from moothall.workspace.slots import queue_place
 
 _START_SECONDS = 120.0

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from moothall.workspace.nodes.placement import Candidate, Heartbeats, choose
+from moothall.workspace.node_sandboxes import Candidate, Heartbeats, choose
 
 IDLE = Candidate("a", cores=2, waiting=0, open=0, seats=0, has_folders=False)
 

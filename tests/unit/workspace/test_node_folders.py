@@ -9,7 +9,7 @@ import pytest
 
 from moothall.errors import WorkspaceFailed
 from moothall.workspace import archive
-from moothall.workspace.nodes.sandboxes import FolderCache
+from moothall.workspace.node_sandboxes import FolderCache
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from moothall.domain import codec
 from moothall.domain.tool import ToolCall
 from moothall.errors import WorkspaceFailed
 from moothall.events.codec import dump_json
-from moothall.workspace import result_parsing
+from moothall.workspace import executor_connection
 from moothall.workspace.executor_connection import format_line
 from moothall.workspace.runner import code_run, full_run
 
@@ -64,11 +64,11 @@ ANSWERS = st.fixed_dictionaries({}, optional=OUTPUT_TEXT).map(
     lambda output_text: {"status": "success", **output_text}
 )
 READERS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "tool": lambda answer: result_parsing.parse_result(CALL, answer),
-    "tests": lambda answer: result_parsing.parse_result(
-        CALL, {**answer, "output": result_parsing.parse_tests_output(answer)}
+    "tool": lambda answer: executor_connection.parse_result(CALL, answer),
+    "tests": lambda answer: executor_connection.parse_result(
+        CALL, {**answer, "output": executor_connection.parse_tests_output(answer)}
     ),
-    "check": lambda answer: result_parsing.parse_check_run("tests", answer),
+    "check": lambda answer: executor_connection.parse_check_run("tests", answer),
     "block": lambda answer: code_run(answer, 1000),
     "full": lambda answer: full_run(answer, 1000),
     "log": lambda answer: format_line("run", {"argv": ("pytest",)}, answer),
@@ -123,6 +123,8 @@ def test_a_check_that_waited_for_cores_is_contended(
         "contended_ms": contended_ms,
     }
     assert (
-        result_parsing.parse_check_run("tests", {**answer, "usage": {"cpu_ms": cpu_ms}}).contended
+        executor_connection.parse_check_run(
+            "tests", {**answer, "usage": {"cpu_ms": cpu_ms}}
+        ).contended
         is contended
     )

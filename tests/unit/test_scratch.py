@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from moothall.repositories.scratch import scratch, sweep
+from moothall.processes import scratch, sweep_scratch
 
 HOLDER = """
-from moothall.repositories.scratch import scratch
+from moothall.processes import scratch
 with scratch() as folder:
     (folder / "file").touch()
     print(folder, flush=True)
@@ -34,7 +34,7 @@ def test_a_scratch_folder_is_deleted_with_its_context() -> None:
     with scratch() as folder:
         (folder / "sub").mkdir()
         assert folder.parent == Path(tempfile.gettempdir())
-        sweep()
+        sweep_scratch()
         assert folder.exists()
     assert not folder.exists()
 
@@ -42,9 +42,9 @@ def test_a_scratch_folder_is_deleted_with_its_context() -> None:
 def test_folders_of_a_killed_process_are_swept(holder: subprocess.Popen[str]) -> None:
     assert holder.stdout
     folder = Path(holder.stdout.readline().strip())
-    sweep()
+    sweep_scratch()
     assert (folder / "file").exists(), "its owner is alive"
     holder.kill()
     holder.wait()
-    sweep()
+    sweep_scratch()
     assert not folder.exists()
