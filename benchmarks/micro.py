@@ -21,8 +21,7 @@ from moothall.authorization.limits import GATEWAY_LIMITS, GatewayLimits
 from moothall.authorization.rules import grant_for
 from moothall.config import Settings
 from moothall.domain.event import Event, EventType, new_event
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import TaskKey
+from moothall.domain.ids import LOCAL, TaskKey
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import CodeBlock, ToolCall, ToolResult
 from moothall.events.nats.jetstream import JetStreamBus, open_bus

@@ -20,8 +20,7 @@ from moothall.config import GraphSettings, LimitSettings
 from moothall.deliberation.prompts.briefing import Briefings
 from moothall.domain.council import BriefingRequest
 from moothall.domain.event import Event, EventType, Recorded, new_event
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import digest
+from moothall.domain.ids import LOCAL, digest
 from moothall.graph.embedded import embedded_store
 from moothall.graph.neo4j import neo4j_store
 from moothall.graph.schema import LABELS

@@ -33,8 +33,7 @@ from moothall.concurrency import leaves
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.evidence import EvidenceLevel
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import TaskKey
+from moothall.domain.ids import LOCAL, TaskKey
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import Deliberation
 from moothall.settings import load_settings

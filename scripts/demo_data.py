@@ -30,8 +30,7 @@ from moothall.domain.chat import Message, Prompts
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType
 from moothall.domain.evidence import Evidence, EvidenceLevel, Verdict
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import TaskId, TaskKey, digest
+from moothall.domain.ids import LOCAL, TaskId, TaskKey, digest
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import AtomicTask, Plan
 from moothall.domain.proposal import Proposal, Review, SeatOutcome, SeatStatus

@@ -26,8 +26,7 @@ from moothall.domain.chat import (
 )
 from moothall.domain.event import Channel, Event, Recorded, Topic
 from moothall.domain.evidence import CheckRun
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId
+from moothall.domain.ids import Principal, TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.repository import Base, ChangeRange, MergeResult, Patch, Prepared
 from moothall.domain.task import Deliberation, DeliberationRequest, RepositoryRef

@@ -19,7 +19,7 @@ import yaml
 
 from moothall.config import LimitSettings
 from moothall.domain.event import Channel, EventType
-from moothall.domain.identity import Principal
+from moothall.domain.ids import Principal
 from moothall.domain.task import DeliberationRequest
 from moothall.events.adapter import Bus, open_bus
 from moothall.events.nats import accounts

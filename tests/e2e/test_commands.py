@@ -15,7 +15,7 @@ from command import Command, git
 from moothall.app.bus import open_log
 from moothall.app.repositories import trusted_repositories
 from moothall.config import LlmSettings
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.domain.task import DeliberationRequest
 from moothall.orchestrator.request_planning import Defaults
 from moothall.orchestrator.service import DeliberationService

@@ -22,8 +22,7 @@ from moothall.deliberation.prompts.briefing import Briefings
 from moothall.deliberation.prompts.text import most_tokens
 from moothall.domain.chat import ChatReply, Message
 from moothall.domain.council import BriefingRequest
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import digest
+from moothall.domain.ids import LOCAL, digest
 from moothall.errors import ConfigurationError
 from moothall.llm.client import OpenAIModel, open_model
 from moothall.llm.local import local_model_server

@@ -33,7 +33,7 @@ from moothall.collector.overview import Overview
 from moothall.collector.statistics import Statistics
 from moothall.config.limits import QuotaSettings
 from moothall.deliberation.prompts.briefing import Briefings
-from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import LOCAL, Principal
 from moothall.orchestrator.council_registry import CouncilRegistry
 from moothall.orchestrator.story_writer import StoryWriter
 from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as pb_grpc

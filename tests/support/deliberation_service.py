@@ -12,8 +12,7 @@ from moothall.domain.chat import Writing
 from moothall.domain.codec import dump
 from moothall.domain.council import DEFAULT_PROTOCOL
 from moothall.domain.event import EventType, Recorded, new_event
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId, key_of, new_task_id, read_role, seat_id
+from moothall.domain.ids import Principal, TaskId, key_of, new_task_id, read_role, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.repository import MergeResult
 from moothall.domain.task import (

@@ -19,8 +19,7 @@ from moothall.authorization.rules import Rules, grant_for
 from moothall.domain.budget import Ledger
 from moothall.domain.event import Event
 from moothall.domain.evidence import CheckRun, Verdict
-from moothall.domain.identity import LOCAL, Principal
-from moothall.domain.ids import TaskKey
+from moothall.domain.ids import LOCAL, Principal, TaskKey
 from moothall.domain.repository import Patch
 from moothall.domain.tool import Ask, BlockRun, CodeBlock, Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import WorkspaceFailed

@@ -27,8 +27,7 @@ from moothall.authorization.checks import CallContext, Meter
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.limits import GatewayLimits
 from moothall.authorization.rules import Rules
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import TaskKey
+from moothall.domain.ids import LOCAL, TaskKey
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import PatchRefused, WorkspaceFailed

@@ -17,8 +17,7 @@ from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.limits import GatewayLimits
 from moothall.authorization.rules import Rules
 from moothall.config import Settings
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import TaskKey
+from moothall.domain.ids import LOCAL, TaskKey
 from moothall.domain.tool import Grant, ToolCall, ToolResult
 from moothall.settings import load_settings
 from moothall.toolkits.mcp import McpFamily

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mcp_workspace import VENV, honest, hostile, open_mcp_workspace, put_servers, settings_with
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.toolkits.mcp import McpFamily
 from support.tool_gateway import in_seconds

@@ -14,7 +14,7 @@ from google.protobuf import json_format
 
 from moothall.authorization.audit import verify_all
 from moothall.authorization.tokens import narrow
-from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import LOCAL, Principal
 from moothall.domain.task import RepositoryRef
 from moothall.pb.runner.v1 import runner_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2

@@ -17,8 +17,7 @@ from moothall.agents.queries import Query, SessionContext
 from moothall.concurrency import CircuitBreaker, CircuitCall, CircuitOpenError
 from moothall.config import AgentSettings
 from moothall.domain.codec import dump, load
-from moothall.domain.identity import Principal
-from moothall.domain.ids import digest
+from moothall.domain.ids import Principal, digest
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import Action
 from moothall.errors import (

@@ -14,8 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from moothall.authorization.limits import Rates, too_often
-from moothall.domain.identity import Principal
-from moothall.domain.ids import digest
+from moothall.domain.ids import Principal, digest
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import Action, ToolCall, ToolResult, ToolStatus
 from moothall.errors import InvalidRequest, Refused

@@ -17,8 +17,7 @@ from pydantic import BaseModel, ValidationError
 from yaml.reader import ReaderError
 
 from moothall.agents.specs import Spec, order_specs, order_tasks, tools_of
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId, check_task_id, digest
+from moothall.domain.ids import Principal, TaskId, check_task_id, digest
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import (
     VALIDATION,

@@ -25,8 +25,7 @@ from moothall.config import AgentSettings
 from moothall.domain.budget import Budget, Usage
 from moothall.domain.chat import Writing
 from moothall.domain.event import EventType, Recorded
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId, check_task_id, digest, is_id
+from moothall.domain.ids import Principal, TaskId, check_task_id, digest, is_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.domain.tool import Action, ToolResult, ToolStatus

@@ -24,8 +24,7 @@ from argon2.exceptions import VerifyMismatchError
 from cachetools import LRUCache, TTLCache
 
 from moothall.api.identity import Caller
-from moothall.domain.identity import LOCAL, Principal
-from moothall.domain.ids import check_id
+from moothall.domain.ids import LOCAL, Principal, check_id
 from moothall.errors import (
     AlreadyExists,
     ConfigurationError,

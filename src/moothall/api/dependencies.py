@@ -21,8 +21,7 @@ from moothall.collector.overview import Overview
 from moothall.collector.statistics import Statistics
 from moothall.config import Models
 from moothall.deliberation.prompts.briefing import Ask, Briefings
-from moothall.domain.identity import Principal
-from moothall.domain.ids import digest
+from moothall.domain.ids import Principal, digest
 from moothall.domain.status import Condition, Health, Part
 from moothall.errors import InvalidRequest, MoothallError
 from moothall.orchestrator.council_registry import CouncilRegistry

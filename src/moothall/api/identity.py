@@ -22,8 +22,7 @@ from moothall import config
 from moothall.api.protobuf import OPEN_SERVICES, abort, grpc_code
 from moothall.authorization.tokens import ensure_token
 from moothall.domain.codec import wrong
-from moothall.domain.identity import LOCAL, Principal
-from moothall.domain.ids import ID_PATTERN
+from moothall.domain.ids import ID_PATTERN, LOCAL, Principal
 from moothall.errors import ConfigurationError, MoothallError, Temporary, Unauthenticated
 from moothall.telemetry import metrics
 

@@ -19,8 +19,7 @@ from moothall.api import protobuf
 from moothall.api.identity import is_loopback, read_tokens
 from moothall.domain.codec import load
 from moothall.domain.event import Event, EventType, Recorded
-from moothall.domain.identity import LOCAL, Principal
-from moothall.domain.ids import TaskId
+from moothall.domain.ids import LOCAL, Principal, TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import ConfigurationError, Permanent, Temporary

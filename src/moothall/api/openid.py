@@ -19,8 +19,7 @@ from moothall import config, telemetry
 from moothall.api.identity import Caller, check_address
 from moothall.concurrency import read_body
 from moothall.domain.codec import wrong
-from moothall.domain.identity import LOCAL, Principal
-from moothall.domain.ids import digest, is_id
+from moothall.domain.ids import LOCAL, Principal, digest, is_id
 from moothall.errors import (
     CallFailed,
     ConfigurationError,

@@ -22,8 +22,7 @@ from moothall.collector.progress import Progress, ProgressStep, apply_event
 from moothall.domain.codec import load
 from moothall.domain.council import Agent, Capabilities, Council, CouncilConfig
 from moothall.domain.event import EventType, Recorded
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId, check_task_id, new_task_id
+from moothall.domain.ids import Principal, TaskId, check_task_id, new_task_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.proposal import Proposal
 from moothall.domain.status import Condition

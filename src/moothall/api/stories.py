@@ -15,8 +15,7 @@ from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import caller
 from moothall.domain.budget import Budget, BudgetAccount
 from moothall.domain.council import BriefingRequest
-from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, check_task_id, new_task_id
+from moothall.domain.ids import Principal, check_id, check_task_id, new_task_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.plan import PlanningEvent, Strategy
 from moothall.domain.task import Constraints, DeliberationRequest

@@ -29,8 +29,7 @@ from moothall.config import TrackerSettings
 from moothall.config import WebhookSettings as Settings
 from moothall.domain.codec import wrong
 from moothall.domain.event import Channel, EventType, Recorded
-from moothall.domain.identity import LOCAL, Principal
-from moothall.domain.ids import digest
+from moothall.domain.ids import LOCAL, Principal, digest
 from moothall.errors import AlreadyExists, InvalidRequest, Temporary
 from moothall.ports import Bus
 from moothall.stories import coach

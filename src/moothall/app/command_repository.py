@@ -21,8 +21,7 @@ from moothall.app.repositories import trusted_repositories
 from moothall.concurrency import leaves
 from moothall.config import Settings
 from moothall.domain import codec
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import tenant_of
+from moothall.domain.ids import LOCAL, tenant_of
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import (

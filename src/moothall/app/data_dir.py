@@ -24,8 +24,7 @@ from moothall.app.repositories import trusted_repositories
 from moothall.config import Settings
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Channel
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import TaskId, TaskKey
+from moothall.domain.ids import LOCAL, TaskId, TaskKey
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Deliberation, check_deliberation
 from moothall.errors import ConfigurationError, InvalidRequest

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from moothall.concurrency import report_if_slow
 from moothall.config import Settings
 from moothall.config.models import AUTO
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import ConfigurationError, InvalidRequest, ModelUnavailable
 from moothall.orchestrator.request_planning import Defaults, plan_deliberation

@@ -55,8 +55,7 @@ from moothall.config import (
     environment,
     secret_values,
 )
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import digest
+from moothall.domain.ids import LOCAL, digest
 from moothall.domain.text import scrub
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.events.registry import EVENTS

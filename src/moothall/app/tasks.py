@@ -21,8 +21,7 @@ from moothall.collector.overview import Overview
 from moothall.collector.timeline import ModelCall, Timeline
 from moothall.config import Settings
 from moothall.domain.event import Channel, deliberation_topics
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import TaskId, check_task_id, is_id, key_of, seat_named
+from moothall.domain.ids import LOCAL, TaskId, check_task_id, is_id, key_of, seat_named
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.status import TaskView
 from moothall.domain.task import RepositoryRef

@@ -24,7 +24,7 @@ from moothall.authorization.tokens import keys_of
 from moothall.concurrency import beside
 from moothall.config import Settings, secret_values
 from moothall.domain.event import Recorded
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.domain.task import RepositoryRef
 from moothall.ports import Deliberations
 from moothall.repositories.sample import make_blank_repository

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from moothall.authorization.checks import CallContext, Stopped
 from moothall.authorization.tokens import approval_key
 from moothall.domain.codec import dump, load
-from moothall.domain.identity import Principal
-from moothall.domain.ids import digest
+from moothall.domain.ids import Principal, digest
 from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest, NotFound, Refused
 from moothall.ports import Bucket

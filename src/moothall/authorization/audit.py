@@ -44,8 +44,7 @@ from moothall.authorization.audit_chain import (
 from moothall.authorization.audit_export import AuditPublisher, WrittenRecord
 from moothall.concurrency import beside
 from moothall.domain.event import Channel, Event, EventType
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId, TaskKey, check_id, own_id
+from moothall.domain.ids import Principal, TaskId, TaskKey, check_id, own_id
 from moothall.domain.tool import ToolStatus
 from moothall.errors import AuditUnavailable, InvalidRequest
 from moothall.ports import Log

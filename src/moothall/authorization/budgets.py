@@ -18,8 +18,7 @@ from moothall.config.limits import Quota, QuotaSettings
 from moothall.domain.budget import Amount, Budget, BudgetAccount, Ledger, Usage
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Data
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskKey, check_id
+from moothall.domain.ids import Principal, TaskKey, check_id
 from moothall.errors import AlreadyExists, BudgetExceeded, InvalidRequest, QuotaExceeded
 from moothall.ports import Bucket
 from moothall.telemetry import get_logger, metrics

@@ -17,8 +17,7 @@ from pydantic import ValidationError
 from moothall.authorization.tokens import Tokens, request_digest
 from moothall.concurrency import seconds_until
 from moothall.domain.budget import Ledger
-from moothall.domain.identity import Principal
-from moothall.domain.ids import ROLES, TaskKey, check_id, check_key
+from moothall.domain.ids import ROLES, Principal, TaskKey, check_id, check_key
 from moothall.domain.proposal import Operation
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import InvalidRequest, Refused, wrong_fields

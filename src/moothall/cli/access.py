@@ -18,7 +18,7 @@ import click
 from moothall.cli.options import example, json_option, list_roles, role_option, tenant_option
 from moothall.cli.runtime import plain, print_json, report_errors, say, settings_of, with_settings
 from moothall.config import Settings
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 
 if TYPE_CHECKING:
     from moothall.api.accounts import AccessToken, AccessTokens, UserAccounts

@@ -162,7 +162,7 @@ async def _set_paused(
     settings: Settings, name: str, *, paused: bool, changed_text: str, unchanged_text: str
 ) -> None:
     from moothall.app.tasks import open_tasks
-    from moothall.domain.identity import LOCAL
+    from moothall.domain.ids import LOCAL
     from moothall.stories import council_actions
 
     task_ids = await _running_tasks(settings, name)
@@ -265,8 +265,7 @@ async def _run_agents(
     from moothall.app.server import open_app
     from moothall.cli.documents import AgentsDocument
     from moothall.domain.codec import dump
-    from moothall.domain.identity import LOCAL
-    from moothall.domain.ids import check_id, new_task_id
+    from moothall.domain.ids import LOCAL, check_id, new_task_id
 
     run_name = check_id(name, "--run") if name else new_task_id()
     repository = await find_repository(settings, named)

@@ -34,8 +34,7 @@ from moothall.cli.council import ProgressPrinter, run_deliberation
 from moothall.cli.runtime import on_interrupt, plain, say, stderr_reporter
 from moothall.concurrency import report_if_slow
 from moothall.domain.event import EventType, Recorded
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import TaskId
+from moothall.domain.ids import LOCAL, TaskId
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, MoothallError, NotFound

@@ -210,7 +210,7 @@ def _read_key(key_env: str, key_file: Path | None) -> str:
 
 async def _try_model(values: dict[str, Any], key: str) -> _Trial:
     """Call the server. Raises what the model client raises."""
-    from moothall.deliberation.model_texts import describe_reply, price_text, window_text
+    from moothall.cli.doctor import describe_reply, price_text, window_text
     from moothall.llm.client import open_model
 
     llm = LlmSettings.model_validate({**values, "retries": 0, "api_key": key or None})

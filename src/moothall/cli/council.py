@@ -21,8 +21,7 @@ from moothall.cli.show import BASE, as_json, describe_event, line_of, show_outco
 from moothall.collector.progress import ENDED, WAITING_ACTIVITIES, Progress, apply_event
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import TaskId, new_task_id
+from moothall.domain.ids import LOCAL, TaskId, new_task_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import InvalidRequest, MoothallError

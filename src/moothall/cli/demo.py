@@ -14,8 +14,7 @@ from moothall.cli.options import SEED, SettingRange, example, json_option
 from moothall.cli.runtime import say, with_settings
 from moothall.cli.show import first_added
 from moothall.config import Settings
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import new_task_id
+from moothall.domain.ids import LOCAL, new_task_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Constraints, DeliberationRequest
 

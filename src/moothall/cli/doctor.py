@@ -1,5 +1,5 @@
 """`moothall doctor`: checks of this installation, and how to fix failures. `moothall fleet`: the
-hosts, where they run and what they work on.
+hosts, where they run and what they work on. Descriptions of models for users.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from moothall.cli.documents import findings_document
 from moothall.cli.options import example, json_option
 from moothall.cli.runtime import EXIT_NONE, plain, print_json, say, with_settings
 from moothall.config import LlmSettings, RaySettings, SandboxSettings, Settings
-from moothall.config.models import DEFAULT
-from moothall.deliberation.model_texts import describe_reply, price_text, window_text
+from moothall.config.models import DEFAULT, SOURCE, checked_on
+from moothall.domain.chat import ModelDescription, ReplyMode
 from moothall.domain.status import Finding, HostState
 from moothall.domain.tool import PYTHON_WINDOW, CodeBlock, ToolResult, ToolStatus
 from moothall.errors import MoothallError, WorkspaceFailed
@@ -30,6 +30,7 @@ from moothall.workspace.runner import LocalRunner, can_run_blocks
 
 if TYPE_CHECKING:
     from moothall.llm.client import OpenAIModel
+
 
 _JOB = "workspace job"
 _BLOCK_SECONDS = 60.0
@@ -423,3 +424,45 @@ async def _try_block(settings: Settings, make: CreateExecutor | None) -> str:
     if result.value != "ab":
         raise WorkspaceFailed(result.error or f"a block of Python gave {result.value!r}")
     return f"pydantic-monty {version('pydantic-monty')} in a sandbox of its own"
+
+
+# Descriptions of models for users.
+
+
+def describe_reply(mode: ReplyMode) -> str:
+    """Describe how a model calls tools."""
+    return {"tools": "native tool calls", "json": "replies as json", "blocks": "replies as blocks"}[
+        mode
+    ]
+
+
+def window_text(llm: LlmSettings, about: ModelDescription) -> str:
+    """Describe the window and the longest reply of a model, and their source."""
+    fitted = llm.fitted(about.window, about.most_tokens)
+    if llm.context_tokens:
+        source = "llm.context_tokens"
+    elif about.window:
+        source = about.source
+    else:
+        source = "assumed, the server does not tell it: set MOOTHALL_LLM__CONTEXT_TOKENS"
+    return (
+        f"window of {fitted.context_tokens:,} tokens ({source}); replies of up to "
+        f"{fitted.max_tokens:,} tokens"
+    )
+
+
+def price_text(llm: LlmSettings) -> str:
+    """Describe the prices of a model and their source. `llm` names the model."""
+    priced = llm.with_known_prices()
+    if not (priced.price_in or priced.price_out):
+        return "no known price, so costs are 0 unless llm.price_in and llm.price_out are set"
+    source = (
+        "llm.price_in, llm.price_out"
+        if priced is llm
+        else f"{SOURCE}, {checked_on()}; llm.price_in and price_out override"
+    )
+    cached = "" if priced.price_cached is None else f" (${priced.price_cached:g} from the cache)"
+    return (
+        f"${priced.price_in:g} for a million prompt tokens{cached}, ${priced.price_out:g} for a "
+        f"million completion tokens ({source})"
+    )

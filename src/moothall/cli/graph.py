@@ -13,8 +13,7 @@ import click
 from moothall.cli.options import example, json_option
 from moothall.cli.runtime import EXIT_NONE, plain, print_json, say, with_settings
 from moothall.config import Settings
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import check_id
+from moothall.domain.ids import LOCAL, check_id
 from moothall.errors import InvalidRequest
 
 if TYPE_CHECKING:  # imported by the commands that print a graph

@@ -22,7 +22,7 @@ from moothall.cli.runtime import EXIT_NONE, EXIT_UNPROVEN, exit_code, stderr_rep
 from moothall.cli.verdict import LEVELS, JudgementLog, VerdictDocument, make_verdict
 from moothall.cli.verdict_formats import findings, headline, verdict_markdown
 from moothall.config import ForgeSettings, Settings
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound, Refused

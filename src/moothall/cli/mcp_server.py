@@ -42,8 +42,7 @@ from moothall.config import Settings, secret_values
 from moothall.deliberation.prompts.briefing import Briefings
 from moothall.domain.council import BriefingRequest
 from moothall.domain.event import Recorded
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import TaskId, check_task_id, new_task_id
+from moothall.domain.ids import LOCAL, TaskId, check_task_id, new_task_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.domain.text import scrub

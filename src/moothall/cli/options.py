@@ -14,7 +14,7 @@ import click
 
 from moothall.config import Settings
 from moothall.config.file import Section
-from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import LOCAL, Principal
 
 # Shell completion of values. It must be quick, so it reads only file names and one small file.
 

@@ -29,7 +29,7 @@ from moothall.cli.runtime import (
     with_settings,
 )
 from moothall.config import Settings
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 
 if TYPE_CHECKING:  # imported by the command that needs it
     from moothall.app.command_repository import RepositoryCheck

@@ -20,7 +20,7 @@ import click
 from moothall.cli.options import example, field_range
 from moothall.cli.runtime import EXIT_WRONG, plain, report_errors, say, settings_of, with_settings
 from moothall.config import ForgeSettings, GrpcSettings, Settings, environment
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.domain.task import TASK_CHARS
 from moothall.errors import ConfigurationError
 from moothall.sandbox_runtime.confinement import EXECUTOR_PID, ROOT

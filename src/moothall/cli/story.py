@@ -12,8 +12,7 @@ from moothall.cli.options import FiniteRange, example, json_option
 from moothall.cli.runtime import plain, print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.event import Event, EventType
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import new_task_id
+from moothall.domain.ids import LOCAL, new_task_id
 
 if TYPE_CHECKING:  # imported by the command that needs it
     from moothall.app.tasks import Stories

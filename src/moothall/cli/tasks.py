@@ -284,8 +284,7 @@ async def cancel(settings: Settings, *, task: str, reason: str) -> None:
 async def steer(settings: Settings, *, task: str, message: str) -> None:
     """Send MESSAGE to the seats of the running TASK; each reads it at its next turn."""
     from moothall.app.tasks import open_tasks
-    from moothall.domain.identity import LOCAL
-    from moothall.domain.ids import new_task_id
+    from moothall.domain.ids import LOCAL, new_task_id
     from moothall.stories import council_actions
 
     async with open_tasks(settings, say) as tasks:

@@ -17,7 +17,7 @@ from moothall.authorization.limits import TOKEN_SECONDS
 from moothall.cli.options import example, json_option
 from moothall.cli.runtime import EXIT_NONE, plain, print_json, say, with_settings
 from moothall.config import Settings
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.domain.text import one_line
 
 if TYPE_CHECKING:

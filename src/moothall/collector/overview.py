@@ -17,8 +17,7 @@ from moothall.collector.progress import Progress, apply_event, percent_of, statu
 from moothall.collector.timeline import ModelCall, ModelCallReader, Timeline, TimelineReader
 from moothall.domain.codec import load
 from moothall.domain.event import Channel, EventType, Recorded, deliberation_topics
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId, TaskKey, key_of, own_id
+from moothall.domain.ids import Principal, TaskId, TaskKey, key_of, own_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.status import TaskSeat, TaskView
 from moothall.domain.task import Deliberation

@@ -21,8 +21,7 @@ from moothall.domain.budget import Usage
 from moothall.domain.council import Council
 from moothall.domain.event import Channel, Event, EventType
 from moothall.domain.evidence import EvidenceLevel
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskKey
+from moothall.domain.ids import Principal, TaskKey
 from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.task import DEFAULT_SEATS, Deliberation
 from moothall.orchestrator.council_registry import CouncilRegistry

@@ -41,8 +41,7 @@ from moothall.domain.chat import (
     ReplyMode,
     ReplySchema,
 )
-from moothall.domain.identity import Principal
-from moothall.domain.ids import seed_of
+from moothall.domain.ids import Principal, seed_of
 from moothall.domain.proposal import Candidate, Review, SeatStatus
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation

@@ -1,4 +1,4 @@
-"""Ids: short, lower-case, safe in file names, branch names and subjects of a bus."""
+"""Ids and callers. Ids are short, lower-case, and safe in file names, branch names and subjects."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NewType, overload
 
 from moothall.errors import InvalidRequest
@@ -134,3 +135,28 @@ def digest(*parts: str | bytes) -> str:
 def seat_id(role: str, number: int) -> str:
     """Return the stable id of the `number`-th seat (from 1) of a role's council."""
     return f"agent-{role}-{number:03d}"
+
+
+# The authenticated caller. It comes from credentials, never from message fields.
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """An authenticated caller and the tenant whose data it may see. An `operator` may approve
+    requests; `roles` are its other roles: po, qa, architect.
+    """
+
+    name: str
+    tenant: str
+    operator: bool = False
+    roles: frozenset[str] = frozenset()
+
+    @property
+    def all_roles(self) -> frozenset[str]:
+        """The roles in which the caller may move stories, with `operator` if it is one."""
+        return self.roles | {"operator"} if self.operator else self.roles
+
+
+LOCAL = Principal(
+    name="local", tenant="local", operator=True, roles=frozenset({"po", "qa", "architect"})
+)

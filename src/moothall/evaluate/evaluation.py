@@ -20,8 +20,7 @@ from moothall.config import Settings
 from moothall.domain.chat import ChatRequest, Message
 from moothall.domain.codec import dump
 from moothall.domain.council import PROTOCOLS
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import digest, is_id, seed_of
+from moothall.domain.ids import LOCAL, digest, is_id, seed_of
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import InvalidRequest, MoothallError, NotFound
 from moothall.evaluate import DEFAULT_COMMITS, DEFAULT_TASKS

@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import digest
+from moothall.domain.ids import LOCAL, digest
 from moothall.domain.repository import Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import PatchRefused, RepositoryError

@@ -22,8 +22,7 @@ from moothall.domain.budget import Budget
 from moothall.domain.codec import dump, load
 from moothall.domain.council import PROTOCOLS
 from moothall.domain.event import Event, EventType
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import TaskId, digest
+from moothall.domain.ids import LOCAL, TaskId, digest
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.outcome import Result as RankedResult
 from moothall.domain.repository import Prepared

@@ -26,8 +26,7 @@ from itertools import takewhile
 from aiohttp import web
 
 from moothall.config import ForgeSettings as Settings
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import TaskId, check_task_id, digest
+from moothall.domain.ids import LOCAL, TaskId, check_task_id, digest
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import FORGE, DeliberationRequest, RepositoryRef
 from moothall.errors import (

@@ -22,8 +22,7 @@ from moothall.domain.council import (
     ProtocolName,
 )
 from moothall.domain.event import Channel, Event, EventType, Recorded
-from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, digest, read_role, seat_id
+from moothall.domain.ids import Principal, check_id, digest, read_role, seat_id
 from moothall.domain.task import DEFAULT_SEATS, MAX_REQUEST_ROUNDS, DeliberationRequest
 from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NoCouncil, NotFound
 from moothall.ports import Log

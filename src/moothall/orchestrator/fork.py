@@ -23,8 +23,7 @@ from moothall.domain.event import (
     deliberation_topics,
     steering_event_id,
 )
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskKey, check_task_id, key_of, own_id, seat_named
+from moothall.domain.ids import Principal, TaskKey, check_task_id, key_of, own_id, seat_named
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Beginning, Deliberation, DeliberationRequest, Fork, RepositoryRef
 from moothall.domain.tool import ToolStatus

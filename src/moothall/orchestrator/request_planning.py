@@ -20,8 +20,8 @@ from moothall.domain.budget import Budget, check_budget
 from moothall.domain.codec import dump
 from moothall.domain.council import DEFAULT_PROTOCOL, PROTOCOLS, Council, Protocol, ProtocolName
 from moothall.domain.event import EventType
-from moothall.domain.identity import Principal
 from moothall.domain.ids import (
+    Principal,
     TaskId,
     TaskKey,
     check_id,

@@ -30,8 +30,8 @@ from moothall.domain.event import (
     request_event_id,
 )
 from moothall.domain.evidence import HIDDEN
-from moothall.domain.identity import Principal
 from moothall.domain.ids import (
+    Principal,
     TaskId,
     TaskKey,
     check_task_id,

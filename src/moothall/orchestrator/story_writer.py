@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 
 from moothall.deliberation.prompts.text import fence
 from moothall.domain.codec import list_of, text_of
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId, new_task_id
+from moothall.domain.ids import Principal, TaskId, new_task_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Constraints, DeliberationRequest
 from moothall.errors import InvalidRequest, MoothallError, NotFound

@@ -13,8 +13,7 @@ from moothall.concurrency import Broadcast
 from moothall.domain.budget import NO_BUDGET, Budget, check_budget
 from moothall.domain.codec import dump
 from moothall.domain.event import Channel, Event, EventType, Recorded
-from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, digest, key_of
+from moothall.domain.ids import Principal, check_id, digest, key_of
 from moothall.domain.plan import LineComment, Story
 from moothall.errors import AlreadyExists, ConcurrentUpdate, InvalidRequest, NotFound, Refused
 from moothall.ports import Log

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId, check_task_id
+from moothall.domain.ids import Principal, TaskId, check_task_id
 from moothall.domain.outcome import Outcome, Result
 from moothall.domain.plan import LineComment
 from moothall.errors import InvalidRequest, Refused

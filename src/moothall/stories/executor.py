@@ -23,8 +23,7 @@ from dataclasses import dataclass, replace
 from moothall.concurrency import Pace
 from moothall.config import LimitSettings
 from moothall.domain.event import Channel, Event, EventType, Recorded
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId, digest, key_of
+from moothall.domain.ids import Principal, TaskId, digest, key_of
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.plan import AtomicTask, Plan, Story
 from moothall.domain.task import TASK_CHARS, Constraints, RepositoryRef

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moothall.domain.event import Event, EventType
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId
+from moothall.domain.ids import Principal, TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.repository import MergeResult
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef

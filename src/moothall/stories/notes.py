@@ -17,8 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Channel, Event, EventType, Recorded
-from moothall.domain.identity import Principal
-from moothall.domain.ids import ROLES, check_id, digest, key_of, read_role
+from moothall.domain.ids import ROLES, Principal, check_id, digest, key_of, read_role
 from moothall.domain.plan import Story
 from moothall.domain.text import scrub
 from moothall.errors import AlreadyExists, ConcurrentUpdate, InvalidRequest, NotFound, Refused

@@ -13,8 +13,7 @@ from datetime import UTC, datetime
 from moothall.config import LimitSettings
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Channel, Event, EventType, event_id
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId, check_id, derived_task_id, digest, key_of
+from moothall.domain.ids import Principal, TaskId, check_id, derived_task_id, digest, key_of
 from moothall.domain.plan import (
     AtomicTask,
     Derivation,

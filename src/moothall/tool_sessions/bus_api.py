@@ -14,8 +14,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from moothall.authorization.audit import AuditEntry, AuditLog
 from moothall.domain.codec import dump, load, wrong
 from moothall.domain.event import Channel, EventType, Recorded
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId, TaskKey, check_key, check_task_id, own_id
+from moothall.domain.ids import Principal, TaskId, TaskKey, check_key, check_task_id, own_id
 from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus

@@ -11,8 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from moothall.authorization.checks import BlockBudget, BlockCalls
-from moothall.domain.identity import Principal
-from moothall.domain.ids import digest
+from moothall.domain.ids import Principal, digest
 from moothall.domain.tool import (
     BLOCK_LIMITS,
     Ask,

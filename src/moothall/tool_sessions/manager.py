@@ -20,8 +20,7 @@ from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.limits import GATEWAY_LIMITS, TOKEN_SECONDS
 from moothall.authorization.tokens import Capability, Tokens, request_digest
 from moothall.concurrency import seconds_until
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskKey, key_of, own_id, read_role
+from moothall.domain.ids import Principal, TaskKey, key_of, own_id, read_role
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import (

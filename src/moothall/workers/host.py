@@ -30,8 +30,7 @@ from moothall.domain.budget import Budget
 from moothall.domain.chat import Writing
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Channel, Event, EventType, Recorded, deliberation_topics
-from moothall.domain.identity import Principal
-from moothall.domain.ids import ROLES, TaskKey
+from moothall.domain.ids import ROLES, Principal, TaskKey
 from moothall.domain.status import FLEET, Held, HostState
 from moothall.domain.task import Deliberation, Pauses, check_deliberation
 from moothall.errors import (

@@ -15,7 +15,7 @@ from typing import Any, Self
 from moothall.authorization.gateway import ToolGateway
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Recorded
-from moothall.domain.identity import Principal
+from moothall.domain.ids import Principal
 from moothall.domain.tool import Grant
 from moothall.errors import InvalidRequest, MoothallError, NotFound, Permanent, Temporary
 from moothall.ports import Bucket, Log

@@ -12,8 +12,7 @@ import pytest
 from moothall.agents.runner import AgentRun, State, check_order
 from moothall.agents.specs import Spec
 from moothall.api.kernel_client import Submitted
-from moothall.domain.identity import LOCAL, Principal
-from moothall.domain.ids import TaskId
+from moothall.domain.ids import LOCAL, Principal, TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.task import DeliberationRequest, RepositoryRef

@@ -15,7 +15,7 @@ from moothall.api.accounts import PREFIX, AccessTokens
 from moothall.api.grpc_server import grpc_server
 from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens
-from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import LOCAL, Principal
 from moothall.domain.text import scrub
 from moothall.errors import ConfigurationError, InvalidRequest, NotFound, Unauthenticated
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb

@@ -17,7 +17,7 @@ from moothall.agents.queries import Query
 from moothall.agents.service import ANEW
 from moothall.domain.chat import Writing
 from moothall.domain.event import EventType
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.task import RepositoryRef

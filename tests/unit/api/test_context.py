@@ -17,7 +17,7 @@ from moothall.config import LimitSettings
 from moothall.deliberation.prompts.briefing import Briefings
 from moothall.domain.council import BriefingRequest
 from moothall.domain.event import EventType
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.graph.embedded import embedded_store
 from moothall.graph.store import CypherGraph
 from moothall.pb.context.v1 import context_pb2 as pb

@@ -22,7 +22,7 @@ from moothall import config
 from moothall.api.grpc_server import grpc_server
 from moothall.api.identity import BearerTokens
 from moothall.client import AsyncClient
-from moothall.domain.identity import Principal
+from moothall.domain.ids import Principal
 from moothall.domain.outcome import Outcome
 from moothall.errors import ConfigurationError, QuotaExceeded
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb

@@ -17,7 +17,7 @@ from moothall.api.grpc_server import grpc_server
 from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens
 from moothall.api.openid import IssuedTokens, Issuer
-from moothall.domain.identity import Principal
+from moothall.domain.ids import Principal
 from moothall.errors import ConfigurationError, Temporary, Unauthenticated
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from support.callers import Client, api_dependencies

@@ -16,7 +16,7 @@ import pytest
 from google.protobuf import json_format
 
 from moothall.domain.event import EventType
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import RepositoryRef
 from moothall.pb.kernel.v1 import kernel_pb2 as pb

@@ -13,7 +13,7 @@ from grpc_status import rpc_status
 from moothall import errors
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.proposal import Proposal
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb

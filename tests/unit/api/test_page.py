@@ -20,7 +20,7 @@ from moothall.api.web.sessions import Sessions
 from moothall.api.web.story_page import is_working, moves
 from moothall.config import WebSettings
 from moothall.domain.event import EventType
-from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import LOCAL, Principal
 from moothall.domain.plan import Story
 from moothall.errors import NotFound
 from moothall.stories.coach import CRITERIA as CRITERIA_MOST
@@ -94,7 +94,7 @@ def test_the_number_of_sessions_is_limited() -> None:
 async def test_a_link_used_twice_is_refused() -> None:
     dependencies = api_dependencies(MemoryDeliberations())
     local = {"a-token-of-this-machine": next(iter(TOKENS.values()))}
-    from moothall.domain.identity import LOCAL
+    from moothall.domain.ids import LOCAL
 
     local = dict.fromkeys(local, LOCAL)
     async with http_server(

@@ -12,7 +12,7 @@ from moothall.api.dependencies import HealthCheck, Probe
 from moothall.authorization.audit import Decisions
 from moothall.domain.budget import Budget
 from moothall.domain.event import EventType
-from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import LOCAL, Principal
 from moothall.domain.status import Condition
 from moothall.errors import ModelUnavailable
 from moothall.telemetry.tracing import write

@@ -12,8 +12,7 @@ from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.overview import Overview
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import TaskId
+from moothall.domain.ids import LOCAL, TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import DeliberationRequest, Fork
 from moothall.orchestrator.request_planning import Defaults

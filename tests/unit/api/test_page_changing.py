@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from moothall.domain.event import EventType
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.stories.planner import changeable
 from moothall.telemetry.tracing import write
 from moothall.testing.bus import MemoryBus

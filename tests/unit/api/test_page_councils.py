@@ -21,8 +21,7 @@ from moothall.domain.chat import FunctionCall, Message, Prompts
 from moothall.domain.codec import dump
 from moothall.domain.event import Channel, EventType
 from moothall.domain.evidence import Evidence, Verdict
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import TaskId
+from moothall.domain.ids import LOCAL, TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import LineComment
 from moothall.domain.proposal import SeatOutcome, SeatStatus

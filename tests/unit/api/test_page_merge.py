@@ -8,7 +8,7 @@ import pytest
 
 from moothall.api.web.story_page import is_working, may_merge, next_step, status_of
 from moothall.domain.event import EventType
-from moothall.domain.identity import Principal
+from moothall.domain.ids import Principal
 from moothall.domain.plan import Story
 from moothall.stories.lifecycle import StoryPosition
 from moothall.stories.story_state import StoryState

@@ -20,7 +20,7 @@ from moothall import config
 from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens
 from moothall.api.web.sign_in import Provider as Client
-from moothall.domain.identity import Principal
+from moothall.domain.ids import Principal
 from moothall.errors import ConfigurationError
 from moothall.stories.board import Board
 from moothall.testing.bus import MemoryBus

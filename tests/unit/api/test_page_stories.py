@@ -12,8 +12,7 @@ from moothall.api.web.sessions import safe_path
 from moothall.api.web.story_page import needs_user, status_of
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
-from moothall.domain.identity import LOCAL, Principal
-from moothall.domain.ids import TaskId, key_of
+from moothall.domain.ids import LOCAL, Principal, TaskId, key_of
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft

@@ -18,7 +18,7 @@ from moothall.api.identity import BearerTokens
 from moothall.api.web.charts import Neighbour, draw_around
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.errors import GraphUnavailable
 from moothall.repositories.service import RepositoryService

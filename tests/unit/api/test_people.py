@@ -15,7 +15,7 @@ from moothall import config
 from moothall.api.accounts import Attempts, UserAccounts
 from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens
-from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import LOCAL, Principal
 from moothall.errors import AlreadyExists, ConfigurationError, InvalidRequest, NotFound
 from support.browsing import DRAFT, Browser, form_of
 from support.callers import TOKEN, TOKENS, api_dependencies, with_parts

@@ -16,8 +16,7 @@ import pytest
 
 from moothall.api.kernel_client import RemoteKernel, remote_kernel
 from moothall.domain.event import EventType
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import TaskId
+from moothall.domain.ids import LOCAL, TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.errors import (

@@ -28,8 +28,7 @@ from moothall.domain.chat import (
     Writing,
 )
 from moothall.domain.event import EventType
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import digest, seat_id
+from moothall.domain.ids import LOCAL, digest, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.errors import (
     ConfigurationError,

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from moothall.domain.event import EventType
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import NotFound

@@ -17,8 +17,7 @@ from moothall.app.data_dir import restore_backup, save_backup
 from moothall.config import BusSettings, LimitSettings, Settings
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Channel, EventType, new_event
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskKey
+from moothall.domain.ids import Principal, TaskKey
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import ConfigurationError

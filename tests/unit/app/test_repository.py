@@ -11,7 +11,7 @@ from moothall.app.command_repository import find_repository, line_origin, unseen
 from moothall.app.preflight import NamedRepository
 from moothall.app.repositories import trusted_repositories
 from moothall.config import Settings
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.errors import ConfigurationError, InvalidRequest, NotFound, RepositoryError
 from moothall.settings import load_settings
 from support.repos import Repo, make_sample

@@ -17,7 +17,7 @@ from moothall.authorization.approvals import (
     refuse_unless_operator,
 )
 from moothall.authorization.rules import Policy
-from moothall.domain.identity import Principal
+from moothall.domain.ids import Principal
 from moothall.domain.tool import ToolStatus
 from moothall.errors import InvalidRequest, NotFound, Refused
 from moothall.testing.bus import MemoryBus

@@ -15,7 +15,7 @@ from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.limits import shorten
 from moothall.domain.budget import Budget, Ledger, Usage
 from moothall.domain.event import Event
-from moothall.domain.identity import Principal
+from moothall.domain.ids import Principal
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import BusUnavailable, WorkspaceFailed
 from moothall.tools.schemas import arguments_digest

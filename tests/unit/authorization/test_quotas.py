@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from moothall.authorization.budgets import BUCKET, Quotas, Reservation
 from moothall.config.limits import Quota, QuotaSettings
 from moothall.domain.budget import Amount, Budget, BudgetAccount, BudgetDraw, Ledger, Usage
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskKey
+from moothall.domain.ids import Principal, TaskKey
 from moothall.errors import BudgetExceeded, InvalidRequest, QuotaExceeded, Refused
 from moothall.testing.bus import MemoryBus
 

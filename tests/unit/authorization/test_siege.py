@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moothall.authorization.tokens import narrow
-from moothall.domain.identity import Principal
+from moothall.domain.ids import Principal
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import ToolCall
 from moothall.errors import InvalidRequest, Refused

@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from moothall.api.accounts import AccessTokens
 from moothall.cli import main
-from moothall.domain.identity import Principal
+from moothall.domain.ids import Principal
 from moothall.errors import Unauthenticated
 
 

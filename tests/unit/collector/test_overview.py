@@ -9,8 +9,7 @@ from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.overview import Overview, live_view
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, new_event
-from moothall.domain.identity import LOCAL, Principal
-from moothall.domain.ids import TaskId, TaskKey
+from moothall.domain.ids import LOCAL, Principal, TaskId, TaskKey
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.proposal import Proposal, SeatOutcome, SeatStatus
 from moothall.domain.task import Deliberation, RepositoryRef

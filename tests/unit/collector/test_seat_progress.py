@@ -7,8 +7,7 @@ import pytest
 from moothall.collector.overview import Overview
 from moothall.collector.progress import ENDED, Progress, apply_event
 from moothall.domain.event import Event, EventType, Recorded
-from moothall.domain.identity import LOCAL, Principal
-from moothall.domain.ids import TaskId
+from moothall.domain.ids import LOCAL, Principal, TaskId
 from moothall.errors import NotFound
 from moothall.testing.bus import MemoryBus
 from support.story import SEATS, Story, full

@@ -9,8 +9,7 @@ from moothall.config import LimitSettings
 from moothall.domain.codec import dump
 from moothall.domain.council import CouncilConfig
 from moothall.domain.event import EventType, new_event
-from moothall.domain.identity import LOCAL, Principal
-from moothall.domain.ids import TaskKey
+from moothall.domain.ids import LOCAL, Principal, TaskKey
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.task import Deliberation

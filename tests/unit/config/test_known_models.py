@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
+from moothall.cli.doctor import price_text
 from moothall.config import LlmSettings
 from moothall.config.models import Models, checked_on, find_model
-from moothall.deliberation.model_texts import price_text
 from moothall.llm.windows import find_window
 from support.documents import table
 

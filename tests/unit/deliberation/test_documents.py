@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from moothall.domain.event import EventType
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import TaskId
+from moothall.domain.ids import LOCAL, TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import Story
 from moothall.domain.task import DocumentKind

@@ -15,8 +15,7 @@ from moothall.authorization.rules import grant_for
 from moothall.deliberation.function_writing import find_broken_examples, read_docstring_examples
 from moothall.deliberation.turns import FUNCTION_BREAKS_EXAMPLES, FUNCTION_FAILS
 from moothall.domain.event import EventType
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import TaskKey
+from moothall.domain.ids import LOCAL, TaskKey
 from support.council import ONE, of, outcomes
 from support.local import local
 from support.repos import SAMPLE

@@ -12,7 +12,7 @@ import pytest
 
 from moothall.config import LimitSettings
 from moothall.domain.event import EventType
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.domain.repository import Base, Patch
 from moothall.domain.task import DeliberationRequest, check_deliberation
 from moothall.errors import InvalidRequest, MergeConflict

@@ -16,7 +16,7 @@ from moothall.deliberation.context import Answerers
 from moothall.deliberation.recorded_model import NamedModel, Recording
 from moothall.domain.council import Agent, Capabilities, Council, CouncilConfig
 from moothall.domain.event import EventType
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.domain.task import Deliberation, DeliberationRequest
 from moothall.errors import InvalidRequest
 from moothall.llm.replicas import open_models

@@ -15,8 +15,7 @@ from moothall.domain.codec import dump
 from moothall.domain.council import Agent, Capabilities, Council, CouncilConfig
 from moothall.domain.event import EventType, new_event
 from moothall.domain.evidence import EvidenceLevel
-from moothall.domain.identity import LOCAL, Principal
-from moothall.domain.ids import TaskId
+from moothall.domain.ids import LOCAL, Principal, TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import OUT_OF_PATIENCE, SeatOutcome, SeatStatus
 from moothall.domain.task import DeliberationRequest, RepositoryRef

@@ -12,8 +12,7 @@ from moothall.deliberation.prompts.prompts import shared_text
 from moothall.deliberation.prompts.text import tokens
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
-from moothall.domain.identity import LOCAL, Principal
-from moothall.domain.ids import TaskId, TaskKey, key_of
+from moothall.domain.ids import LOCAL, Principal, TaskId, TaskKey, key_of
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound

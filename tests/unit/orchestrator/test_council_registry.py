@@ -9,7 +9,7 @@ import pytest
 from moothall.config import LimitSettings, LlmSettings, Models
 from moothall.domain.council import Agent, Capabilities, CouncilConfig
 from moothall.domain.event import EventType, new_event
-from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import LOCAL, Principal
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import AlreadyExists, InvalidRequest, NoCouncil, NotFound
 from moothall.orchestrator.council_registry import CouncilRegistry

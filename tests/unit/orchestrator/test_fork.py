@@ -15,8 +15,7 @@ from moothall.deliberation.recorded_model import Recording
 from moothall.domain.chat import Prompts
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, deliberation_topics, new_event
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import TaskKey, key_of
+from moothall.domain.ids import LOCAL, TaskKey, key_of
 from moothall.domain.task import Deliberation, DeliberationRequest, Fork
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound
 from moothall.orchestrator.fork import inherit_turns

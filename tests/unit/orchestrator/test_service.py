@@ -18,8 +18,7 @@ from moothall.domain.budget import Budget
 from moothall.domain.codec import dump
 from moothall.domain.event import Channel, EventType, new_event
 from moothall.domain.evidence import HIDDEN
-from moothall.domain.identity import LOCAL, Principal
-from moothall.domain.ids import TaskId, TaskKey
+from moothall.domain.ids import LOCAL, Principal, TaskId, TaskKey
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef, check_deliberation
 from moothall.errors import (

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import TaskId
+from moothall.domain.ids import LOCAL, TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.errors import Temporary
 from moothall.orchestrator.story_writer import (

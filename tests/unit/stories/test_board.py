@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 import pytest
 
 from moothall.domain.event import Channel, Event, EventType, Recorded, Topic
-from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import LOCAL, Principal
 from moothall.errors import AlreadyExists, ConcurrentUpdate, InvalidRequest, NotFound, Refused
 from moothall.events.nats.maintenance import prune
 from moothall.stories.board import Board

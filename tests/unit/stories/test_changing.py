@@ -11,7 +11,7 @@ import pytest
 
 from moothall.config import LimitSettings
 from moothall.domain.event import EventType
-from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import LOCAL, Principal
 from moothall.domain.plan import Plan
 from moothall.errors import ConcurrentUpdate, InvalidRequest, NotFound, Refused
 from moothall.stories.board import Board

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from moothall.domain.event import EventType
-from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import LOCAL, Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import LineComment
 from moothall.domain.task import DeliberationRequest

@@ -16,8 +16,7 @@ import pytest
 from moothall.config import LimitSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
-from moothall.domain.identity import LOCAL, Principal
-from moothall.domain.ids import TaskId, digest
+from moothall.domain.ids import LOCAL, Principal, TaskId, digest
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import AtomicTask, LineComment, Plan, Story
 from moothall.domain.repository import MergeResult

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from moothall.domain.event import Event, EventType
-from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import LOCAL, Principal
 from moothall.errors import (
     AlreadyExists,
     ConcurrentUpdate,

@@ -10,8 +10,7 @@ import pytest
 
 from moothall.config import LimitSettings
 from moothall.domain.event import Channel, Event, EventType, new_event
-from moothall.domain.identity import LOCAL, Principal
-from moothall.domain.ids import TaskId
+from moothall.domain.ids import LOCAL, Principal, TaskId
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import PlanningEvent, Strategy
 from moothall.domain.task import RepositoryRef

@@ -19,7 +19,7 @@ from moothall import telemetry
 from moothall.collector.collector import Collector
 from moothall.config import LimitSettings, TraceSettings
 from moothall.domain.event import Channel, Event, EventType, Recorded
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.domain.task import DeliberationRequest
 from moothall.orchestrator.request_planning import Defaults
 from moothall.orchestrator.service import DeliberationService

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.domain.identity import Principal
+from moothall.domain.ids import Principal
 from moothall.domain.task import RepositoryRef
 from moothall.errors import RateLimited
 from support.session_manager import open_session_manager

@@ -21,8 +21,7 @@ from moothall.domain.budget import Amount, Budget
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Channel, Event, EventType, Recorded, new_event
 from moothall.domain.evidence import CheckRun, Verdict
-from moothall.domain.identity import LOCAL
-from moothall.domain.ids import TaskKey
+from moothall.domain.ids import LOCAL, TaskKey
 from moothall.domain.status import FLEET, HostState
 from moothall.domain.task import Deliberation
 from moothall.errors import Superseded, WorkspaceFailed

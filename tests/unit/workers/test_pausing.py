@@ -21,7 +21,7 @@ from moothall.config import LimitSettings
 from moothall.domain.budget import Budget
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded, new_event
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.domain.task import NEVER, DeliberationRequest, Pauses
 from moothall.errors import InvalidRequest
 from moothall.orchestrator.request_planning import Defaults

@@ -12,7 +12,7 @@ from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.recorded_model import RecordedModel, Recording
 from moothall.domain.budget import Ledger
 from moothall.domain.event import EventType, Recorded
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.domain.task import DeliberationRequest
 from moothall.orchestrator.request_planning import Defaults
 from moothall.orchestrator.service import DeliberationService

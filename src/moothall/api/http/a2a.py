@@ -40,8 +40,7 @@ from moothall.api.identity import caller
 from moothall.collector.overview import Overview
 from moothall.collector.progress import Progress, apply_event
 from moothall.domain.event import EventType
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId, check_task_id, derived_task_id, digest
+from moothall.domain.ids import Principal, TaskId, check_task_id, derived_task_id, digest
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.status import TaskView
 from moothall.domain.task import DeliberationRequest, RepositoryRef

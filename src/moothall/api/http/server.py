@@ -67,7 +67,7 @@ from moothall.api.web.routes import page_routes
 from moothall.api.web.sessions import Sessions
 from moothall.api.web.sign_in import Provider
 from moothall.api.webhooks import tracker_routes
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.errors import ConfigurationError, Temporary
 from moothall.telemetry.metrics import REGISTRY, AnyMetric, Histogram, Snapshot
 

@@ -28,8 +28,7 @@ from moothall.api.identity import caller
 from moothall.api.orchestrator import OrchestratorService
 from moothall.api.stories import Planning, StoryCoach
 from moothall.domain.codec import dump
-from moothall.domain.identity import Principal
-from moothall.domain.ids import digest, new_task_id
+from moothall.domain.ids import Principal, digest, new_task_id
 from moothall.errors import InvalidRequest, Permanent
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as orchestrator
 from moothall.pb.planning.v1 import planning_pb2 as pb

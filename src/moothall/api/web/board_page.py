@@ -33,8 +33,7 @@ from moothall.api.web.story_page import (
     next_step,
     status_of,
 )
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId
+from moothall.domain.ids import Principal, TaskId
 from moothall.domain.status import TaskView
 from moothall.errors import InvalidRequest
 from moothall.stories.board import Board

@@ -19,8 +19,7 @@ from moothall.api.web.rendering import MAX_DIFF_LINES, page, redirect
 from moothall.api.web.sessions import Session, Sessions, read_session_form, require_session
 from moothall.api.web.story_page import moves
 from moothall.collector.overview import Overview
-from moothall.domain.identity import Principal
-from moothall.domain.ids import ROLES, check_task_id, new_task_id, own_id
+from moothall.domain.ids import ROLES, Principal, check_task_id, new_task_id, own_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.plan import LineComment
 from moothall.domain.status import TaskView

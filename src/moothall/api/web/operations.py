@@ -29,8 +29,7 @@ from moothall.api.web.sessions import (
 from moothall.authorization.approvals import refuse_unless_operator
 from moothall.authorization.budgets import TenantQuotas
 from moothall.config.limits import Quota
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId, own_id
+from moothall.domain.ids import Principal, TaskId, own_id
 from moothall.errors import GraphUnavailable, InvalidRequest, NotFound, Refused
 from moothall.repositories.service import RepositoryService
 from moothall.tools.catalogue import CATALOGUE

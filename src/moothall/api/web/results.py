@@ -15,8 +15,7 @@ from moothall.collector.progress import Progress
 from moothall.domain.budget import Usage
 from moothall.domain.event import Event, seconds_between
 from moothall.domain.evidence import OWN_TESTS, Verdict
-from moothall.domain.identity import Principal
-from moothall.domain.ids import TaskId
+from moothall.domain.ids import Principal, TaskId
 from moothall.domain.outcome import Outcome, Result
 from moothall.domain.proposal import Candidate, Review
 from moothall.errors import NotFound

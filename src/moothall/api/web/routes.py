@@ -45,7 +45,7 @@ from moothall.api.web.story_page import matches, plan_routes, story_routes
 from moothall.domain.budget import BudgetAccount
 from moothall.domain.codec import prepare_loading
 from moothall.domain.evidence import Evidence
-from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import LOCAL, Principal
 from moothall.domain.outcome import Outcome
 from moothall.domain.proposal import Proposal, Review, SeatOutcome
 from moothall.domain.task import Deliberation

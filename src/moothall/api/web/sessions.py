@@ -24,8 +24,7 @@ from moothall.api.http.documents import HttpRefusal, ServerSentEvents
 from moothall.api.identity import Caller, call_as
 from moothall.api.protobuf import http_status_of
 from moothall.api.web.rendering import page, prepare, redirect
-from moothall.domain.identity import Principal
-from moothall.domain.ids import is_id
+from moothall.domain.ids import Principal, is_id
 from moothall.errors import InvalidRequest, MoothallError, Refused
 
 # The sessions of the web page. A browser holds a random id, never a token or a password.

@@ -40,7 +40,7 @@ from moothall.api.web.sessions import (
     target_after_sign_in,
     with_error_page,
 )
-from moothall.domain.identity import Principal
+from moothall.domain.ids import Principal
 from moothall.errors import CallFailed, ConfigurationError, MoothallError, Refused, Unauthenticated
 
 # A client for an OpenID provider: signing in, and the user that an ID token names.

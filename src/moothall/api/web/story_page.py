@@ -22,8 +22,7 @@ from moothall.api.web.results import read_councils, story_result
 from moothall.api.web.sessions import Session, Sessions, read_session_form, require_session
 from moothall.api.web.story_form import may_edit
 from moothall.domain.event import EventType
-from moothall.domain.identity import Principal
-from moothall.domain.ids import ROLES, new_task_id
+from moothall.domain.ids import ROLES, Principal, new_task_id
 from moothall.domain.text import contains_words
 from moothall.errors import ConcurrentUpdate, InvalidRequest, MoothallError, Permanent
 from moothall.stories.coach import score

@@ -25,8 +25,7 @@ from moothall.deliberation.prompts.prompts import ROLES
 from moothall.deliberation.prompts.text import clip, fence, most_tokens
 from moothall.domain.codec import list_of, mapping_of
 from moothall.domain.council import Briefing, BriefingRequest
-from moothall.domain.identity import Principal
-from moothall.domain.ids import check_id, digest, read_role
+from moothall.domain.ids import Principal, check_id, digest, read_role
 from moothall.domain.text import scrub
 from moothall.errors import InvalidRequest
 from moothall.ports import CountTokens

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, SecretStr
 
 from moothall.config import Section, Settings
-from moothall.domain.identity import LOCAL
+from moothall.domain.ids import LOCAL
 from moothall.domain.text import scrub
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.toolkits import Family, OpenedFamily

@@ -12,7 +12,7 @@ from moothall.config import LimitSettings
 from moothall.deliberation.prompts.briefing import Briefings, alike
 from moothall.deliberation.prompts.text import most_tokens
 from moothall.domain.council import BriefingRequest
-from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import LOCAL, Principal
 from moothall.domain.text import scrub
 from moothall.errors import InvalidRequest
 from moothall.stories.notes import scopes
