@@ -25,8 +25,7 @@ from datetime import UTC, datetime
 from cachetools import FIFOCache
 
 from moothall import telemetry
-from moothall.collector.decide import decide, is_ready, pending_outcome
-from moothall.collector.delivery import deliver
+from moothall.collector.decide import decide, deliver, is_ready, pending_outcome
 from moothall.collector.fold import DeliberationState, fold, task_key_of
 from moothall.collector.records import (
     DOCUMENTS,

@@ -27,7 +27,7 @@ from moothall.deliberation.attempt_state import (
 )
 from moothall.deliberation.code_blocks import BlockRunner
 from moothall.deliberation.conversation import Conversation, Ending
-from moothall.deliberation.event_writer import EventWriter
+from moothall.deliberation.event_writer import EventWriter, check_bounds, sum_usage
 from moothall.deliberation.function_writing import find_broken_examples
 from moothall.deliberation.local_checks import (
     OWN_CHECK_SECONDS,
@@ -38,7 +38,6 @@ from moothall.deliberation.local_checks import (
 from moothall.deliberation.prompts.reply import Turn
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, fence
 from moothall.deliberation.prompts.tool_results import check_text, ignored_text, verdict_text
-from moothall.deliberation.resource_usage import check_bounds, sum_usage
 from moothall.deliberation.turns import (
     FINISH,
     FUNCTION_BREAKS_EXAMPLES,

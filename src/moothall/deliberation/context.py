@@ -16,7 +16,7 @@ from moothall.config.models import DEFAULT, NATIVE_WINDOW
 from moothall.deliberation.agent import AgentLoop
 from moothall.deliberation.attempt_state import Draft
 from moothall.deliberation.code_blocks import SUB_AGENT_LIMITS, SubAgentLimits
-from moothall.deliberation.event_writer import EventWriter, PublishPartial
+from moothall.deliberation.event_writer import EventWriter, ProgressEstimate, PublishPartial
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
 from moothall.deliberation.judging.evaluator import Evaluator
 from moothall.deliberation.judging.further_runs import BaseFailures
@@ -29,7 +29,6 @@ from moothall.deliberation.recorded_model import (
     RecordedModel,
     Recording,
 )
-from moothall.deliberation.resource_usage import ProgressEstimate
 from moothall.deliberation.seat_setup import SeatSetup, create_seat_setup, grant_of
 from moothall.deliberation.tool_loop import ToolLoop
 from moothall.domain.budget import Ledger

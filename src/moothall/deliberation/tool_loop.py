@@ -29,7 +29,7 @@ from moothall.deliberation.attempt_state import (
     find_ignored_writes,
     malformed_replies_error,
 )
-from moothall.deliberation.event_writer import EventWriter
+from moothall.deliberation.event_writer import EventWriter, check_bounds, sum_usage
 from moothall.deliberation.local_checks import (
     OWN_CHECK_SECONDS,
     CheckedWorkspace,
@@ -43,7 +43,6 @@ from moothall.deliberation.prompts.tool_results import (
     result_text,
     submission_text,
 )
-from moothall.deliberation.resource_usage import check_bounds, sum_usage
 from moothall.deliberation.seat_setup import SUBMIT, SeatTools, UnusableCallError, read_arguments
 from moothall.deliberation.tool_chat import ToolChat
 from moothall.deliberation.turns import TurnResult, record_calls, record_refusals

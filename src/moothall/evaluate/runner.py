@@ -15,7 +15,7 @@ from typing import Any
 from moothall import __version__
 from moothall.app.server import App, open_app
 from moothall.app.workspaces import open_workspace_services
-from moothall.collector.delivery import find_unmasked_diff
+from moothall.collector.decide import find_unmasked_diff
 from moothall.config import Settings
 from moothall.config.models import AUTO, DEFAULT
 from moothall.domain.budget import Budget

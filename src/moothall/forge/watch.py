@@ -38,8 +38,8 @@ from moothall.errors import (
     Temporary,
 )
 from moothall.forge import texts
-from moothall.forge.checks import FailedCheck, read_failed_checks
 from moothall.forge.client import ForgeClient, ForgeComment, Issue, PullRequest
+from moothall.forge.texts import FailedCheck, read_failed_checks
 from moothall.ports import Deliberations
 
 _POLL_SECONDS = 60.0

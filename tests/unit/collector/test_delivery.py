@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from moothall.collector.delivery import (
+from moothall.collector.decide import (
     clean_commit_message,
     commit_title,
     deliver,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.deliberation.resource_usage import ProgressEstimate, check_bounds, sum_usage
+from moothall.deliberation.event_writer import ProgressEstimate, check_bounds, sum_usage
 from moothall.domain.event import EventType
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.task import AgentRef

@@ -10,10 +10,11 @@ import pytest
 from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import SeatOutcome, SeatStatus
-from moothall.forge.checks import FailedCheck, clean_log
 from moothall.forge.client import ForgeComment, Issue, ReviewComment
 from moothall.forge.texts import (
+    FailedCheck,
     checks_task,
+    clean_log,
     further,
     issue_task,
     no_pull,
