@@ -6,13 +6,14 @@ import io
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
-
-import aiohttp
 
 from moothall.concurrency import read_body
 from moothall.errors import CallFailed, ConfigurationError, InvalidRequest, NotFound
+
+if TYPE_CHECKING:  # 8 MB, imported by the first call
+    import aiohttp
 
 _MAX_REPLY_BYTES = 8_000_000
 _CHUNK = 65_536
@@ -43,6 +44,8 @@ class DockerEngine:
         """Send a request and yield the response before its body is read. Raises `NotFound`,
         `InvalidRequest` and `CallFailed` with the engine's reason.
         """
+        import aiohttp
+
         params = {
             name: value if isinstance(value, str) else json.dumps(value)
             for name, value in (query or {}).items()
@@ -109,6 +112,8 @@ class DockerEngine:
 @asynccontextmanager
 async def open_engine(host: str) -> AsyncIterator[DockerEngine]:
     """Open a session with an engine."""
+    import aiohttp
+
     connector = aiohttp.UnixConnector(socket_path(host), force_close=True)
     async with aiohttp.ClientSession(
         connector=connector, timeout=aiohttp.ClientTimeout(total=None)

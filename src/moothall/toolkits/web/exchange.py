@@ -11,14 +11,16 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import aiohttp
 from yarl import URL
 
 from moothall.errors import CallFailed, InvalidRequest, Permanent, Refused
 from moothall.network.destinations import Destinations, Unreachable
 from moothall.toolkits.web.family import HttpSettings
+
+if TYPE_CHECKING:  # 8 MB, imported by the first call
+    import aiohttp
 
 # A web page as text: its visible text, its title and its links.
 
@@ -248,6 +250,8 @@ class HttpCaller:
     async def _send(
         self, method: str, url: URL, headers: Mapping[str, str], body: bytes
     ) -> AsyncIterator[aiohttp.ClientResponse]:
+        import aiohttp
+
         refused: list[Unreachable] = []
 
         def open_socket(address: tuple[Any, ...]) -> socket.socket:
@@ -315,6 +319,8 @@ class HttpCaller:
 
 
 def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+    import aiohttp
+
     return aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
