@@ -82,9 +82,13 @@ class ExecutorPool:
         await asyncio.to_thread(executor_connection.prune, self._settings.data_dir)
         await asyncio.to_thread(bundle, self.folder / "code")
         # The reaper cleans up after a killed host: a starting sandbox, cgroups and our folder. It
-        # acts when its stdin is closed.
+        # acts when its stdin is closed. Until then it is a shell, which takes less memory.
         groups = sorted({str(folder) for folder in await asyncio.to_thread(cgroups.parents) or ()})
         self._reaper = await start_process(
+            "/bin/sh",
+            "-c",
+            'read -r line; exec "$@"',
+            "sh",
             sys.executable,
             "-I",
             "-S",
