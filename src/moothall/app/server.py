@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -71,6 +71,7 @@ if TYPE_CHECKING:  # slow to import
     from moothall.collector.records import Observer
     from moothall.deliberation.prompts.briefing import Briefings
     from moothall.orchestrator.service import DeliberationService
+    from moothall.sandbox.probe import Layer
     from moothall.workers.subprocesses import Alive
 
 _SECTIONS = {"llm", "models", "bus", "ray", "workspace", "sandbox", "runner", "limits"}
@@ -282,17 +283,7 @@ class _ServerBuilder:
             on_ray=self._on_ray,
             model=self._has_hosts and self._embeds_model,
         )
-        importing = asyncio.ensure_future(asyncio.to_thread(_import_parts))
-        async with check_model(
-            self._settings,
-            self._report_progress,
-            self._roles,
-            serving=self._serving,
-            model_checked=model_checked,
-        ):
-            bus_opening = await self._stack.enter_async_context(start_beside(self._open_bus()))
-            layers = await check_sandbox(self._settings, self._report_progress, self._roles)
-            await importing
+        bus_opening, layers = await self._check(model_checked=model_checked)
         instance_name = instance(self._settings, ending) if self._serving else ""
         fleet = await self._start_fleet(instance_name, processes)
         model = await self._start_model()
@@ -370,6 +361,25 @@ class _ServerBuilder:
 
     def _report_if_slow(self, what: str) -> AbstractContextManager[None]:
         return report_if_slow(self._report_progress, what)
+
+    async def _check(
+        self, *, model_checked: bool
+    ) -> tuple[asyncio.Future[tuple[str, Bus]], Sequence[Layer]]:
+        """Start the bus and import the modules while the model server and the sandbox are checked.
+        Return the opening of the bus and the layers of the sandbox.
+        """
+        importing = asyncio.ensure_future(asyncio.to_thread(_import_parts))
+        async with check_model(
+            self._settings,
+            self._report_progress,
+            self._roles,
+            serving=self._serving,
+            model_checked=model_checked,
+        ):
+            bus_opening = await self._stack.enter_async_context(start_beside(self._open_bus()))
+            layers = await check_sandbox(self._settings, self._report_progress, self._roles)
+            await importing
+        return bus_opening, layers
 
     async def _start_processes(self) -> list[asyncio.subprocess.Process]:
         """Start the processes of hosts, which import their modules while this process checks and
