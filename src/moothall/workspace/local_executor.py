@@ -11,7 +11,6 @@ from pathlib import Path
 
 from moothall.config import WorkspaceSections
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
-from moothall.network.proxy import receive_listener, run_proxy
 from moothall.repositories.changes import (
     AskIgnored,
     ChangeCaps,
@@ -119,6 +118,8 @@ class LocalExecutor(ExecutorClient):
 
     async def _open_proxy(self, access: NetworkAccess, our_socket: socket.socket) -> None:
         """Serve the proxy on the port that was opened inside, the only way to the network."""
+        from moothall.network.proxy import receive_listener, run_proxy  # imports certificates
+
         proxy_socket = await receive_listener(our_socket)
         self._port = proxy_socket.getsockname()[1]
         self._proxy = await self._proxies.enter_async_context(
