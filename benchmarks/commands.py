@@ -12,11 +12,21 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import git
 
+from benchmarks.served import GRAPH_LATER, served
 from benchmarks.stub import running_stub
+from moothall.app.bus import open_log
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType
+from moothall.domain.ids import TaskKey
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.task import Deliberation
+from moothall.settings import load_settings
+from moothall.telemetry.spans import write_of
 
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("--version",),
@@ -38,6 +48,8 @@ NOBODY, REFUSED, FIRST = (
     "deliberate: the key is refused",
     "deliberate: its first event",
 )
+READY, LISTED = "serve: ready", "list: 10,000 tasks, while serving"
+_TASKS, _AT_ONCE = 10_000, 64
 _UNUSABLE = 2
 _REFUSAL = b'{"error": {"message": "wrong key"}}'
 _FILES = {
@@ -151,6 +163,57 @@ async def _deliberations(folder: Path, times: int) -> dict[str, float | None]:
     }
 
 
+async def _write_tasks(data: Path) -> None:
+    """Write the events of many tasks that have ended."""
+    seats = ("agent-dev-001", "agent-dev-002", "agent-dev-003")
+    deadline, places = datetime.now(UTC) + timedelta(days=1), asyncio.Semaphore(_AT_ONCE)
+    async with open_log(load_settings(data_dir=data), lambda _: None) as bus:
+
+        async def write_task(number: int) -> None:
+            deliberation = Deliberation(
+                TaskKey(f"task-{number:012x}"), f"Design queue {number} of the warehouse", "dev",
+                "debate", seats, 1, deadline, 12,
+            )  # fmt: skip
+            results = tuple(
+                Result(
+                    rank, seat, "dev", 0.9, ("the tests passed",), passed_gates=True, proven=True,
+                    diff="+ a line\n" * 200,
+                )
+                for rank, seat in enumerate(seats, 1)
+            )  # fmt: skip
+            outcome = Outcome(
+                deliberation.task_id, DeliberationStatus.COMPLETED, role="dev", results=results,
+                winner_id=seats[0], agent_count=len(seats),
+            )  # fmt: skip
+            requested = dump(deliberation) | {"request_digest": "", "num_agents": len(seats)}
+            async with places:
+                for kind, event_data in (
+                    (EventType.DELIBERATION_REQUESTED, requested),
+                    (EventType.DELIBERATION_STARTED, {"seats": list(seats)}),
+                    (EventType.DELIBERATION_DECIDED, dump(outcome)),
+                ):
+                    await bus.publish(write_of(deliberation, kind, event_data, ordinal="listed"))
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(_TASKS):
+                group.create_task(write_task(number))
+
+
+async def _serving(folder: Path, times: int) -> dict[str, float | None]:
+    """Seconds until `serve` is ready, and until `list` has listed the last of many tasks."""
+    data, starts = folder / "serving", []
+    async with running_stub() as stub:
+        for _ in range(times + 1):  # the first one reads the files from the disk
+            began = time.perf_counter()
+            async with served(data, stub.base_url):
+                starts.append(time.perf_counter() - began)
+        await _write_tasks(data)
+        argv = (sys.executable, "-m", "moothall", "list")
+        async with served(data, stub.base_url, GRAPH_LATER):
+            listed = await _median(argv, data, times)
+    return {READY: statistics.median(starts[1:]), LISTED: listed}
+
+
 async def commands(folder: Path, times: int) -> dict[str, float]:
     """Median seconds by command line. Commands that this version doesn't have are left out."""
     found = {
@@ -162,4 +225,5 @@ async def commands(folder: Path, times: int) -> dict[str, float]:
             [sys.executable, "-m", "moothall", *command], folder, times
         )
     found |= await _deliberations(folder, times)
+    found |= await _serving(folder, times)
     return {name: seconds for name, seconds in found.items() if seconds is not None}

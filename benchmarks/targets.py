@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.commands import FIRST, NOBODY, REFUSED
+from benchmarks.commands import FIRST, LISTED, NOBODY, READY, REFUSED
 from benchmarks.contest import OURS
 
 
@@ -54,6 +54,11 @@ def _idle(d: Mapping[str, Any]) -> float:
     return 100.0 * sum(
         float(share) for part, share in d["text"]["idle_cpu"].items() if part != "ray"
     )
+
+
+def _idle_memory(d: Mapping[str, Any]) -> float:
+    """Megabytes of all processes, each shared page in equal parts."""
+    return sum(map(float, d["growth"]["idle"]["pss"].values())) / 1e6
 
 
 def _seat(d: Mapping[str, Any]) -> float:
@@ -222,6 +227,23 @@ _LINES: tuple[tuple[str, str, str, _Read, str, int], ...] = (
         " s",
         -1,
     ),
+    (
+        "`moothall serve` is ready",
+        "≤ 2.5 s",
+        "≤ 1.5 s",
+        lambda d: float(d["commands"][READY]),
+        " s",
+        -1,
+    ),
+    (
+        "`moothall list` of 10,000 tasks, while serving",
+        "≤ 0.3 s",
+        "≤ 0.2 s",
+        lambda d: float(d["commands"][LISTED]),
+        " s",
+        -1,
+    ),
+    ("memory of an idle deployment without Ray", "≤ 250 MB", "≤ 150 MB", _idle_memory, " MB", -1),
 )
 
 

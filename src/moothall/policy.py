@@ -12,13 +12,15 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import regorus
 
 from moothall.concurrency import read_body
 from moothall.errors import ConfigurationError, PolicyUnavailable
+
+if TYPE_CHECKING:  # 8 MB that Rego does not need
+    import aiohttp
 
 RULE = "data.moothall.tools.decision"
 PATH = "v1/data/moothall/tools/decision"
@@ -95,6 +97,8 @@ class Opa:
 
     async def decide(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the decision. Raises `PolicyUnavailable`."""
+        import aiohttp
+
         try:
             async with self.session.post(
                 self.url,
@@ -134,6 +138,8 @@ async def opa(url: str, *, seconds: float, token: str = "") -> AsyncIterator[Opa
     """Yield the server at `url`, that has answered once. Raises `ConfigurationError` where it does
     not.
     """
+    import aiohttp
+
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with aiohttp.ClientSession(headers=headers, trust_env=False) as session:
         server = Opa(f"{url.rstrip('/')}/{PATH}", session, seconds)

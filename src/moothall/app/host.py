@@ -357,13 +357,13 @@ async def report_metrics(settings: MetricsSettings, bus: Bus, name: str) -> Asyn
 
 
 def settle() -> None:
-    """Freeze the objects that exist after a long-lived process is set up, so that the garbage
-    collector skips them.
+    """Enable the garbage collector once a long-lived process is set up, and freeze the objects that
+    exist, so that it skips them.
 
     With the default thresholds, the collector runs after every 700 new objects and repeatedly scans
     all live objects, which takes an eighth of a deliberation's time. Reference counting frees
     nearly everything that a deliberation leaves.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
+    gc.enable()

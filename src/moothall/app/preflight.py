@@ -9,8 +9,8 @@ import asyncio
 import itertools
 import json
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -225,22 +225,25 @@ async def check_first(
         check_ports(settings)
 
 
-async def check_parts(
+@asynccontextmanager
+async def check_model(
     settings: Settings,
     report_progress: Callable[[str], None],
     roles: frozenset[str],
     *,
     serving: bool,
     model_checked: bool,
-) -> tuple[Layer, ...]:
-    """Check the sandbox and the configured model server concurrently, before anything slow starts.
-    A serving process tolerates an unreachable model server: it reports it, also at /health, and
-    continues.
+) -> AsyncIterator[None]:
+    """Check the configured model server beside the block, which begins once obvious errors were
+    raised. A serving process tolerates an unreachable model server: it reports it, also at /health,
+    and continues.
     """
+    if model_checked or "hosts" not in roles:
+        yield
+        return
     from moothall.llm.startup_check import reach_all
-    from moothall.sandbox.probe import check_layers
 
-    async def check_model() -> None:
+    async def check() -> None:
         try:
             await reach_all(settings.choice, report_progress)
         except ModelUnavailable as error:
@@ -248,20 +251,24 @@ async def check_parts(
                 raise
             report_progress(f"no council can work until the model server answers: {error}")
 
-    model_check = None
     async with asyncio.TaskGroup() as group:
-        if not model_checked and "hosts" in roles:
-            model_check = group.create_task(check_model(), name="model")
-            # Report obvious errors before anything else.
-            await asyncio.wait({model_check}, timeout=_EARLY_CHECK_SECONDS)
-        layers: tuple[Layer, ...] = ()
-        if settings.workspace.uses_local_sandbox and roles & {"hosts", "tools"}:
-            with report_if_slow(report_progress, "the sandbox to be tried"):
-                layers = await check_layers(settings.sandbox, report_progress)
-        if model_check is not None:
-            with report_if_slow(report_progress, "the model server to answer"):
-                await model_check
-    return layers
+        checking = group.create_task(check(), name="model")
+        await asyncio.wait({checking}, timeout=_EARLY_CHECK_SECONDS)
+        yield
+        with report_if_slow(report_progress, "the model server to answer"):
+            await checking
+
+
+async def check_sandbox(
+    settings: Settings, report_progress: Callable[[str], None], roles: frozenset[str]
+) -> tuple[Layer, ...]:
+    """Check the sandbox if this process has one, and return its layers."""
+    if not (settings.workspace.uses_local_sandbox and roles & {"hosts", "tools"}):
+        return ()
+    from moothall.sandbox.probe import check_layers
+
+    with report_if_slow(report_progress, "the sandbox to be tried"):
+        return await check_layers(settings.sandbox, report_progress)
 
 
 def check_ports(settings: Settings) -> None:

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
+import importlib
 import importlib.util
 import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import (
+    AbstractAsyncContextManager,
     AbstractContextManager,
     AsyncExitStack,
     ExitStack,
     asynccontextmanager,
+    nullcontext,
     suppress,
 )
 from dataclasses import dataclass
@@ -26,7 +30,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from moothall import telemetry
-from moothall.api.identity import read_tokens
 from moothall.app import preflight
 from moothall.app.bus import (
     ALL,
@@ -41,11 +44,7 @@ from moothall.app.bus import (
     open_bus,
     roles_of,
 )
-from moothall.app.preflight import Address, check_first, check_parts, defaults
-from moothall.app.repositories import serve_repositories, trusted_repositories
-from moothall.authorization.budgets import BUCKET, Quotas
-from moothall.collector.collector import Collector
-from moothall.collector.records import Observer
+from moothall.app.preflight import Address, check_first, check_model, check_sandbox, defaults
 from moothall.concurrency import beside, enter_beside, report_if_slow, start_beside
 from moothall.config import (
     FleetMode,
@@ -60,17 +59,19 @@ from moothall.domain.text import scrub
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.events.registry import EVENTS
 from moothall.orchestrator.council_registry import CouncilRegistry
-from moothall.orchestrator.service import DeliberationService
 from moothall.ports import Repositories
 from moothall.workers import subprocesses
-from moothall.workers.subprocesses import Alive
 
 if TYPE_CHECKING:  # slow to import
     from moothall.app.api import ApiInputs
     from moothall.app.graph import Answers
     from moothall.app.host import Hosting
+    from moothall.collector.collector import Collector
+    from moothall.collector.records import Observer
     from moothall.deliberation.prompts.briefing import Briefings
+    from moothall.orchestrator.service import DeliberationService
     from moothall.sandbox.probe import Layer
+    from moothall.workers.subprocesses import Alive
 
 _SECTIONS = {"llm", "models", "bus", "ray", "workspace", "sandbox", "runner", "limits"}
 _IGNORED = {"wait_seconds", "seats_in_turn"}
@@ -220,6 +221,10 @@ async def _watch_owner(data_dir: Path) -> None:
 async def _attach(settings: Settings, address: preflight.Address, stack: AsyncExitStack) -> App:
     if difference := describe_difference(settings, address):
         raise ConfigurationError(difference)
+    from moothall.app.repositories import trusted_repositories
+    from moothall.authorization.budgets import BUCKET, Quotas
+    from moothall.orchestrator.service import DeliberationService
+
     bus = await stack.enter_async_context(open_bus(settings.bus, address.bus_url))
     council_registry = CouncilRegistry(bus, settings.limits, settings.choice)
     await council_registry.refresh()
@@ -234,8 +239,9 @@ async def _attach(settings: Settings, address: preflight.Address, stack: AsyncEx
 
 
 class _ServerBuilder:
-    """Opens the parts of a process on an exit stack. Modules are imported where they are needed,
-    because that takes half a second, and a wrong address fails before.
+    """Opens the parts of a process on an exit stack. Modules are imported in a thread, while the
+    processes of hosts import theirs, the bus starts and the sandbox is tried: each takes half a
+    second or more.
 
     `serves`: the served roles, or None for a command.
     """
@@ -261,40 +267,44 @@ class _ServerBuilder:
         """Open all parts that the roles need. `own`: commands on this data directory can attach to
         this process.
         """
-        processes = await self._start_processes()
-        layers = await self._check(model_checked=model_checked)
-        from moothall.app.host import settle
+        gc.disable()  # until `settle`: importing leaves nearly no garbage
+        try:
+            return await self._build(own=own, model_checked=model_checked)
+        finally:
+            gc.enable()
 
+    async def _build(self, *, own: bool, model_checked: bool) -> tuple[App, Collector | Observer]:
+        ending = self._stack.enter_context(ExitStack())
+        processes = await self._start_processes()
+        await check_first(self._settings, self._report_progress, serving=self._serving)
         _report_start(
             self._report_progress,
             on_ray=self._on_ray,
             model=self._has_hosts and self._embeds_model,
         )
-        ending = self._stack.enter_context(ExitStack())
+        bus_opening, layers = await self._check(model_checked=model_checked)
         instance_name = instance(self._settings, ending) if self._serving else ""
         fleet = await self._start_fleet(instance_name, processes)
         model = await self._start_model()
-        url, bus = await self._connect_bus()
+        url, bus = await self._wait("the bus", bus_opening)
         graph_opening = await self._start_graph(bus)
         repositories = await self._serve_repositories(bus)
         # Closed in reverse order: the hosts stop first, and the collector folds their last events.
         collector = await self._start_collector(bus, repositories)
         council_registry = await self._start_council_registry(bus)
         model_address = await self._wait("the model", model) or self._missing_model
+        hosts_starting = await self._start_hosts(fleet, bus, url, model_address)
+        if self._serving:
+            await asyncio.to_thread(importlib.import_module, "moothall.app.api")
         graph = await self._wait("the graph", graph_opening)
-        alive = await self._start_hosts(fleet, bus, url, model_address)
         create_briefings = await self._open_briefings(graph, model_address)
-        deliberations = DeliberationService(
-            bus,
-            repositories,
-            defaults(self._settings),
-            councils=council_registry,
-            write_briefing=create_briefings().brief_seats,
-            quotas=Quotas(bus.bucket(BUCKET), self._settings.quotas),
-        )
+        deliberations = self._deliberations(bus, repositories, council_registry, create_briefings)
         app = App(deliberations, bus, 0)
         if self._serving:
             from moothall.app.api import ApiInputs
+
+            async def count_alive() -> tuple[int, int]:
+                return await (await hosts_starting)()
 
             inputs = ApiInputs(
                 bus,
@@ -302,7 +312,7 @@ class _ServerBuilder:
                 council_registry,
                 collector,
                 graph,
-                alive,
+                count_alive,
                 layers,
                 model_address,
                 create_briefings,
@@ -310,6 +320,9 @@ class _ServerBuilder:
                 instance_name,
             )
             app = await self._serve_apis(inputs)
+        await self._wait("Ray" if self._on_ray else "the hosts", hosts_starting)
+        from moothall.app.host import settle
+
         settle()
         if own:
             _announce(self._settings, url, app, self._stack)
@@ -317,6 +330,25 @@ class _ServerBuilder:
             lambda: ending.enter_context(self._report_if_slow("what was started to end"))
         )
         return app, collector
+
+    def _deliberations(
+        self,
+        bus: Bus,
+        repositories: Repositories,
+        council_registry: CouncilRegistry,
+        create_briefings: functools.partial[Briefings],
+    ) -> DeliberationService:
+        from moothall.authorization.budgets import BUCKET, Quotas
+        from moothall.orchestrator.service import DeliberationService
+
+        return DeliberationService(
+            bus,
+            repositories,
+            defaults(self._settings),
+            councils=council_registry,
+            write_briefing=create_briefings().brief_seats,
+            quotas=Quotas(bus.bucket(BUCKET), self._settings.quotas),
+        )
 
     async def _wait(self, what: str, opening: Awaitable[T]) -> T:
         with self._report_if_slow(what):
@@ -329,16 +361,24 @@ class _ServerBuilder:
     def _report_if_slow(self, what: str) -> AbstractContextManager[None]:
         return report_if_slow(self._report_progress, what)
 
-    async def _check(self, *, model_checked: bool) -> Sequence[Layer]:
-        """Check the settings and the parts, and return the layers of the sandbox."""
-        await check_first(self._settings, self._report_progress, serving=self._serving)
-        return await check_parts(
+    async def _check(
+        self, *, model_checked: bool
+    ) -> tuple[asyncio.Future[tuple[str, Bus]], Sequence[Layer]]:
+        """Start the bus and import the modules while the model server and the sandbox are checked.
+        Return the opening of the bus and the layers of the sandbox.
+        """
+        importing = asyncio.ensure_future(asyncio.to_thread(_import_parts))
+        async with check_model(
             self._settings,
             self._report_progress,
             self._roles,
             serving=self._serving,
             model_checked=model_checked,
-        )
+        ):
+            bus_opening = await self._stack.enter_async_context(start_beside(self._open_bus()))
+            layers = await check_sandbox(self._settings, self._report_progress, self._roles)
+            await importing
+        return bus_opening, layers
 
     async def _start_processes(self) -> list[asyncio.subprocess.Process]:
         """Start the processes of hosts, which import their modules while this process checks and
@@ -375,17 +415,17 @@ class _ServerBuilder:
         )
         return await self._stack.enter_async_context(start_beside(model))
 
-    async def _connect_bus(self) -> tuple[str, Bus]:
-        """Start the embedded bus if none is configured, and return the URL and a connection."""
+    @asynccontextmanager
+    async def _open_bus(self) -> AsyncIterator[tuple[str, Bus]]:
+        """Start the embedded bus if none is configured, and yield the URL and a connection."""
         settings = self._settings
-        with self._report_if_slow("the bus"):
-            url = await self._stack.enter_async_context(bus_url(settings.bus, settings.data_dir))
-            bus = await self._stack.enter_async_context(
-                open_bus(
-                    settings.bus, url, secrets=secret_values(settings), alone=not settings.bus.url
-                )
-            )
-        return url, bus
+        async with (
+            bus_url(settings.bus, settings.data_dir) as url,
+            open_bus(
+                settings.bus, url, secrets=secret_values(settings), alone=not settings.bus.url
+            ) as bus,
+        ):
+            yield url, bus
 
     async def _start_graph(self, bus: Bus) -> asyncio.Future[Answers]:
         from moothall.app.graph import graph_of
@@ -394,6 +434,8 @@ class _ServerBuilder:
         return await self._stack.enter_async_context(start_beside(graph))
 
     async def _serve_repositories(self, bus: Bus) -> Repositories:
+        from moothall.app.repositories import serve_repositories, trusted_repositories
+
         trusted = trusted_repositories(self._settings)
         return await self._stack.enter_async_context(
             serve_repositories(self._settings, bus, trusted, serves=self._roles != {"hosts"})
@@ -422,15 +464,18 @@ class _ServerBuilder:
 
     async def _start_hosts(
         self, fleet: asyncio.Future[Hosting], bus: Bus, url: str, model_address: str
-    ) -> Alive:
-        """Start the hosts of this process, if it has any, and return a function that counts the
+    ) -> asyncio.Future[Alive]:
+        """Start the hosts of this process, if it has any. The result is a function that counts the
         hosts.
         """
         with self._report_if_slow("Ray" if self._on_ray else "the hosts"):
             start_hosts = await fleet
-            if not self._has_hosts:
-                return functools.partial(_count_answering, bus)
-            return await enter_beside(self._stack, start_hosts(bus, url, model_address))
+        hosts: AbstractAsyncContextManager[Alive] = (
+            start_hosts(bus, url, model_address)
+            if self._has_hosts
+            else nullcontext(functools.partial(_count_answering, bus))
+        )
+        return await self._stack.enter_async_context(start_beside(hosts))
 
     async def _open_briefings(
         self, graph: Answers, model_address: str
@@ -463,6 +508,12 @@ class _ServerBuilder:
         return App(
             inputs.deliberations, inputs.bus, ports.grpc, ports.metrics, ports.http, ports.link
         )
+
+
+def _import_parts() -> None:
+    """Import the modules that every process needs, those of hosts first."""
+    for name in ("app.host", "app.graph", "collector.collector", "orchestrator.service"):
+        importlib.import_module(f"moothall.{name}")
 
 
 def _report_start(report_progress: ReportProgress, *, on_ray: bool, model: bool) -> None:
@@ -553,6 +604,8 @@ async def model_url(
 
 def collector_of(settings: Settings, bus: Bus, repositories: Repositories) -> Collector:
     """Return a collector that decides, in turns with others on the same bus."""
+    from moothall.collector.collector import Collector
+
     return Collector(bus, repositories, lock=functools.partial(alone, settings, bus))
 
 
@@ -573,6 +626,8 @@ class CollectorRole:
         decides: bool,
         watches: bool,
     ) -> None:
+        from moothall.collector.records import Observer
+
         self._bus = bus
         self._collector = collector_of(settings, bus, repositories) if decides else None
         needs_observer = watches and (self._collector is None or settings.bus.url is not None)
@@ -596,6 +651,8 @@ async def page_link(settings: Settings, report_progress: ReportProgress) -> str 
     async with AsyncExitStack() as stack:
         if (address := await hold_or_find(settings.data_dir, report_progress, stack)) is None:
             return None
+    from moothall.api.identity import read_tokens
+
     token = next(
         (
             token

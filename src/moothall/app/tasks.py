@@ -244,8 +244,9 @@ class Tasks:
         await self._bus.remove(task_key)
 
     async def _list_active(self) -> list[DeliberationState]:
-        answered = set(await self._bus.list_ids(Channel.RESPONSES))
-        states = [await self._state(task) for task in await self.ids() if task not in answered]
+        answered, known = await asyncio.gather(self._bus.list_ids(Channel.RESPONSES), self.ids())
+        active = set(known).difference(answered)
+        states = await asyncio.gather(*(self._state(task) for task in sorted(active)))
         return [state for state in states if state is not None]
 
     async def _state(self, task_id: TaskId) -> DeliberationState | None:

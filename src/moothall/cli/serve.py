@@ -84,11 +84,12 @@ async def serve_until_stopped(
     """Serve, and print the addresses. `ready` receives the link that signs a browser in once, empty
     if there is none.
     """
-    from moothall.api.http.server import LINK_SECONDS
     from moothall.app.bus import roles_of
     from moothall.app.server import open_app
 
     async with open_app(settings, say, serving=True) as app:
+        from moothall.api.http.server import LINK_SECONDS
+
         if app.metrics_port:
             say(
                 f"figures for Prometheus: http://{settings.metrics.host}:{app.metrics_port}/metrics"

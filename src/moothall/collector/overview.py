@@ -97,10 +97,9 @@ class Overview:
         views = [*sorted(live, key=lambda view: view.requested, reverse=True), *ended_views]
         last = first + limit
         if not query:
-            return [
-                await self._with_request_fields(view, principal.tenant)
-                for view in views[first:last]
-            ]
+            return await asyncio.gather(
+                *(self._with_request_fields(view, principal.tenant) for view in views[first:last])
+            )
         found: list[TaskView] = []
         for view in views:
             complete_view = await self._with_request_fields(view, principal.tenant)

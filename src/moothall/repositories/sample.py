@@ -8,8 +8,6 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-import git
-
 _FILES = {
     "src/utils.py": '''"""Small helpers."""
 
@@ -51,6 +49,8 @@ async def make_blank_repository(path: Path) -> str:
 
 
 def _make(path: Path, files: Mapping[str, str], message: str) -> str:
+    import git  # in the thread that uses it: most processes do not
+
     for name, text in files.items():
         target = path / name
         target.parent.mkdir(parents=True, exist_ok=True)

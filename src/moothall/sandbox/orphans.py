@@ -1,7 +1,7 @@
 """Kills sandboxes that outlived the process that started them.
 
-`python -I -S orphans.py PREFIX FOLDER [CGROUPS…]` runs beside that process, waits for its end, and
-then also removes the folder and the cgroups of its sandboxes.
+`python -I -S orphans.py PREFIX FOLDER [CGROUPS…]` waits until the end of that process closes its
+stdin, and then also removes the folder and the cgroups of its sandboxes.
 
 Bubblewrap's inner process requests its death signal only a moment after it was created, and before
 that it waits without limit for the outer one. If the outer one is killed in that moment (the host

@@ -4,9 +4,8 @@
     with telemetry.span("turn", {"moothall.turn": 1}) as span: ...
     telemetry.metrics.TOOL_CALLS.add("files.read", "success")
 
-OpenTelemetry, prometheus_client and structlog are imported when they are first used. With the
-exporter off, a span is a function call that returns a constant, and a metric is an addition in a
-dictionary.
+OpenTelemetry and prometheus_client are imported when they are first used. With the exporter off, a
+span is a function call that returns a constant, and a metric is an addition in a dictionary.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The trace, task and seat of the running code: in log lines on stderr, in spans, and in events.
 
-Spans are recorded only after `telemetry.record`. structlog is imported with the first line, so that
-commands that log nothing start faster.
+Spans are recorded only after `telemetry.record`.
 """
 
 from __future__ import annotations
 
-import logging
+import json
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
@@ -16,16 +16,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TextIO, Unpack, cast
+from typing import Any, Literal, Self, TextIO, Unpack, cast
 
 from moothall.config import LogSettings
 from moothall.domain.event import Data, Event, EventType, Origin, cause_of, event_id, new_event
 from moothall.domain.task import Deliberation
 from moothall.domain.text import scrub
-
-if TYPE_CHECKING:
-    from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
-
 
 # The trace, task and seat of the running code, in context variables.
 
@@ -304,75 +300,74 @@ def _sink(file: Path | None) -> TextIO:
     return cast("TextIO", Stderr() if file is None else _LogFile(file))
 
 
-def _add_context(_logger: WrappedLogger, _method: str, values: EventDict) -> EventDict:
-    """Add the task, seat and trace of the running code."""
-    for name, value in log_context().items():
-        values.setdefault(name, value)
-    return values
+_LEVELS = ("debug", "info", "warning", "error")
+_COLOURS = {"debug": "32", "info": "32", "warning": "33", "error": "31"}
+_NEEDS_QUOTES = frozenset(" \t\r\n=\"'")
 
 
-def _remove_secrets(_logger: WrappedLogger, _method: str, line: Any) -> str:
-    """Remove secrets from a line: from its values, its text and a traceback."""
-    return scrub(str(line), _secrets)
+def _format(level: str, event: str, values: Mapping[str, Any], *, colours: bool) -> str:
+    """Return a line of text for people."""
+
+    def style(code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if colours else text
+
+    exception = values.get("exception", "")
+    pairs = [
+        f"{style('36', name)}={style('35', _show(value))}"
+        for name, value in sorted(values.items())
+        if name not in {"timestamp", "exception"}
+    ]
+    head = f"{style('2', values['timestamp'])} [{style(_COLOURS[level], f'{level:<9}')}]"
+    line = " ".join((head, style("1", f"{event:<30}"), *pairs))
+    return f"{line}\n{exception}" if exception else line
+
+
+def _show(value: object) -> str:
+    return value if isinstance(value, str) and not _NEEDS_QUOTES & set(value) else repr(value)
 
 
 class Logger:
-    """A logger that adds the name of its module to each line."""
+    """A logger that adds the name of its module, and the task, seat and trace of the running code,
+    to each line. It removes secrets from values, text and tracebacks.
+    """
 
     def __init__(self, module: str) -> None:
         self._module = module
-        self._loggers: dict[_LogTarget, FilteringBoundLogger] = {}
 
-    @property
-    def _bound(self) -> FilteringBoundLogger:
+    def _write(self, level: str, event: str, values: Mapping[str, Any]) -> None:
         target = _task_target.get() or _target
-        if target not in self._loggers:
-            self._loggers[target] = self._create(target)
-        return self._loggers[target]
-
-    def _create(self, target: _LogTarget) -> FilteringBoundLogger:
-        import structlog
-
-        text = target.settings.format == "text"
+        if _LEVELS.index(level) < _LEVELS.index(target.settings.level):
+            return
         sink = _sink(target.file)
-        logger: FilteringBoundLogger = structlog.wrap_logger(
-            structlog.PrintLogger(sink),
-            processors=[
-                _add_context,
-                structlog.processors.add_log_level,
-                structlog.processors.TimeStamper(fmt="iso", utc=True),
-                structlog.processors.format_exc_info,
-                structlog.dev.ConsoleRenderer(colors=sink.isatty())
-                if text
-                else structlog.processors.JSONRenderer(),
-                _remove_secrets,
-            ],
-            wrapper_class=structlog.make_filtering_bound_logger(
-                getattr(logging, target.settings.level.upper())
-            ),
-            module=self._module,
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        fields = {"module": self._module, **log_context(), **values, "timestamp": now}
+        line = (
+            _format(level, event, fields, colours=sink.isatty())
+            if target.settings.format == "text"
+            else json.dumps({"event": event, "level": level, **fields}, default=repr)
         )
-        return logger
+        sink.write(scrub(line, _secrets) + "\n")
+        sink.flush()
 
     def debug(self, event: str, **values: Any) -> None:
         """Log a detail for developers."""
-        self._bound.debug(event, **values)
+        self._write("debug", event, values)
 
     def info(self, event: str, **values: Any) -> None:
         """Log an event."""
-        self._bound.info(event, **values)
+        self._write("info", event, values)
 
     def warning(self, event: str, **values: Any) -> None:
         """Log something that a person should look at."""
-        self._bound.warning(event, **values)
+        self._write("warning", event, values)
 
     def error(self, event: str, **values: Any) -> None:
         """Log a failure."""
-        self._bound.error(event, **values)
+        self._write("error", event, values)
 
     def exception(self, event: str, **values: Any) -> None:
         """Log a failure with the exception that is being handled."""
-        self._bound.exception(event, **values)
+        self._write("error", event, {**values, "exception": traceback.format_exc().rstrip()})
 
 
 def get_logger(name: str) -> Logger:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import functools
+import gc
 import importlib
 import os
 import pickle
@@ -230,6 +231,7 @@ if __name__ == "__main__":
     # Other output is redirected from stdout to stderr, so that the server does not read it.
     with os.fdopen(os.dup(1), "wb") as own_lines:
         os.dup2(2, 1)
+        gc.disable()  # until the host is ready: importing leaves nearly no garbage
         for imported_early in sys.argv[1:]:
             importlib.import_module(imported_early)
         try:

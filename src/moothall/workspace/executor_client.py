@@ -14,12 +14,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moothall.concurrency import seconds_until
 from moothall.config import SandboxSettings, WorkspaceSections
 from moothall.errors import MoothallError, WorkspaceFailed
-from moothall.network.proxy import Proxy
 from moothall.processes import start_process
 from moothall.repositories.changes import AskIgnored, ChangeCaps, WorkspaceChanges
 from moothall.repositories.detect import GO_CACHE
@@ -33,6 +32,9 @@ from moothall.workspace.executor_connection import ExecutorConnection
 from moothall.workspace.limits import MAX_OUTPUT_BYTES
 from moothall.workspace.setup_network import NetworkAccess
 from moothall.workspace.slots import Slot, Slots
+
+if TYPE_CHECKING:  # imports certificates
+    from moothall.network.proxy import Proxy
 
 EXECUTOR = "moothall.sandbox_runtime.executor"
 START_SECONDS = 20.0

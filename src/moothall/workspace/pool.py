@@ -23,7 +23,6 @@ from moothall.config import SandboxSettings, WorkspaceSections
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import Bounds
 from moothall.errors import MoothallError, SandboxUnavailable, WorkspaceFailed
-from moothall.network.proxy import receive_listener, run_proxy
 from moothall.ports import NOTHING
 from moothall.processes import start_process, sweep_scratch, try_lock
 from moothall.repositories.changes import (
@@ -145,6 +144,8 @@ class LocalExecutor(ExecutorClient):
 
     async def _open_proxy(self, access: NetworkAccess, our_socket: socket.socket) -> None:
         """Serve the proxy on the port that was opened inside, the only way to the network."""
+        from moothall.network.proxy import receive_listener, run_proxy  # imports certificates
+
         proxy_socket = await receive_listener(our_socket)
         self._port = proxy_socket.getsockname()[1]
         self._proxy = await self._proxies.enter_async_context(
@@ -299,9 +300,13 @@ class ExecutorPool:
         await asyncio.to_thread(executor_connection.prune, self._settings.data_dir)
         await asyncio.to_thread(bundle, self.folder / "code")
         # The reaper cleans up after a killed host: a starting sandbox, cgroups and our folder. It
-        # acts when its stdin is closed.
+        # acts when its stdin is closed. Until then it is a shell, which takes less memory.
         groups = sorted({str(folder) for folder in await asyncio.to_thread(cgroups.parents) or ()})
         self._reaper = await start_process(
+            "/bin/sh",
+            "-c",
+            'read -r line; exec "$@"',
+            "sh",
             sys.executable,
             "-I",
             "-S",

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from structlog.contextvars import bound_contextvars
 
+from moothall import telemetry
 from moothall.concurrency import TimeLimit
 from moothall.errors import WorkspaceFailed
 from moothall.workspace.node_sandboxes import NodeSandboxes, Pace
@@ -50,7 +50,7 @@ async def joined(app: Local) -> None:
 async def test_seats_of_a_council_are_spread_and_a_folder_is_sent_once(app: Local) -> None:
     prepared = await app.prepared(SLEEP)
     await joined(app)
-    with bound_contextvars(task_id="task-1"):
+    with telemetry.bound(task_id="task-1"):
         async with app.workspaces.open(prepared, "one"), app.workspaces.open(prepared, "two"):
             assert open_on(app) == {"node-0": 1, "node-1": 1}
         async with app.workspaces.open(prepared, "three") as workspace:

@@ -112,6 +112,9 @@ _COMPRESSION_LEVEL = 5
 _LOADED = (Deliberation, Outcome, Proposal, Review, SeatOutcome, Evidence, BudgetAccount)
 """What the views read from the log and the budgets."""
 
+_PREPARE_AFTER_SECONDS = 1.0
+"""The page is prepared once the server is ready, because that takes half a second of CPU time."""
+
 log = telemetry.get_logger(__name__)
 
 
@@ -122,6 +125,7 @@ async def prepare_page(dependencies: ApiDependencies) -> None:
     """
     if "page" not in dependencies.serving.roles:
         return
+    await asyncio.sleep(_PREPARE_AFTER_SECONDS)
     await asyncio.to_thread(compile_templates)
     await asyncio.to_thread(prepare_loading, *_LOADED)
     try:

@@ -126,11 +126,11 @@ async def connection(
             "bus.credentials is set, and nkeys is not installed: pip install 'moothall[server]'"
         )
     servers = await _find_servers(url)
-    closing = False
+    is_open = False
 
     async def connection_lost() -> None:
         on_lost()
-        if not closing:
+        if is_open:
             log.warning("bus connection lost; reconnecting")
 
     client = FastClient()
@@ -159,10 +159,11 @@ async def connection(
         await keep_cancellation(client.close())
         raise _translate_connect_error(error, servers) from error
     client.enable_reconnect()
+    is_open = True
     try:
         yield client
     finally:
-        closing = True
+        is_open = False
         await _flush_and_close(client)
 
 

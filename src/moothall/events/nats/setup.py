@@ -262,26 +262,27 @@ async def ensure(js: JetStreamContext, settings: BusSettings, *, alone: bool = F
     is gone. Raises `ConfigurationError` if an existing configuration cannot be changed.
     """
     try:
-        for stream in STREAMS:
-            await _ensure_stream(js, _stream_config(stream, settings))
-        consumers = [(spec, await ensure_durable(js, settings, spec)) for spec in DURABLES.values()]
-        if alone and (held := [spec for spec, info in consumers if info.num_ack_pending]):
-            await _redeliver_held(js, settings, held)
-        for bucket in BUCKETS.values():
-            await _ensure_stream(js, _bucket_config(bucket, settings))
-        await _ensure_stream(
-            js,
-            api.StreamConfig(
-                name=BLOBS_STREAM,
-                subjects=[f"{BLOB_CHUNKS}>", f"{BLOB_ENTRIES}>"],
-                allow_rollup_hdrs=True,
-                discard=api.DiscardPolicy.NEW,
-                storage=api.StorageType.FILE,
-                num_replicas=settings.replicas,
-                duplicate_window=_WINDOW,
-                allow_direct=True,
-            ),
+        blobs = api.StreamConfig(
+            name=BLOBS_STREAM,
+            subjects=[f"{BLOB_CHUNKS}>", f"{BLOB_ENTRIES}>"],
+            allow_rollup_hdrs=True,
+            discard=api.DiscardPolicy.NEW,
+            storage=api.StorageType.FILE,
+            num_replicas=settings.replicas,
+            duplicate_window=_WINDOW,
+            allow_direct=True,
         )
+        configs = (
+            *(_stream_config(stream, settings) for stream in STREAMS),
+            *(_bucket_config(bucket, settings) for bucket in BUCKETS.values()),
+            blobs,
+        )
+        await asyncio.gather(*(_ensure_stream(js, config) for config in configs))
+        specs = tuple(DURABLES.values())
+        consumers = await asyncio.gather(*(ensure_durable(js, settings, spec) for spec in specs))
+        held = [spec for spec, info in zip(specs, consumers, strict=True) if info.num_ack_pending]
+        if alone and held:
+            await _redeliver_held(js, settings, held)
     except APIError as error:
         if error.code == _UNAVAILABLE or error.err_code in {_NO_PEERS, _NO_LEADER}:
             raise BusUnavailable(

@@ -14,16 +14,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moothall.config import SandboxSettings
 from moothall.errors import CallFailed
 from moothall.network.destinations import Destinations
-from moothall.network.proxy import Proxy, receive_listener, run_proxy
 from moothall.sandbox.bubblewrap import SandboxSpec, interpreter, interpreter_binds
 from moothall.sandbox.spawn import Sandboxed, run_sandbox
 from moothall.sandbox_runtime import chromium as chromium_start
 from moothall.toolkits.browser import BrowserSettings
+
+if TYPE_CHECKING:  # imports certificates
+    from moothall.network.proxy import Proxy
 
 # Chromium's DevTools protocol over a socket: one command at a time, without background tasks.
 
@@ -200,6 +202,8 @@ async def chromium(
     """Run a browser while the context is open. It may load and send `transfer_bytes`. Raises
     `CallFailed`, `SandboxUnavailable`.
     """
+    from moothall.network.proxy import receive_listener, run_proxy
+
     program = find_chromium(settings)
     if program is None:
         raise CallFailed("no Chromium was found (MOOTHALL_BROWSER__EXECUTABLE)")

@@ -12,10 +12,8 @@ import tarfile
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
-
-import aiohttp
 
 from moothall.concurrency import read_body
 from moothall.domain.tool import ToolCall
@@ -23,6 +21,9 @@ from moothall.errors import CallFailed, ConfigurationError, InvalidRequest, NotF
 from moothall.ports import Workspace
 from moothall.toolkits import call_workspace_tool
 from moothall.toolkits.docker import DockerLimits
+
+if TYPE_CHECKING:  # 8 MB, imported by the first call
+    import aiohttp
 
 _MAX_REPLY_BYTES = 8_000_000
 _CHUNK = 65_536
@@ -53,6 +54,8 @@ class DockerEngine:
         """Send a request and yield the response before its body is read. Raises `NotFound`,
         `InvalidRequest` and `CallFailed` with the engine's reason.
         """
+        import aiohttp
+
         params = {
             name: value if isinstance(value, str) else json.dumps(value)
             for name, value in (query or {}).items()
@@ -119,6 +122,8 @@ class DockerEngine:
 @asynccontextmanager
 async def open_engine(host: str) -> AsyncIterator[DockerEngine]:
     """Open a session with an engine."""
+    import aiohttp
+
     connector = aiohttp.UnixConnector(socket_path(host), force_close=True)
     async with aiohttp.ClientSession(
         connector=connector, timeout=aiohttp.ClientTimeout(total=None)

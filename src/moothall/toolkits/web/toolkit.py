@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import aiohttp
 from yarl import URL
 
 from moothall.domain.tool import ToolCall, ToolResult
@@ -24,6 +23,9 @@ from moothall.network.destinations import Destinations, Unreachable
 from moothall.ports import Workspace
 from moothall.toolkits import ToolOutput, call_workspace_tool, run_within
 from moothall.toolkits.web import HttpSettings
+
+if TYPE_CHECKING:  # 8 MB, imported by the first call
+    import aiohttp
 
 # The tools.
 
@@ -456,6 +458,8 @@ class HttpCaller:
     async def _send(
         self, method: str, url: URL, headers: Mapping[str, str], body: bytes
     ) -> AsyncIterator[aiohttp.ClientResponse]:
+        import aiohttp
+
         refused: list[Unreachable] = []
 
         def open_socket(address: tuple[Any, ...]) -> socket.socket:
@@ -523,6 +527,8 @@ class HttpCaller:
 
 
 def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+    import aiohttp
+
     return aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
