@@ -436,7 +436,7 @@ If a client cancels its stream, the model call ends {format_figure(cancellation[
     return f"""## The agent service
 
 `ExecuteTask` with a tool and without a model, called from another process, takes {format_figure(results["p50"])} ms (p99 {format_figure(results["p99"])}) in a session; 16 at once reach
-{format_figure(results["a_second"])} a second. Without a session, each call needs a new workspace and takes {format_figure(results["alone_p50"])} ms. With {results["sessions"]:,.0f} idle sessions after one query each, the memory of serve grows by
+{format_figure(results["a_second"])} a second. Without a session, each call needs a new workspace and takes {format_figure(results["sessionless_p50"])} ms. With {results["sessions"]:,.0f} idle sessions after one query each, the memory of serve grows by
 {format_figure(max(results["session_kb"], 0))} KB a session, including the growth of the log; the state of sessions is on the bus.{cancellation_text}"""
 
 
