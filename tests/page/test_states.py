@@ -51,11 +51,11 @@ async def test_cards_are_moved_by_mouse_and_keyboard_and_invalid_moves_are_undon
         await card.drag_to(column(user, "done"))
         # No line of the table leads there.
         await expect(column(user, "draft").get_by_text("Greet the world")).to_be_visible()
-        await expect(user.page.locator("#told")).to_have_text(
+        await expect(user.page.locator("#notice")).to_have_text(
             "You cannot move a story from draft to done."
         )
         await card.drag_to(column(user, "design"))
-        await expect(user.page.locator("#told")).to_contain_text("The story cannot be moved:")
+        await expect(user.page.locator("#notice")).to_contain_text("The story cannot be moved:")
         await check_appearance(user, "board-blocked")
         await other.page.keyboard.press("Tab")
         for _ in range(20):
@@ -110,7 +110,7 @@ async def test_a_late_transition_is_reported_on_the_board(
         await user.press("Refine")
         await expect(user.page.locator("strong.state")).to_have_text("Draft")
         await other.page.locator("[data-card]").drag_to(column(other, "draft"))
-        await expect(other.page.locator("#told")).to_contain_text("refine")
+        await expect(other.page.locator("#notice")).to_contain_text("refine")
         await expect(column(other, "draft").get_by_text("Greet the world")).to_be_visible()
         assert user.wrong == []
         # The browser's message about the refusal.

@@ -238,7 +238,7 @@ function setConnected(connected) {
 }
 
 function showMessage(text) {
-  const notice = document.getElementById("told");
+  const notice = document.getElementById("notice");
   notice.hidden = !text;
   notice.textContent = text;
 }
