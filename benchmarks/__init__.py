@@ -1,8 +1,6 @@
-"""What Moothall costs and how fast it is, beside others, on a model that costs nothing. `python -m
-benchmarks --help`.
-"""
+"""Benchmarks of Moothall and of similar systems on a stub model: `python -m benchmarks --help`."""
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))  # where `support` is
+sys.path.append(str(Path(__file__).parents[1] / "tests"))  # for the package `support`

@@ -1,8 +1,8 @@
-"""CPU seconds from the kernel's own accounts, of a process and of a whole system of processes.
+"""CPU seconds of a process and of a group of processes, from the kernel's accounting.
 
-A sum over living processes misses sandboxes: they end with SIGKILL, nobody waits for the processes
-in them, and so their seconds reach no parent. A control group counts them. Linux only; standard
-library only, since the rivals' environment imports it too.
+A sum over running processes misses sandboxes: they end with SIGKILL, no parent waits for their
+processes, and their seconds are lost. A control group counts them. Linux only. It imports only the
+standard library, because the environment of the rivals imports it too.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 _SCHEDULED = 2
-"""The kind of a process's clock that counts nanoseconds on a core (`CPUCLOCK_SCHED`)."""
+"""The clock of a process that counts its nanoseconds on a core (`CPUCLOCK_SCHED`)."""
 _END_SECONDS = 10
 _numbers = itertools.count()
 
 
 def process_seconds(pid: int) -> float:
-    """Return the CPU seconds of a living process, all threads, without its children.
+    """Return the CPU seconds of all threads of a running process, without its children.
 
     Raises `ProcessLookupError` if it has ended.
     """
@@ -38,40 +38,40 @@ def process_seconds(pid: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CpuGroup:
-    """A control group (v1 or v2) that counts the CPU seconds of all processes ever in or below it.
+    """A control group (v1 or v2) that counts the CPU seconds of all processes that were ever in it.
 
-    Processes join `members`, a group below `folder`: in v2, Moothall then makes the groups of its
-    sandboxes beside `members`, where they are counted too.
+    Processes join `members`, a group below `folder`. In v2, Moothall creates the groups of its
+    sandboxes next to `members`, so they are counted too.
     """
 
     folder: Path
 
     @property
     def members(self) -> Path:
-        """The group that processes join."""
+        """The subgroup that processes join."""
         return self.folder / "members"
 
     def command(self, *command: str) -> tuple[str, ...]:
-        """Return a command that joins the group and then becomes `command`, under the same pid."""
+        """Return a command that joins the group and then executes `command` with the same pid."""
         join = 'echo 0 >"$0" && exec "$@"'
         return ("/bin/sh", "-c", join, str(self.members / "cgroup.procs"), *command)
 
     def seconds(self) -> float:
-        """Return the CPU seconds so far, of processes that ended too."""
+        """Return the CPU seconds so far, including those of ended processes."""
         if (usage := self.folder / "cpuacct.usage").exists():
             return int(usage.read_text(encoding="ascii")) / 1e9
         lines = (self.folder / "cpu.stat").read_text(encoding="ascii").splitlines()
         return int(dict(line.split() for line in lines)["usage_usec"]) / 1e6
 
     def kill(self) -> None:
-        """Send SIGKILL to every process in it and below it."""
+        """Send SIGKILL to every process in the group and its subgroups."""
         for folder, _, _ in os.walk(self.folder):
             with suppress(OSError):
                 for pid in Path(folder, "cgroup.procs").read_text(encoding="ascii").split():
                     os.kill(int(pid), signal.SIGKILL)
 
     def remove(self) -> bool:
-        """Remove it with the groups below it; return False if a process is still in one of them."""
+        """Remove the group and its subgroups; return False if one still contains a process."""
         for folder, _, _ in os.walk(self.folder, topdown=False):
             with suppress(OSError):
                 Path(folder).rmdir()
@@ -79,14 +79,14 @@ class CpuGroup:
 
 
 def make_cpu_group(root: Path = _ROOT) -> CpuGroup | None:
-    """Make a group that this process may move its children into, or return None if it may not."""
+    """Create a group that children of this process can join; return None if not permitted."""
     for parent in _parents(root):
         group = CpuGroup(parent / f"moothall-bench-{os.getpid()}-{next(_numbers)}")
         try:
             group.folder.mkdir()
             group.members.mkdir()
             join = group.command("true")
-            subprocess.run(join, check=True, stderr=subprocess.DEVNULL)  # noqa: S603 - our own line
+            subprocess.run(join, check=True, stderr=subprocess.DEVNULL)  # noqa: S603 - a constant command
             group.seconds()
         except (OSError, subprocess.SubprocessError, KeyError):
             group.remove()
@@ -95,8 +95,8 @@ def make_cpu_group(root: Path = _ROOT) -> CpuGroup | None:
     return None
 
 
-def may_count() -> bool:
-    """Return whether this process may make a group."""
+def can_count_cpu() -> bool:
+    """Return whether this process can create a group."""
     group = make_cpu_group()
     return group is not None and group.remove()
 
@@ -107,7 +107,7 @@ async def cpu_group(
     *,
     end_seconds: float = _END_SECONDS,
 ) -> AsyncIterator[CpuGroup | None]:
-    """Make a group, or yield None if none can be made; remove it with the context.
+    """Create a group for the duration of the context; yield None if none can be created.
 
     Processes that are still in it `end_seconds` after the end of the context are killed.
     """
@@ -128,7 +128,7 @@ async def _remove(group: CpuGroup, end_seconds: float) -> None:
 
 
 def _parents(root: Path) -> Iterator[Path]:
-    """Yield folders in which a group may be made, the best first."""
+    """Yield folders in which a group may be created, the best first."""
     paths: dict[str, str] = {}
     for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
         _, names, path = line.split(":", 2)
@@ -141,13 +141,13 @@ def _parents(root: Path) -> Iterator[Path]:
 
 
 def _unified_parents(mount: Path, own: Path) -> list[Path]:
-    """Return this process's group and its parent, first the one that hands on `memory`.
+    """Return this process's group and its parent, first the one that delegates `memory`.
 
-    Sandboxes limit memory and processes in groups of their own, which are made below this one.
+    Sandboxes limit memory and processes in their own groups, which are created below it.
     """
     parents = [path for path in (own, own.parent) if path.is_relative_to(mount) and path.is_dir()]
     for parent in parents:
-        with suppress(OSError):  # refused where processes live in it
+        with suppress(OSError):  # refused if the group contains processes
             (parent / "cgroup.subtree_control").write_text("+memory +pids", encoding="ascii")
     return sorted(parents, key=lambda parent: "memory" not in _controllers(parent))
 

@@ -1,9 +1,8 @@
-"""A model of capacity: what a server can take, from what one deliberation asks of each of its
-parts.
+"""A capacity model: the throughput of a server, computed from the demand of one deliberation.
 
-Two ways to the same figure. `bound` is arithmetic: the busiest part, or the callers. `simulate`
-runs callers through queues, event by event, and so knows what waiting costs between the two bounds.
-A part is a process with one event loop: it does one thing at a time.
+`bound` is arithmetic: the busiest component or the number of callers limits the throughput.
+`simulate` is a discrete-event simulation of the queues, which also yields the waiting times. A
+component is a process with one event loop: it handles one thing at a time.
 """
 
 from __future__ import annotations
@@ -17,16 +16,17 @@ from typing import Any
 import simpy
 
 PHASES = 3
-_FIRST, _FOLDING = 0.25, 0.35
-"""Of serve's work: what lies before the first model call, and what it does beside the council; the
-rest is after it.
+_BEFORE, _PARALLEL = 0.25, 0.35
+"""Shares of the work of `serve`: before the first model call, and in parallel with the council. The
+rest is done after the council.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """CPU milliseconds that one deliberation asks of each part, and how long its `PHASES` model
-    calls in a row take each.
+    """CPU milliseconds of one deliberation in each component.
+
+    model_ms: milliseconds of each of its `PHASES` consecutive model calls.
     """
 
     serve_ms: float
@@ -37,7 +37,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The parts there are, each with the cores that it may use: one loop uses one at most."""
+    """The components, each with its cores; an event loop uses one core at most."""
 
     hosts: tuple[float, ...]
     serve: float = 1.0
@@ -46,30 +46,30 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What came of callers: deliberations a second, and the median seconds of one."""
+    """The simulated result: deliberations a second, and the median seconds of one."""
 
     rate: float
     wait: float
 
 
 def bound(demand: Demand, fleet: Fleet, at_once: int) -> float:
-    """Return the deliberations a second that can't be passed: the busiest part, or callers who
-    never wait for anybody else.
+    """Return the maximum of deliberations a second: that of the busiest component, or that of
+    callers who never wait in a queue.
     """
-    alone = alone_ms(demand, fleet)
+    single = single_ms(demand, fleet)
     return min(
         1000 * fleet.serve / demand.serve_ms,
         1000 * sum(fleet.hosts) / demand.host_ms,
         1000 * fleet.bus / demand.bus_ms,
-        1000 * at_once / alone,
+        1000 * at_once / single,
     )
 
 
-def alone_ms(demand: Demand, fleet: Fleet) -> float:
-    """Return how long one takes that nobody is in the way of, on the fastest host; serve's folding
-    is beside it.
+def single_ms(demand: Demand, fleet: Fleet) -> float:
+    """Return the milliseconds of a single deliberation on the fastest host, without the parallel
+    work of `serve`.
     """
-    serve = demand.serve_ms * (1 - _FOLDING) / fleet.serve
+    serve = demand.serve_ms * (1 - _PARALLEL) / fleet.serve
     return (
         PHASES * demand.model_ms
         + serve
@@ -81,56 +81,55 @@ def alone_ms(demand: Demand, fleet: Fleet) -> float:
 def simulate(
     demand: Demand, fleet: Fleet, at_once: int, *, seconds: float = 60.0, seed: int = 1
 ) -> Load:
-    """Run `at_once` callers, each of whom asks again once answered, for `seconds` of the
-    simulation's time; the first tenth is not counted.
+    """Simulate `at_once` callers, each of whom sends its next request after the reply, for
+    `seconds` of simulated time. The first tenth is not counted.
     """
     env = simpy.Environment()
-    chance = random.Random(seed)  # noqa: S311 - a simulation
+    generator = random.Random(seed)  # noqa: S311 - a simulation
     ended: list[tuple[float, float]] = []
     serve, bus = (simpy.Resource(env) for _ in range(2))
     hosts = [simpy.Resource(env) for _ in fleet.hosts]
 
-    def work(part: simpy.Resource, mean_ms: float, cores: float) -> Generator[Any, Any, None]:
-        """Wait for the part and keep it: as long as a job of this kind takes, give or take a
-        half.
-        """
-        with part.request() as turn:
-            yield turn
-            yield env.timeout(mean_ms / cores * chance.uniform(0.5, 1.5))
+    def work(component: simpy.Resource, mean_ms: float, cores: float) -> Generator[Any, Any, None]:
+        """Wait for the component, and occupy it for the mean time of the job, varied by a half."""
+        with component.request() as request:
+            yield request
+            yield env.timeout(mean_ms / cores * generator.uniform(0.5, 1.5))
 
-    def council(place: int) -> Generator[Any, Any, None]:
+    def council(host: int) -> Generator[Any, Any, None]:
         step = demand.host_ms / (PHASES + 1)
-        yield from work(hosts[place], step, fleet.hosts[place])
+        yield from work(hosts[host], step, fleet.hosts[host])
         for _ in range(PHASES):
             yield env.timeout(demand.model_ms)
-            yield from work(hosts[place], step, fleet.hosts[place])
+            yield from work(hosts[host], step, fleet.hosts[host])
             yield from work(bus, demand.bus_ms / (PHASES + 2), fleet.bus)
-            env.process(work(serve, demand.serve_ms * _FOLDING / PHASES, fleet.serve))
+            env.process(work(serve, demand.serve_ms * _PARALLEL / PHASES, fleet.serve))
 
     def caller() -> Generator[Any, Any, None]:
         while True:
-            began = env.now
-            yield from work(serve, demand.serve_ms * _FIRST, fleet.serve)
+            start = env.now
+            yield from work(serve, demand.serve_ms * _BEFORE, fleet.serve)
             yield from work(bus, demand.bus_ms / (PHASES + 2), fleet.bus)
-            # Whoever has least to do takes the next: hosts pull their work.
-            place = min(
+            # Hosts pull work, so the one with the shortest queue takes the next deliberation.
+            host = min(
                 range(len(hosts)),
-                key=lambda one: (hosts[one].count + len(hosts[one].queue)) / fleet.hosts[one],
+                key=lambda i: (hosts[i].count + len(hosts[i].queue)) / fleet.hosts[i],
             )
-            yield from council(place)
-            yield from work(serve, demand.serve_ms * (1 - _FIRST - _FOLDING), fleet.serve)
+            yield from council(host)
+            yield from work(serve, demand.serve_ms * (1 - _BEFORE - _PARALLEL), fleet.serve)
             yield from work(bus, demand.bus_ms / (PHASES + 2), fleet.bus)
-            ended.append((env.now, env.now - began))
+            ended.append((env.now, env.now - start))
 
     for _ in range(at_once):
         env.process(caller())
     env.run(until=seconds * 1000)
-    counted = [wait for when, wait in ended if when >= seconds * 100]
-    return Load(len(counted) / (seconds * 0.9), statistics.median(counted) / 1000)
+    waits = [wait for end, wait in ended if end >= seconds * 100]
+    return Load(len(waits) / (seconds * 0.9), statistics.median(waits) / 1000)
 
 
 def hosts_for(demand: Demand, rate: float, *, busy: float = 0.7) -> float:
-    """Return how many hosts of a whole core each `rate` deliberations a second take, none busier
-    than `busy` of its time.
+    """Return the number of hosts, with a core each, for `rate` deliberations a second.
+
+    busy: the highest share of its time that a host works.
     """
     return rate * demand.host_ms / 1000 / busy

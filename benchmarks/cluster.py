@@ -1,9 +1,9 @@
-"""In a cluster: how long a workspace in a Job takes, cold and kept warm; deliberations a second
-with one pod of hosts and more.
+"""Measure Moothall in a Kubernetes cluster: the start of a workspace in a Job, cold and from the
+warm pool, and deliberations a second by the number of host pods.
 
-`scripts/test-k8s --part benchmark` brings the throw-away cluster and says where it is. On one
-machine all nodes share its cores: each pod of hosts gets a slice of one that is small enough to be
-what the deployment waits for, as in `scaling`.
+`scripts/test-k8s --part benchmark` creates a temporary cluster and sets the environment. All nodes
+share the cores of one machine, so the CPU limit of a host pod is so low that hosts are the
+bottleneck, as in `scaling`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 
 import grpc.aio
 
-from benchmarks.load import side_by_side
-from benchmarks.micro import Times, prepared
-from benchmarks.served import GRAPH_LATER
+from benchmarks.load import run_concurrent
+from benchmarks.microbenchmarks import Times, prepare_repository
+from benchmarks.server import DEFERRED_GRAPH
 from benchmarks.stub import Stub, running_stub
-from benchmarks.workload import text_act
+from benchmarks.workload import text_operation
 from moothall.app.workspaces import open_workspace_services
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
@@ -35,92 +35,94 @@ from support.kube.programs import Home
 from support.kube.stood import rolled_out, stood
 from support.repos import make_repo
 
-_NEEDED = ("KUBECONFIG", "CLUSTER_ADDRESS", "MOOTHALL_JOBS__IMAGE", "MOOTHALL_JOBS__LINK_IMAGE")
+_VARIABLES = ("KUBECONFIG", "CLUSTER_ADDRESS", "MOOTHALL_JOBS__IMAGE", "MOOTHALL_JOBS__LINK_IMAGE")
 _PODS = (1, 2, 4)
 _AT_ONCE, _DELAY_MS = 32, 50
-_SLICE = (
-    "30m"  # four of them are less than what the rest of the deployment leaves of a small machine
-)
-_SPARE_SECONDS, _FILES_SECONDS = 60.0, 5.0
+_CPU_LIMIT = "30m"  # four pods need less than the rest of the deployment leaves unused
+_READY_SECONDS, _FILES_SECONDS = 60.0, 5.0
 _HOSTS = "deployment/moothall-hosts"
 
 
 async def measure(
-    folder: Path, *, opened: int, seconds: float, announce: Callable[[str], None]
+    folder: Path, *, workspace_count: int, seconds: float, announce: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Return milliseconds of `opened` workspaces each way, and rates over `seconds` each; the load
-    of the machine beside every figure.
+    """Measure the start of `workspace_count` cold and warm workspaces, and rates over `seconds`.
+
+    Each result includes the load average of the machine.
     """
-    if missing := [name for name in _NEEDED if not os.environ.get(name)]:
+    if missing := [name for name in _VARIABLES if not os.environ.get(name)]:
         raise SystemExit(
             f"cluster: {', '.join(missing)} not set; scripts/test-k8s --part benchmark sets them"
         )
     await asyncio.to_thread(reached.make_namespaces)
-    announce(f"{opened} workspaces in Jobs, cold and kept warm")
-    found: dict[str, Any] = {
-        "cold": await _ready(folder / "cold", opened, warm=0),
-        "warm": await _ready(folder / "warm", opened, warm=1),
+    announce(f"{workspace_count} workspaces in Jobs, cold and warm")
+    figures: dict[str, Any] = {
+        "cold": await _measure_starts(folder / "cold", workspace_count, warm=0),
+        "warm": await _measure_starts(folder / "warm", workspace_count, warm=1),
     }
-    announce("the deployment by role")
-    async with running_stub(os.environ["CLUSTER_ADDRESS"]) as stub, _app(folder, stub) as caller:
+    announce("the deployment with a process for each role")
+    async with (
+        running_stub(os.environ["CLUSTER_ADDRESS"]) as stub,
+        _deployment(folder, stub) as caller,
+    ):
         await stub.set(delay_ms=_DELAY_MS)
-        found["pods"] = [await _with_pods(count, caller, seconds, announce) for count in _PODS]
-    return {**found, "slice": _SLICE, "at_once": _AT_ONCE, "delay_ms": _DELAY_MS}
+        figures["pods"] = [await _measure_pods(count, caller, seconds, announce) for count in _PODS]
+    return {**figures, "cpu_limit": _CPU_LIMIT, "at_once": _AT_ONCE, "delay_ms": _DELAY_MS}
 
 
-async def _ready(folder: Path, count: int, *, warm: int) -> dict[str, float]:
-    """Open a workspace after another until its first tool can run; where one is kept warm, once
-    that is ready.
+async def _measure_starts(folder: Path, count: int, *, warm: int) -> dict[str, float]:
+    """Open workspaces one after the other, each until its first tool can run.
+
+    warm: the number of workspaces in the warm pool, which is filled again before each start.
     """
     make_repo(folder / "repo", {"src/utils.py": "x = 1\n" * 40, "Makefile": "test:\n\ttrue\n"})
     seconds: list[float] = []
     async with reached.bus(folder / "bus") as bus:
         settings = reached.configured(folder, bus, warm=warm)
         async with open_workspace_services(settings) as services:
-            base = await prepared(settings, services, folder / "repo")
+            base = await prepare_repository(settings, services, folder / "repo")
             async with services.workspaces.open(base, "first"):  # fills the pool
-                await _spare(warm + 1)
+                await _wait_for_workspaces(warm + 1)
             for number in range(count):
-                await _spare(warm)
-                began = time.perf_counter()
+                await _wait_for_workspaces(warm)
+                start = time.perf_counter()
                 async with services.workspaces.open(base, f"bench-{number}"):
-                    seconds.append(time.perf_counter() - began)
+                    seconds.append(time.perf_counter() - start)
     times = Times(tuple(seconds))
     return {"p50": times.p50, "p95": times.p95, "count": count, "load": _load()}
 
 
-async def _spare(wanted: int) -> None:
-    """Wait until there are so many workspaces, each with all its containers ready, and nothing
-    else: no pod that is ending is left.
+async def _wait_for_workspaces(count: int) -> None:
+    """Wait until exactly `count` workspaces exist, with all containers ready, and no pod is ending.
 
-    What is kept warm then gets its files, which nobody outside sees: some seconds are left for
-    that.
+    Afterwards, warm workspaces receive their files. This is not visible from outside, so wait some
+    more seconds for it.
     """
-    until = time.monotonic() + _SPARE_SECONDS
+    until = time.monotonic() + _READY_SECONDS
     job, ready = "{.metadata.labels.job-name}", "{.status.containerStatuses[*].ready}"
     while True:
         jobs = sorted(
-            (await _found("jobs", "{.metadata.name}")).split()
-        )  # a workspace that is closed has no Job from then on
-        output_text = (await _found("pods", f"{job} {ready}")).splitlines()
-        pods = [line.split() for line in output_text]
+            (await _list("jobs", "{.metadata.name}")).split()
+        )  # the Job of a workspace is deleted when it closes
+        lines = (await _list("pods", f"{job} {ready}")).splitlines()
+        pods = [line.split() for line in lines]
         if (
-            len(jobs) == wanted
+            len(jobs) == count
             and sorted(name for name, *_ in pods) == jobs
             and not any("false" in pod for pod in pods)
         ):
-            await asyncio.sleep(_FILES_SECONDS if wanted else 0)
+            await asyncio.sleep(_FILES_SECONDS if count else 0)
             return
         if time.monotonic() > until:
             raise RuntimeError(
-                f"{wanted} workspaces were to be ready; the Jobs are {jobs}, their pods' "
-                f"containers {output_text}"
+                f"expected {count} ready workspaces within {_READY_SECONDS:g} s; the Jobs are "
+                f"{jobs}, the containers of their pods {lines}"
             )
         await asyncio.sleep(0.2)
 
 
-async def _found(kind: str, path: str) -> str:
-    """What each says of itself, a line each."""
+async def _list(kind: str, path: str) -> str:
+    """Return the value at `path` of each object of a kind, one a line."""
     return await ask(
         "-n",
         reached.WORKSPACES,
@@ -133,8 +135,8 @@ async def _found(kind: str, path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Caller:
-    """Callers of the API servers, by the Service and on connections of their own, so that all pods
-    of `api` get some.
+    """A client of the API servers with several connections, so that the Service distributes the
+    calls over all pods of `api`.
     """
 
     stubs: tuple[OrchestratorServiceStub, ...]
@@ -142,20 +144,20 @@ class _Caller:
     async def deliberate(
         self, request: pb.DeliberateRequest, *, seconds: float = 600
     ) -> pb.DeliberateResponse:
-        """One unary call."""
+        """Send one unary call."""
         stub = self.stubs[time.monotonic_ns() % len(self.stubs)]
-        answer: pb.DeliberateResponse = await stub.Deliberate(
+        response: pb.DeliberateResponse = await stub.Deliberate(
             request, metadata=(("authorization", f"Bearer {deployment.TOKEN}"),), timeout=seconds
         )
-        return answer
+        return response
 
 
 @asynccontextmanager
-async def _app(folder: Path, stub: Stub) -> AsyncIterator[_Caller]:
+async def _deployment(folder: Path, stub: Stub) -> AsyncIterator[_Caller]:
     home = Home.of_user()
     values = deployment.values(stub.base_url)
     values["settings"] |= {
-        **GRAPH_LATER,
+        **DEFERRED_GRAPH,
         "MOOTHALL_LLM__APPROACHES": "off",
         "MOOTHALL_LLM__CONCURRENCY": "4096",
         "MOOTHALL_LOG__LEVEL": "warning",
@@ -188,11 +190,12 @@ async def _app(folder: Path, stub: Stub) -> AsyncIterator[_Caller]:
                 await channel.close()
 
 
-async def _with_pods(
+async def _measure_pods(
     count: int, caller: _Caller, seconds: float, announce: Callable[[str], None]
 ) -> dict[str, float]:
-    """So many pods of hosts with a slice each. They start without one, which would take them
-    minutes.
+    """Measure `count` host pods with a CPU limit each.
+
+    The limit is set after the pods have started: with it, a start would take minutes.
     """
     await ask("-n", deployment.SPACE, "scale", _HOSTS, f"--replicas={count}")
     await rolled_out(_HOSTS)
@@ -208,7 +211,7 @@ async def _with_pods(
             "name",
         )
     ).split():
-        limits = {"name": "moothall", "resources": {"limits": {"cpu": _SLICE}}}
+        limits = {"name": "moothall", "resources": {"limits": {"cpu": _CPU_LIMIT}}}
         limit = json.dumps({"spec": {"containers": [limits]}})
         await ask(
             "-n",
@@ -220,18 +223,18 @@ async def _with_pods(
             "-p",
             limit,
         )
-    await _resized(count)
-    run = await side_by_side(text_act(caller), _AT_ONCE, seconds, _nothing, generations=1)
+    await _wait_for_limits(count)
+    run = await run_concurrent(text_operation(caller), _AT_ONCE, seconds, _no_cpu, generations=1)
     announce(f"{count} pods: {run.rate:.1f} a second, load {_load():.1f}")
     return {"count": count, "rate": run.rate, "wait": statistics.median(run.waits), "load": _load()}
 
 
-async def _resized(count: int) -> None:
-    """Wait until the kubelets hold all of them to their slice."""
-    until = time.monotonic() + _SPARE_SECONDS
+async def _wait_for_limits(count: int) -> None:
+    """Wait until the kubelets enforce the CPU limit of all host pods."""
+    until = time.monotonic() + _READY_SECONDS
     path = "{.items[*].status.containerStatuses[0].resources.limits.cpu}"
     while True:
-        output_text = await ask(
+        limits = await ask(
             "-n",
             deployment.SPACE,
             "get",
@@ -241,14 +244,16 @@ async def _resized(count: int) -> None:
             "-o",
             f"jsonpath={path}",
         )
-        if output_text.split() == [_SLICE] * count:
+        if limits.split() == [_CPU_LIMIT] * count:
             return
         if time.monotonic() > until:
-            raise RuntimeError(f"{count} pods were to have {_SLICE} each; they have {output_text}")
+            raise RuntimeError(
+                f"{count} pods should have the limit {_CPU_LIMIT}; they have {limits}"
+            )
         await asyncio.sleep(0.5)
 
 
-def _nothing() -> Mapping[str, float]:
+def _no_cpu() -> Mapping[str, float]:
     return {}
 
 

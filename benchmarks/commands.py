@@ -1,6 +1,5 @@
-"""How long a person waits for a command that needs no Ray, and what an import costs: whole
-processes, from exec to exit; and how long `deliberate` takes to say that its model server cannot be
-used, or, with one that can, to its first event.
+"""Measure commands that need no Ray, and the import of the package, as whole processes from start
+to exit. Measure `deliberate` until it reports an unusable model server, and until its first event.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import git
 
-from benchmarks.served import GRAPH_LATER, served
+from benchmarks.server import DEFERRED_GRAPH, run_server
 from benchmarks.stub import running_stub
 from moothall.app.bus import open_log
 from moothall.domain.codec import dump
@@ -26,7 +25,7 @@ from moothall.domain.ids import TaskKey
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import Deliberation
 from moothall.settings import load_settings
-from moothall.telemetry.spans import write_of
+from moothall.telemetry.tracing import write_of
 
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("--version",),
@@ -42,16 +41,16 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("deliberate", "--help"),
 )
 
-
-NOBODY, REFUSED, FIRST = (
-    "deliberate: nobody listens",
-    "deliberate: the key is refused",
-    "deliberate: its first event",
+UNREACHABLE, UNAUTHORIZED, FIRST_EVENT = (
+    "deliberate: model server unreachable",
+    "deliberate: API key rejected",
+    "deliberate: first event",
 )
 READY, LISTED = "serve: ready", "list: 10,000 tasks, while serving"
-_TASKS, _AT_ONCE = 10_000, 64
-_UNUSABLE = 2
-_REFUSAL = b'{"error": {"message": "wrong key"}}'
+_TASKS, _CONCURRENCY = 10_000, 64
+_UNUSABLE_CODE = 2
+"""The exit code if the model server is unusable."""
+_UNAUTHORIZED_BODY = b'{"error": {"message": "wrong key"}}'
 _FILES = {
     "calc.py": "def add(a, b):\n    return a - b\n",
     "test_calc.py": "from calc import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n",
@@ -59,38 +58,41 @@ _FILES = {
 
 
 async def _start(
-    argv: Sequence[str], folder: Path, more: Mapping[str, str], output: int
+    argv: Sequence[str], folder: Path, extra_env: Mapping[str, str], output: int
 ) -> asyncio.subprocess.Process:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")}
     return await asyncio.create_subprocess_exec(
         *argv,
-        env={**kept, "MOOTHALL_DATA_DIR": str(folder), **more},
+        env={**env, "MOOTHALL_DATA_DIR": str(folder), **extra_env},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=output,
         stderr=asyncio.subprocess.STDOUT,
     )
 
 
-async def _seconds(argv: Sequence[str], folder: Path, wanted: int = 0, **more: str) -> float | None:
-    """Wall seconds of one process; None where it did not exit with the code that is wanted."""
-    began = time.perf_counter()
-    process = await _start(argv, folder, more, asyncio.subprocess.DEVNULL)
+async def _run_seconds(
+    argv: Sequence[str], folder: Path, exit_code: int = 0, **extra_env: str
+) -> float | None:
+    """Return the wall seconds of one process; None if it exits with another code."""
+    start = time.perf_counter()
+    process = await _start(argv, folder, extra_env, asyncio.subprocess.DEVNULL)
     code = await process.wait()
-    return time.perf_counter() - began if code == wanted else None
+    return time.perf_counter() - start if code == exit_code else None
 
 
-async def _to_first_event(argv: Sequence[str], folder: Path, **more: str) -> float | None:
-    """Wall seconds until a council says its first line; the process is ended then. None where it
-    says none.
+async def _first_event_seconds(argv: Sequence[str], folder: Path, **extra_env: str) -> float | None:
+    """Return the wall seconds until the first line of a council, and terminate the process.
+
+    Return None if there is no such line.
     """
-    began = time.perf_counter()
-    process = await _start(argv, folder, more, asyncio.subprocess.PIPE)
+    start = time.perf_counter()
+    process = await _start(argv, folder, extra_env, asyncio.subprocess.PIPE)
     if process.stdout is None:
-        raise AssertionError("asked for a pipe")
+        raise AssertionError("stdout is not a pipe")
     try:
         while line := await process.stdout.readline():
             if line.startswith(b"council"):
-                return time.perf_counter() - began
+                return time.perf_counter() - start
         return None
     finally:
         if process.returncode is None:
@@ -99,74 +101,73 @@ async def _to_first_event(argv: Sequence[str], folder: Path, **more: str) -> flo
 
 
 async def _median(
-    argv: Sequence[str], folder: Path, times: int, wanted: int = 0, **more: str
+    argv: Sequence[str], folder: Path, times: int, exit_code: int = 0, **extra_env: str
 ) -> float | None:
-    await _seconds(argv, folder, wanted, **more)  # the first one reads the files from the disk
-    found = [
+    await _run_seconds(argv, folder, exit_code, **extra_env)  # reads the files from the disk
+    durations = [
         seconds
         for _ in range(times)
-        if (seconds := await _seconds(argv, folder, wanted, **more)) is not None
+        if (seconds := await _run_seconds(argv, folder, exit_code, **extra_env)) is not None
     ]
-    return statistics.median(found) if len(found) == times else None
+    return statistics.median(durations) if len(durations) == times else None
 
 
 @asynccontextmanager
-async def _refusing() -> AsyncIterator[str]:
-    """A model server that refuses every key; yields its base URL."""
+async def _unauthorized_server() -> AsyncIterator[str]:
+    """Run a model server that rejects every key, and yield its base URL."""
 
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def reject(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(
             b"HTTP/1.1 401 Unauthorized\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-            % len(_REFUSAL)
-            + _REFUSAL
+            % len(_UNAUTHORIZED_BODY)
+            + _UNAUTHORIZED_BODY
         )
         await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(reject, "127.0.0.1", 0) as server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
 
 
-def _repository(place: Path) -> str:
-    place.mkdir(parents=True)
+def _make_repository(path: Path) -> str:
+    path.mkdir(parents=True)
     for name, text in _FILES.items():
-        (place / name).write_text(text, encoding="utf-8")
-    with git.Repo.init(place, initial_branch="main") as repository:
+        (path / name).write_text(text, encoding="utf-8")
+    with git.Repo.init(path, initial_branch="main") as repository:
         author = git.Actor("Moothall", "moothall@localhost")
         repository.index.add(sorted(_FILES))
         repository.index.commit("A sample", author=author, committer=author)
-    return str(place)
+    return str(path)
 
 
-async def _deliberations(folder: Path, times: int) -> dict[str, float | None]:
-    """Seconds until `deliberate` says that its model server cannot be used; and until its first
-    event, where it can.
+async def _measure_deliberate(folder: Path, times: int) -> dict[str, float | None]:
+    """Return the seconds of `deliberate` with an unusable model server, and until its first event
+    with a usable one.
     """
-    repo = await asyncio.to_thread(_repository, folder / "sample")
+    repo = await asyncio.to_thread(_make_repository, folder / "sample")
     argv = (sys.executable, "-m", "moothall", "deliberate", "-v", "--repo", repo, "Mend add")
     data = folder / "deliberations"
-    async with _refusing() as url:
-        refused = await _median(argv, data, times, _UNUSABLE, MOOTHALL_LLM__BASE_URL=url)
-    nobody = await _median(
-        argv, data, times, _UNUSABLE, MOOTHALL_LLM__BASE_URL=url
-    )  # the same port, which nobody has now
+    async with _unauthorized_server() as url:
+        unauthorized = await _median(argv, data, times, _UNUSABLE_CODE, MOOTHALL_LLM__BASE_URL=url)
+    # The port is closed now.
+    unreachable = await _median(argv, data, times, _UNUSABLE_CODE, MOOTHALL_LLM__BASE_URL=url)
     async with running_stub() as stub:
-        more = {"MOOTHALL_LLM__BASE_URL": stub.base_url}
-        # The first one makes the environment and runs the untouched base.
-        found = [await _to_first_event(argv, data, **more) for _ in range(times + 1)][1:]
-    first = [seconds for seconds in found if seconds is not None]
+        env = {"MOOTHALL_LLM__BASE_URL": stub.base_url}
+        # The first run creates the environment and runs the checks on the base.
+        runs = [await _first_event_seconds(argv, data, **env) for _ in range(times + 1)][1:]
+    durations = [seconds for seconds in runs if seconds is not None]
     return {
-        NOBODY: nobody,
-        REFUSED: refused,
-        FIRST: statistics.median(first) if len(first) == times else None,
+        UNREACHABLE: unreachable,
+        UNAUTHORIZED: unauthorized,
+        FIRST_EVENT: statistics.median(durations) if len(durations) == times else None,
     }
 
 
 async def _write_tasks(data: Path) -> None:
     """Write the events of many tasks that have ended."""
     seats = ("agent-dev-001", "agent-dev-002", "agent-dev-003")
-    deadline, places = datetime.now(UTC) + timedelta(days=1), asyncio.Semaphore(_AT_ONCE)
+    deadline, slots = datetime.now(UTC) + timedelta(days=1), asyncio.Semaphore(_CONCURRENCY)
     async with open_log(load_settings(data_dir=data), lambda _: None) as bus:
 
         async def write_task(number: int) -> None:
@@ -186,7 +187,7 @@ async def _write_tasks(data: Path) -> None:
                 winner_id=seats[0], agent_count=len(seats),
             )  # fmt: skip
             requested = dump(deliberation) | {"request_digest": "", "num_agents": len(seats)}
-            async with places:
+            async with slots:
                 for kind, event_data in (
                     (EventType.DELIBERATION_REQUESTED, requested),
                     (EventType.DELIBERATION_STARTED, {"seats": list(seats)}),
@@ -199,31 +200,31 @@ async def _write_tasks(data: Path) -> None:
                 group.create_task(write_task(number))
 
 
-async def _serving(folder: Path, times: int) -> dict[str, float | None]:
+async def _measure_server(folder: Path, times: int) -> dict[str, float | None]:
     """Seconds until `serve` is ready, and until `list` has listed the last of many tasks."""
     data, starts = folder / "serving", []
     async with running_stub() as stub:
         for _ in range(times + 1):  # the first one reads the files from the disk
-            began = time.perf_counter()
-            async with served(data, stub.base_url):
-                starts.append(time.perf_counter() - began)
+            started = time.perf_counter()
+            async with run_server(data, stub.base_url):
+                starts.append(time.perf_counter() - started)
         await _write_tasks(data)
         argv = (sys.executable, "-m", "moothall", "list")
-        async with served(data, stub.base_url, GRAPH_LATER):
-            listed = await _median(argv, data, times)
-    return {READY: statistics.median(starts[1:]), LISTED: listed}
+        async with run_server(data, stub.base_url, DEFERRED_GRAPH):
+            list_seconds = await _median(argv, data, times)
+    return {READY: statistics.median(starts[1:]), LISTED: list_seconds}
 
 
-async def commands(folder: Path, times: int) -> dict[str, float]:
-    """Median seconds by command line. Commands that this version doesn't have are left out."""
-    found = {
+async def measure(folder: Path, times: int) -> dict[str, float]:
+    """Return the median seconds by command line, without commands that this version lacks."""
+    medians = {
         "python -c pass": await _median([sys.executable, "-c", "pass"], folder, times),
         "import moothall": await _median([sys.executable, "-c", "import moothall"], folder, times),
     }
     for command in COMMANDS:
-        found["moothall " + " ".join(command)] = await _median(
+        medians["moothall " + " ".join(command)] = await _median(
             [sys.executable, "-m", "moothall", *command], folder, times
         )
-    found |= await _deliberations(folder, times)
-    found |= await _serving(folder, times)
-    return {name: seconds for name, seconds in found.items() if seconds is not None}
+    medians |= await _measure_deliberate(folder, times)
+    medians |= await _measure_server(folder, times)
+    return {name: seconds for name, seconds in medians.items() if seconds is not None}

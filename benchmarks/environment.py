@@ -1,6 +1,4 @@
-"""The rivals' environment: made once from their own lock file, beside the product's and never in
-it.
-"""
+"""The environment of the rivals: created once from its own lock file, separate from Moothall's."""
 
 from __future__ import annotations
 
@@ -21,54 +19,52 @@ from benchmarks.load import Run
 from benchmarks.machine import System
 
 ROOT = Path(__file__).resolve().parent.parent
-PLACE = ROOT / ".venv-bench"
+FOLDER = ROOT / ".venv-bench"
 LOCK = ROOT / "requirements" / "bench.txt"
 RESTATE = ROOT / "requirements" / "restate"
 _RESTATE_SERVER = "@restatedev/restate-server"
 _NPM_MACHINES = {"x86_64": "x64", "aarch64": "arm64"}
 
 
-class Missing(Exception):
-    """What a rival needs and this machine lacks."""
+class MissingRequirement(Exception):
+    """A requirement of a rival is missing on this machine."""
 
 
-async def ensure() -> Path:
-    """Return the environment's Python; make the environment where it isn't what the lock file
-    says.
-    """
-    python, stamp = PLACE / "bin" / "python", PLACE / "locked"
-    wanted = hashlib.sha256(LOCK.read_bytes()).hexdigest()
-    if not (stamp.exists() and stamp.read_text(encoding="ascii") == wanted):
-        await _run(sys.executable, "-m", "venv", "--clear", str(PLACE))
+async def ensure_environment() -> Path:
+    """Return the Python of the environment; create it if it does not match the lock file."""
+    python, stamp = FOLDER / "bin" / "python", FOLDER / "locked"
+    lock_hash = hashlib.sha256(LOCK.read_bytes()).hexdigest()
+    if not (stamp.exists() and stamp.read_text(encoding="ascii") == lock_hash):
+        await _run(sys.executable, "-m", "venv", "--clear", str(FOLDER))
         await _run(
             str(python), "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(LOCK)
         )
-        stamp.write_text(wanted, encoding="ascii")
+        stamp.write_text(lock_hash, encoding="ascii")
     return python
 
 
-async def ensure_restate(place: Path = PLACE / "restate") -> tuple[Path, str]:
-    """Return Restate's server and its version; install what its lock file says if it is not there.
+async def ensure_restate(folder: Path = FOLDER / "restate") -> tuple[Path, str]:
+    """Return the path and version of Restate's server; install it if it does not match its lock.
 
-    Raises `Missing` if it cannot be installed.
+    Raises `MissingRequirement` if it cannot be installed.
     """
     machine = platform.machine()
     system = f"{sys.platform}-{_NPM_MACHINES.get(machine, machine)}"
-    lock, installed = RESTATE / "package-lock.json", place / "package-lock.json"
-    server = place / "node_modules" / f"{_RESTATE_SERVER}-{system}" / "bin" / "restate-server"
+    lock, installed = RESTATE / "package-lock.json", folder / "package-lock.json"
+    server = folder / "node_modules" / f"{_RESTATE_SERVER}-{system}" / "bin" / "restate-server"
     if not (server.exists() and installed.read_bytes() == lock.read_bytes()):
         if not shutil.which("npm"):
-            raise Missing(
+            raise MissingRequirement(
                 "its server is an npm package and npm is missing; install Node.js with npm"
             )
-        shutil.copytree(RESTATE, place, dirs_exist_ok=True)
+        shutil.copytree(RESTATE, folder, dirs_exist_ok=True)
         try:
             options = ("--ignore-scripts", "--no-audit", "--no-fund")
-            await _run("npm", "ci", "--prefix", str(place), *options)
+            await _run("npm", "ci", "--prefix", str(folder), *options)
         except RuntimeError as error:
-            raise Missing(f"its server cannot be installed: {error}") from error
+            raise MissingRequirement(f"its server cannot be installed: {error}") from error
         if not server.exists():
-            raise Missing(f"its server is not published for {system}")
+            raise MissingRequirement(f"its server is not published for {system}")
     packages = json.loads(lock.read_text(encoding="utf-8"))["packages"]
     version = packages[f"node_modules/{_RESTATE_SERVER}"]["version"]
     return server, str(version)
@@ -80,8 +76,8 @@ async def _run(*command: str) -> None:
         raise RuntimeError(f"{' '.join(command)} failed")
 
 
-async def installed(python: Path, names: tuple[str, ...]) -> dict[str, str]:
-    """Return the versions that are in the environment."""
+async def installed_versions(python: Path, names: tuple[str, ...]) -> dict[str, str]:
+    """Return the versions of packages in the environment."""
     code = (
         f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in "
         f"{names!r}}}))"
@@ -89,39 +85,41 @@ async def installed(python: Path, names: tuple[str, ...]) -> dict[str, str]:
     process = await asyncio.create_subprocess_exec(
         str(python), "-c", code, stdout=asyncio.subprocess.PIPE
     )
-    out, _ = await process.communicate()
-    return dict(json.loads(out))
+    output, _ = await process.communicate()
+    return dict(json.loads(output))
 
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """A rival's process, waiting for what to run."""
+    """The process of a rival, which runs cases on request."""
 
     name: str
     process: asyncio.subprocess.Process
 
     @property
     def system(self) -> System:
-        """Its processes: one, and the servers that it started."""
+        """The process, and the servers that it started."""
         return System(self.process.pid)
 
     async def run(self, **requested: float) -> Run:
-        """Tell it what to run, and return what it measured."""
+        """Send a request to the process, and return the run that it measured."""
         if self.process.stdin is None or self.process.stdout is None:
-            raise AssertionError("asked for pipes")
+            raise AssertionError("stdin or stdout is not a pipe")
         self.process.stdin.write(json.dumps(requested).encode() + b"\n")
         line = await self.process.stdout.readline()
         if not line:
             raise RuntimeError(
-                f"{self.name} ended before it had measured; what it said stands above"
+                f"{self.name} ended before it returned a result; its error message is above"
             )
         document: dict[str, Any] = json.loads(line)
         return Run.read(document)
 
 
 @asynccontextmanager
-async def rival(python: Path, name: str, url: str, env: Mapping[str, str]) -> AsyncIterator[Rival]:
-    """Start one; it ends with the context. `env` is added to the environment."""
+async def start_rival(
+    python: Path, name: str, url: str, env: Mapping[str, str]
+) -> AsyncIterator[Rival]:
+    """Run a rival for the duration of the context. `env` is added to the environment."""
     process = await asyncio.create_subprocess_exec(
         str(python),
         "-m",
@@ -135,7 +133,7 @@ async def rival(python: Path, name: str, url: str, env: Mapping[str, str]) -> As
         limit=2**24,
     )
     if process.stdin is None or process.stdout is None:
-        raise AssertionError("asked for pipes")
+        raise AssertionError("stdin or stdout is not a pipe")
     try:
         if (await process.stdout.readline()).strip() != b"ready":
             raise RuntimeError(f"{name} did not start")

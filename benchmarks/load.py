@@ -1,6 +1,4 @@
-"""Callers: some at once, each of whom begins again when it has its answer. Needs nothing but the
-standard library.
-"""
+"""Run and measure operations, one after the other or concurrently. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,16 +9,16 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-Act = Callable[[], Coroutine[Any, Any, object]]
+Operation = Callable[[], Coroutine[Any, Any, object]]
 Probe = Callable[[], Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`count` deliberations ended in `seconds`, with `at_once` of them under way; `waits` are their
-    own wall seconds.
+    """The measurement of `count` deliberations that ended in `seconds`, with `at_once` concurrent.
 
-    `cpu` is seconds by part of the system; `caller` and `stub` are no parts of it and told apart.
+    waits: the wall seconds of each.
+    cpu: CPU seconds by part of the system, and of `caller` and `stub`, which do not belong to it.
     """
 
     at_once: int
@@ -36,16 +34,16 @@ class Run:
 
     @property
     def wait(self) -> float:
-        """The median wall seconds of one."""
+        """The median wall seconds of a deliberation."""
         return statistics.median(self.waits)
 
     @property
     def cpu_ms(self) -> float:
-        """CPU milliseconds of one over all processes of the system."""
+        """CPU milliseconds of a deliberation over all processes of the system."""
         return sum(self.parts_ms().values())
 
     def parts_ms(self) -> dict[str, float]:
-        """The same by part."""
+        """Return the CPU milliseconds of a deliberation by part of the system."""
         return {
             part: value * 1000 / self.count
             for part, value in self.cpu.items()
@@ -53,96 +51,100 @@ class Run:
         }
 
     def document(self) -> dict[str, Any]:
-        """As JSON takes it; `read` reads it again."""
+        """Return the run as a JSON object, which `read` parses."""
         return asdict(self)
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Run:
-        """Read a document."""
+        """Return the run of a document."""
         return cls(**{**document, "waits": tuple(document["waits"])})
 
 
-def _since(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    return {name: value - before.get(name, 0.0) for name, value in now.items()}
+def _difference(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    return {name: value - before.get(name, 0.0) for name, value in after.items()}
 
 
-async def in_turn(act: Act, count: int, probe: Probe) -> Run:
-    """One after the other."""
+async def run_sequential(operation: Operation, count: int, probe: Probe) -> Run:
+    """Run an operation `count` times, one after the other, and measure it."""
     waits: list[float] = []
-    before, began = probe(), time.perf_counter()
+    before, start = probe(), time.perf_counter()
     for _ in range(count):
-        start = time.perf_counter()
-        await act()
-        waits.append(time.perf_counter() - start)
-    return Run(1, count, time.perf_counter() - began, tuple(waits), _since(probe(), before))
+        operation_start = time.perf_counter()
+        await operation()
+        waits.append(time.perf_counter() - operation_start)
+    return Run(1, count, time.perf_counter() - start, tuple(waits), _difference(probe(), before))
 
 
-async def taking_turns(ways: Sequence[tuple[Act, Probe]], count: int) -> tuple[Run, ...]:
-    """One after the other, each way in its turn, `count` times: what the machine does meanwhile is
-    the same for all.
+async def run_alternating(
+    operations: Sequence[tuple[Operation, Probe]], count: int
+) -> tuple[Run, ...]:
+    """Run several operations in turn, `count` times each, so that the load of the machine is the
+    same for all. Return a run for each operation.
     """
-    found = [[await in_turn(act, 1, probe) for act, probe in ways] for _ in range(count)]
-    return tuple(_added(runs) for runs in zip(*found, strict=True))
+    rounds = [
+        [await run_sequential(operation, 1, probe) for operation, probe in operations]
+        for _ in range(count)
+    ]
+    return tuple(_merge_runs(runs) for runs in zip(*rounds, strict=True))
 
 
-def _added(runs: Sequence[Run]) -> Run:
+def _merge_runs(runs: Sequence[Run]) -> Run:
     parts = {part for run in runs for part in run.cpu}
     cpu = {part: sum(run.cpu.get(part, 0.0) for run in runs) for part in sorted(parts)}
     waits = tuple(wait for run in runs for wait in run.waits)
     return Run(1, len(waits), sum(run.seconds for run in runs), waits, cpu)
 
 
-async def side_by_side(
-    act: Act, at_once: int, seconds: float, probe: Probe, *, generations: int = 2
+async def run_concurrent(
+    operation: Operation, at_once: int, seconds: float, probe: Probe, *, generations: int = 2
 ) -> Run:
-    """`at_once` of them under way, measured in the middle: neither the start nor the end is in the
-    figures.
+    """Run an operation with `at_once` callers, and measure neither the start nor the end.
 
-    Callers that began together tend to end together: the measuring begins when as many have ended
-    as there are callers,
-    and lasts `seconds` and at least `generations` times as many.
+    Callers that start together tend to end together. So the measurement begins once `at_once`
+    operations have ended, and lasts for `seconds` and at least `generations` * `at_once`
+    operations.
     """
     ended: list[tuple[float, float]] = []
     marks: list[tuple[int, float, Mapping[str, float]]] = []
-    enough = asyncio.Event()
+    is_complete = asyncio.Event()
 
-    def mark() -> None:
+    def add_mark() -> None:
         marks.append((len(ended), time.perf_counter(), probe()))
 
     async def caller() -> None:
-        while not enough.is_set():
-            start = time.perf_counter()
-            await act()
+        while not is_complete.is_set():
+            operation_start = time.perf_counter()
+            await operation()
             now = time.perf_counter()
-            ended.append((now, now - start))
+            ended.append((now, now - operation_start))
             if not marks and len(ended) >= at_once:
-                mark()
+                add_mark()
             elif (
                 marks
                 and len(ended) >= marks[0][0] + generations * at_once
                 and now >= marks[0][1] + seconds
             ):
-                enough.set()
+                is_complete.set()
 
     async with asyncio.TaskGroup() as group:
         for _ in range(at_once):
             group.create_task(caller())
-        await enough.wait()
-        mark()
-    (skipped, began, before), (last, stopped, after) = marks[0], marks[-1]
+        await is_complete.wait()
+        add_mark()
+    (skipped, start, before), (last, end, after) = marks[0], marks[-1]
     waits = tuple(wait for _, wait in ended[skipped:last])
-    return Run(at_once, len(waits), stopped - began, waits, _since(after, before))
+    return Run(at_once, len(waits), end - start, waits, _difference(after, before))
 
 
-async def many(act: Act, count: int, at_once: int) -> None:
-    """Run that many, `at_once` of them at a time; nothing is measured."""
-    left = count
+async def run_many(operation: Operation, count: int, at_once: int) -> None:
+    """Run an operation `count` times, with `at_once` callers, and measure nothing."""
+    remaining = count
 
     async def caller() -> None:
-        nonlocal left
-        while left > 0:
-            left -= 1
-            await act()
+        nonlocal remaining
+        while remaining > 0:
+            remaining -= 1
+            await operation()
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(at_once, count)):

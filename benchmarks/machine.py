@@ -1,5 +1,5 @@
-"""What processes use, by the part of the system that they are; and what machine this is. Linux
-only.
+"""The CPU time and memory of processes by part of the system, and a description of the machine.
+Linux only.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ import psutil
 from benchmarks.accounting import CpuGroup, process_seconds
 
 NOT_COUNTED = (
-    "CPU of a whole deliberation is not measured: no control group can be made to count it. Run as "
-    "root, or in a delegated group: `systemd-run --user --scope -p Delegate=yes scripts/bench`."
+    "The CPU time of a whole deliberation is not measured, because no control group can be created "
+    "to count it. Run as root, or in a delegated group: `systemd-run --user --scope -p "
+    "Delegate=yes scripts/bench`."
 )
-_SERVING = ("serve", "host", "bus", "ray")
-"""Parts whose processes live as long as the system. The rest of its group's CPU is `sandbox`."""
-_MARKS = (
+_PERMANENT_PARTS = ("serve", "host", "bus", "ray")
+"""Parts whose processes run as long as the system. The rest of the CPU of its group is `sandbox`.
+"""
+_COMMAND_PATTERNS = (
     ("bus", ("nats-server",)),
     ("host", ("HostActor", "HostMain", "moothall.workers.subprocesses")),
     ("ray", ("gcs_server", "raylet", "ray::", "/ray/", "default_worker.py")),
@@ -35,42 +37,44 @@ _MARKS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class CpuUsage:
     """CPU seconds by part.
 
-    `sandbox` is what the system used beside its living parts: sandboxes, tests, git, and all
-    processes that ended. It is nan, and so is the total, if no control group counts it.
+    `sandbox` is the CPU of everything except the permanent parts: sandboxes, tests, git, and all
+    ended processes. It and the total are nan if no control group counts them.
     """
 
     cpu: Mapping[str, float]
 
     @property
     def total(self) -> float:
-        """All parts."""
+        """CPU seconds of all parts."""
         return sum(self.cpu.values())
 
-    def plus(self, more: Used) -> Used:
-        """Both together."""
-        return Used(
+    def plus(self, other: CpuUsage) -> CpuUsage:
+        """Return the sum of two usages."""
+        return CpuUsage(
             {
-                part: self.cpu.get(part, 0.0) + more.cpu.get(part, 0.0)
-                for part in {**self.cpu, **more.cpu}
+                part: self.cpu.get(part, 0.0) + other.cpu.get(part, 0.0)
+                for part in {**self.cpu, **other.cpu}
             }
         )
 
-    def over(self, seconds: float) -> Used:
-        """What was used in a second of so many, as shares of a core."""
-        return Used({part: value / seconds for part, value in self.cpu.items()})
+    def over(self, seconds: float) -> CpuUsage:
+        """Return the usage per second, as shares of a core."""
+        return CpuUsage({part: value / seconds for part, value in self.cpu.items()})
 
-    def since(self, before: Used) -> Used:
-        """What was used in between."""
-        return Used({part: value - before.cpu.get(part, 0.0) for part, value in self.cpu.items()})
+    def since(self, before: CpuUsage) -> CpuUsage:
+        """Return the usage since an earlier one."""
+        return CpuUsage(
+            {part: value - before.cpu.get(part, 0.0) for part, value in self.cpu.items()}
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Memory in bytes, descriptors and processes by part. PSS divides what processes share among
-    them.
+class MemoryUsage:
+    """Memory in bytes, open files and processes by part. PSS divides shared memory among the
+    processes that share it.
     """
 
     pss: Mapping[str, int]
@@ -81,67 +85,70 @@ class Held:
 
 @dataclass(slots=True)
 class System:
-    """The processes of one system: `root` and those below it. `group` counts their CPU."""
+    """The processes of one system: `root` and its descendants. `group` counts their CPU."""
 
     root: int
     group: CpuGroup | None = None
 
     def processes(self) -> list[tuple[str, psutil.Process]]:
-        """Every living process and the part that it is."""
-        found = []
+        """Return every running process with its part."""
+        processes = []
         root = psutil.Process(self.root)
         for process in (root, *root.children(recursive=True)):
             try:
-                found.append(("serve" if process.pid == self.root else part_of(process), process))
+                part = "serve" if process.pid == self.root else part_of(process)
+                processes.append((part, process))
             except psutil.Error:
                 continue
-        return found
+        return processes
 
-    def used(self) -> Used:
+    def cpu_usage(self) -> CpuUsage:
         """Return the CPU seconds so far."""
         cpu: defaultdict[str, float] = defaultdict(float)
         for part, process in self.processes():
-            if part in _SERVING:
+            if part in _PERMANENT_PARTS:
                 with suppress(ProcessLookupError):
                     cpu[part] += process_seconds(process.pid)
-        whole = self.group.seconds() if self.group else math.nan
-        return Used({**cpu, "sandbox": whole - sum(cpu.values())})
+        total = self.group.seconds() if self.group else math.nan
+        return CpuUsage({**cpu, "sandbox": total - sum(cpu.values())})
 
-    def held(self) -> Held:
-        """Memory and descriptors now."""
+    def memory_usage(self) -> MemoryUsage:
+        """Return the memory, open files and processes now."""
         pss, rss, files, count = (Counter[str](), Counter[str](), Counter[str](), Counter[str]())
         for part, process in self.processes():
             try:
-                rolled = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
-                opened = process.num_fds()
+                rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
+                file_count = process.num_fds()
             except (OSError, psutil.Error):
                 continue
-            pss[part] += _kilobytes(rolled, "Pss") * 1024
-            rss[part] += _kilobytes(rolled, "Rss") * 1024
-            files[part] += opened
+            pss[part] += _kilobytes(rollup, "Pss") * 1024
+            rss[part] += _kilobytes(rollup, "Rss") * 1024
+            files[part] += file_count
             count[part] += 1
-        return Held(dict(pss), dict(rss), dict(files), dict(count))
+        return MemoryUsage(dict(pss), dict(rss), dict(files), dict(count))
 
     def kill(self) -> None:
-        """End all of it with SIGKILL."""
+        """Kill all processes with SIGKILL."""
         for _, process in self.processes():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
 
 
 def part_of(process: psutil.Process) -> str:
-    """Which part a process is, by its command line."""
+    """Return the part of a process, by its command line."""
     line = " ".join(process.cmdline()) or process.name()
-    return next((part for part, marks in _MARKS if any(mark in line for mark in marks)), "other")
+    return next(
+        (part for part, texts in _COMMAND_PATTERNS if any(text in line for text in texts)), "other"
+    )
 
 
-def _kilobytes(rolled: str, name: str) -> int:
-    found = re.search(rf"^{name}: +(\d+) kB", rolled, re.MULTILINE)
-    return int(found[1]) if found else 0
+def _kilobytes(rollup: str, name: str) -> int:
+    match = re.search(rf"^{name}: +(\d+) kB", rollup, re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
 def describe() -> dict[str, str]:
-    """The machine, in words."""
+    """Return a description of the machine and its Python."""
     model = "unknown"
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
@@ -154,30 +161,30 @@ def describe() -> dict[str, str]:
         "memory": f"{memory:.0f} GiB",
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "build": build_of(platform.python_compiler(), sysconfig.get_config_vars()),
+        "build": describe_build(platform.python_compiler(), sysconfig.get_config_vars()),
     }
 
 
-def build_of(compiler: str, config: Mapping[str, object]) -> str:
+def describe_build(compiler: str, config: Mapping[str, object]) -> str:
     """Return how an interpreter was built, from its compiler and its `sysconfig` variables."""
     arguments = str(config.get("CONFIG_ARGS") or "")
     flags = str(config.get("PY_CFLAGS") or config.get("CFLAGS") or "")
     levels = re.findall(r"(?<!\S)-O\w+", flags)
     kind = "debug build" if config.get("Py_DEBUG") else "release build"
     steps = ("PGO", "--enable-optimizations"), ("LTO", "--with-lto")
-    named = [
+    options = [
         f"{'with' if re.search(f'{flag}(?!=no)', arguments) else 'no'} {step}"
         for step, flag in steps
     ]
-    return ", ".join((compiler.strip(), kind, levels[-1] if levels else "no -O", *named))
+    return ", ".join((compiler.strip(), kind, levels[-1] if levels else "no -O", *options))
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:
-    """Installed versions; what is not installed is left out."""
-    found = {}
+    """Return the installed versions, without packages that are not installed."""
+    installed = {}
     for name in names:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed

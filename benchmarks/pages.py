@@ -1,5 +1,5 @@
-"""The cost of many browsers with a large board open: each fetches the cards that changed, as the
-page's script does.
+"""Measure many browsers with an open large board. Each fetches the changed cards, as the script of
+the page does.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.load import many
-from benchmarks.micro import Times
-from benchmarks.readers import Board, listening, sign_in
-from benchmarks.served import Served, served
+from benchmarks.load import run_many
+from benchmarks.microbenchmarks import Times
+from benchmarks.readers import Board, connected_readers, sign_in
+from benchmarks.server import Server, run_server
 from benchmarks.stub import Stub
-from benchmarks.workload import text_act
+from benchmarks.workload import text_operation
 
 _COUNCILS, _DELAY_MS = 4, 50
-"""Councils that run at once while the boards are open, and the delay of the model's replies."""
+"""Concurrent councils while the boards are open, and the delay of the replies of the model."""
 _LOADS, _FRESH_LOADS, _CHANGES = 50, 20, 5
 _AT_ONCE = 16
-_SPREAD, _REST = 0.3, 3.0
-"""Seconds, as in page.js: the longest delay before a change is fetched, and the shortest delay
-after a refusal, which is up to twice as long.
+_FETCH_DELAY_SECONDS, _RETRY_SECONDS = 0.3, 3.0
+"""Seconds, as in page.js: the maximum delay before a change is fetched, and the minimum delay after
+a refused request; the maximum is twice as long.
 """
-_REFUSED = (429, 503)
+_REFUSED_STATUSES = (429, 503)
 
 
-async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str, Any]:
-    """Measure one load of a board of `stories`, in milliseconds and compressed bytes, and the first
-    load after a change. Then measure, with `count` open browsers, the time from a change to the new
-    card in each of them, its bytes, and the CPU time of `serve`. Councils run meanwhile.
+async def measure_pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str, Any]:
+    """Measure the load of a board of `stories`, in milliseconds and compressed bytes, and the first
+    load after a change. Then, with `count` open browsers and running councils, measure the time
+    from a change to the new card in each browser, its bytes, and the CPU time of `serve`.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as free_socket:
+        port = free_socket.getsockname()[1]
     async with AsyncExitStack() as stack:
         app = await stack.enter_async_context(
-            served(
+            run_server(
                 folder / "data",
                 stub.base_url,
                 {"MOOTHALL_WEB__PORT": str(port), "MOOTHALL_RAY__MODE": "process"},
@@ -69,19 +69,24 @@ async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str,
         waits: list[float] = []
         cpu, refused, sizes = [], 0, []
         await stub.set(delay_ms=_DELAY_MS)
-        async with listening(board, cookie, count, changed), _councils(app) as ended:
+        async with (
+            connected_readers(board, cookie, count, changed),
+            _running_councils(app) as ended,
+        ):
             for number in range(_CHANGES + 1):
                 for event in changed:
                     event.clear()
                 _, _, seq = await _load(board)
-                before, board.began = app.system.used(), time.perf_counter()
+                before, board.change_time = app.system.cpu_usage(), time.perf_counter()
                 await _change(board, f"comment {number}")
-                renewed = await asyncio.gather(*(_renew(board, seq, event) for event in changed))
-                if number:  # the first opens the connections
-                    waits += [one.seconds for one in renewed]
-                    refused += sum(one.refused for one in renewed)
-                    sizes += [one.size for one in renewed]
-                    cpu.append(app.system.used().since(before).cpu["serve"] * 1000 / count)
+                fetches = await asyncio.gather(
+                    *(_fetch_change(board, seq, event) for event in changed)
+                )
+                if number:  # the first change opens the connections
+                    waits += [fetch.seconds for fetch in fetches]
+                    refused += sum(fetch.refused for fetch in fetches)
+                    sizes += [fetch.size for fetch in fetches]
+                    cpu.append(app.system.cpu_usage().since(before).cpu["serve"] * 1000 / count)
             councils = len(ended)
     waits.sort()
     return {
@@ -92,8 +97,8 @@ async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str,
         "fresh_p50": Times(tuple(fresh_loads)).p50,
         "load_bytes": load_bytes,
         "change_bytes": max(sizes),
-        "renewed_p50": waits[len(waits) // 2],
-        "renewed_max": waits[-1],
+        "change_p50": waits[len(waits) // 2],
+        "change_max": waits[-1],
         "refused": refused / _CHANGES,
         "councils": councils,
         "cpu": sorted(cpu)[len(cpu) // 2],
@@ -102,16 +107,16 @@ async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str,
 
 
 @asynccontextmanager
-async def _councils(app: Served) -> AsyncIterator[list[object]]:
-    """Run councils one after the other. Yield the list of those that ended."""
+async def _running_councils(app: Server) -> AsyncIterator[list[object]]:
+    """Run councils during the context; yield a list with an item for each ended one."""
     ended: list[object] = []
-    act = text_act(app)
+    deliberate = text_operation(app)
 
-    async def one() -> None:
-        await act()
+    async def run_council() -> None:
+        await deliberate()
         ended.append(None)
 
-    running = asyncio.create_task(many(one, 1_000_000, _COUNCILS))
+    running = asyncio.create_task(run_many(run_council, 1_000_000, _COUNCILS))
     try:
         yield ended
         if running.done():
@@ -123,19 +128,19 @@ async def _councils(app: Served) -> AsyncIterator[list[object]]:
 
 async def _fill(board: Board, stories: int) -> None:
     """Write stories, each refined and commented on."""
-    places = asyncio.Semaphore(_AT_ONCE)
+    slots = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(number: int) -> None:
-        async with places:
+    async def create(number: int) -> None:
+        async with slots:
             story_id = await board.create_story(
                 {"title": f"Export the invoices of month {number} as CSV"}
             )
             await board.post(f"/api/v1/stories/{story_id}/transitions", {"event": "refine"})
-            for word in ("Mind the old files.", "And the umlauts.", "Ask the accountants."):
-                await board.post(f"/api/v1/stories/{story_id}/comments", {"comment": word})
+            for comment in ("Mind the old files.", "And the umlauts.", "Ask the accountants."):
+                await board.post(f"/api/v1/stories/{story_id}/comments", {"comment": comment})
             board.story = story_id
 
-    await asyncio.gather(*(one(number) for number in range(stories)))
+    await asyncio.gather(*(create(number) for number in range(stories)))
 
 
 async def _change(board: Board, comment: str) -> None:
@@ -143,21 +148,21 @@ async def _change(board: Board, comment: str) -> None:
 
 
 async def _load(board: Board) -> tuple[float, int, str]:
-    """Load the board. Return the seconds, the bytes of the body as sent, and the number of the last
-    event that the board shows.
+    """Load the board. Return the seconds, the bytes of the body as sent, and the sequence number of
+    the last event in the board.
     """
-    began = time.perf_counter()
-    async with board.http.get(f"{board.url}/") as answer:
-        text = await answer.text()
-    seconds = time.perf_counter() - began
-    shown = re.search(r'id="board-head" data-seq="(\d+)"', text)
-    if shown is None:
-        raise AssertionError(f"the response is not a board: {answer.status}")
-    return seconds, int(answer.headers["Content-Length"]), shown[1]
+    start = time.perf_counter()
+    async with board.http.get(f"{board.url}/") as response:
+        text = await response.text()
+    seconds = time.perf_counter() - start
+    head = re.search(r'id="board-head" data-seq="(\d+)"', text)
+    if head is None:
+        raise AssertionError(f"the response is not a board: {response.status}")
+    return seconds, int(response.headers["Content-Length"]), head[1]
 
 
 @dataclass(frozen=True, slots=True)
-class _Renewed:
+class _Fetch:
     """The seconds from a change to the new card in a browser, the number of refused requests, and
     the bytes of the response body as sent.
     """
@@ -167,18 +172,18 @@ class _Renewed:
     size: int
 
 
-async def _renew(board: Board, seq: str, changed: asyncio.Event) -> _Renewed:
-    """Wait for a notification, then fetch the cards that changed after the event `seq`."""
+async def _fetch_change(board: Board, seq: str, changed: asyncio.Event) -> _Fetch:
+    """Wait for a notification, and then fetch the cards that changed after the event `seq`."""
     refused = 0
     await changed.wait()
-    await asyncio.sleep(random.random() * _SPREAD)  # noqa: S311 - no secret
+    await asyncio.sleep(random.random() * _FETCH_DELAY_SECONDS)  # noqa: S311 - no secret
     while True:
-        async with board.http.get(f"{board.url}/cards?after={seq}") as answer:
-            text = await answer.text()
-            if answer.status not in _REFUSED:
+        async with board.http.get(f"{board.url}/cards?after={seq}") as response:
+            text = await response.text()
+            if response.status not in _REFUSED_STATUSES:
                 if f"card-{board.story}" not in text:
                     raise AssertionError("the changed card is missing")
-                seconds = time.perf_counter() - board.began
-                return _Renewed(seconds, refused, int(answer.headers["Content-Length"]))
+                seconds = time.perf_counter() - board.change_time
+                return _Fetch(seconds, refused, int(response.headers["Content-Length"]))
         refused += 1
-        await asyncio.sleep(_REST * (1 + random.random()))  # noqa: S311 - no secret
+        await asyncio.sleep(_RETRY_SECONDS * (1 + random.random()))  # noqa: S311 - no secret

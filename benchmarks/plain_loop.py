@@ -1,8 +1,9 @@
-"""The same work in a plain loop: a git worktree for each seat, a shell, and pytest as a subprocess.
+"""A plain loop that does the work of a council: a git worktree for each seat, a shell, and pytest
+as a subprocess.
 
 Nothing is isolated, recorded or ranked. The tests run as often as a council runs them in the first
-deliberation on a commit: twice by each of three seats, once on each answer, twice more on the
-winner, and twice more on the base.
+deliberation on a commit: twice by each of three seats, once on each candidate, twice more on the
+winner, and twice on the base.
 """
 
 from __future__ import annotations
@@ -16,26 +17,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.load import Act
+from benchmarks.load import Operation
 from benchmarks.stub import SOLVED, WRONG
-from benchmarks.workload import Wrong
+from benchmarks.workload import UnexpectedOutcome
 
 _SEATS = 3
 _FURTHER_RUNS = 2
 _FILE = "src/utils.py"
 
 
-def used() -> Mapping[str, float]:
-    """Return the CPU seconds of this process and of its children that ended."""
+def read_cpu() -> Mapping[str, float]:
+    """Return the CPU seconds of this process and of its ended children."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {"plain loop": time.process_time() + children.ru_utime + children.ru_stime}
 
 
 @dataclass(slots=True)
 class PlainLoop:
-    """Works on `repository`, in worktrees below the empty `folder`, with the pytest of `python`.
+    """A loop that works on `repository`, in worktrees below the empty `folder`.
 
-    delay: seconds that stand for a call of the model.
+    python: an interpreter with pytest. delay: seconds that replace a model call.
     """
 
     repository: Path
@@ -46,21 +47,21 @@ class PlainLoop:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     @property
-    def act(self) -> Act:
+    def operation(self) -> Operation:
         """The work of one council."""
         return self._work
 
     async def _work(self) -> None:
-        answers = await asyncio.gather(*(self._propose(number) for number in range(_SEATS)))
-        checks = [self._check(answer) for answer in answers]
-        checks += [self._check(answers[0]) for _ in range(_FURTHER_RUNS)]
+        candidates = await asyncio.gather(*(self._propose(number) for number in range(_SEATS)))
+        checks = [self._check(candidate) for candidate in candidates]
+        checks += [self._check(candidates[0]) for _ in range(_FURTHER_RUNS)]
         if not all(await asyncio.gather(*checks)):
-            raise Wrong("an answer of the plain loop fails")
+            raise UnexpectedOutcome("a candidate of the plain loop fails its tests")
         if any(await asyncio.gather(*(self._check("") for _ in range(_FURTHER_RUNS)))):
-            raise Wrong("the base of the plain loop passes")
+            raise UnexpectedOutcome("the base of the plain loop passes its tests")
 
     async def _propose(self, number: int) -> str:
-        tree = await self._open()
+        tree = await self._open_worktree()
         path = tree / _FILE
         original = path.read_text(encoding="utf-8")
         await asyncio.sleep(self.delay)
@@ -68,32 +69,32 @@ class PlainLoop:
         for text in (WRONG, f"{SOLVED.rstrip()}  # {number}\n"):
             await asyncio.sleep(self.delay)
             path.write_text(original + text, encoding="utf-8")
-            await self._passes(tree)
+            await self._run_tests(tree)
         _, diff = await self._run("git diff", tree)
-        await self._close(tree)
+        await self._close_worktree(tree)
         return diff
 
     async def _check(self, diff: str) -> bool:
-        tree = await self._open()
+        tree = await self._open_worktree()
         if diff:
             (tree / ".patch").write_text(diff, encoding="utf-8")
             await self._run("git apply .patch && rm .patch", tree)
-        passed = await self._passes(tree)
-        await self._close(tree)
+        passed = await self._run_tests(tree)
+        await self._close_worktree(tree)
         return passed
 
-    async def _passes(self, tree: Path) -> bool:
+    async def _run_tests(self, tree: Path) -> bool:
         command = f"{shlex.quote(self.python)} -m pytest -q -p no:cacheprovider"
         code, _ = await self._run(command, tree)
         return code == 0
 
-    async def _open(self) -> Path:
+    async def _open_worktree(self) -> Path:
         tree = self.folder / f"tree-{next(self._numbers)}"
         async with self._git:
             await self._run(f"git worktree add -q --detach {shlex.quote(str(tree))}")
         return tree
 
-    async def _close(self, tree: Path) -> None:
+    async def _close_worktree(self, tree: Path) -> None:
         async with self._git:
             await self._run(f"git worktree remove --force {shlex.quote(str(tree))}")
 

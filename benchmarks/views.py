@@ -1,7 +1,7 @@
-"""The time of each view of the page, its size, and how long it holds up the event loop of `serve`.
+"""Measure the time and size of each view of the page, and how long it blocks the event loop.
 
-It runs in a process of its own, on the event loop of the standard library, whose callbacks can be
-timed: `python -m benchmarks.views FOLDER MODEL_URL` prints the figures as JSON.
+The measurement runs in a separate process, on the event loop of the standard library, because its
+callbacks can be timed: `python -m benchmarks.views FOLDER MODEL_URL` prints the figures as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from benchmarks.machine import describe
-from benchmarks.micro import Times
+from benchmarks.microbenchmarks import Times
 from moothall.api.web.rendering import MAX_DIFF_LINES
 from moothall.app.bus import open_log
 from moothall.app.server import open_app
@@ -46,13 +46,13 @@ _LARGE, _SEAT = "task-large", "agent-dev-001"
 _FILES, _LINES = 100, 760
 _ROUNDS = 20
 _STORIES, _AT_ONCE = 1000, 50
-"""Stories that are written besides those of the demo project, and how many of them at once."""
+"""The number of stories in addition to those of the demo project, and of concurrent writes."""
 _IDLE_SHARE, _IDLE_SECONDS, _MAX_IDLE_SECONDS = 0.05, 1.0, 120.0
-"""A server is idle once it used at most this share of a core for so many seconds."""
+"""A server is idle once it has used at most this share of a core for this number of seconds."""
 
 
-async def views(folder: Path, model_url: str) -> dict[str, Any]:
-    """Measure the views of a demo project in a process of its own."""
+async def measure_views(folder: Path, model_url: str) -> dict[str, Any]:
+    """Measure the views of a demo project in a separate process."""
     data_dir = folder / "views"
     await _run(_ROOT / "scripts" / "demo_data.py", data_dir)
     return dict(json.loads(await _run("-m", "benchmarks.views", data_dir, model_url)))
@@ -64,15 +64,13 @@ async def _run(*args: object) -> bytes:
     )
     output, _ = await process.communicate()
     if process.returncode:
-        raise RuntimeError(f"{args} ended with {process.returncode}")
+        raise RuntimeError(f"{args} failed with exit code {process.returncode}")
     return output
 
 
 def _large_diff() -> str:
-    """Return the diff of a change of 5 MB: new files of Python, with something to colour in each
-    line.
-    """
-    chosen = random.Random(7)  # noqa: S311 - no secret
+    """Return a diff of 5 MB: new Python files with highlighted syntax in each line."""
+    generator = random.Random(7)  # noqa: S311 - no secret
     lines = []
     for number in range(_FILES):
         path = f"src/module_{number}.py"
@@ -84,14 +82,14 @@ def _large_diff() -> str:
             f"@@ -0,0 +1,{_LINES} @@",
         ]
         lines += [
-            f"+    value_{line} = compute({line}, 'text {chosen.random()}')  # why {line}"
+            f"+    value_{line} = compute({line}, 'text {generator.random()}')  # why {line}"
             for line in range(_LINES)
         ]
     return "\n".join(lines) + "\n"
 
 
 async def _write_large_run(data_dir: Path) -> int:
-    """Write a run whose winner has a large diff. Return the bytes of the diff."""
+    """Write a run whose winner has a large diff. Return the size of the diff."""
     diff = _large_diff()
     now = datetime.now(UTC)
     deliberation = Deliberation(
@@ -122,7 +120,7 @@ async def _write_large_run(data_dir: Path) -> int:
 async def _write_stories(data_dir: Path) -> None:
     """Write stories, each refined and commented on."""
     async with open_log(load_settings(data_dir=data_dir), lambda _: None) as bus:
-        board, places = Board(bus), asyncio.Semaphore(_AT_ONCE)
+        board, slots = Board(bus), asyncio.Semaphore(_AT_ONCE)
 
         async def write_story(number: int) -> None:
             draft = StoryDraft(
@@ -130,7 +128,7 @@ async def _write_stories(data_dir: Path) -> None:
                 "As an accountant, I want a CSV file, so that I can book.",
                 ("Given a month, when it is exported, then there is a file",),
             )
-            async with places:
+            async with slots:
                 card = await board.create(draft, LOCAL, key=f"month {number}")
                 await board.move(card.story.id, "refine", LOCAL)
                 for text in ("Mind the old files.", "And the umlauts.", "Ask the accountants."):
@@ -141,42 +139,42 @@ async def _write_stories(data_dir: Path) -> None:
 
 async def _wait_idle() -> float:
     """Wait until the server has read the log. Return the CPU milliseconds that it used."""
-    first = time.process_time()
+    start = time.process_time()
     async with asyncio.timeout(_MAX_IDLE_SECONDS):
         while True:
-            began = time.process_time()
+            before = time.process_time()
             await asyncio.sleep(_IDLE_SECONDS)
-            if time.process_time() - began <= _IDLE_SECONDS * _IDLE_SHARE:
-                return (time.process_time() - first) * 1000
+            if time.process_time() - before <= _IDLE_SECONDS * _IDLE_SHARE:
+                return (time.process_time() - start) * 1000
 
 
 @contextmanager
 def _timed_callbacks() -> Iterator[list[float]]:
-    """Yield a list that gets the CPU milliseconds of every callback of the event loop."""
-    found: list[float] = []
+    """Yield a list that receives the CPU milliseconds of every callback of the event loop."""
+    callbacks: list[float] = []
     original = events.Handle._run  # noqa: SLF001 - the loop has no public hook
 
     def timed(handle: events.Handle) -> None:
-        began = time.thread_time()
+        start = time.thread_time()
         original(handle)
-        found.append((time.thread_time() - began) * 1000)
+        callbacks.append((time.thread_time() - start) * 1000)
 
     events.Handle._run = timed  # type: ignore[method-assign,assignment] # noqa: SLF001
     try:
-        yield found
+        yield callbacks
     finally:
         events.Handle._run = original  # type: ignore[method-assign] # noqa: SLF001
 
 
 def _fetch(connection: http.client.HTTPConnection, path: str, cookie: str) -> tuple[float, int]:
     """Return the milliseconds of a request and the bytes of the body as sent."""
-    began = time.perf_counter()
+    start = time.perf_counter()
     connection.request("GET", path, headers={"Cookie": cookie, "Accept-Encoding": "gzip"})
-    answer = connection.getresponse()
-    body = answer.read()
-    if answer.status != http.client.OK:
-        raise RuntimeError(f"{path} was answered with {answer.status}: {body[:500]!r}")
-    return (time.perf_counter() - began) * 1000, len(body)
+    response = connection.getresponse()
+    body = response.read()
+    if response.status != http.client.OK:
+        raise RuntimeError(f"{path} failed with status {response.status}: {body[:500]!r}")
+    return (time.perf_counter() - start) * 1000, len(body)
 
 
 def _sign_in(connection: http.client.HTTPConnection, token: str) -> str:
@@ -185,9 +183,9 @@ def _sign_in(connection: http.client.HTTPConnection, token: str) -> str:
         "Origin": f"http://{connection.host}:{connection.port}",
     }
     connection.request("POST", "/sign-in", urlencode({"token": token}), headers)
-    answer = connection.getresponse()
-    answer.read()
-    return str(answer.headers["Set-Cookie"]).partition(";")[0]
+    response = connection.getresponse()
+    response.read()
+    return str(response.headers["Set-Cookie"]).partition(";")[0]
 
 
 async def _measure(data_dir: Path, model_url: str) -> dict[str, Any]:
@@ -202,9 +200,9 @@ async def _measure(data_dir: Path, model_url: str) -> dict[str, Any]:
         ray={"mode": "process"},
     )
     async with open_app(settings, lambda _: None, serving=True):
-        await _wait_idle()  # the graph is written once for all starts
+        await _wait_idle()  # the first start writes the graph
     async with open_app(settings, lambda _: None, serving=True) as app:
-        start = await _wait_idle()
+        start_cpu_ms = await _wait_idle()
         cards = await Board(app.bus).cards(LOCAL)
         story = next(card for card in cards if card.position.state == "test")
         review = str(story.check.data["task_id"] if story.check else "")
@@ -223,34 +221,36 @@ async def _measure(data_dir: Path, model_url: str) -> dict[str, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", app.http_port)
         token = (data_dir / "token").read_text(encoding="utf-8").strip()
         cookie = await asyncio.to_thread(_sign_in, connection, token)
-        found = {}
+        views = {}
         for name, path in paths.items():
-            times, sizes, used, longest = [], [], [], []
+            times, sizes, cpu_times, longest = [], [], [], []
             for number in range(_ROUNDS):
-                # each time another file, so that nothing of it is in a cache
-                whole = f"{path}{number + 2}" if path.endswith("=") else path
+                # another file each time, so that no cache has it
+                full_path = f"{path}{number + 2}" if path.endswith("=") else path
                 with _timed_callbacks() as callbacks:
-                    began = time.process_time()
-                    taken, sent = await asyncio.to_thread(_fetch, connection, whole, cookie)
-                    used.append((time.process_time() - began) * 1000)
-                times.append(taken)
-                sizes.append(sent)
+                    cpu_start = time.process_time()
+                    milliseconds, sent_bytes = await asyncio.to_thread(
+                        _fetch, connection, full_path, cookie
+                    )
+                    cpu_times.append((time.process_time() - cpu_start) * 1000)
+                times.append(milliseconds)
+                sizes.append(sent_bytes)
                 longest.append(max(callbacks))
-            figures = Times(tuple(one / 1000 for one in times[1:]))
-            found[name] = {
+            figures = Times(tuple(value / 1000 for value in times[1:]))
+            views[name] = {
                 "first": times[0],
-                "cpu_first": used[0],
+                "cpu_first": cpu_times[0],
                 "p50": figures.p50,
                 "p95": figures.p95,
                 "bytes": max(sizes),
-                "cpu": statistics.median(used[1:]),
+                "cpu": statistics.median(cpu_times[1:]),
                 "callback_first": longest[0],
                 "callback": max(longest[1:]),
             }
         machine = describe()
         return {
-            "views": found,
-            "start": start,
+            "views": views,
+            "start_cpu_ms": start_cpu_ms,
             "rounds": _ROUNDS,
             "load": os.getloadavg()[0],
             "processor": f"{machine['cores']} cores ({machine['processor']})",

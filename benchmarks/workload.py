@@ -1,4 +1,4 @@
-"""The workload on text, run on Moothall: what is asked, and how it is measured."""
+"""The workload on text: its cases, and their measurement on Moothall."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Protocol
 
 import grpc
 
-from benchmarks.load import Act, Run, in_turn, side_by_side
-from benchmarks.served import Served, text_request
+from benchmarks.load import Operation, Run, run_concurrent, run_sequential
+from benchmarks.server import Server, text_request
 from benchmarks.stub import Stub
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 
 PHASES = 3
-"""Propose, review, revise: so many model calls lie one behind the other."""
+"""Propose, review, revise: the number of consecutive model calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One setting: the stub's delay and how many deliberations are under way. `count` is for one at
-    a time.
+    """The delay of the stub and the number of concurrent deliberations of a measurement.
+
+    count: the number of deliberations if they are sequential.
     """
 
     delay_ms: int
@@ -32,51 +33,56 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As tables have it."""
+        """The name of the case in tables and results."""
         return f"{self.delay_ms} ms, {self.at_once} at once"
 
 
-class Wrong(Exception):
-    """A deliberation ended otherwise than it had to."""
+class UnexpectedOutcome(Exception):
+    """A deliberation had another outcome than expected."""
 
 
-class ApiDependencies(Protocol):
-    """Whoever answers calls."""
+class DeliberationClient(Protocol):
+    """A client that can run deliberations."""
 
     async def deliberate(
         self, request: pb.DeliberateRequest, *, seconds: float = 600
     ) -> pb.DeliberateResponse:
-        """One unary call."""
+        """Send one unary call."""
 
 
-def text_act(app: ApiDependencies, *, seconds: float = 120) -> Act:
-    """One deliberation on text; raises `Wrong` unless it has a winner among three answers."""
+def text_operation(app: DeliberationClient, *, seconds: float = 120) -> Operation:
+    """Return a deliberation on text.
+
+    It raises `UnexpectedOutcome` unless one of three candidates wins.
+    """
     request = text_request()
 
-    async def act() -> None:
+    async def deliberate() -> None:
         try:
             response = await app.deliberate(request, seconds=seconds)
         except grpc.aio.AioRpcError as error:
-            raise Wrong(f"{error.code().name}: {error.details()}") from error
+            raise UnexpectedOutcome(f"{error.code().name}: {error.details()}") from error
         if (
             not response.winner_id
             or len({result.proposal.author_id for result in response.results}) != PHASES
         ):
-            raise Wrong(f"no winner among three: {response.error_message or response}"[:500])
+            raise UnexpectedOutcome(
+                f"no winner among three candidates: {response.error_message or response}"[:500]
+            )
 
-    return act
+    return deliberate
 
 
-async def measure(app: Served, stub: Stub, case: Case) -> Run:
-    """Run one case and count the CPU of every process; raises `Wrong` where the calls were not nine
-    each.
-    """
+async def measure(app: Server, stub: Stub, case: Case) -> Run:
+    """Run one case and measure the CPU of every process."""
     await stub.set(delay_ms=case.delay_ms, reset=1)
 
     def probe() -> Mapping[str, float]:
-        return {**app.system.used().cpu, "caller": time.process_time(), "stub": stub.cpu()}
+        return {**app.system.cpu_usage().cpu, "caller": time.process_time(), "stub": stub.cpu()}
 
-    act = text_act(app)
+    deliberate = text_operation(app)
     if case.at_once == 1:
-        return await in_turn(act, case.count, probe)
-    return await side_by_side(act, case.at_once, case.seconds, probe, generations=case.generations)
+        return await run_sequential(deliberate, case.count, probe)
+    return await run_concurrent(
+        deliberate, case.at_once, case.seconds, probe, generations=case.generations
+    )

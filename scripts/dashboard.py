@@ -1,8 +1,7 @@
-"""Write deploy/grafana/moothall.json: one panel for what belongs together. Run it after changing a
-figure.
+"""Write deploy/grafana/moothall.json. Run it after a change of a metric.
 
-Every figure of `moothall.telemetry.metrics` has to be in a panel; a test compares the two, and this
-with the file.
+Every metric of `moothall.telemetry.metrics` must be in a panel; a test compares both, and this
+script with the file.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _P = '{process=~"$process"}'
 
 
 def rate(name: str, by: str = "") -> str:
-    """Events a second, over what Grafana takes for the rate's window."""
+    """Return a query of events a second over the rate interval of Grafana."""
     return (
         f"sum by ({by}) (rate({name}{_P}[$__rate_interval]))"
         if by
@@ -27,7 +26,7 @@ def rate(name: str, by: str = "") -> str:
 
 
 def quantile(name: str, share: float, by: str = "") -> str:
-    """A quantile of a histogram."""
+    """Return a query of a quantile of a histogram."""
     labels = f"le, {by}" if by else "le"
     return (
         f"histogram_quantile({share}, sum by ({labels}) "
@@ -36,7 +35,7 @@ def quantile(name: str, share: float, by: str = "") -> str:
 
 
 def times(name: str, by: str = "") -> list[tuple[str, str]]:
-    """The median and what only one in twenty exceeds."""
+    """Return queries of the median and the 95th percentile, with legends."""
     legend = "{{" + by + "}} " if by else ""
     return [(quantile(name, 0.5, by), f"{legend}p50"), (quantile(name, 0.95, by), f"{legend}p95")]
 
@@ -65,9 +64,9 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                     )
                 ],
             ),
-            ("How long they take", "s", times("moothall_deliberation_seconds", "status")),
+            ("Duration", "s", times("moothall_deliberation_seconds", "status")),
             (
-                "Under way",
+                "Running",
                 "short",
                 [
                     (f"sum(moothall_deliberations_in_flight{_P})", "in hosts"),
@@ -75,7 +74,7 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                 ],
             ),
             (
-                "How seats end",
+                "Ends of seats",
                 "ops",
                 [(rate("moothall_seats_finished_total", "status"), "{{status}}")],
             ),
@@ -115,7 +114,7 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                 times("gen_ai_client_token_usage", "gen_ai_token_type"),
             ),
             (
-                "Waiting, repeated, replayed",
+                "In flight, retried, replayed",
                 "short",
                 [
                     (f"sum(moothall_model_calls_in_flight{_P})", "in flight"),
@@ -124,7 +123,7 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                 ],
             ),
             (
-                "Model servers that answer",
+                "Reachable model servers",
                 "percentunit",
                 [(f"min by (model) (moothall_model_up{_P})", "{{model}}")],
             ),
@@ -134,7 +133,7 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                 [(f"3600 * {rate('moothall_model_cost_dollars_total', 'model')}", "{{model}}")],
             ),
             (
-                "Refused by a budget",
+                "Refused by budgets",
                 "ops",
                 [(rate("moothall_budget_refusals_total", "of"), "{{of}}")],
             ),
@@ -160,7 +159,7 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                 ],
             ),
             (
-                "Processors used by tools",
+                "Cores used by tools",
                 "short",
                 [(rate("moothall_tool_cpu_seconds_total", "tool"), "{{tool}}")],
             ),
@@ -208,24 +207,24 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
         [
             ("Publishing", "s", times("moothall_bus_publish_seconds", "to")),
             (
-                "Consumers behind",
+                "Lag of consumers",
                 "short",
                 [
                     (
                         f"max by (durable) (moothall_bus_lag_messages{_P})",
-                        "{{durable}} not given yet",
+                        "{{durable}} not delivered",
                     ),
                     (
                         f"max by (durable) (moothall_bus_unacked_messages{_P})",
-                        "{{durable}} not answered yet",
+                        "{{durable}} not acknowledged",
                     ),
                 ],
             ),
             (
-                "Again, and given up",
+                "Redeliveries and dead letters",
                 "ops",
                 [
-                    (rate("moothall_bus_redeliveries_total", "durable"), "{{durable}} again"),
+                    (rate("moothall_bus_redeliveries_total", "durable"), "{{durable}} redelivered"),
                     (rate("moothall_bus_dead_letters_total", "durable"), "{{durable}} dead"),
                 ],
             ),
@@ -237,7 +236,7 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
         ],
     ),
     (
-        "Callers and processes",
+        "Clients and processes",
         [
             (
                 "gRPC calls",
@@ -266,7 +265,7 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                 ],
             ),
             (
-                "Processors used by processes",
+                "Cores used by processes",
                 "short",
                 [(rate("moothall_process_cpu_seconds_total", "process"), "{{process}}")],
             ),
@@ -276,7 +275,7 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                 [(f"moothall_process_resident_memory_bytes{_P}", "{{process}}")],
             ),
             (
-                "Files, complaints",
+                "Open files, tracing complaints",
                 "short",
                 [
                     (f"moothall_process_open_files{_P}", "{{process}} open files"),
@@ -295,7 +294,7 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                     (f"moothall_host_info{_P}", "{{process}} on {{node}}"),
                     (
                         f"time() - (moothall_host_oldest_start_time_seconds{_P} > 0)",
-                        "{{host}} holds its oldest",
+                        "{{host}} oldest deliberation",
                     ),
                 ],
             ),
@@ -322,18 +321,18 @@ def panel(
         },
         "targets": [
             {
-                "refId": chr(ord("A") + place),
+                "refId": chr(ord("A") + index),
                 "datasource": source,
                 "expr": query,
                 "legendFormat": legend,
             }
-            for place, (query, legend) in enumerate(queries)
+            for index, (query, legend) in enumerate(queries)
         ],
     }
 
 
 def dashboard() -> dict[str, Any]:
-    """Return the whole document."""
+    """Return the document of the dashboard."""
     panels: list[dict[str, Any]] = []
     y = 0
     for heading, content in ROWS:
@@ -347,14 +346,14 @@ def dashboard() -> dict[str, Any]:
                 "panels": [],
             }
         )
-        for place, (title, unit, queries) in enumerate(content):
+        for index, (title, unit, queries) in enumerate(content):
             panels.append(
                 panel(
                     len(panels) + 1,
                     title,
                     unit,
                     queries,
-                    (8 * (place % 3), y + 1 + 8 * (place // 3)),
+                    (8 * (index % 3), y + 1 + 8 * (index // 3)),
                 )
             )
         y += 1 + 8 * -(-len(content) // 3)
@@ -407,7 +406,7 @@ if __name__ == "__main__":
         sys.exit(
             0
             if FILE.read_text(encoding="utf-8") == text()
-            else f"{FILE} is not what scripts/dashboard.py writes; run it"
+            else f"{FILE} is outdated: run scripts/dashboard.py"
         )
     FILE.parent.mkdir(parents=True, exist_ok=True)
     FILE.write_text(text(), encoding="utf-8")

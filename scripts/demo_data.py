@@ -1,8 +1,8 @@
-"""Fill an empty data directory with a demo project, to look at the page: 40 stories in all states,
-running councils of five, a review of a change of 30 files, and two weeks of runs.
+"""Fill an empty data directory with a demo project for the page: 40 stories in all states, running
+councils of five, a review of a change of 30 files, and two weeks of runs.
 
-Use: `scripts/demo-data FOLDER`. The events are those that a server writes, with times of the last
-two weeks; no model is asked. The running councils end at their deadline, two days later.
+Use: `scripts/demo-data FOLDER`. The events are those of a server, with times of the last two weeks;
+no model is called. The running councils end at their deadline, two days later.
 """
 
 from __future__ import annotations
@@ -187,8 +187,8 @@ class _Writer:
         self._prompts: dict[str, Prompts] = {}
         self.clock = datetime.now(UTC)
 
-    def _pass(self, low: float, high: float) -> str:
-        """Let some minutes pass, and return the time. It is never in the future."""
+    def _advance(self, low: float, high: float) -> str:
+        """Advance the clock by some minutes, and return the time, which is never in the future."""
         later = self.clock + timedelta(minutes=self._random.uniform(low, high))
         self.clock = min(later, datetime.now(UTC))
         return self.clock.isoformat(timespec="milliseconds")
@@ -200,15 +200,13 @@ class _Writer:
             story_id,
             {"story_id": story_id, **data},
             ordinal=f"demo-{self._ordinal}",
-            time=self._pass(20, 400),
+            time=self._advance(20, 400),
         )
         self._events.append(event)
         return event
 
     async def publish(self) -> None:
-        """Store the outcomes and what they used, and write the events to the log in the order of
-        their times.
-        """
+        """Store the outcomes and their usage, and write the events to the log ordered by time."""
         accounts = StoryBudgets(self._bus.bucket(BUCKET), LimitSettings())
         for outcome in self._outcomes:
             key, spent = TaskKey(outcome.task_id), Amount.of(outcome.usage)
@@ -287,7 +285,7 @@ class _Writer:
             plan_id,
             dump(replace(plan, by="roles")),
             correlationid=story_id,
-            time=self._pass(5, 15),
+            time=self._advance(5, 15),
         )
         event = replace(event, id=derivation_id(LOCAL.tenant, story_id, plan_id))
         self._events.append(event)
@@ -342,7 +340,7 @@ class _Writer:
         """Write a council of three, or a running one of five. `ends`: won, lost, or empty."""
         count = 3 if ends else 5
         seats = tuple(f"agent-{role}-{place:03}" for place in range(1, count + 1))
-        self._pass(1, 5)
+        self._advance(1, 5)
         if not ends:  # it has been running for some minutes
             self.clock = datetime.now(UTC) - timedelta(minutes=self._random.uniform(4, 9))
         deliberation = Deliberation(
@@ -363,8 +361,8 @@ class _Writer:
         )
         start = self.clock
         request = dump(deliberation) | {"request_digest": "", "num_agents": count}
-        self._say(deliberation, EventType.DELIBERATION_REQUESTED, 0, **request)
-        self._say(deliberation, EventType.DELIBERATION_STARTED, 0.02, seats=list(seats))
+        self._council_event(deliberation, EventType.DELIBERATION_REQUESTED, 0, **request)
+        self._council_event(deliberation, EventType.DELIBERATION_STARTED, 0.02, seats=list(seats))
         usage = {}
         for place, seat in enumerate(seats):
             turns = 4 if ends else 1 + place
@@ -372,7 +370,7 @@ class _Writer:
         if ends:
             self._decide(deliberation, usage, start, number, has_won=ends == "won")
 
-    def _say(
+    def _council_event(
         self, deliberation: Deliberation, kind: EventType, minutes: float, **data: Any
     ) -> None:
         self._ordinal += 1
@@ -389,10 +387,10 @@ class _Writer:
     def _seat(
         self, deliberation: Deliberation, seat: str, start: datetime, turns: int, *, has_ended: bool
     ) -> Usage:
-        """Write what a seat does, and return what it used."""
+        """Write the events of a seat, and return its usage."""
         self.clock = start + timedelta(seconds=3)
         approach = self._random.choice(("smallest change", "tests first", "a new module"))
-        self._say(
+        self._council_event(
             deliberation, EventType.SEAT_STARTED, 0, seat=seat, role=deliberation.role,
             agent_id=seat, approach=approach,
         )  # fmt: skip
@@ -404,12 +402,14 @@ class _Writer:
         for turn in range(1, turns + 1):
             seconds = self._random.uniform(8, 45)
             prompt, completion = self._random.randint(4_000, 14_000), self._random.randint(200, 900)
-            used = Usage(prompt, 0, completion, 1, prompt * _PRICE_IN + completion * _PRICE_OUT)
-            total, answer = total + used, f"I read the module and change it, step {turn}."
-            self._say(
+            call_usage = Usage(
+                prompt, 0, completion, 1, prompt * _PRICE_IN + completion * _PRICE_OUT
+            )
+            total, answer = total + call_usage, f"I read the module and change it, step {turn}."
+            self._council_event(
                 deliberation, EventType.MODEL_CALLED, seconds / 60, seat=seat,
                 call_id=f"{deliberation.task_id}/{seat}/propose/0.{turn}", phase="propose",
-                model="demo", usage=dump(used), answer=answer, finish_reason="stop",
+                model="demo", usage=dump(call_usage), answer=answer, finish_reason="stop",
                 prompt=prompts.record(f"{seat}/propose/0.{turn}", messages),
                 duration_ms=int(seconds * 1000),
             )  # fmt: skip
@@ -418,22 +418,24 @@ class _Writer:
             operations = [{"tool": "files.read", "status": "success"}]
             if turn > 1:
                 operations.append({"tool": "files.edit", "status": "success"})
-            self._say(
+            self._council_event(
                 deliberation, EventType.SEAT_TURN, self._random.uniform(0.05, 0.3), seat=seat,
                 phase="propose", round=0, turn=turn, attempt=1, attempts=1, operations=operations,
-                thought="", usage=dump(used),
+                thought="", usage=dump(call_usage),
                 checks={"tests": "passed"} if turn in _CHECKED_TURNS else {},
             )  # fmt: skip
         if has_ended:
             proposal = Proposal(
                 seat, deliberation.role, "Amounts are counted in cents.", self._shop.small_diffs[0]
             )
-            self._say(
+            self._council_event(
                 deliberation, EventType.SEAT_PROPOSED, 0.01, seat=seat,
                 candidate=proposal.candidate, proposal=dump(proposal),
             )  # fmt: skip
             outcome = SeatOutcome(seat, SeatStatus.PROPOSED, usage=total)
-            self._say(deliberation, EventType.SEAT_FINISHED, 0.5, seat=seat, outcome=dump(outcome))
+            self._council_event(
+                deliberation, EventType.SEAT_FINISHED, 0.5, seat=seat, outcome=dump(outcome)
+            )
         return total
 
     def _decide(
@@ -488,7 +490,7 @@ class _Writer:
             evidence_level=EvidenceLevel.PROVEN if is_proven else EvidenceLevel.REPRODUCED,
         )
         self._outcomes.append(outcome)
-        self._say(deliberation, EventType.DELIBERATION_DECIDED, 0.02, **dump(outcome))
+        self._council_event(deliberation, EventType.DELIBERATION_DECIDED, 0.02, **dump(outcome))
 
     def _result(
         self, rank: int, seat: str, role: str, evidence: Evidence, diff: str, *, has_won: bool
@@ -516,28 +518,30 @@ async def _fill(folder: Path, seed: int) -> None:
     settings = load_settings(data_dir=folder)
     async with open_log(settings, say) as bus:
         if await Board(bus).cards(LOCAL):
-            raise SystemExit(f"{folder} has stories already; name an empty folder")
+            raise SystemExit(f"{folder} already has stories: choose an empty folder")
         path = folder / "demo" / "shop"
         shop = await asyncio.to_thread(_make_shop, path)
         shop.id = (await trusted_repositories(settings).register(str(path), id="shop")).id
         writer = _Writer(bus, shop, seed)
         now = datetime.now(UTC)
-        # The further a story is, the longer ago it began: runs are spread over the days.
+        # An advanced story began earlier, so that runs are distributed over the days.
         for number, state in enumerate(_STATES):
             share = len(_PATHS[state]) / max(map(len, _PATHS.values()))
             days = 0.5 + share * (_DAYS - 1) * ((number % 9) + 1) / 10
             writer.clock = now - timedelta(days=days)
             writer.story(number, state)
         await writer.publish()
-    print(f"{len(_STATES)} stories are in {folder}. Look at them:")
+    print(f"{len(_STATES)} stories are in {folder}. To show them, run:")
     print(f"  MOOTHALL_DATA_DIR={folder} moothall serve")
 
 
 def main() -> int:
-    """Read the command line and fill the folder."""
+    """Parse the command line and fill the folder."""
     parser = argparse.ArgumentParser(prog="scripts/demo-data", description=__doc__)
     parser.add_argument("folder", type=Path, help="an empty data directory; it is created")
-    parser.add_argument("--seed", type=int, default=7, help="another seed, other figures")
+    parser.add_argument(
+        "--seed", type=int, default=7, help="seed of the random figures; 7 by default"
+    )
     args = parser.parse_args()
     try:
         asyncio.run(_fill(args.folder.resolve(), args.seed))

@@ -299,7 +299,7 @@ def error_classes(root: Path) -> dict[str, type[errors.MoothallError]]:
     """Return the class of each stable error code, from every module that declares one. The codes
     in lower case are those of the agent service (docs/api.md).
     """
-    found = {}
+    classes = {}
     for file in sorted((root / "src/moothall").rglob("*.py")):
         text = file.read_text(encoding="utf-8")
         if 'code = "' not in text:
@@ -317,8 +317,8 @@ def error_classes(root: Path) -> dict[str, type[errors.MoothallError]]:
         for name in names:
             kind = getattr(importlib.import_module(module), name)
             if issubclass(kind, errors.MoothallError) and kind.code.isupper():
-                found[kind.code] = kind
-    return found
+                classes[kind.code] = kind
+    return classes
 
 
 def errors_page(root: Path) -> str:

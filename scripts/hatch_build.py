@@ -1,4 +1,4 @@
-"""Build hook: wheels and editable installs get `moothall.pb`, generated on the spot."""
+"""A build hook that generates `moothall.pb` for wheels and editable installs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class ProtoBuildHook(BuildHookInterface[Any]):
-    """Generates before a wheel (also an editable one) is put together."""
+    """A hook that generates the package before a wheel is built, also an editable one."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Run `scripts/protoc.py`. The files enter by `artifacts` in pyproject.toml."""
+        """Run `scripts/protoc.py`. `artifacts` in pyproject.toml adds the files."""
         del version, build_data
         root = Path(self.root)
         runpy.run_path(str(root / "scripts" / "protoc.py"))["generate"](root)

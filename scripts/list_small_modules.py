@@ -25,16 +25,18 @@ def main() -> None:
         for imported in imported_modules(path):
             if imported in importers:
                 importers[imported].add(name)
-    once = sorted(name for name, users in importers.items() if len(users) == 1)
-    sys.stdout.write(f"{len(paths)} modules, {len(once)} of them imported by one other module\n")
-    for name in once:
+    single_use = sorted(name for name, users in importers.items() if len(users) == 1)
+    sys.stdout.write(
+        f"{len(paths)} modules, {len(single_use)} of them imported by one other module\n"
+    )
+    for name in single_use:
         lines = len(paths[name].read_text(encoding="utf-8").splitlines())
         if lines < _SMALL_LINES:
             sys.stdout.write(f"  {name} ({lines} lines), by {', '.join(importers[name])}\n")
 
 
 def imported_modules(path: Path) -> set[str]:
-    """Return the names that a module imports; those that are no modules too."""
+    """Return the names that a module imports, including names that are not modules."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

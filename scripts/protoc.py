@@ -2,7 +2,7 @@
 committed.
 
 Use: `python scripts/protoc.py`, with grpcio-tools and mypy-protobuf installed. The wheel build runs
-it too, by `hatch_build.py`.
+it too, in `hatch_build.py`.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ PACKAGE = "moothall.pb"
 
 
 def _plugin(name: str) -> str:
-    """Return the path of a protoc plugin: beside this Python, else on the PATH."""
-    places = (
+    """Return the path of a protoc plugin: next to this Python, or on PATH."""
+    folders = (
         sysconfig.get_path("scripts"),
         str(Path(sys.executable).parent),
         os.environ.get("PATH", os.defpath),
     )
-    found = shutil.which(name, path=os.pathsep.join(places))
-    if found is None:
-        raise SystemExit(f"{name} is missing: install mypy-protobuf beside {sys.executable}")
-    return found
+    path = shutil.which(name, path=os.pathsep.join(folders))
+    if path is None:
+        raise SystemExit(f"{name} is missing: install mypy-protobuf next to {sys.executable}")
+    return path
 
 
-def _rewritten(source: str, packages: set[str]) -> str:
-    """Return generated source whose imports of our proto packages go through `moothall.pb`.
+def _rewrite(source: str, packages: set[str]) -> str:
+    """Return generated source that imports the proto packages from `moothall.pb`.
 
-    The type stubs call every RPC of a servicer abstract, which at run time none is: one that is not
-    overridden answers UNIMPLEMENTED. So the marks go.
+    The type stubs declare every RPC of a servicer as abstract. At run time an RPC that is not
+    overridden returns UNIMPLEMENTED, so the decorators are removed.
     """
-    ours = "|".join(sorted(packages))
+    names = "|".join(sorted(packages))
     source = re.sub(r"^ *@_abc_\d+\.abstractmethod\n", "", source, flags=re.MULTILINE)
     return re.sub(
-        rf"^(\s*)from ((?:{ours})\.[\w.]+) import ",
+        rf"^(\s*)from ((?:{names})\.[\w.]+) import ",
         rf"\1from {PACKAGE}.\2 import ",
         source,
         flags=re.MULTILINE,
@@ -51,9 +51,7 @@ def _rewritten(source: str, packages: set[str]) -> str:
 
 
 def generate(root: Path = ROOT) -> Path:
-    """Generate everything anew and return the package's folder; raises `SystemExit` when protoc
-    fails.
-    """
+    """Generate the package and return its folder; raises `SystemExit` if protoc fails."""
     protos = root / "protos"
     target = root / "src" / Path(*PACKAGE.split("."))
     files = sorted(protos.rglob("*.proto"))
@@ -72,9 +70,9 @@ def generate(root: Path = ROOT) -> Path:
             *map(str, files),
         ]
         if protoc.main(["protoc", *arguments]) != 0:
-            raise SystemExit("protoc failed; what is wrong stands above")
+            raise SystemExit("protoc failed; its message is above")
         sources = {
-            file.relative_to(out): _rewritten(file.read_text(encoding="utf-8"), packages)
+            file.relative_to(out): _rewrite(file.read_text(encoding="utf-8"), packages)
             for file in out.rglob("*.py*")
         }
     for folder in {parent for file in sources for parent in file.parents}:

@@ -28,7 +28,7 @@ def output_of(command: str, folder: Path) -> str:
     terminal, other_end = pty.openpty()
     environment = os.environ | {"COLUMNS": str(WIDTH), "TERM": "xterm-256color"}
     with tempfile.TemporaryFile() as progress:
-        process = subprocess.Popen(  # noqa: S602 - the caller's own line
+        process = subprocess.Popen(  # noqa: S602 - the command of the caller
             command,
             shell=True,
             executable="/bin/bash",
@@ -62,7 +62,8 @@ def main(picture: Path, folder: Path, commands: list[str]) -> None:
         console.print(f"[bold green]$[/] [bold]{command.replace('[', chr(92) + '[')}[/]")
         console.print(Text.from_ansi(output_of(command, folder).rstrip("\n")))
     svg = console.export_svg(title=folder.name)
-    svg = re.sub(r"@font-face \{.*?\}\n?", "", svg, flags=re.DOTALL)  # they load from a network
+    # Fonts would be loaded from the network.
+    svg = re.sub(r"@font-face \{.*?\}\n?", "", svg, flags=re.DOTALL)
     svg = svg.replace("Fira Code, monospace", "ui-monospace, Menlo, Consolas, monospace")
     svg = "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
     picture.write_text(svg, encoding="utf-8")

@@ -217,7 +217,7 @@ def check_wheel(wheel: Path, version: str) -> None:
 
 def write_sbom(out: Path, version: str) -> Path:
     """Write the pinned dependencies of all extras as CycloneDX, and return the file."""
-    pins = runpy.run_path(str(ROOT / "scripts/check_locks.py"))["pinned"](
+    pins = runpy.run_path(str(ROOT / "scripts/check_locks.py"))["read_pins"](
         ROOT / "requirements/run.txt"
     )
     file = out / f"moothall-{version}.cdx.json"
@@ -227,7 +227,7 @@ def write_sbom(out: Path, version: str) -> Path:
 
 
 def sign(files: Iterable[Path]) -> None:
-    """Sign the files if an identity is given: NAME.sigstore.json beside each."""
+    """Sign the files if an identity is given: NAME.sigstore.json next to each."""
     if not os.environ.get("SIGSTORE_IDENTITY_TOKEN"):
         print("not signed: SIGSTORE_IDENTITY_TOKEN is not set")
         return

@@ -1,7 +1,7 @@
-"""Writes what an image holds as CycloneDX 1.6, out of its OCI archive: Debian's packages, Python's,
-and the base's own Python.
+"""Write the SBOM of an image as CycloneDX 1.6 from its OCI archive: Debian packages, Python
+packages, and the Python of the base image.
 
-scripts/sbom.py ARCHIVE > SBOM.json     (scripts/images --save does it for each image)
+scripts/sbom.py ARCHIVE > SBOM.json     (scripts/images --save runs it for each image)
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _DPKG, _PYTHON, _RELEASE = (
 )
 
 
-def wanted(name: str) -> bool:
-    """Whether a file says what is installed."""
+def is_package_list(name: str) -> bool:
+    """Return whether a file lists installed packages or names the distribution."""
     return name == _DPKG or name in _RELEASE or name.endswith(_PYTHON)
 
 
-def files(archive: tarfile.TarFile, layers: Iterable[str]) -> dict[str, str]:
-    """Return the files that say what is installed, as the last layer leaves them."""
-    found: dict[str, str] = {}
+def read_package_lists(archive: tarfile.TarFile, layers: Iterable[str]) -> dict[str, str]:
+    """Return the text of the package lists by path, as of the last layer."""
+    texts: dict[str, str] = {}
     for layer in layers:
         added: dict[str, str] = {}
         with tarfile.open(fileobj=_blob(archive, layer)) as tar:
@@ -42,33 +42,33 @@ def files(archive: tarfile.TarFile, layers: Iterable[str]) -> dict[str, str]:
                 name = posixpath.normpath(member.name).lstrip("/")
                 folder, last = posixpath.split(name)
                 if last == ".wh..wh..opq":
-                    found = {
+                    texts = {
                         path: text
-                        for path, text in found.items()
+                        for path, text in texts.items()
                         if not path.startswith(f"{folder}/")
                     }
                 elif last.startswith(".wh."):
-                    gone = posixpath.join(folder, last.removeprefix(".wh."))
-                    found = {
+                    removed = posixpath.join(folder, last.removeprefix(".wh."))
+                    texts = {
                         path: text
-                        for path, text in found.items()
-                        if path != gone and not path.startswith(f"{gone}/")
+                        for path, text in texts.items()
+                        if path != removed and not path.startswith(f"{removed}/")
                     }
-                elif wanted(name) and (
+                elif is_package_list(name) and (
                     file := tar.extractfile(member) if member.isfile() else None
                 ):
                     added[name] = file.read().decode("utf-8", errors="replace")
-        found |= added
-    return found
+        texts |= added
+    return texts
 
 
-def components(said: Mapping[str, str], python: str | None) -> Iterator[Component]:
-    """Yield the packages that the files name."""
-    release = next((said[name] for name in _RELEASE if name in said), "")
+def find_components(texts: Mapping[str, str], python: str | None) -> Iterator[Component]:
+    """Yield the packages in the package lists, and the Python of the base image."""
+    release = next((texts[name] for name in _RELEASE if name in texts), "")
     distribution = next(
         (line[3:].strip('"') for line in release.splitlines() if line.startswith("ID=")), "debian"
     )
-    for paragraph in said.get(_DPKG, "").split("\n\n"):
+    for paragraph in texts.get(_DPKG, "").split("\n\n"):
         fields = HeaderParser().parsestr(paragraph)
         if fields["Status"] == "install ok installed":
             url = PackageURL(
@@ -78,21 +78,21 @@ def components(said: Mapping[str, str], python: str | None) -> Iterator[Componen
                 fields["Version"],
                 {"arch": fields["Architecture"]},
             )
-            yield component(url)
-    for name, text in said.items():
+            yield make_component(url)
+    for name, text in texts.items():
         if name.endswith(_PYTHON):
             fields = HeaderParser().parsestr(text)
-            yield component(
+            yield make_component(
                 PackageURL(
                     "pypi", None, fields["Name"].lower().replace("_", "-"), fields["Version"]
                 )
             )
     if python:
-        yield component(PackageURL("generic", None, "python", python))
+        yield make_component(PackageURL("generic", None, "python", python))
 
 
-def component(url: PackageURL) -> Component:
-    """Return a package as a component."""
+def make_component(url: PackageURL) -> Component:
+    """Return the component of a package."""
     return Component(
         name=url.name,
         version=url.version,
@@ -102,58 +102,59 @@ def component(url: PackageURL) -> Component:
     )
 
 
-def sbom(path: Path) -> str:
-    """Return the document of an archive. Raises `SystemExit` with what is wrong with it."""
+def image_sbom(path: Path) -> str:
+    """Return the SBOM of an archive; raises `SystemExit` unless it has one image."""
     try:
         with tarfile.open(path) as archive:
-            named, manifest = image(archive)
+            entry, manifest = read_manifest(archive)
             config = _json(archive, manifest["config"]["digest"])
-            said = files(archive, [layer["digest"] for layer in manifest["layers"]])
+            texts = read_package_lists(archive, [layer["digest"] for layer in manifest["layers"]])
     except (OSError, KeyError, ValueError, tarfile.TarError) as error:
         raise SystemExit(
-            f"{path} is no OCI archive of one image (docker save of Docker 25, podman, buildah): "
-            f"{error}"
+            f"{path} is not an OCI archive of one image (docker save of Docker 25, podman, "
+            f"buildah): {error}"
         ) from error
     variables = dict(each.split("=", 1) for each in config["config"].get("Env", ()))
     bom = Bom(
         components={
-            each.bom_ref.value: each for each in components(said, variables.get("PYTHON_VERSION"))
+            each.bom_ref.value: each
+            for each in find_components(texts, variables.get("PYTHON_VERSION"))
         }.values()
     )
-    about = named.get("annotations", {})
-    name = about.get("io.containerd.image.name", path.stem)
+    annotations = entry.get("annotations", {})
+    name = annotations.get("io.containerd.image.name", path.stem)
     bom.metadata.component = Component(
-        name=name, version=named["digest"], type=ComponentType.CONTAINER
+        name=name, version=entry["digest"], type=ComponentType.CONTAINER
     )
     return JsonV1Dot6(bom).output_as_string(indent=1)
 
 
 def python_sbom(name: str, version: str, pins: Mapping[str, str]) -> str:
     """Return the CycloneDX document of a Python package and its pinned dependencies."""
-    needed = [component(PackageURL("pypi", None, *pin)) for pin in sorted(pins.items())]
-    bom = Bom(components=needed)
-    bom.metadata.component = component(PackageURL("pypi", None, name, version))
-    bom.register_dependency(bom.metadata.component, needed)
+    dependencies = [make_component(PackageURL("pypi", None, *pin)) for pin in sorted(pins.items())]
+    bom = Bom(components=dependencies)
+    bom.metadata.component = make_component(PackageURL("pypi", None, name, version))
+    bom.register_dependency(bom.metadata.component, dependencies)
     return JsonV1Dot6(bom).output_as_string(indent=1)
 
 
-def image(archive: tarfile.TarFile) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the entry that names the image, and its manifest: the one that is no attestation,
-    where there is an index between.
-    """
-    (named,) = _json(archive, "index.json")["manifests"]
-    found = _json(archive, named["digest"])
-    while "manifests" in found:
+def read_manifest(archive: tarfile.TarFile) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the entry of the image in the index, and its manifest, without attestations."""
+    (image_entry,) = _json(archive, "index.json")["manifests"]
+    manifest = _json(archive, image_entry["digest"])
+    while "manifests" in manifest:
         (entry,) = [
-            each for each in found["manifests"] if each.get("platform", {}).get("os") != "unknown"
+            each
+            for each in manifest["manifests"]
+            if each.get("platform", {}).get("os") != "unknown"
         ]
-        found = _json(archive, entry["digest"])
-    return named, found
+        manifest = _json(archive, entry["digest"])
+    return image_entry, manifest
 
 
 def _json(archive: tarfile.TarFile, name: str) -> dict[str, Any]:
-    said: dict[str, Any] = json.load(_blob(archive, name))
-    return said
+    document: dict[str, Any] = json.load(_blob(archive, name))
+    return document
 
 
 def _blob(archive: tarfile.TarFile, name: str) -> IO[bytes]:
@@ -166,4 +167,4 @@ def _blob(archive: tarfile.TarFile, name: str) -> IO[bytes]:
 if __name__ == "__main__":
     if not sys.argv[1:]:
         sys.exit(__doc__)
-    sys.stdout.write(sbom(Path(sys.argv[1])) + "\n")
+    sys.stdout.write(image_sbom(Path(sys.argv[1])) + "\n")

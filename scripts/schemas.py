@@ -1,5 +1,6 @@
-"""Write docs/schemas/*.json: the schema of each document that `--json` prints. Run it after
-changing one; a test compares.
+"""Write docs/schemas/*.json: the schemas of the documents that `--json` prints.
+
+Run it after a change of a document; a test compares both.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "schemas"
 
 
 def main() -> None:
-    """Write them all, and remove what is none of them."""
+    """Write all schemas, and remove other files."""
     FOLDER.mkdir(exist_ok=True)
-    made = {
+    texts = {
         f"{name}.json": json.dumps(schema, indent=2, sort_keys=True) + "\n"
         for name, schema in schemas().items()
     }
     for path in FOLDER.glob("*.json"):
-        if path.name not in made:
+        if path.name not in texts:
             path.unlink()
-    for name, text in made.items():
+    for name, text in texts.items():
         (FOLDER / name).write_text(text, encoding="utf-8")
 
 

@@ -1,3 +1,3 @@
-"""How good the answers are: HumanEval with a small model, bare and in council. Run by
-scripts/quality.
+"""Measure the quality of results on HumanEval, with a small model: bare, with one seat, and with a
+council. Run by scripts/quality.
 """

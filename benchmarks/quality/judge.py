@@ -1,4 +1,4 @@
-"""Judging a solution: all assertions on it, in our own sandbox."""
+"""Judge a solution: run all assertions in a sandbox of Moothall."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from moothall.repositories.service import RepositoryService
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """How many of the assertions hold: of those that could be seen, and of the others."""
+    """The number of assertions that pass and their total: the visible ones, and the hidden ones."""
 
     seen: int
     seen_all: int
@@ -30,22 +30,22 @@ class Judgement:
 
     @property
     def solved(self) -> bool:
-        """Whether all hold."""
+        """Whether all assertions pass."""
         return (self.seen, self.hidden) == (self.seen_all, self.hidden_all)
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Runs the assertions. Its repositories lie in `folder`, one for each solution."""
+    """A judge that runs the assertions. Its `folder` contains a repository for each solution."""
 
     repositories: RepositoryService
     folder: Path
 
     async def judge(self, problem: Problem, solution: str) -> Judgement:
-        """Return what holds of a solution; nothing does where it cannot even be run."""
-        place = self.folder / digest(problem.id, solution)[:16]
-        await asyncio.to_thread(make, place, problem.judged(solution))
-        registered = await self.repositories.register(str(place))
+        """Judge a solution. No assertion passes if it cannot be run."""
+        path = self.folder / digest(problem.id, solution)[:16]
+        await asyncio.to_thread(make_repository, path, problem.judged_files(solution))
+        registered = await self.repositories.register(str(path))
         try:
             prepared = await self.repositories.prepare(
                 await self.repositories.resolve(RepositoryRef(id=registered.id))
@@ -54,30 +54,30 @@ class Judge:
         except RepositoryError:
             cases = {}
         return Judgement(
-            _green(cases, SEEN),
+            _count_passed(cases, SEEN),
             len(problem.seen),
-            _green(cases, HIDDEN),
+            _count_passed(cases, HIDDEN),
             len(problem.hidden),
         )
 
 
 @asynccontextmanager
 async def open_judge(settings: Settings) -> AsyncIterator[Judge]:
-    """A judge with workspaces of its own."""
+    """Open a judge with its own workspaces."""
     folder = settings.data_dir / "judged"
     async with open_workspace_services(settings) as services:
         yield Judge(services.repositories, folder)
 
 
-def make(place: Path, files: dict[str, str]) -> None:
-    """Make a git repository with one commit at `place`; one that is there is left as it is."""
-    if (place / ".git").exists():
+def make_repository(root: Path, files: dict[str, str]) -> None:
+    """Create a git repository with one commit; keep an existing one."""
+    if (root / ".git").exists():
         return
     for name, text in files.items():
-        path = place / name
+        path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    repository = git.Repo.init(place, initial_branch="main")
+    repository = git.Repo.init(root, initial_branch="main")
     try:
         author = git.Actor("Moothall", "moothall@localhost")
         repository.index.add(sorted(files))
@@ -86,6 +86,6 @@ def make(place: Path, files: dict[str, str]) -> None:
         repository.close()
 
 
-def _green(cases: dict[str, str] | object, path: str) -> int:
+def _count_passed(cases: dict[str, str] | object, path: str) -> int:
     items: Sequence[tuple[str, str]] = list(cases.items()) if isinstance(cases, dict) else []
     return sum(case.startswith(f"{path}::") and outcome == "passed" for case, outcome in items)

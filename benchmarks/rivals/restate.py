@@ -1,6 +1,4 @@
-"""Restate: a server that journals each step to its disk, and a service that it calls over
-HTTP/2.
-"""
+"""Restate: a server that journals each step on the disk, and calls a service over HTTP/2."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ import restate
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
-from benchmarks.rivals import words
+from benchmarks.rivals import prompts
 
 _START_SECONDS = 60
 _STREAMS = 1000
@@ -27,15 +25,15 @@ _STREAMS = 1000
 async def open_restate(url: str) -> AsyncIterator[Callable[[], Awaitable[str]]]:
     """Start the server on an empty directory and register the service with it.
 
-    Each call of the model is a journaled step.
+    Each model call is a journaled step.
     """
     ports = iter(_free_ports(4))
     service_port, ingress, admin, node = (next(ports) for _ in range(4))
     async with AsyncExitStack() as stack:
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         http = await stack.enter_async_context(session)
-        await stack.enter_async_context(_served(_app(http, url), service_port))
-        await stack.enter_async_context(_server(ingress, admin, node))
+        await stack.enter_async_context(_serve_app(_app(http, url), service_port))
+        await stack.enter_async_context(_run_server(ingress, admin, node))
         service = f"http://127.0.0.1:{service_port}"
         await _register(http, f"http://127.0.0.1:{admin}/deployments", service)
         address = f"http://127.0.0.1:{ingress}/council/deliberate"
@@ -52,34 +50,39 @@ def _app(http: aiohttp.ClientSession, url: str) -> object:
     council = restate.Service("council")
 
     async def ask(text: str) -> str:
-        messages = [{"role": "system", "content": words.SYSTEM}, {"role": "user", "content": text}]
-        body = {"model": words.MODEL, "messages": messages}
+        messages = [
+            {"role": "system", "content": prompts.SYSTEM},
+            {"role": "user", "content": text},
+        ]
+        body = {"model": prompts.MODEL, "messages": messages}
         async with http.post(f"{url}/chat/completions", json=body) as response:
             document = await response.json()
         return str(document["choices"][0]["message"]["content"])
 
-    async def all_of(ctx: restate.Context, step: str, texts: Iterable[str]) -> list[str]:
-        named = ((f"{step} {number}", text) for number, text in enumerate(texts))
-        calls = [ctx.run_typed(name, ask, text=text) for name, text in named]
+    async def call_all(ctx: restate.Context, step: str, texts: Iterable[str]) -> list[str]:
+        named_texts = ((f"{step} {number}", text) for number, text in enumerate(texts))
+        calls = [ctx.run_typed(name, ask, text=text) for name, text in named_texts]
         await restate.gather(*calls)
         return [await call for call in calls]
 
     @council.handler()
     async def deliberate(ctx: restate.Context, _: int) -> str:
-        own = await all_of(ctx, "propose", (words.propose(seat) for seat in words.SEATS))
-        proposals = dict(zip(words.SEATS, own, strict=True))
-        others = [words.reviewed_by(seat) for seat in words.SEATS]
-        found = await all_of(ctx, "review", (words.review(proposals[other]) for other in others))
-        reviews = dict(zip(others, found, strict=True))
-        again = [words.revise(proposals[seat], reviews[seat]) for seat in words.SEATS]
-        return max(await all_of(ctx, "revise", again))
+        replies = await call_all(ctx, "propose", (prompts.propose(seat) for seat in prompts.SEATS))
+        proposals = dict(zip(prompts.SEATS, replies, strict=True))
+        others = [prompts.reviewed_by(seat) for seat in prompts.SEATS]
+        replies = await call_all(
+            ctx, "review", (prompts.review(proposals[other]) for other in others)
+        )
+        reviews = dict(zip(others, replies, strict=True))
+        revisions = [prompts.revise(proposals[seat], reviews[seat]) for seat in prompts.SEATS]
+        return max(await call_all(ctx, "revise", revisions))
 
     return restate.app([council])
 
 
 @asynccontextmanager
-async def _served(app: object, port: int) -> AsyncIterator[None]:
-    """Serve the service with hypercorn in this process, as the SDK's documentation does."""
+async def _serve_app(app: object, port: int) -> AsyncIterator[None]:
+    """Serve the service with hypercorn in this process, as recommended by the SDK."""
     config, stop = Config(), asyncio.Event()
     config.bind = [f"127.0.0.1:{port}"]
     config.loglevel = "ERROR"
@@ -94,8 +97,8 @@ async def _served(app: object, port: int) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _server(ingress: int, admin: int, node: int) -> AsyncIterator[None]:
-    """Run the server on a directory that goes with the context, with defaults but for addresses."""
+async def _run_server(ingress: int, admin: int, node: int) -> AsyncIterator[None]:
+    """Run the server on a temporary directory, with default settings except for addresses."""
     with tempfile.TemporaryDirectory(prefix="mh-rival-", ignore_cleanup_errors=True) as folder:
         settings = {
             "RESTATE_BIND_ADDRESS": f"127.0.0.1:{node}",
@@ -107,7 +110,7 @@ async def _server(ingress: int, admin: int, node: int) -> AsyncIterator[None]:
         }
         with (Path(folder) / "log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                os.environ[words.RESTATE_SERVER],
+                os.environ[prompts.RESTATE_SERVER],
                 "--node-name",
                 "benchmark",
                 env=os.environ | settings,
@@ -123,7 +126,7 @@ async def _server(ingress: int, admin: int, node: int) -> AsyncIterator[None]:
 
 
 async def _register(http: aiohttp.ClientSession, admin: str, service: str) -> None:
-    """Tell the server where the service is, as soon as it hears."""
+    """Register the service with the server, once the server listens."""
     async with asyncio.timeout(_START_SECONDS):
         while True:
             try:
@@ -138,7 +141,7 @@ async def _register(http: aiohttp.ClientSession, admin: str, service: str) -> No
 def _free_ports(count: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:
-        return [one.getsockname()[1] for one in sockets]
+        return [each.getsockname()[1] for each in sockets]
     finally:
-        for one in sockets:
-            one.close()
+        for each in sockets:
+            each.close()

@@ -1,11 +1,11 @@
-"""Convert the weights of the embedded model from GGUF to a folder that vLLM loads. Run in vLLM's
-own environment.
+"""Convert the weights of the embedded model from GGUF to a folder that vLLM can load. Run it in the
+environment of vLLM.
 
     python scripts/vllm/convert_model.py FILE.gguf FOLDER
 
-vLLM 0.32 loads no GGUF, and the package index has this model in no other form. The weights are
-those that the embedded server runs on, dequantized to bfloat16; tokenizer and chat template, tools
-included, are those of the file.
+vLLM 0.32 does not support GGUF, and the package index has this model in no other format. The
+weights are those of the embedded server, dequantized to bfloat16. Tokenizer and chat template,
+including tools, are those of the file.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _NAMES = {
 
 
 def rename(name: str) -> str:
-    """Return what Transformers calls a tensor of the file."""
-    if found := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
-        return f"model.layers.{found[1]}.{_NAMES[found[2]]}.{found[3]}"
+    """Return the name of a tensor of the file in Transformers."""
+    if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
+        return f"model.layers.{match[1]}.{_NAMES[match[2]]}.{match[3]}"
     stem, _, kind = name.rpartition(".")
     return f"{_NAMES[stem]}.{kind}"
 
 
 def main() -> None:
-    """Write the folder."""
+    """Write the folder with the converted model."""
     file, folder = Path(sys.argv[1]), Path(sys.argv[2])
     reader = GGUFReader(file)
 
@@ -84,12 +84,12 @@ def main() -> None:
         eos_token_id=tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     ).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    spell_calls(folder / "tokenizer.json")
+    remove_call_tokens(folder / "tokenizer.json")
 
 
-def spell_calls(file: Path) -> None:
-    """Let the tags of tool calls be ordinary text: the small model follows the prompt in that, but
-    was never taught the two tokens.
+def remove_call_tokens(file: Path) -> None:
+    """Make the tags of tool calls ordinary text: the small model writes them as the prompt
+    requires, but was not trained with the two special tokens.
     """
     tokenizer = json.loads(file.read_text(encoding="utf-8"))
     tokenizer["added_tokens"] = [

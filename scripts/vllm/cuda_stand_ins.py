@@ -1,13 +1,12 @@
-"""Lets PyTorch's wheel from PyPI run without its 5 GB of CUDA. Run in vLLM's own environment, once
-after installing.
+"""Make PyTorch's wheel from PyPI usable without its 5 GB of CUDA. Run it in the environment of
+vLLM, once after installing.
 
     python scripts/vllm/cuda_stand_ins.py
 
-That wheel is linked against CUDA's libraries and does not load where they are missing, although
-nothing calls them on a machine without a GPU; PyTorch's CPU wheel is not on PyPI. So each missing
-library gets a stand-in beside PyTorch's own:
-the functions that PyTorch looks for, all of which answer 100, CUDA's code for "no device". Needs
-gcc and readelf.
+The wheel is linked with the libraries of CUDA and cannot be loaded without them, although nothing
+calls them on a machine without a GPU. The CPU wheel of PyTorch is not on PyPI. So a substitute for
+each missing library is created next to those of PyTorch. Each of its functions returns 100, the
+code of CUDA for "no device". It needs gcc and readelf.
 """
 
 from __future__ import annotations
@@ -26,36 +25,36 @@ _FUNCTION = re.compile(rf"FUNC\s+GLOBAL\s+DEFAULT\s+UND\s+(_*{_CUDA}\w+)(?:@(\S+
 _NO_DEVICE = 100
 
 
-def wanted(folder: Path) -> dict[str, dict[str, set[str]]]:
-    """Return what the libraries in `folder` look for: library → symbol version → functions."""
+def find_functions(folder: Path) -> dict[str, dict[str, set[str]]]:
+    """Return the CUDA functions that PyTorch imports: library → symbol version → functions."""
     libraries: dict[str, dict[str, set[str]]] = {}
     functions: defaultdict[str, set[str]] = defaultdict(set)
-    for own in folder.glob("lib*.so*"):
-        if re.match(f"lib{_CUDA}", own.name):
-            continue  # a stand-in of an earlier run
-        read = subprocess.run(  # noqa: S603 - our own path
-            ["readelf", "-dW", "--dyn-syms", own],  # noqa: S607
+    for file in folder.glob("lib*.so*"):
+        if re.match(f"lib{_CUDA}", file.name):
+            continue  # a substitute from an earlier run
+        output = subprocess.run(  # noqa: S603 - a constant command
+            ["readelf", "-dW", "--dyn-syms", file],  # noqa: S607
             capture_output=True,
             text=True,
             check=True,
         )
-        libraries |= {name: {} for name in _NEEDED.findall(read.stdout)}
-        for name, version in _FUNCTION.findall(read.stdout):
+        libraries |= {name: {} for name in _NEEDED.findall(output.stdout)}
+        for name, version in _FUNCTION.findall(output.stdout):
             functions[version].add(name)
     for version, names in functions.items():
-        # A version is named after its library, but for NVSHMEM's; a function without one may stand
-        # in any library.
-        home = (
+        # A version has the name of its library, except for NVSHMEM. Without a version, any library
+        # may contain the function.
+        library = (
             version
             if version in libraries
             else next(name for name in libraries if (version or "nccl").lower() in name)
         )
-        libraries[home].setdefault(version, set()).update(names)
+        libraries[library].setdefault(version, set()).update(names)
     return libraries
 
 
 def build(library: Path, functions: dict[str, set[str]], scratch: Path) -> None:
-    """Compile one stand-in."""
+    """Compile one substitute."""
     source, versions = scratch / "stand_in.c", scratch / "versions.map"
     names = sorted(name for group in functions.values() for name in group)
     source.write_text("\n".join(f"int {name}(void) {{ return {_NO_DEVICE}; }}" for name in names))
@@ -71,23 +70,23 @@ def build(library: Path, functions: dict[str, set[str]], scratch: Path) -> None:
         "-o",
         library,
     ]
-    if named := [version for version in functions if version]:
-        versions.write_text("\n".join(f"{version} {{ global: *; }};" for version in named))
+    if named_versions := [version for version in functions if version]:
+        versions.write_text("\n".join(f"{version} {{ global: *; }};" for version in named_versions))
         command.append(f"-Wl,--version-script={versions}")
-    subprocess.run(command, check=True)  # noqa: S603 - our own source
+    subprocess.run(command, check=True)  # noqa: S603 - a generated source
 
 
 def main() -> int:
-    """Write the stand-ins and try PyTorch with them; return the exit code."""
+    """Create the substitutes, test PyTorch with them, and return the exit code."""
     folder = Path(sysconfig.get_path("platlib")) / "torch" / "lib"
     with TemporaryDirectory() as scratch:
-        for name, functions in wanted(folder).items():
+        for name, functions in find_functions(folder).items():
             build(folder / name, functions, Path(scratch))
-    trial = (
+    test_code = (
         "import torch; assert not torch.cuda.is_available(); assert float(torch.ones(3) @ "
         "torch.ones(3)) == 3"
     )
-    return subprocess.run([sys.executable, "-c", trial], check=False).returncode  # noqa: S603 - our own words
+    return subprocess.run([sys.executable, "-c", test_code], check=False).returncode  # noqa: S603 - a constant command
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Print where the weights of the embedded model lie; fetch them if they are not here. Run in
-Moothall's own environment.
+"""Print the path of the weights of the embedded model; download them if they are missing. Run it in
+the environment of Moothall.
 """
 
 import asyncio

@@ -1,14 +1,12 @@
-"""Makes a tiny Llama with random weights, its tokenizer and a chat template. Run in vLLM's own
-environment.
+"""Create a tiny Llama with random weights, a tokenizer and a chat template. Run it in the
+environment of vLLM.
 
     python scripts/vllm/make_model.py FOLDER
 
-It says nothing sensible; everything else about it is real: vLLM loads it like any other model. The
-tokenizer is trained
-on this repository's own text, so that prompts about code take as many tokens as with a real one
-(about 3 characters each). Of all the tokens, those that begin with a double quote are made more
-likely: strings in constrained replies then come to
-an end within their limits, and a whole deliberation can be held with it.
+Its replies are meaningless, but vLLM loads it like any other model. The tokenizer is trained on the
+text of this repository, so that prompts with code have as many tokens as with a real one (about 3
+characters each). Tokens that begin with a double quote are more likely than others, so that strings
+in constrained replies end within their limits, and a complete deliberation is possible.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 ROOT = Path(__file__).parent.parent.parent
 WINDOW = 16_384
 INITIAL_SPREAD = 0.02
-OUTPUT_SPREAD = 0.5  # wide enough that sampling is no coin toss among all tokens
+OUTPUT_SPREAD = 0.5  # wide enough that the tokens are not equally likely
 SPECIAL = ("<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 CHAT = (
     "{{ '<|begin|>' }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] "
@@ -32,7 +30,7 @@ CHAT = (
 
 
 def train_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer: every text has tokens, and every byte can be said."""
+    """Return a byte-level BPE tokenizer, which can encode and decode every text."""
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
@@ -56,12 +54,11 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def favour(model: LlamaForCausalLM, tokens: list[int], bias: float) -> None:
-    """Add about `bias` to the logits of `tokens`, whatever came before.
+def raise_logits(model: LlamaForCausalLM, tokens: list[int], bias: float) -> None:
+    """Add about `bias` to the logits of `tokens` in each context.
 
-    Every embedding has the same large first component, and random layers hardly change it: a column
-    of the output matrix
-    is then as good as the bias that this architecture lacks.
+    Every embedding has the same large first component, which random layers hardly change. So a
+    column of the output matrix replaces the bias, which this architecture lacks.
     """
     with torch.no_grad():
         model.model.embed_tokens.weight[:, 0] = 1.0
@@ -77,7 +74,7 @@ def favour(model: LlamaForCausalLM, tokens: list[int], bias: float) -> None:
 
 
 def main() -> None:
-    """Write the model."""
+    """Write the model and its tokenizer."""
     folder = Path(sys.argv[1])
     tokenizer = train_tokenizer()
     torch.manual_seed(1)
@@ -95,7 +92,7 @@ def main() -> None:
         initializer_range=INITIAL_SPREAD,
     )
     model = LlamaForCausalLM(config)
-    favour(
+    raise_logits(
         model,
         [number for token, number in tokenizer.get_vocab().items() if token.startswith('"')],
         bias=6.0,

@@ -122,7 +122,7 @@ async def test_a_story_is_reviewed_and_sent_back(chromium: Browser, project: Com
         )
         await expect(user.page.get_by_text("The 2 accepted candidates:")).to_be_visible()
         shared = await user.page.locator(".shared li").first.inner_text()
-        assert (await user.text()).count(shared) == 1, "a shared reason is said once"
+        assert (await user.text()).count(shared) == 1, "a shared reason is listed once"
         await check_appearance(user, "candidates")
         await rows.last.get_by_role("link").click()
         await expect(user.page.get_by_role("heading", name="3. agent-dev-003")).to_be_in_viewport()

@@ -160,8 +160,8 @@ def _apart(one: Fault, other: Fault) -> bool:
 
 
 def _within(failed: frozenset[str], other: frozenset[str]) -> bool:
-    """True if the other fault also breaks all cases that one fault breaks, as far as the cases
-    tell. A check without cases tells nothing.
+    """True if the other fault also breaks all cases that one fault breaks, according to the
+    cases. A check without cases gives no information.
     """
     return any("::" in case for case in failed) and failed <= other
 

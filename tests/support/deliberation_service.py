@@ -38,7 +38,7 @@ class _Kept:
 @dataclass
 class Lands:
     """A `ports.DeliverCommit`: it returns the planned results for one commit after the other, then
-    "left". `merges` tells which commits were to be merged whatever the policy.
+    "left". `merges` says which commits were to be merged whatever the policy.
     """
 
     results: list[MergeResult] = field(default_factory=list)

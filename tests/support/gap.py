@@ -38,7 +38,7 @@ class Choice:
 async def choose(
     folder: Path, programs: Sequence[Program], seed: int, announce: Callable[[Choice], object] = id
 ) -> list[Choice]:
-    """Judge a pool of each program, in workspaces without a sandbox. `tell` receives each
+    """Judge a pool of each program, in workspaces without a sandbox. `announce` receives each
     choice.
     """
     choices: list[Choice] = []

@@ -44,9 +44,9 @@ async def main():
             group.create_task(call())
         for _ in range(150):
             process = await asyncio.create_subprocess_exec("/bin/true", stderr=asyncio.subprocess.PIPE)
-            said = (await process.communicate())[1]
-            if process.returncode or said:
-                failed.append((process.returncode, said[:200]))
+            stderr = (await process.communicate())[1]
+            if process.returncode or stderr:
+                failed.append((process.returncode, stderr[:200]))
         over.set()
     await server.stop(0)
     print(len(failed), failed[:3])

@@ -154,4 +154,4 @@ def test_a_file_that_is_no_archive_is_reported(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(b"nothing")
     result = sbom(tmp_path / "x.tar")
     assert result.returncode == 1
-    assert "is no OCI archive of one image" in result.stderr
+    assert "is not an OCI archive of one image" in result.stderr

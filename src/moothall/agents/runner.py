@@ -197,9 +197,7 @@ def _parse(file: str, text: str) -> tuple[yaml.Node | None, Any]:
         if node is None:
             return None, None
         if repeated := list(_repeated_keys(node)):
-            raise _InvalidFile(
-                [Wrong(file, line, f"{key} is said a second time") for key, line in repeated]
-            )
+            raise _InvalidFile([Wrong(file, line, f"{key} is set twice") for key, line in repeated])
         return node, loader.construct_document(node)
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1

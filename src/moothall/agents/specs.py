@@ -226,7 +226,7 @@ def _tasks(value: Any) -> Any:
 def _list(value: Any, name: str) -> Sequence[Any]:
     items = _as_tuple(value)
     if not isinstance(items, list | tuple):
-        raise ValueError(f"{name} is no list")  # noqa: TRY004 - what pydantic tells as a wrong place
+        raise ValueError(f"{name} is no list")  # noqa: TRY004 - pydantic reports it as invalid
     return items
 
 

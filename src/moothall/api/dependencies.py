@@ -220,8 +220,8 @@ class ToolServices:
 class ServingState:
     """What this process serves, and until when.
 
-    roles: which of "api" and "page" it serves. taking: set while a server accepts calls and was not
-    told to stop. stopping: set once it accepts none; a call that ends early was then ended by the
+    roles: which of "api" and "page" it serves. taking: set while a server accepts calls and is
+    not stopping. stopping: set once it accepts none; a call that ends early was then ended by the
     server, not by its caller.
     """
 

@@ -528,7 +528,7 @@ def _report_start(report_progress: ReportProgress, *, on_ray: bool, model: bool)
 
 
 def _announce(settings: Settings, url: str, app: App, stack: AsyncExitStack) -> None:
-    """Tell commands on this data directory where this process is, until the stack ends."""
+    """Publish the address of this process to other commands until the stack ends."""
     address = preflight.Address(
         os.getpid(), url, app.grpc_port, fingerprints(settings), page_at(app.link)
     )

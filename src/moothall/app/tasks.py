@@ -328,7 +328,7 @@ async def remove(
         async with open_answers(settings):
             pass
     except (ConfigurationError, GraphUnavailable) as error:
-        report_progress(f"the graph is not told first: {error.message}")
+        report_progress(f"the graph has not read the latest events: {error.message}")
     async with open_tasks(settings, report_progress) as tasks:
         task_id = await tasks.find(named, whole=True)
         outcome = await tasks.outcome(task_id)

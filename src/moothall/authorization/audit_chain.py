@@ -344,9 +344,7 @@ class _ChainReader:
         self._last = Head(record["seq"], record["hash"])
         self.records += 1
         if self._stream_hashes.get(record["seq"], record["hash"]) != record["hash"]:
-            yield self._problem(
-                f"record {record['seq']} is not the one that the AUDIT stream tells of"
-            )
+            yield self._problem(f"record {record['seq']} differs from the one in the AUDIT stream")
         if record.get("phase") in {"start", "finish"}:
             call = tuple(str(record.get(name)) for name in ("task_id", "seat", "request_id"))
             self.open[call] += 1 if record["phase"] == "start" else -1
@@ -400,12 +398,12 @@ class _ChainReader:
                 f"ends at record {self._last.seq}, the head says {head.seq}: records were cut off"
             )
         elif head.seq and self._at_head != head.hash:
-            yield self._problem(f"record {head.seq} is not the one that the head says")
+            yield self._problem(f"record {head.seq} differs from the one in the head")
         if head is not None and self._key:
             yield from self._check_signature(head)
         if (newest := max(self._stream_hashes, default=0)) > self._last.seq:
             yield self._problem(
-                f"ends at record {self._last.seq}, the AUDIT stream tells of {newest}: records "
+                f"ends at record {self._last.seq}, the AUDIT stream has {newest}: records "
                 "were cut off, or an older file put back"
             )
 
@@ -440,7 +438,7 @@ class _RemoteChainReader(_ChainReader):
             self._line = record["seq"]
             if record["seq"] > self._last.seq + 1:
                 what = (
-                    f"the stream was not told of records {self._last.seq + 1} to "
+                    f"the stream lacks records {self._last.seq + 1} to "
                     f"{record['seq'] - 1}: they are with the host that wrote them, or were pruned"
                 )
                 yield Problem(self.path, self._line, what, serious=False)

@@ -320,7 +320,7 @@ class AuditPublisher:
                 await self._publish(_batch_event(self._writer, batch))
             except MoothallError as error:
                 log.warning(
-                    "the AUDIT stream was not told of records",
+                    "audit records were not published to the AUDIT stream",
                     records=len(batch),
                     reason=error.message,
                 )
@@ -386,7 +386,7 @@ def _is_record(value: object) -> TypeGuard[Mapping[str, Any]]:
         isinstance(item, str | int | float) for item in value.values()
     ):
         return False
-    seq = value.get("seq")  # JSON does not tell 1 from 1.0
+    seq = value.get("seq")  # JSON does not distinguish 1 from 1.0
     valid_seq = isinstance(seq, int | float) and seq == seq // 1 and seq >= 1
     return valid_seq and isinstance(value.get("hash"), str) and isinstance(value.get("prev"), str)
 

@@ -31,7 +31,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "apply": ("tasks:apply", "Apply that diff to your files."),
         "cancel": ("tasks:cancel", "Stop a task."),
         "fork": ("deliberate:fork", "Run a task again from one of its turns."),
-        "steer": ("tasks:steer", "Tell the seats of a running task something."),
+        "steer": ("tasks:steer", "Send a message to the seats of a running task."),
         "rm": ("tasks:rm", "Remove a task with its branch."),
     },
     "Stories": {

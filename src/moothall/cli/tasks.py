@@ -292,10 +292,10 @@ async def steer(settings: Settings, *, task: str, message: str) -> None:
         await council_actions.steer(tasks.deliberations, task_id, message, LOCAL, key=new_task_id())
         if not tasks.served:
             say(
-                "nothing is at work on it now; its seats hear it when `moothall serve` goes on "
-                "with it"
+                "no process works on it now; its seats receive the message when "
+                "`moothall serve` continues the task"
             )
-    click.echo(f"{task_id}: told")
+    click.echo(f"{task_id}: message sent")
 
 
 @click.command(epilog=example("moothall rm task-0123456789ab"))

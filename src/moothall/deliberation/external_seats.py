@@ -255,7 +255,7 @@ async def ask_remote(council: DeliberationContext, seat_state: SeatState, endpoi
         return Draft(text)
     if council.prepared is None or not diff.strip():
         raise NoChanges(
-            f"the remote agent finished and {'changed' if council.prepared else 'said'} nothing"
+            f"the remote agent finished and {'changed' if council.prepared else 'answered'} nothing"
         )
     grant = grant_of(council.deliberation, council.dependencies.gateway, council.prepared)
     if all(

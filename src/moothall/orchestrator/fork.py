@@ -104,7 +104,7 @@ async def read_conversation(log: Log, follows: str, principal: Principal) -> Seq
             raise NotFound(f"no deliberation {follows!r} whose conversation could go on")
         else:
             raise InvalidRequest(
-                f"deliberation {follows!r} has not ended: tell it what you have to say (steer), or "
+                f"deliberation {follows!r} has not ended: send it a message (steer), or "
                 "wait for its answer"
             )
         task_key = tasks[-1].deliberation.follows

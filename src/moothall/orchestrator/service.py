@@ -113,7 +113,7 @@ class DeliberationService:
 
     Callers use the task ids of their tenant, the server uses keys (`ids.key_of`); this class
     translates between them. It remembers the requests of recent deliberations. write_briefing:
-    returns what a council is told about its story. It is called once, and the result is recorded
+    returns the briefing of a council on its story. It is called once, and the result is recorded
     with the request.
     """
 

@@ -167,7 +167,7 @@ class Run:
 
     def _stderr_note(self) -> str:
         stderr = self._err.data.decode("utf-8", "replace").strip()
-        return f"; it said: {stderr[-500:]}" if stderr else ""
+        return f"; stderr: {stderr[-500:]}" if stderr else ""
 
     def _success_fields(self, store: wasmtime.Store) -> dict[str, Any]:
         used_fuel = int(self._order["fuel"]) - store.get_fuel()

@@ -44,14 +44,14 @@ SAY = """
 import asyncio, sys
 from nats.aio.client import Client, RawCredentials
 async def main():
-    credentials, (said, *heard) = sys.stdin.read(), sys.argv[1:]
+    credentials, (published, *subscribed) = sys.stdin.read(), sys.argv[1:]
     async def wrong(problem): print(problem, flush=True)
     async def came(message): print("heard", message.subject, flush=True)
     client = Client()
     await client.connect("nats://nats.moothall:4222", user_credentials=RawCredentials(credentials), error_cb=wrong, allow_reconnect=False, connect_timeout=10)
-    for each in heard: await client.subscribe(each, cb=came)
+    for each in subscribed: await client.subscribe(each, cb=came)
     await client.flush()
-    if said != "-": await client.publish(said, b"x")
+    if published != "-": await client.publish(published, b"x")
     await client.flush()
     await asyncio.sleep(1)
     await client.close()

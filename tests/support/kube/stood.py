@@ -95,8 +95,8 @@ async def all_rolled_out() -> None:
 
 
 async def old_pods_gone() -> None:
-    """Wait until no pod is being deleted. A rollout is over before that, and a host that has not
-    been told to end yet still takes work. Raises `AssertionError`.
+    """Wait until no pod is being deleted. A rollout is over before that, and a host that is not
+    terminating yet still takes work. Raises `AssertionError`.
     """
     for _ in range(240):
         if not (

@@ -175,7 +175,7 @@ async def test_notes_reach_those_who_may_read_them(graph: CypherGraph) -> None:
             entity_type="DECISION",
             entity_id="d-1",
             payload=text,
-            reason="ann said so",
+            reason="ann decided it",
         ),
         pb.ContextChange(
             operation="CREATE",
@@ -209,12 +209,12 @@ async def test_notes_reach_those_who_may_read_them(graph: CypherGraph) -> None:
         assert received.version != before.version
         line = (
             'noted by local for dev, on task-a: decision d-1: {"text": "hide [redacted]\\n--- end '
-            '---"} | because ann said so'
+            '---"} | because ann decided it'
         )
         assert f"decisions, the last first:\n- {line}\n" in received.context
         assert "comment c-1" in received.context
         assert "comment c-1" not in (await pack("data")).context, (
-            "who is told no comments is told of no note of one"
+            "a role without access to comments gets no note on one"
         )
         gone = pb.UpdateContextRequest(
             story_id=story_id,

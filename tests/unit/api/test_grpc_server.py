@@ -403,6 +403,6 @@ async def test_an_exhausted_quota_is_reported_immediately_with_its_reset_time(
             ["ErrorInfo", "RetryInfo"],
         )
         async with asyncio.timeout(20), AsyncClient(app.server.target, token=TOKEN) as client:
-            with pytest.raises(QuotaExceeded, match="team-a is used up") as told:
+            with pytest.raises(QuotaExceeded, match="team-a is used up") as error:
                 await client.submit("Write a haiku")
-        assert (told.value.code, told.value.retry_after) == ("QUOTA_EXCEEDED", 7200.0)
+        assert (error.value.code, error.value.retry_after) == ("QUOTA_EXCEEDED", 7200.0)

@@ -175,12 +175,12 @@ async def test_known_keys_survive_a_failed_fetch_and_unknown_ones_are_retried(
 
 
 async def test_a_session_ends_when_its_token_expires(there: Provider, clock: Clock) -> None:
-    wall = [float(NOW)]
-    tokens = IssuedTokens(Issuer(settings(there.issuer), clock), lambda: wall[0])
+    wall_time = [float(NOW)]
+    tokens = IssuedTokens(Issuer(settings(there.issuer), clock), lambda: wall_time[0])
     caller = await tokens.find(there.access_token(exp=NOW + 3600))
     assert caller is not None
     assert caller.is_valid()
-    wall[0] += 3661  # a minute of tolerance, as in the check of the token
+    wall_time[0] += 3661  # a minute of tolerance, as in the check of the token
     assert not caller.is_valid()
 
 

@@ -78,7 +78,7 @@ async def test_tasks_are_edited_added_and_linked(story: Story) -> None:
     shown = await story.shown()
     assert shown.count(SHOWN) == 2, "a criterion and a task"
     assert shown.count("<script") == shown.count("<script src=")
-    assert shown.count("<fieldset") == 2, "the task, and room for another"
+    assert shown.count("<fieldset") == 2, "the task, and an empty form for another"
     one = {"description_1": "Write CSV.", "role_1": "dev", "criteria_1": "1", "after_1": ""}
     two = {"description_2": "Test it.", "role_2": "qa", "criteria_2": "2; 1", "after_2": "1"}
     saved = await story.send(form, plan_id="plan-0", do="more", **one, **two)

@@ -48,7 +48,7 @@ class App:
     bus: MemoryBus
 
     async def say(self, kind: EventType, **data: Any) -> None:
-        count = self.bus.__dict__.setdefault("said", [])
+        count = self.bus.__dict__.setdefault("published", [])
         count.append(kind)
         await self.bus.publish(
             write(kind, TASK, {"task_id": TASK, "seat": SEAT, **data}, ordinal=len(count))
@@ -293,7 +293,7 @@ async def test_a_comment_on_a_line_that_the_diff_names(app: App) -> None:
     story_id = await _story_with_a_diff(app)
     shown = await app.shown()
     assert f'href="/councils/{TASK}?on=1.5#line-1.5"' in shown
-    assert "?on=1.1#" not in shown, "nothing is said of a line that only says where the others are"
+    assert "?on=1.1#" not in shown, "a hunk header cannot be commented on"
     open_form = (await app.browser.get(f"/councils/{TASK}?on=1.5")).text
     form = form_of(open_form)
     assert "Requested change to this line" in open_form

@@ -201,7 +201,7 @@ async def test_a_stream_without_a_result_reports_its_error(
 
 
 class Streams:
-    """A replica that is well and streams this, until it is told to stop."""
+    """A healthy replica that streams updates until it is stopped."""
 
     def __init__(self, there: Any, *updates: pb.TaskUpdate) -> None:
         self.there = there
@@ -427,18 +427,18 @@ async def test_a_replica_that_refuses_long_queries_stays_available(
 
 
 class Responding:
-    """A remote agent that tells this; `asked` is what it was asked."""
+    """A remote agent with a fixed reply; `requested` are its requests."""
 
     def __init__(self, **received: str) -> None:
         self.received = json.dumps({"result": "done", "diff": "", **received})
         self.requested: list[ChatRequest] = []
 
     async def reply_mode(self) -> ReplyMode:
-        """As any model says."""
+        """Return the mode of any model."""
         return "blocks"
 
     async def describe(self) -> ModelDescription:
-        """Say nothing."""
+        """Return an empty description."""
         return ModelDescription()
 
     async def chat(
@@ -448,7 +448,7 @@ class Responding:
         *,
         owns_work: Callable[[], bool] | None = None,
     ) -> ChatReply:
-        """Tell it."""
+        """Return the fixed reply."""
         self.requested.append(request)
         return ChatReply(self.received, "stop", USED, "far")
 

@@ -172,7 +172,7 @@ async def test_a_comment_on_a_line_reaches_the_seats_once_per_key(
     )
     received = [event.data async for event in _steered(deliberations)]
     assert len({event["key"] for event in received}) == 1, (
-        "the deliberation service is told one key, by which it knows them for one"
+        "both requests have the same key, so the deliberation service treats them as one"
     )
 
 

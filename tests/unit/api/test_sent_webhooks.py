@@ -27,7 +27,7 @@ SECRET = "a secret of these tests"
 
 @dataclass
 class Hook:
-    """A server that is told. `says`: its next answers, then 204."""
+    """A webhook server. `statuses`: those of its next responses, then 204."""
 
     statuses: list[int] = field(default_factory=list)
     received: list[Mapping[str, Any]] = field(default_factory=list)
@@ -115,7 +115,7 @@ async def test_each_decision_is_sent_once_in_order_without_model_text() -> None:
             await decide(bus, task_id)
         await hook.until_requested(2)
     assert [received["task_id"] for received in hook.received] == ["t-1", "t-2"], (
-        "what was decided before anybody was to be told is not"
+        "decisions before the webhook existed are not sent"
     )
     first = dict(hook.received[0])
     assert first.pop("id") == hook.headers[0]["X-Moothall-Delivery"]

@@ -291,8 +291,8 @@ from moothall.authorization.audit import AuditLog, AuditEntry
 async def main():
     async with AuditLog(Path({str(tmp_path)!r}), "host-1") as audit:
         while True:
-            said = await audit.append(AuditEntry("local", "ann", "task-1", "seat", "r", "files.read", "0" * 64))
-            print(said, flush=True)
+            seq = await audit.append(AuditEntry("local", "ann", "task-1", "seat", "r", "files.read", "0" * 64))
+            print(seq, flush=True)
 asyncio.run(main())
 """  # noqa: E501 - a line of embedded text
     with subprocess.Popen(

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.accounting import CpuGroup, cpu_group, make_cpu_group, process_seconds
-from benchmarks.environment import Missing, ensure_restate
-from benchmarks.machine import System, build_of
-from benchmarks.report import figure
-from benchmarks.rivals.__main__ import _cpu
+from benchmarks.environment import MissingRequirement, ensure_restate
+from benchmarks.machine import System, describe_build
+from benchmarks.report import format_figure
+from benchmarks.rivals.__main__ import _read_cpu
 
 _GROUPS = Path("/sys/fs/cgroup")
 _BURNT = 0.3
@@ -79,10 +79,10 @@ async def test_the_cpu_time_of_killed_children_is_counted(mount: Path) -> None:
             assert root.stdout
             lines = dict(root.stdout.readline().split() for _ in range(2))
             system = System(root.pid, group)
-            assert system.used().total > _BURNT
+            assert system.cpu_usage().total > _BURNT
             # Nobody waits for the child of a killed parent: its CPU seconds are added to no parent.
             _kill(int(lines["parent"]), int(lines["child"]))
-            used = system.used()
+            used = system.cpu_usage()
             assert used.total > _BURNT
             assert used.cpu["sandbox"] > _BURNT, "ended processes count for no living part"
             assert used.cpu["serve"] == pytest.approx(process_seconds(root.pid), rel=0.2)
@@ -108,10 +108,10 @@ def test_without_a_control_group_the_total_is_not_measured(tmp_path: Path) -> No
     with _running(None, "import sys; print(1, flush=True); sys.stdin.read()") as root:
         assert root.stdout
         root.stdout.readline()
-        used = System(root.pid).used()
+        used = System(root.pid).cpu_usage()
     assert used.cpu["serve"] > 0, "living processes can be read all the same"
     assert math.isnan(used.since(used).total)
-    assert figure(used.total) == "not measured"
+    assert format_figure(used.total) == "not measured"
 
 
 def test_an_ended_process_has_no_cpu_time() -> None:
@@ -123,18 +123,18 @@ def test_an_ended_process_has_no_cpu_time() -> None:
 
 @pytest.mark.e2e
 def test_the_cpu_of_another_systems_server_is_counted() -> None:
-    before = _cpu()
+    before = _read_cpu()
     with _running(None, _CHILD) as server:
         assert server.stdout
         server.stdout.readline()
-        assert _cpu()["server"] - before["server"] > _BURNT * 0.9
+        assert _read_cpu()["server"] - before["server"] > _BURNT * 0.9
 
 
 async def test_a_missing_dependency_of_restate_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Missing, match=r"npm is missing; install Node\.js"):
+    with pytest.raises(MissingRequirement, match=r"npm is missing; install Node\.js"):
         await ensure_restate(tmp_path / "restate")
 
 
@@ -160,4 +160,4 @@ async def test_a_missing_dependency_of_restate_is_named(
     ],
 )
 def test_the_build_of_an_interpreter_is_named(config: dict[str, object], description: str) -> None:
-    assert build_of("GCC 12.2.0", config) == f"GCC 12.2.0, {description}"
+    assert describe_build("GCC 12.2.0", config) == f"GCC 12.2.0, {description}"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.capacity import PHASES, Demand, Fleet, alone_ms, bound, hosts_for, simulate
+from benchmarks.capacity import PHASES, Demand, Fleet, bound, hosts_for, simulate, single_ms
 
 _MS = st.floats(0.5, 20.0)
 _CORES = st.floats(0.1, 1.0)
@@ -38,7 +38,7 @@ def test_many_callers_saturate_the_busiest_part() -> None:
 
 def test_a_single_caller_never_waits_for_others() -> None:
     demand, fleet = Demand(serve_ms=3, host_ms=5, bus_ms=1, model_ms=50), Fleet((1.0,))
-    alone = alone_ms(demand, fleet)
+    alone = single_ms(demand, fleet)
     assert alone > PHASES * 50
     assert simulate(demand, fleet, 1).wait * 1000 == pytest.approx(alone, rel=0.02)
 

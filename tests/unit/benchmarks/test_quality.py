@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.quality import equal
-from benchmarks.quality.bare import solution
+from benchmarks.quality import equal_budget
+from benchmarks.quality.bare_model import parse_solution
 from benchmarks.quality.judge import Judgement
-from benchmarks.quality.problems import HIDDEN, SEEN, Problem, read
-from benchmarks.quality.report import text
+from benchmarks.quality.problems import HIDDEN, SEEN, Problem, read_problems
+from benchmarks.quality.report import page as report_page
 from moothall.config import Settings
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatRequest
@@ -42,7 +42,7 @@ def problem(folder: Path) -> Problem:
     (data / "HumanEval.jsonl.gz").write_bytes(
         gzip.compress("\n".join(map(json.dumps, (DOUBLE, LOOP))).encode())
     )
-    (parsed,) = read(folder, 9, 1)
+    (parsed,) = read_problems(folder, 9, 1)
     return parsed
 
 
@@ -60,7 +60,7 @@ def test_a_third_of_the_assertions_is_visible_and_the_rest_hidden(
     names: dict[str, Any] = {}
     exec("def double(x):\n    return x + x\n", names)  # noqa: S102 - it is written above
     for path in (SEEN, HIDDEN):
-        code = parsed.judged("")[path].replace("from solution import double", "")
+        code = parsed.judged_files("")[path].replace("from solution import double", "")
         exec(code, names)  # noqa: S102 - as above
     # The hidden ones came last.
     assert sum(name.startswith("test_") and names[name]() is None for name in list(names)) == 4
@@ -71,7 +71,7 @@ def test_a_reply_is_read_with_and_without_a_fence(tmp_path: Path) -> None:
     code = "def double(x):\n    return 2 * x"
     for reply in (code, f"Sure:\n```python\n{code}\n```\nDone.", f"```\n{code}"):
         names: dict[str, Any] = {}
-        exec(solution(parsed, reply), names)  # noqa: S102 - as above
+        exec(parse_solution(parsed, reply), names)  # noqa: S102 - as above
         assert names["double"](4) == 8
 
 
@@ -95,20 +95,19 @@ def test_a_method_is_compared_only_on_problems_the_bare_model_was_given(tmp_path
         {**frame, "way": "seat", **tried(3, 4)},
         {**frame, "way": "council", **tried(1, 0)},
     ]
-    page = text(rows, (parsed,), 1, Settings())
+    page = report_page(rows, (parsed,), 1, Settings())
     assert "| bare, one sample | 0 of 1 (0%) | - | 50% | 1.0 | 2 |" in page
     assert (
         "| bare, best of three by the visible assertions | 1 of 1 (100%) | 300 | 50% | 3.0 | 6 |"
         in page
     )
     assert "| A single seat | 1 of 1 (100%) | 100 |" in page
-    assert "- Reached: at least as many solved as by bare, one sample." in page
+    assert "- Reached: solves at least as many as bare, one sample." in page
     assert (
-        "- **Not reached**: more solved than by bare, best of three by the visible assertions."
-        in page
+        "- **Not reached**: solves more than bare, best of three by the visible assertions." in page
     )
     assert "1+0 of 3+4" in page
-    assert "Not measured yet." in text(rows[:2], (parsed,), 1, Settings())
+    assert "Not measured yet." in report_page(rows[:2], (parsed,), 1, Settings())
 
 
 def row(way: str, problem: str, seen: int, tokens: int) -> dict[str, Any]:
@@ -135,15 +134,15 @@ def test_protocols_are_compared_on_their_common_problems_at_one_budget(tmp_path:
         row("vote@500", "HumanEval/elsewhere", 3, 100),
         row("seat", parsed.id, 3, 100),
     ]
-    page = "\n".join(equal.section(rows, (parsed, other)))
+    page = "\n".join(equal_budget.section(rows, (parsed, other)))
     assert "At most 900 tokens a problem, on 1 problems that all protocols ran:" in page
     assert "| single | 0 of 1 | 300 | - | 2.0 | 2 |" in page
     assert "| tests_then_verify | 1 of 1 | 600 | 600 | 2.0 | 2 |" in page
     assert "tests_then_verify solves the most" in page
     assert "500" not in page
-    assert equal.section([row("seat", parsed.id, 3, 100)], (parsed,)) == []
-    assert equal.named("vote", 900) == "vote@900"
-    full_page = text([], (parsed,), 1, Settings(), ["## More"])
+    assert equal_budget.section([row("seat", parsed.id, 3, 100)], (parsed,)) == []
+    assert equal_budget.result_name("vote", 900) == "vote@900"
+    full_page = report_page([], (parsed,), 1, Settings(), ["## More"])
     assert (
         full_page.index("## By problem") < full_page.index("## More") < full_page.index("Measured ")
     )
@@ -173,7 +172,9 @@ async def test_the_best_of_as_many_samples_as_the_budget_allows_is_returned(
     tmp_path: Path, tokens: int, calls: int
 ) -> None:
     samples: Any = Samples()
-    answer = await equal.best_of_n(samples, samples, problem(tmp_path), tokens=tokens, seed=1)
+    answer = await equal_budget.best_of_n(
+        samples, samples, problem(tmp_path), tokens=tokens, seed=1
+    )
     assert (answer["usage"]["calls"], answer["seen"], answer["solution"].split()[-1]) == (
         calls,
         calls,

@@ -107,8 +107,8 @@ def test_every_event_type_is_projected_or_listed_as_omitted() -> None:
         EventType.COUNCIL_DELETED,
         EventType.AGENT_REGISTERED,
         EventType.AGENT_UNREGISTERED,
-        # Visits are outside of deliberations; the tools that workflows call are projected one by
-        # one.
+        # Tool sessions are outside of deliberations; the tool calls of workflows are projected
+        # individually.
         EventType.WORKFLOW_STARTED,
         EventType.WORKFLOW_STEP,
         EventType.WORKFLOW_FINISHED,

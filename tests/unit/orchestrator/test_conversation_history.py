@@ -164,7 +164,7 @@ async def test_a_repeated_question_is_the_same_task_despite_later_ones() -> None
     ("follows", "error", "message"),
     [
         ("nowhere", NotFound, "no deliberation 'nowhere' whose conversation"),
-        ("running", InvalidRequest, "has not ended: tell it"),
+        ("running", InvalidRequest, "has not ended: send it"),
         ("No id", InvalidRequest, "is not an id"),
     ],
 )

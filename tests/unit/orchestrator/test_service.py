@@ -432,7 +432,7 @@ async def test_earlier_decisions_and_the_context_share_one_token_limit(bus: Memo
         replace(OF_STORY, merge=("a" * 40,)),
         replace(OF_STORY, origin="orchestrate", context="what the caller chose"),
     ],
-    ids=["no story", "a merge", "told by its caller"],
+    ids=["no story", "a merge", "context of its caller"],
 )
 async def test_seats_with_other_instructions_or_no_model_get_no_more_text(
     bus: MemoryBus, request_: DeliberationRequest

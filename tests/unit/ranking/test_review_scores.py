@@ -54,7 +54,7 @@ def test_the_test_that_separates_right_from_wrong_decides_and_the_other_is_named
 @pytest.mark.parametrize(
     ("red", "mean", "doubted"),
     [(0.2, 800, ()), (0.8, 500, ("one",)), (0.9, 500, ("one",))],
-    ids=["told apart", "scored alike", "the wrong way round"],
+    ids=["distinguished", "equal scores", "inverted scores"],
 )
 def test_reviewers_who_do_not_distinguish_right_from_wrong_are_discounted(
     red: float, mean: int, doubted: tuple[str, ...]

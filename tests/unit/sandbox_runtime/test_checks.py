@@ -96,7 +96,7 @@ def test_javascript_reads_the_wanted_cases_from_its_environment() -> None:
     assert found["MOOTHALL_ONLY_LAST"] == "^inner$"
     assert "MOOTHALL_ONLY" not in variables(seconds=10)
     assert "MOOTHALL_ONLY" not in variables(seconds=10, cases=["a.js::a NUL \0 in it"])
-    for named in ("adds", "adds #2"):  # told apart by a number of ours, or so named by its author
+    for named in ("adds", "adds #2"):  # numbered by the runner, or named so by its author
         assert re.search(variables(seconds=10, cases=["a.js::adds #2"])["MOOTHALL_ONLY"], named)
 
 

@@ -153,7 +153,7 @@ def made(language: str, name: str, content: str) -> str:
             ("    def inner():\n        return 5"),
         ),
         ("python", "g()", "def g():\n    return 3", "def g(): return 2", "def g():\n    return 3"),
-        # a property is told from its setter by the decorators
+        # the decorators distinguish a property from its setter
         ("python", "A.x", "@x.setter\ndef x(self, v):\n    pass", "self._x = v", "pass"),
         # text within a string keeps its own indentation
         (

@@ -75,7 +75,7 @@ async def test_a_line_is_identified_by_file_and_number_before_or_after_the_chang
         )
     ):
         await app.say(place, key=str(key))
-    await app.say(Spot("u.py", 2, task_id="task-1"), key="0")  # sent twice, said once
+    await app.say(Spot("u.py", 2, task_id="task-1"), key="0")  # sent twice, stored once
     assert [
         (output_text.path, output_text.line, output_text.quoted)
         for output_text in await app.remarks()

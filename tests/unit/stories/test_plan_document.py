@@ -1,5 +1,5 @@
-"""Tasks as people write them: what was derived, written anew, is the same again; what is not whole
-is said in words.
+"""Tasks in a plan document: a derived plan is unchanged when it is written and read; incomplete
+ones are reported.
 """
 
 from __future__ import annotations

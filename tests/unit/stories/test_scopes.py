@@ -24,7 +24,7 @@ def test_a_context_contains_the_scopes_allowed_by_both_role_and_phase() -> None:
     assert table.allowed_scopes("data", " BUILD ") == ("story",)
     assert table.allowed_scopes("data", "coach") == ()
     assert table.allowed_scopes("dev", "") == ("story", "comments")
-    assert table.allowed_scopes("", "") == ("story",), "who has no role is told what all may know"
+    assert table.allowed_scopes("", "") == ("story",), "the scopes of all roles"
 
 
 @pytest.mark.parametrize(

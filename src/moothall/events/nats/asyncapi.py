@@ -74,7 +74,7 @@ def _message(spec: EventSpec) -> dict[str, Any]:
 def _batch(names: list[str]) -> dict[str, Any]:
     return {
         "name": "batch",
-        "title": "several of these events, in the order in which they were said",
+        "title": "several of these events, in the order of publication",
         "contentType": "application/cloudevents-batch+json",
         "headers": {
             "type": "object",

@@ -22,7 +22,7 @@ function clip(text) {
 }
 
 exports.id = (file, titles) => (file ? `${path.relative(process.cwd(), file)}::${titles.join(" > ")}` : titles.join(" > "));
-// Returns what tells cases of one file apart where they have one name: by their order, which is the same in each run.
+// Returns a function that numbers cases of the same name in a file, by their order, which is the same in each run.
 exports.counted = () => {
   const times = new Map();
   return (id) => {

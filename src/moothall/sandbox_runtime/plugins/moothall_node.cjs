@@ -1,5 +1,5 @@
-// Preloaded into every Node process of a check, by NODE_OPTIONS: where it is a test runner that we know, it is told to
-// write its cases as lines of JSON too. Lines: {"start": id}, {"case": id, "result": …, "ms": …, "detail": …}.
+// Preloaded into every Node process of a check, by NODE_OPTIONS. A known test runner is configured to write its cases
+// also as lines of JSON. Lines: {"start": id}, {"case": id, "result": …, "ms": …, "detail": …}.
 "use strict";
 const path = require("path");
 const folder = process.env.MOOTHALL_REPORTS;

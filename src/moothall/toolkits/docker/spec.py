@@ -182,7 +182,7 @@ SPECS: Final = (
     ),
     _docker(
         "logs",
-        "read what a container said",
+        "read the output of a container",
         Logs,
         ContainerLogs,
         ({"container": _ID}, {"output": "listening\n", "truncated": False}),

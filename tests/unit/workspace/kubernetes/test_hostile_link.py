@@ -39,9 +39,7 @@ OutputText = dict[str, Any]
 
 
 class LyingPods(Cluster):
-    """Pods that are nothing but a link; what it answers is said by tests. What it is not told to
-    say is what an honest one says.
-    """
+    """Pods that consist of a link, whose answers a test can replace."""
 
     def __init__(self, settings: Settings, carrier: Transport) -> None:
         super().__init__(settings.jobs, "lying")

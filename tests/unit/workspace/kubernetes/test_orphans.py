@@ -44,7 +44,7 @@ async def cluster(api: KubeApi) -> AsyncIterator[Cluster]:
 
 
 class Time:
-    """A clock that goes on when it is told to."""
+    """A clock that a test advances."""
 
     now = 0.0
 
@@ -186,7 +186,7 @@ async def test_labels_are_added_to_a_job_if_permitted(api: KubeApi, cluster: Clu
 async def test_nothing_is_remembered_of_a_removed_pod(cluster: Cluster) -> None:
     await cluster.create({"metadata": {"name": "one", "labels": cluster.labels}})
     await cluster.remove("one")
-    for kind in ("MODIFIED", "DELETED"):  # said by the watch a moment later
+    for kind in ("MODIFIED", "DELETED"):  # later events of the watch
         cluster._handle_pod(kind, {"metadata": {"labels": {"job-name": "one"}}})
     assert not cluster._waiting_reasons
 

@@ -71,4 +71,6 @@ async def test_the_small_model_answers_a_council(
     ]
     assert {call["model"] for call in calls} == {small_model.NAME}
     assert all(call["answer"] for call in calls)
-    sys.stdout.write(f"{len(calls)} calls; the winner said: {answer.results[0].proposal.content}\n")
+    sys.stdout.write(
+        f"{len(calls)} calls; the proposal of the winner: {answer.results[0].proposal.content}\n"
+    )

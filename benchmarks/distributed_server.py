@@ -1,10 +1,9 @@
-"""The server spread over nodes, each part with a slice of a core of its own, so that one machine
-stands in for several.
+"""A server distributed over nodes, each part limited to a fraction of a core, so that one machine
+can simulate several.
 
-Serve, the bus and a host on each node of a Ray cluster may use what their control group says, and
-no more: hosts that are small enough are what a server waits for, and one more of them is seen in
-its
-rate. Needs root and a kernel with the cpu controller.
+A control group limits `serve`, the bus, and the host on each node of a Ray cluster. The hosts have
+so little CPU that they are the bottleneck, so another host increases the rate. It needs root and a
+kernel with the cpu controller.
 """
 
 from __future__ import annotations
@@ -24,30 +23,30 @@ from pathlib import Path
 import psutil
 
 from benchmarks.capacity import Demand, Fleet
-from benchmarks.load import Run, side_by_side
+from benchmarks.load import Run, run_concurrent
 from benchmarks.machine import part_of
-from benchmarks.served import GRAPH_LATER, Served, served
+from benchmarks.server import DEFERRED_GRAPH, Server, run_server
 from benchmarks.stub import Stub
-from benchmarks.workload import text_act
+from benchmarks.workload import text_operation
 from moothall.config import BusSettings
 from moothall.events.nats.server import embedded_server
 
 _CLUSTER = Path(__file__).resolve().parent.parent / "tests" / "cluster" / "ray_cluster.py"
-_PERIOD_US = 10_000  # short, so that a part is never away for long
-_WEIGHT = 10_000  # 100 is that of others
+_PERIOD_US = 10_000  # short, so that a part is never suspended for long
+_WEIGHT = 10_000  # the default is 100
 _WAVES = 15
 _GROUPS = Path("/sys/fs/cgroup")
 
 
-def may_slice() -> bool:
-    """Whether this user may give processes slices of a core."""
+def can_limit_cores() -> bool:
+    """Return whether this user may limit the cores of processes."""
     return os.access(_root(), os.W_OK)
 
 
 @contextmanager
-def sliced(name: str, pid: int, cores: float) -> Iterator[None]:
-    """Keep a process, with all its threads, at `cores` of a core until the block ends. It gets
-    them before others that run on this machine.
+def limit_cores(name: str, pid: int, cores: float) -> Iterator[None]:
+    """Limit a process with all its threads to `cores` until the block ends, with priority over
+    other processes.
     """
     group = _root() / f"moothall-{pid}-{name}"
     group.mkdir()
@@ -62,7 +61,7 @@ def sliced(name: str, pid: int, cores: float) -> Iterator[None]:
         (group / "cgroup.procs").write_text(str(pid))
         yield
     finally:
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             (_root() / "cgroup.procs").write_text(str(pid))
         while True:
             try:
@@ -74,19 +73,19 @@ def sliced(name: str, pid: int, cores: float) -> Iterator[None]:
 
 
 def _root() -> Path:
-    """Of version 2 all controllers lie in one tree, of version 1 each has its own."""
+    """Return the root of the cpu controller: v2 has one tree for all, v1 one for each."""
     return _GROUPS if (_GROUPS / "cgroup.controllers").exists() else _GROUPS / "cpu"
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """A server over nodes: the process of each part."""
+class DistributedServer:
+    """A distributed server with the processes of each part."""
 
-    app: Served
+    app: Server
     parts: Mapping[str, Sequence[psutil.Process]]
 
-    def used(self) -> dict[str, float]:
-        """CPU seconds by part so far."""
+    def cpu_seconds(self) -> dict[str, float]:
+        """Return the CPU seconds so far by part."""
         return {
             part: sum(
                 times.user + times.system
@@ -97,40 +96,42 @@ class Spread:
 
 
 @asynccontextmanager
-async def spread(folder: Path, stub: Stub, fleet: Fleet) -> AsyncIterator[Spread]:
-    """Serve over as many nodes as the fleet has hosts, each part in its slice."""
-    others = _buses()
+async def run_distributed_server(
+    folder: Path, stub: Stub, fleet: Fleet
+) -> AsyncIterator[DistributedServer]:
+    """Run a server on as many nodes as the fleet has hosts, with the cores of each part limited."""
+    other_buses = _find_buses()
     async with (
         embedded_server(BusSettings(), folder / "bus") as bus_url,
         ray_nodes(len(fleet.hosts)) as (address, cluster),
     ):
         settings = {
-            **GRAPH_LATER,
-            "MOOTHALL_RAY__WAIT_SECONDS": "60",  # a host on each node, though they come one by one
+            **DEFERRED_GRAPH,
+            "MOOTHALL_RAY__WAIT_SECONDS": "60",  # until all nodes have joined
             "MOOTHALL_RAY__ADDRESS": address,
             "MOOTHALL_RAY__ALLOW_NO_TOKEN": "true",
             "MOOTHALL_RAY__HOSTS": str(len(fleet.hosts)),
             "MOOTHALL_BUS__URL": bus_url,
         }
-        async with served(folder / "data", stub.base_url, settings) as app:
-            below = psutil.Process(cluster).children(recursive=True)
-            hosts = [process for process in below if "ray::Host" in " ".join(process.cmdline())]
-            bus = [process for process in _buses() if process not in others]
+        async with run_server(folder / "data", stub.base_url, settings) as app:
+            processes = psutil.Process(cluster).children(recursive=True)
+            hosts = [process for process in processes if "ray::Host" in " ".join(process.cmdline())]
+            bus = [process for process in _find_buses() if process not in other_buses]
             serve = psutil.Process(app.system.root)
             if len(hosts) != len(fleet.hosts) or len(bus) != 1:
                 raise RuntimeError(
-                    f"{len(fleet.hosts)} hosts and a bus were asked for; found {len(hosts)} and "
+                    f"expected {len(fleet.hosts)} hosts and 1 bus server; found {len(hosts)} and "
                     f"{len(bus)}"
                 )
-            with ExitStack() as slices:
+            with ExitStack() as limits:
                 for number, (process, cores) in enumerate(zip(hosts, fleet.hosts, strict=True)):
-                    slices.enter_context(sliced(f"host-{number}", process.pid, cores))
-                slices.enter_context(sliced("serve", serve.pid, fleet.serve))
-                slices.enter_context(sliced("bus", bus[0].pid, fleet.bus))
-                yield Spread(app, {"serve": [serve], "host": hosts, "bus": bus})
+                    limits.enter_context(limit_cores(f"host-{number}", process.pid, cores))
+                limits.enter_context(limit_cores("serve", serve.pid, fleet.serve))
+                limits.enter_context(limit_cores("bus", bus[0].pid, fleet.bus))
+                yield DistributedServer(app, {"serve": [serve], "host": hosts, "bus": bus})
 
 
-def _buses() -> list[psutil.Process]:
+def _find_buses() -> list[psutil.Process]:
     return [
         process
         for process in psutil.Process().children(recursive=True)
@@ -140,7 +141,7 @@ def _buses() -> list[psutil.Process]:
 
 @asynccontextmanager
 async def ray_nodes(count: int) -> AsyncIterator[tuple[str, int]]:
-    """Yield the address of a Ray cluster of so many nodes, and the process above all of it."""
+    """Run a Ray cluster of `count` nodes; yield its address and the id of its root process."""
     folder = tempfile.mkdtemp(prefix="mhb-", dir="/tmp")  # a socket's path must be short
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -151,7 +152,7 @@ async def ray_nodes(count: int) -> AsyncIterator[tuple[str, int]]:
         stdout=asyncio.subprocess.PIPE,
     )
     if process.stdin is None or process.stdout is None:
-        raise AssertionError("asked for pipes")
+        raise AssertionError("stdin or stdout is not a pipe")
     try:
         while not (line := await process.stdout.readline()).startswith(b"{"):
             if not line:
@@ -163,16 +164,20 @@ async def ray_nodes(count: int) -> AsyncIterator[tuple[str, int]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def crowd(over: Spread, stub: Stub, *, delay_ms: int, at_once: int, seconds: float) -> Run:
-    """Measure so many callers at once. They end in waves, and the figures begin and end anywhere in
-    one, so there must be many.
+async def measure_load(
+    server: DistributedServer, stub: Stub, *, delay_ms: int, at_once: int, seconds: float
+) -> Run:
+    """Measure `at_once` callers. They end in waves, and the measurement begins and ends somewhere
+    in a wave, so it lasts for many of them.
     """
     await stub.set(delay_ms=delay_ms, reset=1)
-    return await side_by_side(text_act(over.app), at_once, seconds, over.used, generations=_WAVES)
+    return await run_concurrent(
+        text_operation(server.app), at_once, seconds, server.cpu_seconds, generations=_WAVES
+    )
 
 
 def demand_of(run: Run, delay_ms: int) -> Demand:
-    """Return what one deliberation asked of each part in a run."""
+    """Return the demand of one deliberation, as measured in a run."""
     parts = run.parts_ms()
     return Demand(
         serve_ms=parts["serve"], host_ms=parts["host"], bus_ms=parts["bus"], model_ms=delay_ms

@@ -1,5 +1,5 @@
-"""Moothall as its users run it: `moothall serve` as a process, and a client of its gRPC API in
-this one.
+"""`moothall serve` in a process, with default settings where possible, and a client of its gRPC
+API.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServic
 _START_SECONDS = 180
 _STOP_SECONDS = 60
 SEATS, CALLS = 3, 9
-GRAPH_LATER = {"MOOTHALL_GRAPH__PACE_SECONDS": "86400"}
-"""Puts the graph's projection off, which follows behind the answers: it is told apart."""
+DEFERRED_GRAPH = {"MOOTHALL_GRAPH__PACE_SECONDS": "86400"}
+"""Settings that defer the projection into the graph, which is measured separately."""
 TASK = (
     "Design the queue between our order page and the warehouse: what happens when it is full, when "
     "a worker dies, and what an operator watches."
@@ -32,8 +32,8 @@ TASK = (
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """A running server and its caller."""
+class Server:
+    """A running server with a client."""
 
     system: System
     data_dir: Path
@@ -45,18 +45,18 @@ class Served:
     async def deliberate(
         self, request: pb.DeliberateRequest, *, seconds: float = 600
     ) -> pb.DeliberateResponse:
-        """One unary call."""
+        """Send one unary call."""
         return await self.stub.Deliberate(request, metadata=self.metadata, timeout=seconds)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Who calls."""
+        """The gRPC metadata of a call: the access token."""
         return (("authorization", f"Bearer {self.token}"),)
 
 
 def text_request() -> pb.DeliberateRequest:
-    """Three seats propose, each reviews another's proposal, all revise: nine calls, and the budget
-    ends it there.
+    """Return a request for a deliberation of nine model calls: three seats propose, each reviews
+    another's proposal, and all revise. The budget prevents further calls.
     """
     return pb.DeliberateRequest(
         task_description=TASK,
@@ -69,19 +69,20 @@ def text_request() -> pb.DeliberateRequest:
 
 
 @asynccontextmanager
-async def served(
+async def run_server(
     data_dir: Path, base_url: str, settings: Mapping[str, str] | None = None
-) -> AsyncIterator[Served]:
-    """Start `moothall serve` on `data_dir` and end it with the context; `settings` are more
-    environment variables.
+) -> AsyncIterator[Server]:
+    """Run `moothall serve` on `data_dir` for the duration of the context.
+
+    settings: additional environment variables.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")}
-    ours = {
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")}
+    server_env = {
         "MOOTHALL_DATA_DIR": str(data_dir),
         "MOOTHALL_LLM__BASE_URL": base_url,
-        "PYTHONDONTWRITEBYTECODE": "",  # as users run it: compiled once
+        "PYTHONDONTWRITEBYTECODE": "",  # bytecode is cached, as for users
         "MOOTHALL_LLM__APPROACHES": "off",  # the workload has no planning call
-        "MOOTHALL_LLM__CONCURRENCY": "4096",  # the stub takes what comes
+        "MOOTHALL_LLM__CONCURRENCY": "4096",  # the stub has no limit
         "MOOTHALL_LOG__LEVEL": "warning",
         **(settings or {}),
     }
@@ -89,21 +90,21 @@ async def served(
     async with cpu_group() as group:
         process = await asyncio.create_subprocess_exec(
             *(group.command(*command) if group else command),
-            env=kept | ours,
+            env=env | server_env,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for us: we end it
+            start_new_session=True,  # Ctrl-C reaches only this process, which ends the server
         )
         try:
-            address = await _address(process)
+            address = await _read_address(process)
             if process.stderr is None:
-                raise AssertionError("asked for a pipe")
+                raise AssertionError("stderr is not a pipe")
             drain = asyncio.ensure_future(process.stderr.read())
             async with grpc.aio.insecure_channel(address) as channel:
                 token = (data_dir / "token").read_text(encoding="ascii").strip()
                 stub = OrchestratorServiceStub(channel)
-                yield Served(System(process.pid, group), data_dir, address, channel, stub, token)
+                yield Server(System(process.pid, group), data_dir, address, channel, stub, token)
             await _end(process)
             await drain
         finally:
@@ -111,20 +112,20 @@ async def served(
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    with suppress(ProcessLookupError):  # it may have been killed, as a part of what is measured
+    with suppress(ProcessLookupError):  # the benchmark may have killed it
         process.terminate()
     async with asyncio.timeout(_STOP_SECONDS):
         await process.wait()
 
 
-async def _address(process: asyncio.subprocess.Process) -> str:
-    """Read what it says until it serves."""
+async def _read_address(process: asyncio.subprocess.Process) -> str:
+    """Read the output of the server until it reports its address."""
     if process.stderr is None:
-        raise AssertionError("asked for a pipe")
-    output_text: list[str] = []
+        raise AssertionError("stderr is not a pipe")
+    lines: list[str] = []
     async with asyncio.timeout(_START_SECONDS):
         while line := (await process.stderr.readline()).decode():
-            output_text.append(line)
+            lines.append(line)
             if line.startswith("serving gRPC on"):
                 return line.split()[3].rstrip(";")
-    raise RuntimeError("serve ended before it served:\n" + "".join(output_text))
+    raise RuntimeError("moothall serve ended before it was ready:\n" + "".join(lines))

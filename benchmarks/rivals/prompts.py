@@ -1,4 +1,4 @@
-"""The prompts that all rivals send: about as long as Moothall's own. Standard library only."""
+"""The prompts of all rivals, about as long as those of Moothall. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ SEATS = (1, 2, 3)
 MODEL = "stub"
 KEY = "none"
 RESTATE_SERVER = "BENCHMARKS_RESTATE_SERVER"
-"""The environment variable that names Restate's server."""
+"""The environment variable with the path of the server of Restate."""
 TASK = (
     "Design the queue between our order page and the warehouse: what happens when it is full, when "
     "a worker dies, and what an operator watches."
@@ -22,7 +22,7 @@ SYSTEM = (
 
 
 def propose(seat: int) -> str:
-    """What a seat is asked first."""
+    """Return the prompt for a proposal."""
     return (
         f"--- the task ---\n{TASK}\n--- end ---\n\nYou are seat {seat}, a developer: the smallest "
         "thing that works.\nWrite the whole answer now."
@@ -30,7 +30,7 @@ def propose(seat: int) -> str:
 
 
 def review(candidate: str) -> str:
-    """What a seat is asked about another's answer."""
+    """Return the prompt for a review of a proposal."""
     return (
         f"--- the task ---\n{TASK}\n--- end ---\n\nNow judge a colleague's answer instead of "
         "doing the task.\n\n"
@@ -39,15 +39,15 @@ def review(candidate: str) -> str:
     )
 
 
-def revise(own: str, output_text: str) -> str:
-    """What an author is asked after a review."""
+def revise(proposal: str, review: str) -> str:
+    """Return the prompt for a revision after a review."""
     return (
         "Your proposal was looked at again. Improve it where this shows that it is wrong; leave "
         "the rest as it is.\n\n"
-        f"--- your proposal ---\n{own}\n--- end ---\n\n--- review ---\n{output_text}\n--- end ---"
+        f"--- your proposal ---\n{proposal}\n--- end ---\n\n--- review ---\n{review}\n--- end ---"
     )
 
 
 def reviewed_by(seat: int) -> int:
-    """Whose answer a seat reviews: its neighbour's."""
+    """Return the seat whose proposal a seat reviews."""
     return seat % len(SEATS) + 1

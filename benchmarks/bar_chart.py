@@ -1,6 +1,4 @@
-"""A bar chart as SVG, without a drawing library: labels, bars, figures, on light and dark pages
-alike.
-"""
+"""A bar chart as SVG for light and dark pages, drawn without a library."""
 
 from __future__ import annotations
 
@@ -16,11 +14,9 @@ _STYLE = (
 )
 
 
-def bars(title: str, values: Mapping[str, float], unit: str) -> str:
-    """One bar a value, in the order given; the first one is the longest or not, as the figures
-    say.
-    """
-    most = max(values.values(), default=1.0) or 1.0
+def draw_bars(title: str, values: Mapping[str, float], unit: str) -> str:
+    """Return a chart with a bar for each value, in the given order."""
+    maximum = max(values.values(), default=1.0) or 1.0
     max_length = _WIDTH - _LABEL - 90
     height = _TOP + _ROW * len(values) + 12
     lines = [
@@ -34,13 +30,13 @@ def bars(title: str, values: Mapping[str, float], unit: str) -> str:
     ]
     for row, (name, value) in enumerate(values.items()):
         top = _TOP + row * _ROW
-        length = max(value / most * max_length, 1.0)
-        kind = "o" if name == "Moothall" else "b"
+        length = max(value / maximum * max_length, 1.0)
+        css_class = "o" if name == "Moothall" else "b"
         lines += [
             f'<text x="{_LABEL - 10}" y="{top + 18}" text-anchor="end">{escape(name)}</text>',
             (
-                f'<rect class="{kind}" x="{_LABEL}" y="{top + 3}" width="{length:.1f}" height="21" '
-                'rx="3"/>'
+                f'<rect class="{css_class}" x="{_LABEL}" y="{top + 3}" width="{length:.1f}" '
+                'height="21" rx="3"/>'
             ),
             f'<text x="{_LABEL + length + 8:.1f}" y="{top + 18}">{value:,.0f}{escape(unit)}</text>',
         ]

@@ -1,6 +1,4 @@
-"""How long a pack takes: what the seats of a council are told of their story, from a graph of a
-hundred thousand nodes.
-"""
+"""Measure the context of a council, which is queried from a graph of a hundred thousand nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import SecretStr
 
-from benchmarks.micro import Times
+from benchmarks.microbenchmarks import Times
 from moothall.config import GraphSettings, LimitSettings
 from moothall.deliberation.prompts.briefing import Briefings
 from moothall.domain.council import BriefingRequest
@@ -27,10 +25,10 @@ from moothall.graph.schema import LABELS
 from moothall.graph.store import CypherGraph
 
 SERVER = "MOOTHALL_TEST_NEO4J_URL"
-"""Names a Neo4j that may be emptied: bolt://user:password@host:port."""
-_TASKS, _SEATS = 3, 3  # of a story, of a deliberation
+"""The variable with the URL of a Neo4j whose data may be deleted: bolt://user:password@host:port."""
+_TASKS, _SEATS = 3, 3  # tasks of a story, seats of a deliberation
 _BATCH = 2000
-_BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+_START = datetime(2026, 1, 1, tzinfo=UTC)
 _WORDS = [
     "export",
     "import",
@@ -53,32 +51,32 @@ _WORDS = [
 
 
 def _events(stories: int) -> Iterator[Event]:
-    """Stories of one repository, told, planned, built and approved."""
-    dice = random.Random(7)  # noqa: S311 - words
+    """Yield the events of stories of one repository: created, planned, built and approved."""
+    generator = random.Random(7)  # noqa: S311 - words
     for number in range(stories):
-        story, tasks = f"story-{number}", [f"task-{number}-{place}" for place in range(_TASKS)]
-        about = {
-            task: f"Let {' '.join(dice.sample(_WORDS, 5))} work as the product owner asks"
+        story, tasks = f"story-{number}", [f"task-{number}-{index}" for index in range(_TASKS)]
+        descriptions = {
+            task: f"Let {' '.join(generator.sample(_WORDS, 5))} work as the product owner asks"
             for task in tasks
         }
-        yield from _of_story(story, number, about)
+        yield from _story_events(story, number, descriptions)
 
 
-def _of_story(story: str, number: int, about: dict[str, str]) -> Iterator[Event]:
-    when = _BEGAN + timedelta(minutes=number)
+def _story_events(story: str, number: int, descriptions: dict[str, str]) -> Iterator[Event]:
+    clock = _START + timedelta(minutes=number)
 
     def event(kind: EventType, subject: str, **data: Any) -> Event:
-        nonlocal when
-        when += timedelta(seconds=1)
-        return new_event(kind, subject, data, ordinal=f"{story} {when}", time=when.isoformat())
+        nonlocal clock
+        clock += timedelta(seconds=1)
+        return new_event(kind, subject, data, ordinal=f"{story} {clock}", time=clock.isoformat())
 
-    received = {
+    story_data = {
         "title": f"Story {number}",
-        "brief": " ".join(about.values()),
-        "ac": list(about.values()),
+        "brief": " ".join(descriptions.values()),
+        "ac": list(descriptions.values()),
         "repository": "shared",
     }
-    yield event(EventType.STORY_CREATED, story, story_id=story, **received, rigor_level="L1")
+    yield event(EventType.STORY_CREATED, story, story_id=story, **story_data, rigor_level="L1")
     for before, after in (
         ("backlog", "draft"),
         ("draft", "design"),
@@ -99,25 +97,25 @@ def _of_story(story: str, number: int, about: dict[str, str]) -> Iterator[Event]
     )
     planned = [
         {"task_id": task, "role": "dev", "description": text, "dependencies": []}
-        for task, text in about.items()
+        for task, text in descriptions.items()
     ]
     yield event(
         EventType.PLAN_DERIVED, story, story_id=story, plan_id=f"plan-{number}", tasks=planned
     )
     seats = [f"agent-dev-{seat:03d}" for seat in range(1, _SEATS + 1)]
-    for task, text in about.items():
-        requested = {
+    for task, text in descriptions.items():
+        request_data = {
             "description": text,
             "role": "dev",
             "story_id": story,
             "repository": {"id": "shared"},
             "seats": seats,
         }
-        yield event(EventType.DELIBERATION_REQUESTED, task, task_id=task, **requested)
+        yield event(EventType.DELIBERATION_REQUESTED, task, task_id=task, **request_data)
         results: list[dict[str, Any]] = []
         for seat in seats:
             diff = f"diff --git a/src/{task}.py b/src/{task}.py\n+{seat}\n"
-            output_text = {"content": f"{text}, by {seat}", "diff": diff, "seat": seat}
+            proposal = {"content": f"{text}, by {seat}", "diff": diff, "seat": seat}
             yield event(EventType.SEAT_STARTED, task, task_id=task, seat=seat, role="dev")
             for turn in range(2):
                 yield event(
@@ -134,34 +132,34 @@ def _of_story(story: str, number: int, about: dict[str, str]) -> Iterator[Event]
                 task_id=task,
                 seat=seat,
                 candidate=seat,
-                proposal=output_text,
+                proposal=proposal,
             )
-            of = {"seat": seat, "candidate": seat, "fingerprint": digest(diff)[:16]}
+            check_data = {"seat": seat, "candidate": seat, "fingerprint": digest(diff)[:16]}
             yield event(
                 EventType.CHECK_FINISHED,
                 task,
                 task_id=task,
-                **of,
+                **check_data,
                 evidence={"check": "tests", "verdict": "passed"},
             )
             yield event(
                 EventType.SEAT_REVIEWED,
                 task,
                 task_id=task,
-                **of,
+                **check_data,
                 review={"comment": "It does what was asked.", "score": 0.8},
             )
             results.append(
-                {**output_text, "rank": len(results) + 1, "reasons": ["proven", "smaller diff"]}
+                {**proposal, "rank": len(results) + 1, "reasons": ["proven", "smaller diff"]}
             )
-        end = {
+        outcome = {
             "status": "COMPLETED",
             "final_state": "committed",
             "winner_id": seats[0],
             "results": results,
             "proven": True,
         }
-        yield event(EventType.DELIBERATION_DECIDED, task, task_id=task, **end)
+        yield event(EventType.DELIBERATION_DECIDED, task, task_id=task, **outcome)
         yield event(
             EventType.DECISION_MADE,
             story,
@@ -174,30 +172,30 @@ def _of_story(story: str, number: int, about: dict[str, str]) -> Iterator[Event]
 
 
 @asynccontextmanager
-async def _graphs(folder: Path, named: str) -> AsyncIterator[dict[str, CypherGraph]]:
-    async with embedded_store(folder / "packs.kgl", query_seconds=60) as file:
-        graphs = {"embedded": CypherGraph(file)}
-        if not named:
+async def _open_graphs(folder: Path, url: str) -> AsyncIterator[dict[str, CypherGraph]]:
+    async with embedded_store(folder / "contexts.kgl", query_seconds=60) as store:
+        graphs = {"embedded": CypherGraph(store)}
+        if not url:
             yield graphs
             return
-        at = urlsplit(named)
+        parts = urlsplit(url)
         settings = GraphSettings(
-            url=f"{at.scheme}://{at.username or ''}@{at.hostname}:{at.port}",
-            password=SecretStr(unquote(at.password or "")),
+            url=f"{parts.scheme}://{parts.username or ''}@{parts.hostname}:{parts.port}",
+            password=SecretStr(unquote(parts.password or "")),
         )
         async with neo4j_store(settings) as server:
             await server.empty()
             yield graphs | {"Neo4j": CypherGraph(server)}
 
 
-async def packs(
+async def measure_contexts(
     folder: Path, stories: int, count: int, server: str = ""
 ) -> dict[str, dict[str, float]]:
-    """Milliseconds of a pack for each store, of `count` of them after some that are not counted;
-    and how many nodes it lies among. `server` as `SERVER` names it.
+    """Return, for each store, the milliseconds of `count` contexts after a warm-up, and the number
+    of nodes in the graph. `server` is the URL of a Neo4j, as in `SERVER`; empty if there is none.
     """
-    found = {}
-    async with _graphs(folder, server) as graphs:
+    figures = {}
+    async with _open_graphs(folder, server) as graphs:
         for name, graph in graphs.items():
             batch: list[Recorded] = []
             for seq, event in enumerate(_events(stories), 1):
@@ -207,32 +205,34 @@ async def packs(
                     batch.clear()
             await graph.project(batch)
             counts = await graph.counts()
-            times = Times(await _timed(Briefings(graph.ask, LimitSettings()), stories, count))
+            times = Times(
+                await _measure_briefings(Briefings(graph.ask, LimitSettings()), stories, count)
+            )
             nodes = sum(counts[label] for label in LABELS)
-            found[name] = {
+            figures[name] = {
                 "nodes": nodes,
                 "p50": times.p50,
                 "p95": times.p95,
                 "p99": times.p99,
                 "count": count,
             }
-    return found
+    return figures
 
 
-async def _timed(briefings: Briefings, stories: int, count: int) -> tuple[float, ...]:
-    dice, seconds = random.Random(3), []  # noqa: S311 - which story
+async def _measure_briefings(briefings: Briefings, stories: int, count: int) -> tuple[float, ...]:
+    generator, seconds = random.Random(3), []  # noqa: S311 - which story
     for _ in range(count + 10):
-        requested = BriefingRequest(
+        request = BriefingRequest(
             task_id="task-new",
-            story_id=f"story-{dice.randrange(stories)}",
+            story_id=f"story-{generator.randrange(stories)}",
             role="dev",
             phase="build",
-            description=f"Let {' '.join(dice.sample(_WORDS, 5))} work",
+            description=f"Let {' '.join(generator.sample(_WORDS, 5))} work",
             repository="shared",
         )
-        began = time.perf_counter()
-        received = await briefings.brief_seats(requested, LOCAL, LimitSettings().context_tokens)
-        seconds.append(time.perf_counter() - began)
-        if "elsewhere in the repository" not in received or "its tasks" not in received:
-            raise AssertionError(f"that is no pack: {received[:500]}")
+        start = time.perf_counter()
+        context = await briefings.brief_seats(request, LOCAL, LimitSettings().context_tokens)
+        seconds.append(time.perf_counter() - start)
+        if "elsewhere in the repository" not in context or "its tasks" not in context:
+            raise AssertionError(f"the context is incomplete: {context[:500]}")
     return tuple(seconds[10:])

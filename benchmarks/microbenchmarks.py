@@ -1,11 +1,11 @@
-"""Single steps, each on the real part: a tool call, a workspace, an event on the disk."""
+"""Microbenchmarks of single steps on real components: a tool call, a workspace, an event."""
 
 from __future__ import annotations
 
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -33,33 +33,33 @@ from support.repos import make_repo
 from support.tool_gateway import Facts, FakeWorkspace
 
 _FILES = 5000
-_WARM = 20
+_WARM_UP = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of one step, over and over."""
+    """The seconds of each repetition of a step."""
 
     seconds: tuple[float, ...]
 
     @property
     def p50(self) -> float:
-        """Milliseconds, the median."""
+        """The median in milliseconds."""
         return statistics.median(self.seconds) * 1000
 
     @property
     def p99(self) -> float:
-        """Milliseconds that one in a hundred exceeds."""
-        return self._exceeded_by(1)
+        """The 99th percentile in milliseconds."""
+        return self._percentile(99)
 
     @property
     def p95(self) -> float:
-        """Milliseconds that one in twenty exceeds."""
-        return self._exceeded_by(5)
+        """The 95th percentile in milliseconds."""
+        return self._percentile(95)
 
-    def _exceeded_by(self, percent: int) -> float:
+    def _percentile(self, percent: int) -> float:
         ordered = sorted(self.seconds)
-        return ordered[min(len(ordered) - 1, len(ordered) * (100 - percent) // 100)] * 1000
+        return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] * 1000
 
 
 @asynccontextmanager
@@ -76,7 +76,7 @@ def _settings(folder: Path) -> Settings:
 
 
 def _event(number: int) -> Event:
-    """About a kilobyte, as a turn of a seat."""
+    """Return an event of about a kilobyte, like that of a turn."""
     data = {
         "task_id": "bench",
         "seat": "agent-dev-001",
@@ -90,41 +90,43 @@ def _event(number: int) -> Event:
     )
 
 
-async def persisted(folder: Path, count: int) -> Times:
-    """One event after the other, each awaited until the bus has it on its disk."""
+async def measure_publish(folder: Path, count: int) -> Times:
+    """Publish events one after the other, each until the bus has stored it."""
     async with _bus(_settings(folder)) as bus:
         for number in range(50):
             await bus.publish(_event(-1 - number))
         seconds = []
         for number in range(count):
             event = _event(number)
-            began = time.perf_counter()
+            start = time.perf_counter()
             await bus.publish(event)
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - start)
     return Times(tuple(seconds))
 
 
-async def prepared(settings: Settings, services: WorkspaceServices, path: Path) -> Prepared:
+async def prepare_repository(
+    settings: Settings, services: WorkspaceServices, path: Path
+) -> Prepared:
     """Register a repository and prepare its HEAD."""
-    named = await register(settings, str(path), "HEAD")
-    return await services.repositories.prepare(await services.repositories.resolve(named))
+    reference = await register(settings, str(path), "HEAD")
+    return await services.repositories.prepare(await services.repositories.resolve(reference))
 
 
-async def tool_round_trip(folder: Path, count: int) -> Times:
-    """`files.read` through the tool gateway: schema, grant, limits, audit, sandboxed executor,
-    event on the bus.
+async def measure_tool_call(folder: Path, count: int) -> Times:
+    """Measure `files.read` through the tool gateway: schema, grant, limits, audit, sandboxed
+    executor, and event on the bus.
     """
     async with _workspace(folder, count) as (tool_gateway, seat, _):
-        return await _reads(tool_gateway, seat, count, "src/utils.py")
+        return await _time_reads(tool_gateway, seat, count, "src/utils.py")
 
 
-async def python_round_trip(folder: Path, count: int) -> Times:
-    """A block of Python that reads a file: to Monty in its sandbox, from there through the tool
-    gateway, and back.
+async def measure_python_block(folder: Path, count: int) -> Times:
+    """Measure a block of Python that reads a file: it runs on Monty in its sandbox, and calls the
+    tool through the gateway.
     """
     async with _workspace(folder, count) as (tool_gateway, seat, services):
 
-        async def through(call: ToolCall) -> ToolResult:
+        async def call_tool(call: ToolCall) -> ToolResult:
             return await tool_gateway.call(seat, call)
 
         tools = {
@@ -136,27 +138,27 @@ async def python_round_trip(folder: Path, count: int) -> Times:
         )
         run_code = services.run_code
         if run_code is None:
-            raise RuntimeError("runner.enabled is off")
+            raise RuntimeError("no runner of Python blocks: runner.enabled is off")
         seconds = []
-        for number in range(count + _WARM):
-            calls = BlockCalls(through, f"bench/3.{number}", seat.deadline, BlockBudget(10))
-            began = time.perf_counter()
-            ran = await run_code(block, seat.workspace, calls)
-            seconds.append(time.perf_counter() - began)
-            if ran.value != 40:  # noqa: PLR2004 - the file's lines
-                raise RuntimeError(f"python: {ran.status} {ran.error}")
-    return Times(tuple(seconds[_WARM:]))
+        for number in range(count + _WARM_UP):
+            calls = BlockCalls(call_tool, f"bench/3.{number}", seat.deadline, BlockBudget(10))
+            start = time.perf_counter()
+            result = await run_code(block, seat.workspace, calls)
+            seconds.append(time.perf_counter() - start)
+            if result.value != 40:  # noqa: PLR2004 - the lines of the file
+                raise RuntimeError(f"python: {result.status} {result.error}")
+    return Times(tuple(seconds[_WARM_UP:]))
 
 
-async def tool_rate(folder: Path, count: int) -> float:
-    """Return tool calls a second through one workspace, as many at once as a seat may have: reads,
-    writes, searches, edits.
+async def measure_tool_rate(folder: Path, count: int) -> float:
+    """Return the tool calls a second in one workspace, with the maximum of concurrent calls of a
+    seat: reads, writes, lists and appends.
     """
     async with _workspace(folder, count) as (tool_gateway, seat, _):
-        calls = iter(range(count))
+        numbers = iter(range(count))
 
         async def caller() -> None:
-            for number in calls:
+            for number in numbers:
                 name = f"src/new{number // 4}.py"
                 tool, arguments = (
                     ("files.read", {"path": "src/utils.py"}),
@@ -170,25 +172,25 @@ async def tool_rate(folder: Path, count: int) -> float:
                 if result.status != "success":
                     raise RuntimeError(f"{tool}: {result.status} {result.error}")
 
-        began = time.perf_counter()
+        start = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for _ in range(GATEWAY_LIMITS.seat_in_flight):
                 group.create_task(caller())
-        return count / (time.perf_counter() - began)
+        return count / (time.perf_counter() - start)
 
 
 @asynccontextmanager
 async def _workspace(
     folder: Path, count: int
 ) -> AsyncIterator[tuple[ToolGateway, CallContext, WorkspaceServices]]:
-    """A seat in a workspace behind a gate that lets it make so many calls."""
+    """Yield a tool gateway whose limits allow `count` calls, a seat, and its workspace services."""
     settings = _settings(folder)
     make_repo(folder / "repo", {"src/utils.py": "x = 1\n" * 40, "Makefile": "test:\n\ttrue\n"})
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(_bus(settings))
         audit = await stack.enter_async_context(AuditLog(settings.data_dir, "bench"))
         services = await stack.enter_async_context(open_workspace_services(settings))
-        base = await prepared(settings, services, folder / "repo")
+        base = await prepare_repository(settings, services, folder / "repo")
         rules = await stack.enter_async_context(open_rules(settings, bus))
         tool_gateway = ToolGateway(
             audit, bus.publish, rules, limits=GatewayLimits(seat_calls=10 * count + 100)
@@ -197,9 +199,9 @@ async def _workspace(
         yield tool_gateway, tool_gateway.with_token(_seat(workspace)), services
 
 
-async def guard(folder: Path, count: int) -> Times:
-    """What the tool gateway itself costs a call: every step, Rego and the audit on the disk, round
-    a tool that answers at once.
+async def measure_gateway(folder: Path, count: int) -> Times:
+    """Measure the overhead of the tool gateway: all its steps, including Rego and the audit log on
+    the disk, around a tool that returns immediately.
     """
     settings = _settings(folder)
     limits = GatewayLimits(seat_calls=10 * count + 100)
@@ -208,24 +210,24 @@ async def guard(folder: Path, count: int) -> Times:
         open_rules(settings, MemoryBus()) as rules,
     ):
         tool_gateway = ToolGateway(audit, Facts().publish, rules, limits=limits)
-        return await _reads(
+        return await _time_reads(
             tool_gateway, tool_gateway.with_token(_seat(FakeWorkspace())), count, "src/file{}.py"
         )
 
 
-async def _reads(tool_gateway: ToolGateway, seat: CallContext, count: int, path: str) -> Times:
-    """Time `count` reads, after a few that warm it up. `path` may hold the read's number."""
+async def _time_reads(tool_gateway: ToolGateway, seat: CallContext, count: int, path: str) -> Times:
+    """Time `count` reads after a warm-up. `path` may have a placeholder for their number."""
     seconds = []
-    for number in range(count + _WARM):
+    for number in range(count + _WARM_UP):
         call = ToolCall(
             f"bench/1.{number}", "files.read", {"path": path.format(number)}, seat.deadline
         )
-        began = time.perf_counter()
+        start = time.perf_counter()
         result = await tool_gateway.call(seat, call)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - start)
         if result.status != "success":
             raise RuntimeError(f"files.read: {result.status} {result.error}")
-    return Times(tuple(seconds[_WARM:]))
+    return Times(tuple(seconds[_WARM_UP:]))
 
 
 def _seat(workspace: Workspace) -> CallContext:
@@ -242,9 +244,9 @@ def _seat(workspace: Workspace) -> CallContext:
     )
 
 
-async def workspace_ready(folder: Path, count: int) -> Times:
-    """A fresh sandboxed workspace on a repository of 5,000 files that was prepared before, until
-    its first tool can run.
+async def measure_workspace(folder: Path, count: int) -> Times:
+    """Measure the start of a sandboxed workspace, until its first tool can run, on a prepared
+    repository of 5,000 files.
     """
     settings = _settings(folder)
     files = {
@@ -254,14 +256,9 @@ async def workspace_ready(folder: Path, count: int) -> Times:
     make_repo(folder / "repo", {**files, "Makefile": "test:\n\ttrue\n"})
     seconds: list[float] = []
     async with open_workspace_services(settings) as services:
-        base = await prepared(settings, services, folder / "repo")
+        base = await prepare_repository(settings, services, folder / "repo")
         for number in range(count + 2):
-            began = time.perf_counter()
+            start = time.perf_counter()
             async with services.workspaces.open(base, f"bench-{number}"):
-                seconds.append(time.perf_counter() - began)
+                seconds.append(time.perf_counter() - start)
     return Times(tuple(seconds[2:]))
-
-
-def summary(times: Sequence[Times]) -> Times:
-    """All of several runs."""
-    return Times(tuple(second for run in times for second in run.seconds))

@@ -1,4 +1,4 @@
-"""The model by itself: asked to complete the function, once for each temperature."""
+"""The bare model: one chat message with the code of a problem, without Moothall."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _MAX_TOKENS = 512
 
 
-async def sample(
+async def sample_solution(
     model: ChatModel, problem: Problem, temperature: float, seed: int
 ) -> tuple[str, Usage]:
-    """Return one solution, as a whole file, and what it took."""
-    requested = (
+    """Return a solution, as the content of the file, and its usage."""
+    prompt = (
         "Complete this Python function. Reply with the whole function and nothing else.\n\n"
         f"```python\n{problem.prompt}```"
     )
     reply = await model.chat(
         ChatRequest(
             call_id=f"bare/{problem.name}/propose/{seed}",
-            messages=(Message("user", requested),),
+            messages=(Message("user", prompt),),
             max_tokens=_MAX_TOKENS,
             deadline=datetime.now(UTC) + timedelta(minutes=5),
             temperature=temperature,
             seed=int(digest(str(seed), problem.id, str(temperature))[:7], 16),
         )
     )
-    return solution(problem, reply.text), reply.usage
+    return parse_solution(problem, reply.text), reply.usage
 
 
-def solution(problem: Problem, output_text: str) -> str:
-    """Return the file that the reply means: what the prompt holds, then its code, whose definition
-    is the later one.
+def parse_solution(problem: Problem, reply_text: str) -> str:
+    """Return the content of the file: the prompt, and then the code of the reply, whose definition
+    replaces that of the prompt.
     """
-    blocks = _FENCED.findall(output_text) or [output_text]
+    blocks = _FENCED.findall(reply_text) or [reply_text]
     code = next((block for block in blocks if f"def {problem.name}" in block), blocks[0])
     return f"{problem.prompt}\n\n{code.strip(chr(10))}\n"
