@@ -18,6 +18,8 @@ _COSTLY = {"aiohttp", "git", "grpc", "kglite", "neo4j", "ray", "rich", "starlett
         "moothall.cli.config",
         "moothall.cli.data_dir, moothall.app.bus, moothall.events.nats.server",
         "moothall.cli.graph, moothall.app.graph",
+        "moothall.cli.serve, moothall.app.server",  # before it starts its host
+        "moothall.workers.subprocesses, moothall.app.host",
     ],
 )
 def test_commands_without_ray_import_no_costly_modules(modules: str) -> None:
