@@ -56,7 +56,7 @@ def _idle(d: Mapping[str, Any]) -> float:
 
 def _idle_memory(d: Mapping[str, Any]) -> float:
     """Megabytes of all processes, each shared page in equal parts."""
-    return sum(map(float, d["held"]["idle"]["pss"].values())) / 1e6
+    return sum(map(float, d["held"]["idle"]["pss"].values()))
 
 
 def _seat(d: Mapping[str, Any]) -> float:
