@@ -172,20 +172,36 @@ async def _write_tasks(data: Path) -> None:
 
         async def write_task(number: int) -> None:
             deliberation = Deliberation(
-                TaskKey(f"task-{number:012x}"), f"Design queue {number} of the warehouse", "dev",
-                "debate", seats, 1, deadline, 12,
-            )  # fmt: skip
+                TaskKey(f"task-{number:012x}"),
+                f"Design queue {number} of the warehouse",
+                "dev",
+                "debate",
+                seats,
+                1,
+                deadline,
+                12,
+            )
             results = tuple(
                 Result(
-                    rank, seat, "dev", 0.9, ("the tests passed",), passed_gates=True, proven=True,
+                    rank,
+                    seat,
+                    "dev",
+                    0.9,
+                    ("the tests passed",),
+                    passed_gates=True,
+                    proven=True,
                     diff="+ a line\n" * 200,
                 )
                 for rank, seat in enumerate(seats, 1)
-            )  # fmt: skip
+            )
             outcome = Outcome(
-                deliberation.task_id, DeliberationStatus.COMPLETED, role="dev", results=results,
-                winner_id=seats[0], agent_count=len(seats),
-            )  # fmt: skip
+                deliberation.task_id,
+                DeliberationStatus.COMPLETED,
+                role="dev",
+                results=results,
+                winner_id=seats[0],
+                agent_count=len(seats),
+            )
             requested = dump(deliberation) | {"request_digest": "", "num_agents": len(seats)}
             async with slots:
                 for kind, event_data in (
@@ -201,7 +217,7 @@ async def _write_tasks(data: Path) -> None:
 
 
 async def _measure_server(folder: Path, times: int) -> dict[str, float | None]:
-    """Seconds until `serve` is ready, and until `list` has listed the last of many tasks."""
+    """Return the seconds until `serve` is ready, and those of `list` with many tasks."""
     data, starts = folder / "serving", []
     async with running_stub() as stub:
         for _ in range(times + 1):  # the first one reads the files from the disk

@@ -55,7 +55,7 @@ def _idle(d: Mapping[str, Any]) -> float:
 
 
 def _idle_memory(d: Mapping[str, Any]) -> float:
-    """Megabytes of all processes, each shared page in equal parts."""
+    """Return the PSS of all processes in megabytes."""
     return sum(map(float, d["held"]["idle"]["pss"].values()))
 
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from moothall import telemetry
-from moothall.cli.doctor import _workspace
+from moothall.app.workspaces import _check_job
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import BuildStep, Prepared
 from moothall.domain.tool import CodeBlock, ToolResult, ToolStatus
@@ -263,10 +263,10 @@ async def test_a_pod_that_never_starts_is_reported_with_the_reason_and_leaves_no
 async def test_the_doctor_opens_a_workspace_and_explains_a_failing_one(app: Local) -> None:
     assert app.pods is not None
     make = app.workspaces.pool._create
-    assert (await _workspace(app.settings, make)).ok
+    assert (await _check_job(app.settings, make)).ok
     assert len(app.pods.labelled) == 1
     app.pods.refusal = "the image 'work:1' of hands cannot be pulled: not found"
-    finding = await _workspace(app.settings, make)
+    finding = await _check_job(app.settings, make)
     assert not finding.ok
     assert "'work:1' of hands cannot be pulled" in finding.detail
     assert finding.mend.startswith("kubectl -n moothall-workspaces get jobs,pods,events")

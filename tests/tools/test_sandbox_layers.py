@@ -73,11 +73,12 @@ def doctor(
     code, output = without(
         features,
         "-c",
-        "from moothall.cli.doctor import _walls\nimport asyncio, json, sys\nfrom dataclasses "
-        "import asdict\n"
+        "from moothall.app.workspaces import _check_sandbox_layers as check\n"
+        "import asyncio, json, sys\n"
+        "from dataclasses import asdict\n"
         "from moothall.settings import load_settings\n"
         "async def main(): print(json.dumps([asdict(f) async for f in "
-        "_walls(load_settings(data_dir=sys.argv[1]).sandbox)]))\nasyncio.run(main())",
+        "check(load_settings(data_dir=sys.argv[1]).sandbox)]))\nasyncio.run(main())",
         str(tmp_path),
         **variables,
     )

@@ -31,17 +31,20 @@ from moothall.domain.ids import ID_PATTERN
 from moothall.domain.plan import DependencyOrder
 from moothall.domain.task import argv_of
 from moothall.errors import InvalidRequest
+from moothall.tools.catalogue import CATALOGUE, Danger
+
+
+def _file_tools(danger: Danger) -> tuple[str, ...]:
+    return tuple(
+        spec.name
+        for spec in CATALOGUE.values()
+        if spec.category == "files" and spec.danger is danger
+    )
+
 
 CAPABILITIES: Mapping[str, tuple[str, ...]] = {
-    "filesystem-read": ("files.read", "files.list", "files.search", "files.info", "files.diff"),
-    "filesystem-write": (
-        "files.write",
-        "files.append",
-        "files.edit",
-        "files.define",
-        "files.delete",
-        "files.mkdir",
-    ),
+    "filesystem-read": _file_tools(Danger.READ),
+    "filesystem-write": _file_tools(Danger.WRITE),
     "git-read": ("git.status", "git.diff", "git.log"),
     "git-write": ("git.add", "git.commit", "git.branch", "git.checkout"),
     "test-execution": ("tests.pytest", "tests.npm", "tests.go", "tests.cargo", "tests.make"),

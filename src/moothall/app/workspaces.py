@@ -1,28 +1,31 @@
-"""The workspaces of a host, with the repositories that it prepares for them. Workspaces in a
-Kubernetes cluster: how they are created, who owns them, and how they are tested. Workspaces on the
-nodes of a Ray cluster.
+"""The workspaces of a host, with the repositories that it prepares for them. The kinds of
+workspaces: how their executors are created, and what `moothall doctor` checks.
 """
 
 from __future__ import annotations
 
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from moothall.app.repositories import create_service, fetch_repositories
 from moothall.concurrency import beside
-from moothall.config import Settings, WorkspaceSections
+from moothall.config import SandboxSettings, Settings, WorkspaceSections
 from moothall.deliberation.context import PARALLEL_CHECKS
 from moothall.domain.ids import digest
 from moothall.domain.repository import Prepared
 from moothall.domain.status import Finding
-from moothall.errors import ConfigurationError, MoothallError
+from moothall.domain.tool import PYTHON_WINDOW, CodeBlock, ToolResult, ToolStatus
+from moothall.errors import ConfigurationError, MoothallError, WorkspaceFailed
 from moothall.ports import Bus, RunCode, Workspace, Workspaces
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.service import Remote, RepositoryService
@@ -30,7 +33,7 @@ from moothall.telemetry import configure_logs
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
 from moothall.workspace.kubernetes.link import Transport
 from moothall.workspace.node_executor import executors_on
-from moothall.workspace.pool import CreateExecutor
+from moothall.workspace.pool import CreateExecutor, ExecutorPool
 from moothall.workspace.prepare import Preparer
 from moothall.workspace.runner import LocalRunner, can_run_blocks
 from moothall.workspace.workspace import OverlayWorkspaces
@@ -38,6 +41,8 @@ from moothall.workspace.workspace import OverlayWorkspaces
 # Workspaces in a Kubernetes cluster: how they are created, who owns them, and how they are tested.
 
 
+_JOB = "workspace job"
+_BLOCK_SECONDS = 60.0
 _MISSING = "workspace.kind is kubernetes: pip install 'moothall[kubernetes]'"
 
 
@@ -178,6 +183,205 @@ async def examine_nodes(settings: Settings) -> AsyncIterator[Finding]:
         )
 
 
+# Checks of a sandbox on this machine, and of a workspace in a Job.
+
+
+async def examine_local(settings: Settings) -> AsyncIterator[Finding]:
+    """Yield the findings about sandboxes of this machine."""
+    async for finding in _check_sandbox_layers(settings.sandbox):
+        yield finding
+    yield await _check_python(settings)
+
+
+async def examine_kubernetes(settings: Settings) -> AsyncIterator[Finding]:
+    """Yield the findings about the cluster, then about a workspace in it. They do not depend on
+    this machine's sandbox.
+    """
+    findings = [finding async for finding in examine_jobs(settings)]
+    for finding in findings:
+        yield finding
+    if not all(finding.ok for finding in findings):
+        return
+    results: list[Finding] = []
+    try:
+        async with open_jobs(settings) as make:
+            results.append(await _check_job(settings, make))
+            if results[0].ok:
+                results.append(await _check_python(settings, make))
+    except MoothallError as error:
+        results = [_no_workspace(settings, error)]
+    for finding in results:
+        yield finding
+
+
+async def _check_job(settings: Settings, make: CreateExecutor) -> Finding:
+    start_time = time.monotonic()
+    try:
+        async with (
+            ExecutorPool(settings, create_executor=make) as pool,
+            pool.start(ExecutorSetup("doctor", ())),
+        ):
+            seconds = time.monotonic() - start_time
+    except (MoothallError, OSError) as error:
+        return _no_workspace(settings, error)
+    return Finding(
+        _JOB,
+        ok=True,
+        detail=f"ready after {seconds:.1f} s, of the images {settings.jobs.image} and "
+        f"{settings.jobs.link_image}",
+    )
+
+
+def _no_workspace(settings: Settings, error: Exception) -> Finding:
+    mend = (
+        f"kubectl -n {settings.jobs.namespace} get jobs,pods,events; docs/operating.md, Workspaces "
+        "as Jobs"
+    )
+    return Finding(_JOB, ok=False, detail=str(error), mend=mend)
+
+
+async def _check_sandbox_layers(sandbox: SandboxSettings) -> AsyncIterator[Finding]:
+    from moothall.sandbox.probe import probe
+
+    for layer in await probe(sandbox):
+        accepted = not layer.ok and layer.name in sandbox.allow_degraded
+        detail = (
+            f"{layer.detail} (missing, accepted by sandbox.allow_degraded)"
+            if accepted
+            else layer.detail
+        )
+        yield Finding(
+            f"sandbox {layer.name}",
+            ok=layer.ok or accepted,
+            detail=detail,
+            mend="" if layer.ok else layer.mend,
+        )
+
+
+async def _check_python(settings: Settings, make: CreateExecutor | None = None) -> Finding:
+    """Run a code block, as a seat would."""
+    if not settings.runner.enabled:
+        return Finding("python blocks", ok=True, detail="off (runner.enabled)")
+    if not can_run_blocks(settings.runner):
+        return Finding(
+            "python blocks",
+            ok=True,
+            detail="off: prompts offer no Python, and runner.v1 is not served; pip install "
+            "'moothall[tools]' adds them",
+        )
+    try:
+        detail = await _try_block(settings, make)
+    except (MoothallError, OSError) as error:  # its folder may be unusable
+        return Finding(
+            "python blocks",
+            ok=False,
+            detail=str(error),
+            mend="set MOOTHALL_RUNNER__ENABLED=false to go without",
+        )
+    offered = settings.llm.assumed_window >= PYTHON_WINDOW
+    offer_text = (
+        "offered in prompts"
+        if offered
+        else f"not offered: the window is below {PYTHON_WINDOW} tokens"
+    )
+    return Finding("python blocks", ok=True, detail=f"{detail}; {offer_text}")
+
+
+async def _try_block(settings: Settings, make: CreateExecutor | None) -> str:
+    """Run a code block that calls a tool, and return a description of the runner. Raises
+    `ConfigurationError`, `WorkspaceFailed` with the reason.
+    """
+
+    async def answer_call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        return ToolResult(
+            "", name, ToolStatus.SUCCESS, {"content": arguments["path"], "total_lines": 1}
+        )
+
+    deadline = datetime.now(UTC) + timedelta(seconds=_BLOCK_SECONDS)
+    block = CodeBlock(
+        "ws.read('a') + 'b'",
+        {"files.read": ("path", "start", "lines")},
+        deadline,
+        "local",
+        full=False,
+    )
+    async with ExecutorPool(settings, create_executor=make) as pool:
+        result = await LocalRunner(settings, pool).run_in_monty(block, answer_call)
+    if result.value != "ab":
+        raise WorkspaceFailed(result.error or f"a block of Python gave {result.value!r}")
+    return f"pydantic-monty {version('pydantic-monty')} in a sandbox of its own"
+
+
+# The kinds of workspaces.
+
+
+@dataclass(frozen=True, slots=True)
+class Executors:
+    """Where the executors of workspaces run.
+
+    create: creates an executor; None: in a sandbox of this machine.
+    count_machines: how many machines run executors.
+    start_early: whether `workspace.warm` applies.
+    """
+
+    create: CreateExecutor | None = None
+    count_machines: Callable[[], int] = lambda: 1
+    start_early: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceKind:
+    """A `workspace.kind`.
+
+    open: opens what its executors need. Raises `ConfigurationError`.
+    examine: yields what `moothall doctor` reports.
+    only_hosts: processes that are not hosts use sandboxes of this machine instead.
+    """
+
+    open: Callable[[Settings], AbstractAsyncContextManager[Executors]]
+    examine: Callable[[Settings], AsyncIterator[Finding]]
+    only_hosts: bool = False
+
+
+@asynccontextmanager
+async def _open_local(_settings: Settings) -> AsyncIterator[Executors]:
+    yield Executors()
+
+
+@asynccontextmanager
+async def _open_ray(settings: Settings) -> AsyncIterator[Executors]:
+    from moothall.workers.ray_nodes import open_nodes  # Ray is an extra
+
+    async with open_nodes() as nodes:
+        # The place of a workspace depends on its council, so none is started in advance.
+        yield Executors(
+            executors_on(nodes, settings), lambda: max(1, nodes.count), start_early=False
+        )
+
+
+@asynccontextmanager
+async def _open_kubernetes(settings: Settings) -> AsyncIterator[Executors]:
+    async with open_jobs(settings) as create_executor:
+        yield Executors(create_executor)
+
+
+WORKSPACE_KINDS: Final[Mapping[str, WorkspaceKind]] = {
+    "local": WorkspaceKind(_open_local, examine_local),
+    "ray": WorkspaceKind(_open_ray, examine_local, only_hosts=True),
+    "kubernetes": WorkspaceKind(_open_kubernetes, examine_kubernetes),
+}
+
+
+def workspace_kind(settings: Settings) -> WorkspaceKind:
+    """Return the configured kind. Raises `ConfigurationError` if `WORKSPACE_KINDS` lacks it."""
+    name = settings.workspace.kind
+    if name not in WORKSPACE_KINDS:
+        raise ConfigurationError(
+            f"workspace.kind is {name}, which cannot be opened; use {', '.join(WORKSPACE_KINDS)}"
+        )
+    return WORKSPACE_KINDS[name]
+
+
 # The workspaces of a host, with the repositories that it prepares for them.
 
 
@@ -210,18 +414,14 @@ async def open_workspace_services(
 
     repositories: RepositoryService
     async with AsyncExitStack() as stack:
-        create_executor, own_settings, nodes = None, settings, None
-        if settings.workspace.kind == "kubernetes":
-            create_executor = await stack.enter_async_context(open_jobs(settings))
-        elif settings.workspace.kind == "ray" and is_host:
-            from moothall.workers.ray_nodes import open_nodes  # Ray is an extra
-
-            nodes = await stack.enter_async_context(open_nodes())
-            create_executor = executors_on(nodes, settings)
-            # The place of a workspace depends on its council, so none is started in advance.
+        executors, own_settings = Executors(), settings
+        kind = workspace_kind(settings)
+        if is_host or not kind.only_hosts:
+            executors = await stack.enter_async_context(kind.open(settings))
+        if not executors.start_early:
             warm_none = settings.workspace.model_copy(update={"warm": 0})
             own_settings = settings.model_copy(update={"workspace": warm_none})
-        workspaces = OverlayWorkspaces(own_settings, clone_of, remote_of, create_executor)
+        workspaces = OverlayWorkspaces(own_settings, clone_of, remote_of, executors.create)
         preparer = Preparer(settings, clone_of, workspaces)
         if remote_bus is None:
             repositories = create_service(settings, preparer.prepare, RepositoryService)
@@ -239,7 +439,7 @@ async def open_workspace_services(
             repositories,
             workspaces,
             LocalRunner(settings, workspaces.pool).run if can_run_blocks(settings.runner) else None,
-            lambda: PARALLEL_CHECKS * max(1, nodes.count if nodes else 1),
+            lambda: PARALLEL_CHECKS * executors.count_machines(),
         )
 
 

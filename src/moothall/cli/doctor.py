@@ -5,35 +5,26 @@ hosts, where they run and what they work on. Descriptions of models for users.
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import AsyncIterator, Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 import click
 
 from moothall.cli.documents import findings_document
 from moothall.cli.options import example, json_option
 from moothall.cli.runtime import EXIT_NONE, plain, print_json, say, with_settings
-from moothall.config import LlmSettings, RaySettings, SandboxSettings, Settings
+from moothall.config import LlmSettings, RaySettings, Settings
 from moothall.config.models import DEFAULT, SOURCE, checked_on
 from moothall.domain.chat import ModelDescription, ReplyMode
 from moothall.domain.status import Finding, HostState
-from moothall.domain.tool import PYTHON_WINDOW, CodeBlock, ToolResult, ToolStatus
-from moothall.errors import MoothallError, WorkspaceFailed
+from moothall.errors import MoothallError
 from moothall.settings import FAMILIES
-from moothall.workspace.executor_client import ExecutorSetup
-from moothall.workspace.pool import CreateExecutor, ExecutorPool
-from moothall.workspace.runner import LocalRunner, can_run_blocks
 
 if TYPE_CHECKING:
     from moothall.llm.client import OpenAIModel
-
-
-_JOB = "workspace job"
-_BLOCK_SECONDS = 60.0
 
 
 @click.command(epilog=example("moothall fleet", "moothall fleet --json"))
@@ -109,15 +100,15 @@ async def _examine(settings: Settings) -> AsyncIterator[Finding]:
     ):
         yield _package(package, extra, is_needed=is_needed)
     yield _event_loop()
-    async for finding in _WORKSPACES[settings.workspace.kind](settings):
+    from moothall.app.workspaces import examine_nodes, workspace_kind
+
+    async for finding in workspace_kind(settings).examine(settings):
         yield finding
     yield await _bus(settings)
     if settings.ray.address is not None:
         access = await _ray_cluster(settings.ray, settings.ray.address)
         yield access
         if access.ok and settings.workspace.kind == "ray":
-            from moothall.app.workspaces import examine_nodes
-
             async for finding in examine_nodes(settings):
                 yield finding
     yield await _fleet(settings)
@@ -164,110 +155,6 @@ def _event_loop() -> Finding:
     except PackageNotFoundError:
         detail = "asyncio's; pip install 'moothall[server]' adds a faster one for servers"
     return Finding("event loop", ok=True, detail=detail)
-
-
-async def _this_machine(settings: Settings) -> AsyncIterator[Finding]:
-    async for finding in _check_sandbox_layers(settings.sandbox):
-        yield finding
-    yield await _python(settings)
-
-
-async def _jobs(settings: Settings) -> AsyncIterator[Finding]:
-    """Check the cluster, then a workspace in it. This machine's sandbox is not used then."""
-    from moothall.app.workspaces import examine_jobs, open_jobs
-
-    findings = [finding async for finding in examine_jobs(settings)]
-    for finding in findings:
-        yield finding
-    if not all(finding.ok for finding in findings):
-        return
-    results: list[Finding] = []
-    try:
-        async with open_jobs(settings) as make:
-            results.append(await _workspace(settings, make))
-            if results[0].ok:
-                results.append(await _python(settings, make))
-    except MoothallError as error:
-        results = [_no_workspace(settings, error)]
-    for finding in results:
-        yield finding
-
-
-_WORKSPACES: Final = {"local": _this_machine, "ray": _this_machine, "kubernetes": _jobs}
-"""How each `workspace.kind` is examined."""
-
-
-async def _workspace(settings: Settings, make: CreateExecutor) -> Finding:
-    start_time = time.monotonic()
-    try:
-        async with (
-            ExecutorPool(settings, create_executor=make) as pool,
-            pool.start(ExecutorSetup("doctor", ())),
-        ):
-            seconds = time.monotonic() - start_time
-    except (MoothallError, OSError) as error:
-        return _no_workspace(settings, error)
-    return Finding(
-        _JOB,
-        ok=True,
-        detail=f"ready after {seconds:.1f} s, of the images {settings.jobs.image} and "
-        f"{settings.jobs.link_image}",
-    )
-
-
-def _no_workspace(settings: Settings, error: Exception) -> Finding:
-    mend = (
-        f"kubectl -n {settings.jobs.namespace} get jobs,pods,events; docs/operating.md, Workspaces "
-        "as Jobs"
-    )
-    return Finding(_JOB, ok=False, detail=str(error), mend=mend)
-
-
-async def _check_sandbox_layers(sandbox: SandboxSettings) -> AsyncIterator[Finding]:
-    from moothall.sandbox.probe import probe
-
-    for layer in await probe(sandbox):
-        accepted = not layer.ok and layer.name in sandbox.allow_degraded
-        detail = (
-            f"{layer.detail} (missing, accepted by sandbox.allow_degraded)"
-            if accepted
-            else layer.detail
-        )
-        yield Finding(
-            f"sandbox {layer.name}",
-            ok=layer.ok or accepted,
-            detail=detail,
-            mend="" if layer.ok else layer.mend,
-        )
-
-
-async def _python(settings: Settings, make: CreateExecutor | None = None) -> Finding:
-    """Run a code block, as a seat would."""
-    if not settings.runner.enabled:
-        return Finding("python blocks", ok=True, detail="off (runner.enabled)")
-    if not can_run_blocks(settings.runner):
-        return Finding(
-            "python blocks",
-            ok=True,
-            detail="off: prompts offer no Python, and runner.v1 is not served; pip install "
-            "'moothall[tools]' adds them",
-        )
-    try:
-        detail = await _try_block(settings, make)
-    except (MoothallError, OSError) as error:  # its folder may be unusable
-        return Finding(
-            "python blocks",
-            ok=False,
-            detail=str(error),
-            mend="set MOOTHALL_RUNNER__ENABLED=false to go without",
-        )
-    offered = settings.llm.assumed_window >= PYTHON_WINDOW
-    offer_text = (
-        "offered in prompts"
-        if offered
-        else f"not offered: the window is below {PYTHON_WINDOW} tokens"
-    )
-    return Finding("python blocks", ok=True, detail=f"{detail}; {offer_text}")
 
 
 async def _bus(settings: Settings) -> Finding:
@@ -399,31 +286,6 @@ async def _add_metrics(model: OpenAIModel, part: str, detail: str) -> Finding:
             mend="use a vLLM near 0.32 (docs/models.md)",
         )
     return Finding(part, ok=True, detail=detail)
-
-
-async def _try_block(settings: Settings, make: CreateExecutor | None) -> str:
-    """Run a code block that calls a tool, and return a description of the runner. Raises
-    `ConfigurationError`, `WorkspaceFailed` with the reason.
-    """
-
-    async def answer_call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        return ToolResult(
-            "", name, ToolStatus.SUCCESS, {"content": arguments["path"], "total_lines": 1}
-        )
-
-    deadline = datetime.now(UTC) + timedelta(seconds=_BLOCK_SECONDS)
-    block = CodeBlock(
-        "ws.read('a') + 'b'",
-        {"files.read": ("path", "start", "lines")},
-        deadline,
-        "local",
-        full=False,
-    )
-    async with ExecutorPool(settings, create_executor=make) as pool:
-        result = await LocalRunner(settings, pool).run_in_monty(block, answer_call)
-    if result.value != "ab":
-        raise WorkspaceFailed(result.error or f"a block of Python gave {result.value!r}")
-    return f"pydantic-monty {version('pydantic-monty')} in a sandbox of its own"
 
 
 # Descriptions of models for users.

@@ -150,7 +150,7 @@ class WorkspaceSettings(Section):
         """Whether sandboxes of this machine, or of the nodes of the same Ray cluster, run the
         workspaces.
         """
-        return self.kind != "kubernetes"
+        return self.kind in {"local", "ray"}
 
 
 SandboxLayer = Literal[
@@ -236,3 +236,8 @@ class WorkspaceSections(BaseModel):
     sandbox: SandboxSettings = SandboxSettings()
     runner: RunnerSettings = RunnerSettings()
     wasm: WasmSettings = WasmSettings()
+
+    @property
+    def image(self) -> str:
+        """The image that commands run in, for kinds of workspaces that have one."""
+        return self.jobs.image

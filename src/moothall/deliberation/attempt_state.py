@@ -15,13 +15,13 @@ from moothall.domain.text import one_line
 from moothall.domain.tool import ToolResult
 from moothall.errors import PatchRefused, Permanent
 from moothall.sandbox_runtime.syntax import language_of
+from moothall.tools.catalogue import FILE_CHANGING_TOOLS
 
 NOTHING_CHANGED = "the seat finished and changed nothing"
 NO_SUMMARY = "(no summary)"
 _MAX_NAMES_CHARS = 500
-_WRITING_TOOLS = frozenset(
-    {"files.write", "files.append", "files.edit", "files.define", "files.store"}
-)
+# The tools that leave a file behind.
+_WRITING_TOOLS = FILE_CHANGING_TOOLS - {"files.delete", "files.mkdir"}
 
 
 @dataclass(slots=True)

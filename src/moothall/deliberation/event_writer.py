@@ -1,5 +1,5 @@
-"""What a deliberation publishes: events, each once; partial replies; spans and metrics. It includes
-the resource usage of agents, their progress and their limits.
+"""Publishing of a deliberation: its events, each once, its partial replies, spans and metrics; and
+the resource usage of agents, with their progress and limits.
 """
 
 from __future__ import annotations

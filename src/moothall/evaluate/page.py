@@ -133,10 +133,9 @@ def _tiles(report: Mapping[str, Any]) -> str:
         default=None,
     )
     wrong = sum(item["wrong"][EvidenceLevel.REPRODUCED.value] for item in configurations)
+    levels = [level for level in EvidenceLevel if level.independent]
     independent = sum(
-        item["precision"][level]["total"]
-        for item in configurations
-        for level in ("proven", "reproduced")
+        item["precision"][level.value]["total"] for item in configurations for level in levels
     )
     rows = report["results"]
     tiles = [
@@ -146,7 +145,7 @@ def _tiles(report: Mapping[str, Any]) -> str:
             f"solved by {text(best['config'], 30)}" if best else "solved",
         ),
         (f"{wrong}", "reproduced and wrong"),
-        (f"{independent}", "winners proven or reproduced"),
+        (f"{independent}", f"winners {' or '.join(level.words for level in levels)}"),
         (f"{sum(row['tokens'] for row in rows):,}", "tokens in all"),
     ]
     return (

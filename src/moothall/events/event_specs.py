@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from moothall.domain.council import PROTOCOLS
 from moothall.domain.event import Channel, EventType
+from moothall.domain.evidence import EvidenceLevel
 
 ADDRESSES: Mapping[Channel, str] = {
     Channel.STORIES: "agile.events.{story_id}",
@@ -197,7 +198,7 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             status="how it ended",
             winner_id="the winning seat, or empty",
             proven="whether a test that the author did not write proves it",
-            evidence_level="proven, reproduced, self_tested, unproven",
+            evidence_level=", ".join(EvidenceLevel),
             undecided="whether no test or review ranked the winner above another answer",
             results="rank, score, reasons, checks, evidence, diff or its reference",
             final_state="committed, no_winner, failed, timeout, cancelled, answered, already_done, "

@@ -1,7 +1,6 @@
-"""Texts of a forge: reports of failed checks, which are read, and those for people, which are
-written.
+"""Texts of a forge: read reports of failed checks, and write texts for people.
 
-Everything that is read is foreign text: whoever may push code decides what its CI prints.
+Everything that is read is untrusted, because anyone who can push code decides what CI prints.
 
 Text of models and callers is escaped completely: it can contain no Markdown, HTML or link, mention
 nobody, and reference or close no issue. It is escaped for the renderer, and also broken for tools
@@ -28,7 +27,7 @@ from moothall.forge.client import (
 
 # The checks that CI systems ran on a commit: statuses, check runs, and the logs of failed jobs.
 #
-# Names, reports and logs are foreign text: whoever may push code decides what its CI prints.
+# Names, reports and logs are untrusted.
 
 
 MAX_FAILED_CHECKS = 5

@@ -1,6 +1,5 @@
-"""What a tool session keeps from one call to the next: its workspace, which survives its executor
-and can be leased to a workflow; and the results of requests by their ids, so that a repeated
-request runs once.
+"""The state of a tool session between calls: its workspace, which survives its executor and can be
+leased to a workflow, and the results of requests by id, so that a repeated request runs once.
 """
 
 from __future__ import annotations

@@ -28,7 +28,15 @@ _PASSED = {
     "output": "3 passed",
 }
 _SHA = "3f2a9c1e" * 5
-__all__ = ["CATALOGUE", "Danger", "ToolSpec", "describe", "is_granted", "list_tools"]
+__all__ = [
+    "CATALOGUE",
+    "FILE_CHANGING_TOOLS",
+    "Danger",
+    "ToolSpec",
+    "describe",
+    "is_granted",
+    "list_tools",
+]
 
 
 def _file(
@@ -39,11 +47,13 @@ def _file(
     example: Example,
     *,
     core: bool = False,
-    writes: bool = False,
+    writes: tuple[str, ...] = (),
     second_path_argument: str = "",
     version: str = "1.0.0",
 ) -> ToolSpec:
-    """`second_path_argument`: a second argument that holds a path or glob."""
+    """`second_path_argument`: a second argument that holds a path or glob. `writes`: see
+    `ToolSpec`.
+    """
     return ToolSpec(
         name=f"files.{name}",
         summary=summary,
@@ -57,7 +67,7 @@ def _file(
         examples=(example,),
         profiles=(*(("core",) if core else ()), "coding", *(() if writes else ("reading",))),
         paths=("path", second_path_argument) if second_path_argument else ("path",),
-        writes=("path",) if writes else (),
+        writes=writes,
     )
 
 
@@ -146,7 +156,7 @@ SPECS: Final = (
             {"path": "src/a.py", "bytes": 6},
         ),
         core=True,
-        writes=True,
+        writes=("path",),
     ),
     _file(
         "append",
@@ -159,7 +169,7 @@ SPECS: Final = (
             {"path": "src/a.py", "bytes": 12},
         ),
         core=True,
-        writes=True,
+        writes=("path",),
     ),
     _file(
         "edit",
@@ -172,7 +182,7 @@ SPECS: Final = (
             {"path": "src/a.py", "replaced": 1},
         ),
         core=True,
-        writes=True,
+        writes=("path",),
         version="1.2.0",
     ),
     _file(
@@ -190,7 +200,7 @@ SPECS: Final = (
             {"path": "src/cart.py", "name": "Cart.count", "replaced": True, "start": 12, "end": 13},
         ),
         core=True,
-        writes=True,
+        writes=("path",),
     ),
     _file(
         "list",
@@ -227,7 +237,7 @@ SPECS: Final = (
         schemas.FilesPath,
         schemas.Deleted,
         Example("a file", {"path": "src/old.py"}, {"path": "src/old.py", "deleted": True}),
-        writes=True,
+        writes=("path",),
     ),
     _file(
         "mkdir",
@@ -235,7 +245,7 @@ SPECS: Final = (
         schemas.FilesPath,
         schemas.Place,
         Example("a folder", {"path": "docs"}, {"path": "docs"}),
-        writes=True,
+        writes=("path",),
     ),
     _file(
         "info",
@@ -390,6 +400,12 @@ SPECS: Final = (
 
 
 CATALOGUE: Final[Mapping[str, ToolSpec]] = {spec.name: spec for spec in (*SPECS, *code_tools.SPECS)}
+FILE_CHANGING_TOOLS: Final = frozenset(
+    {"files.store", *(spec.name for spec in SPECS if spec.category == "files" and spec.writes)}
+)
+"""The names of the tools that change files. `files.store` is not in the catalogue: tools outside
+the workspace store their results with it.
+"""
 
 
 def is_granted(grant: Grant, tool: str) -> bool:

@@ -181,7 +181,7 @@ class Archives:
     def __init__(self, settings: WorkspaceSections, max_bytes: int = _MAX_BYTES) -> None:
         host_properties = (
             settings.workspace.kind,
-            settings.jobs.image,
+            settings.image,
             platform.machine(),
             sys.version,
             sys.prefix,

@@ -27,6 +27,7 @@ from moothall.repositories.profile import read_text
 from moothall.sandbox.bubblewrap import ENVIRONMENT, interpreter
 from moothall.sandbox.spawn import OPEN_FILES
 from moothall.sandbox_runtime.confinement import HOME
+from moothall.tools.catalogue import FILE_CHANGING_TOOLS
 from moothall.workspace import executor_connection
 from moothall.workspace.executor_connection import ExecutorConnection
 from moothall.workspace.limits import MAX_OUTPUT_BYTES
@@ -86,9 +87,8 @@ _PROXY_VARIABLES = (
 _FOREIGN_CODE = frozenset({"run", "code"})  # operations that run untrusted code
 # These take a slot. Set-up does not: it mostly waits for the network.
 _SLOTTED = frozenset({"run", "build", "check", "code", "shell"})
-_WRITING_TOOLS = frozenset(
-    {"files.write", "files.append", "files.edit", "files.define", "files.mkdir", "files.store"}
-)
+# Deletions free a full disk, so they are not checked.
+_WRITING_TOOLS = FILE_CHANGING_TOOLS - {"files.delete"}
 
 Answer = dict[str, Any]
 QuestionHandler = Callable[[Answer], Awaitable[Answer]]

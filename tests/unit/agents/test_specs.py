@@ -384,6 +384,11 @@ def test_the_documented_capabilities_match_the_code_and_name_existing_tools() ->
         f"| `{name}` | {', '.join(f'`{tool}`' for tool in tools)} |"
         for name, tools in CAPABILITIES.items()
     ]
+    read, write = CAPABILITIES["filesystem-read"], CAPABILITIES["filesystem-write"]
+    assert " ".join(read) == "files.read files.list files.search files.info files.diff"
+    assert " ".join(write) == (
+        "files.write files.append files.edit files.define files.delete files.mkdir"
+    )
     families = {"web.*", "http.*", "browser.*", "db.*"}  # toolkits that a machine may have
     for tool in {tool for tools in CAPABILITIES.values() for tool in tools} - families:
         assert tool in CATALOGUE

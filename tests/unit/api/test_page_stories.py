@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from moothall.api.web.rendering import make_visible
+from moothall.api.web.rendering import make_visible, part
 from moothall.api.web.sessions import safe_path
 from moothall.api.web.story_page import needs_user, status_of
 from moothall.domain.codec import dump
@@ -68,6 +68,16 @@ async def test_every_term_with_a_button_is_explained(browser: Browser) -> None:
     assert "term-rigor" in terms
     assert terms <= set(re.findall(r'popover id="([\w-]+)"', text))
     assert "from 85 points, built by dev, qa" in text
+
+
+def test_labels_of_independent_levels_have_their_colour() -> None:
+    labels = re.findall(r'<span class="(level[^"]*)">([^<]+)</span>', part("terms.html"))
+    assert labels == [
+        ("level independent", "proven"),
+        ("level independent", "reproduced"),
+        ("level", "self-tested"),
+        ("level", "unproven"),
+    ]
 
 
 async def test_a_conflicting_edit_keeps_the_typed_text(browser: Browser) -> None:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from pydantic import SecretStr
 
 from moothall.app.graph import graph_of, open_graph
+from moothall.app.workspaces import _check_python
 from moothall.cli import doctor
 from moothall.cli.access import keys
 from moothall.cli.runtime import result_of
@@ -84,7 +85,7 @@ async def test_without_monty_python_is_off_and_doctor_explains_how_to_install_it
     monkeypatch.setitem(sys.modules, "pydantic_monty", None)
     settings = load_settings(data_dir=tmp_path)
     assert not can_run_blocks(settings.runner)
-    finding = await doctor._python(settings)
+    finding = await _check_python(settings)
     assert finding.ok
     assert "pip install 'moothall[tools]'" in finding.detail
 

@@ -32,3 +32,14 @@ def test_a_seats_new_file_is_reported_in_listed_and_unlisted_folders(
         result("files.write", "src/target.rs"),
     ]
     assert find_ignored_writes(results, None, patch) == {"target/gen/a.rs": RULE}
+
+
+def test_only_tools_that_write_a_file_are_reported() -> None:
+    patch = Patch("0" * 40, "1" * 40, "", ignored={"target/": RULE})
+    names = ("read", "write", "append", "edit", "define", "store", "mkdir", "delete")
+    reported = [
+        name
+        for name in names
+        if find_ignored_writes([result(f"files.{name}", "target/gen/a.rs")], None, patch)
+    ]
+    assert reported == ["write", "append", "edit", "define", "store"]

@@ -71,6 +71,10 @@ def test_hostile_text_adds_no_element_and_no_attribute() -> None:
     assert "&lt;script&gt;alert(1)" in page
 
 
+def test_a_tile_counts_the_winners_with_an_independent_level() -> None:
+    assert "<b>1</b>winners proven or reproduced<" in render(_report("words"))
+
+
 def test_the_page_loads_no_external_resources() -> None:
     page = render(_report("words"))
     assert "default-src 'none'" in page

@@ -14,7 +14,7 @@ from moothall.domain.event import Channel, EventType, new_event
 from moothall.domain.ids import ROLES, key_of
 from moothall.errors import InvalidRequest
 from moothall.events import registry
-from moothall.events.event_specs import ADDRESSES
+from moothall.events.event_specs import ADDRESSES, EVENT_SPECS
 from moothall.events.nats.asyncapi import asyncapi
 
 IDS = {"task_id": "task-1", "story_id": "story-1", "workspace": "ws-1", "agent_id": "agent-dev-001"}
@@ -152,6 +152,11 @@ def test_a_pattern_covers_a_narrower_one() -> None:
     assert registry.covers("a.*", "a.*")
     assert not registry.covers("a.*", "a.>")
     assert not registry.covers("a.b", "a.*")
+
+
+def test_the_decision_lists_the_levels_of_evidence_in_order() -> None:
+    fields = EVENT_SPECS[EventType.DELIBERATION_DECIDED].fields
+    assert fields["evidence_level"] == "proven, reproduced, self_tested, unproven"
 
 
 def test_asyncapi_documents_every_event_and_stream() -> None:

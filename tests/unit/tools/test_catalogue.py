@@ -15,7 +15,7 @@ from moothall.config import WorkspaceSettings
 from moothall.domain.ids import ROLES
 from moothall.domain.tool import Grant
 from moothall.settings import AllSettings, load_settings
-from moothall.tools.catalogue import ToolSpec, describe, list_tools
+from moothall.tools.catalogue import FILE_CHANGING_TOOLS, ToolSpec, describe, list_tools
 from moothall.tools.schemas import arguments_digest, canonical
 from support.tools import CATALOGUE
 
@@ -165,6 +165,11 @@ def test_the_catalogue_contains_every_tool_of_the_wire_in_order() -> None:
         "docker.build docker.run docker.exec docker.ps docker.logs docker.stop docker.rm"
     )
     assert list(CATALOGUE) == names.split()
+
+
+def test_file_changing_tools_are_those_that_write_and_store() -> None:
+    names = "write append edit define delete mkdir store"
+    assert {f"files.{name}" for name in names.split()} == FILE_CHANGING_TOOLS
 
 
 def test_the_tool_list_is_stable_and_short_for_a_small_model() -> None:

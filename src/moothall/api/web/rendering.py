@@ -364,9 +364,18 @@ def _icon(name: str) -> Markup:
     )
 
 
+def _level_label(words: str) -> Markup:
+    """Return a label with the words of a level of evidence."""
+    independent = {level.words for level in EvidenceLevel if level.independent}
+    return Markup('<span class="level{}">{}</span>').format(
+        " independent" if words in independent else "", words
+    )
+
+
 _TEMPLATES.globals |= {
     "asset_url": asset_url,
     "icon": _icon,
+    "level_label": _level_label,
     "max_lines": MAX_DIFF_LINES,
     "max_text": _MAX_TEXT_CHARS,
     "lifecycle": lifecycle,

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from moothall.app.workspaces import examine_jobs
-from moothall.cli.doctor import _jobs
+from moothall.app.workspaces import examine_jobs, examine_kubernetes
 from moothall.config import BusSettings, JobSettings, Settings, WorkspaceSettings
 from moothall.domain.status import Finding
 from support.kube.api import SPACE, KubeApi, kube_api
@@ -132,7 +131,7 @@ async def test_invalid_link_keys_are_reported(api: KubeApi, tmp_path: Path) -> N
 async def test_the_doctor_needs_no_local_isolation_and_explains_a_failing_workspace(
     api: KubeApi, tmp_path: Path
 ) -> None:
-    seen = [finding async for finding in _jobs(configured(tmp_path))]
+    seen = [finding async for finding in examine_kubernetes(configured(tmp_path))]
     assert [one.part for one in seen] == [
         "cluster",
         "cluster rights",
@@ -143,5 +142,5 @@ async def test_the_doctor_needs_no_local_isolation_and_explains_a_failing_worksp
     assert [one.ok for one in seen] == [True, True, True, True, False]
     assert "127.0.0.1:9" in seen[-1].detail, "the bus is away, and is named"
     api.denied = {("create", "jobs")}
-    seen = [finding async for finding in _jobs(configured(tmp_path))]
+    seen = [finding async for finding in examine_kubernetes(configured(tmp_path))]
     assert "workspace job" not in [one.part for one in seen], "it would only say the same again"
