@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -165,6 +166,7 @@ _REFERRED = ("hidden", "bundles", "spent", "revoked")
 """Buckets whose documents are written before the events that refer to them."""
 _SECONDS = 30.0
 """The maximum time between two chunks of a snapshot."""
+_POLL_SECONDS = 0.05
 
 
 def ordered_streams() -> tuple[str, ...]:
@@ -225,9 +227,23 @@ class Snapshots:
         answer = await self._ask(f"$JS.API.STREAM.RESTORE.{stream}", about)
         with translate_errors(f"restore {stream}"):
             for chunk in chunks:
-                await self._client.request(answer["deliver_subject"], chunk, _SECONDS)
-            done = await self._client.request(answer["deliver_subject"], b"", _SECONDS)
+                await self._send_chunk(answer["deliver_subject"], chunk)
+            done = await self._send_chunk(answer["deliver_subject"], b"")
         _check(json.loads(done.data), f"restore {stream}")
+
+    async def _send_chunk(self, subject: str, chunk: bytes) -> Msg:
+        """Send a part of a snapshot, or b"" after the last one.
+
+        In a cluster, our server may learn a little later that another one receives on the subject.
+        """
+        deadline = time.monotonic() + _SECONDS
+        while True:
+            try:
+                return await self._client.request(subject, chunk, _SECONDS)
+            except nats.errors.NoRespondersError:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def _ask(self, subject: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
