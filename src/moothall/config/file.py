@@ -287,8 +287,7 @@ REMOVED: Final[dict[str, str]] = {
     "forge.poll_seconds": "it is always 60 seconds",
     "forge.webhook_host": "use forge.webhook_address, HOST:PORT",
     "forge.webhook_port": "use forge.webhook_address, HOST:PORT",
-    "graph.user": "use graph.url, as in neo4j://user@host:7687/database",
-    "graph.database": "use graph.url, as in neo4j://user@host:7687/database",
+    "graph.database": "use graph.url, as in neo4j://host:7687/database",
     "seed": "it is always 0, unless a request sets another one",
 }
 """What applies instead of each removed setting."""

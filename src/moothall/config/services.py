@@ -404,7 +404,8 @@ class GraphSettings(Section):
         "database neo4j://moothall@127.0.0.1:7687/context; both are neo4j by default. Give it a "
         "database of its own",
     )
-    password: SecretStr | None = Field(None, description="password of the user in `url`")
+    user: str = Field("", description="user of the Neo4j server; empty: the user in `url`")
+    password: SecretStr | None = Field(None, description="password of that user")
     pace_seconds: float = Field(
         0.5, ge=0, description="pause between two batches, which leaves the CPU to the councils"
     )
@@ -422,9 +423,9 @@ class GraphSettings(Section):
         return parts._replace(netloc=parts.netloc.rpartition("@")[2], path="").geturl()
 
     @property
-    def user(self) -> str:
-        """The user of the Neo4j server."""
-        return unquote(urlsplit(self.url or "").username or _NEO4J)
+    def login(self) -> str:
+        """The user of the Neo4j server, from `user` or the URL."""
+        return self.user or unquote(urlsplit(self.url or "").username or _NEO4J)
 
     @property
     def database(self) -> str:

@@ -117,7 +117,7 @@ async def neo4j_store(
     with _translate_errors(settings):
         driver = neo4j.AsyncGraphDatabase.driver(
             settings.server,
-            auth=(settings.user, password),
+            auth=(settings.login, password),
             connection_timeout=_CONNECT_SECONDS,
             connection_acquisition_timeout=2 * _CONNECT_SECONDS,
             max_transaction_retry_time=retry_seconds,
@@ -145,8 +145,8 @@ def _translate_errors(settings: GraphSettings) -> Iterator[None]:
         yield
     except errors.AuthError as error:
         raise ConfigurationError(
-            f"Neo4j at {settings.url} rejected the credentials of {settings.user} ({error.code}); "
-            "set the user in graph.url, as in neo4j://user@host:7687, and graph.password"
+            f"Neo4j at {settings.url} rejected the credentials of {settings.login} ({error.code}); "
+            "set graph.user and graph.password"
         ) from error
     except errors.ConfigurationError as error:
         raise ConfigurationError(f"graph.url {settings.url!r} is invalid: {error}") from error

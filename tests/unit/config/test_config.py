@@ -132,7 +132,12 @@ def test_the_url_of_the_graph_names_its_user_and_database(
     url: str, server: str, user: str, database: str
 ) -> None:
     graph = load_settings(graph={"url": url}).graph
-    assert (graph.server, graph.user, graph.database) == (server, user, database)
+    assert (graph.server, graph.login, graph.database) == (server, user, database)
+
+
+def test_the_user_of_the_graph_takes_precedence_over_that_in_its_url() -> None:
+    graph = load_settings(graph={"url": "neo4j://ann@db:7687", "user": "bob"}).graph
+    assert graph.login == "bob"
 
 
 def test_a_password_in_the_url_of_the_graph_is_refused() -> None:

@@ -191,9 +191,7 @@ async def test_concurrent_processes_prepare_an_empty_server(neo4j: Address) -> N
 
 @pytest.mark.e2e
 async def test_rejected_credentials_name_the_settings(neo4j: Address) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"set the user in graph\.url, .* and graph\.password"
-    ):
+    with pytest.raises(ConfigurationError, match=r"set graph\.user and graph\.password"):
         async with neo4j_store(GraphSettings(url=neo4j.url_with_user, password=SecretStr("wrong"))):
             pass
 
