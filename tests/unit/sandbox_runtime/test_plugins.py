@@ -310,3 +310,44 @@ def test_reporters_are_valid_python_3_7(name: str) -> None:
     import ast
 
     ast.parse((FOLDER / name).read_text(encoding="utf-8"), feature_version=(3, 7))
+
+
+LOOKS = """
+import os, signal, subprocess, sys, time
+import moothall_reporter
+
+moothall_reporter._pressure = time.monotonic  # the machine has no free core at any time
+signal.signal(signal.SIGALRM, lambda *_: None)
+clock = moothall_reporter.Clock(0.5)
+child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+moothall_reporter._process = moothall_reporter._delay = lambda: 0.0  # of the parent, which waits
+moothall_reporter._listdir = lambda path: [str(child.pid)] if path == "/proc" else os.listdir(path)
+
+def look(sleeping):
+    os.kill(child.pid, signal.SIGSTOP if sleeping else signal.SIGCONT)
+    state = ""
+    while (state == "T") != sleeping:
+        state = open(f"/proc/{child.pid}/stat").read().rpartition(")")[2].split()[0]
+    return clock.has_more_time()
+
+looks = [look(sleeping == "1") for sleeping in sys.argv[1]]
+child.kill()
+print(*looks, clock.remark)
+"""
+
+
+@pytest.mark.parametrize(
+    ("sleeping", "more"),
+    [("0110110", "True True True True True True True"), ("0111", "True True True False")],
+)
+def test_a_case_is_only_waiting_if_several_looks_in_a_row_find_it_idle(
+    sleeping: str, more: str
+) -> None:
+    looks = subprocess.run(
+        [sys.executable, "-c", LOOKS, sleeping],
+        env={"PYTHONPATH": str(FOLDER)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert looks.stdout.strip() == more

@@ -65,6 +65,9 @@ class Lines:
 _LATE_SECONDS = 2.0
 _GENEROUS = 6  # the factor by which a case may exceed its limit on a busy machine
 _IDLE = 0.1  # share of the time; a case that needs a core for less is only waiting
+_IDLE_LOOKS = 3
+"""A case is only waiting if so many looks in a row find it idle. A child that has just ended leaves
+no thread that runs until its parent gets a core again."""
 _MIN_SECONDS, _REPEAT_SECONDS = 0.2, 1.0
 # Kept here because tests may replace them.
 _open, _read, _close, _listdir, _getpid = os.open, os.read, os.close, os.listdir, os.getpid
@@ -89,6 +92,7 @@ class Clock:
         self.remark = ""
         """Set at the end of the time if the machine was too busy for the case to use it."""
         self._seconds = seconds
+        self._idle_looks = 0
         self._hard_deadline = _now() + _GENEROUS * seconds
         self._start()
 
@@ -118,11 +122,15 @@ class Clock:
         waited = _since(self._delay, _delay())
         if remaining < _MIN_SECONDS or thread >= self._seconds:
             return False
-        if waited is not None and process + waited < _IDLE * passed and not any(_others_run()):
+        idle = waited is not None and process + waited < _IDLE * passed and not any(_others_run())
+        self._idle_looks = self._idle_looks + 1 if idle else 0
+        if self._idle_looks >= _IDLE_LOOKS:
             return False
         if now >= self._hard_deadline:
             self.remark = " while the machine was busy"
             return False
+        if idle:
+            remaining = _MIN_SECONDS
         self._ring(min(remaining, self._hard_deadline - now))
         return True
 
