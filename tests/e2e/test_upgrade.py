@@ -63,8 +63,8 @@ def run(*command: str | Path, cwd: Path = ROOT) -> str:
 
 def install_older(folder: Path) -> Path:
     """Build the wheel of the older version, and install it into a separate environment, which
-    shares the dependencies of this one. Return its interpreter. Skip the test in a shallow clone
-    without the older version.
+    shares the dependencies of this one. Dependencies that only the older version needs are
+    downloaded. Return its interpreter. Skip the test in a shallow clone without the older version.
     """
     try:
         extract_source(folder / "source")
@@ -81,6 +81,8 @@ def install_older(folder: Path) -> Path:
     packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
     shared = "\n".join({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
     (packages / "shared.pth").write_text(f"{shared}\n", encoding="utf-8")
+    # Only what the older version needs and this one does not.
+    run(python, "-m", "pip", "install", "--quiet", wheel)
     return python
 
 
