@@ -388,7 +388,7 @@ async def test_tests_of_an_agent_without_an_answer_select_the_winner_in_every_la
         ).judge_cases(fits)
     assert set(changed_files(author.diff)) == set(written), "only tests are adopted"
     assert len(verdicts.counted) == 1, verdicts.states
-    assert verdicts.red == {*verdicts.counted}
+    assert verdicts.failing_on_base == {*verdicts.counted}
     assert [bool(verdicts.passed[item.diff]) for item in (right, *wrong)] == [True, False, False]
 
 

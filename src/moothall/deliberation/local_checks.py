@@ -28,7 +28,7 @@ from moothall.deliberation.case_files import (
 )
 from moothall.deliberation.code_blocks import TurnContext
 from moothall.deliberation.prompts.repository_context import looks_like_test
-from moothall.domain.evidence import RED, CheckRun
+from moothall.domain.evidence import FAILED_OUTCOMES, CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, Proposal
 from moothall.domain.repository import Patch, Prepared, checks_near
@@ -144,7 +144,7 @@ class CheckedWorkspace:
 
 def failing_cases(run: CheckRun) -> list[str]:
     """Return the ids of the failing cases, in the run's order."""
-    return [case for case, outcome in run.cases.items() if outcome in RED]
+    return [case for case, outcome in run.cases.items() if outcome in FAILED_OUTCOMES]
 
 
 def select_checks(
@@ -210,7 +210,9 @@ def _choose_cases(
         base.cases, prepared.files, prepared.base.profile.folders.get(base.check, "")
     )
     required = [
-        case for case, outcome in base.cases.items() if outcome in RED or case in required_cases
+        case
+        for case, outcome in base.cases.items()
+        if outcome in FAILED_OUTCOMES or case in required_cases
     ]
     # The test files of a patch run as they are now, or were deleted.
     required = [case for case in required if files[case] not in patch.paths]

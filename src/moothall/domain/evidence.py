@@ -45,7 +45,7 @@ class CheckRun:
     contended: bool = False
 
 
-RED = frozenset({"failed", "errored"})
+FAILED_OUTCOMES = frozenset({"failed", "errored"})
 SECRETS = "secrets"
 OWN_TESTS = "own tests"
 """The name of the evidence of a seat's own tests: passed if they fail on the base and pass on its

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from moothall.domain.evidence import RED, UNBELIEVED, CheckRun, Evidence, Verdict
+from moothall.domain.evidence import FAILED_OUTCOMES, UNBELIEVED, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment
 from moothall.domain.repository import Profile
@@ -99,13 +99,13 @@ def assess(
     decisive = [comparison for comparison in comparisons if comparison.name not in profile.advisory]
     fixed = _fixed_cases(decisive, own_tests, altered, unrelated)
     needed = [comparison for comparison in comparisons if comparison.name in required]
-    nothing_passed = not any(comparison.shows_green for comparison in needed)
+    nothing_passed = not any(comparison.has_passing for comparison in needed)
     proven = any(fixed.values())
     concerned = {item.name: item.concerned_cases(changed, task) for item in needed if not proven}
     undone = {name for name, cases in concerned.items() if nothing_passed or cases}
     unsolved = [case for cases in concerned.values() for case in cases]
     regressions = {case for comparison in needed for case in comparison.lost}
-    red_before = {case for comparison in needed for case in comparison.red_before}
+    still_failing = {case for comparison in needed for case in comparison.still_failing}
     return Assessment(
         applies=applies,
         required=required,
@@ -114,7 +114,7 @@ def assess(
         behaviour=_behaviour_digest(prepared_runs, runs, required, own_tests, ignored_cases),
         evidence=_evidence(comparisons, fixed, undone, flaky),
         fixed=tuple(sorted(case for cases in fixed.values() for case in cases))[:_MAX_FIXED_CASES],
-        still_red=tuple(sorted(red_before)),
+        still_red=tuple(sorted(still_failing)),
         unrelated=tuple(sorted(unrelated)),
         unsolved=tuple(unsolved),
         missed=any(asks_for(case, task) for case in unsolved),
@@ -172,7 +172,7 @@ def differing_cases(first_run: CheckRun, second_run: CheckRun) -> set[str]:
     return {
         case
         for case in first_cases.keys() & second_cases.keys()
-        if (first_cases[case] in RED) != (second_cases[case] in RED)
+        if (first_cases[case] in FAILED_OUTCOMES) != (second_cases[case] in FAILED_OUTCOMES)
     }
 
 
@@ -207,17 +207,21 @@ class _CheckComparison:
         self._ignored_cases = ignored_cases
         self._base_cases = effective_cases(base) if base else {}
         self._cases = effective_cases(run) if run else {}
-        self.shows_green = any(outcome == "passed" for outcome in self._cases.values())
-        red = [
+        self.has_passing = any(outcome == "passed" for outcome in self._cases.values())
+        failing = [
             case
             for case, outcome in self._cases.items()
-            if outcome in RED and case not in ignored_cases
+            if outcome in FAILED_OUTCOMES and case not in ignored_cases
         ]
-        self.red_before = [case for case in red if self._base_cases.get(case) in RED]
-        self.new_red = [case for case in red if self._base_cases.get(case) not in RED]
+        self.still_failing = [
+            case for case in failing if self._base_cases.get(case) in FAILED_OUTCOMES
+        ]
+        self.new_failures = [
+            case for case in failing if self._base_cases.get(case) not in FAILED_OUTCOMES
+        ]
         self._findings = _new_findings(base, run, changed)
         if run and run.findings:
-            self.red_before, self.new_red = [], []  # a linter is judged by its findings
+            self.still_failing, self.new_failures = [], []  # a linter is judged by its findings
 
     @property
     def lost(self) -> list[str]:
@@ -247,7 +251,7 @@ class _CheckComparison:
             return []
         return [
             case
-            for case in self.red_before
+            for case in self.still_failing
             if concerns(case, base.details.get(case, ""), run.details.get(case, ""), changed, task)
         ]
 
@@ -279,14 +283,14 @@ class _CheckComparison:
             check=self.name,
             verdict=self._verdict(run, undone=undone),
             passed=outcomes.count("passed"),
-            failed=sum(outcome in RED for outcome in outcomes),
+            failed=sum(outcome in FAILED_OUTCOMES for outcome in outcomes),
             skipped=outcomes.count("skipped"),
             duration_ms=run.duration_ms,
             output=run.output,
             proven=proven,
-            before=sum(case in run.cases for case in self.red_before),
-            red=tuple((*self.new_red, *self._findings)[:_MAX_NAMED_CASES]),
-            red_before=tuple(self.red_before[:_MAX_NAMED_CASES]),
+            before=sum(case in run.cases for case in self.still_failing),
+            red=tuple((*self.new_failures, *self._findings)[:_MAX_NAMED_CASES]),
+            red_before=tuple(self.still_failing[:_MAX_NAMED_CASES]),
             flaky=tuple(sorted(flaky & self._cases.keys())[:_MAX_NAMED_CASES]),
             why=self._explain_stop(run),
         )
@@ -318,11 +322,11 @@ class _CheckComparison:
             not self._base or self._base.verdict is not Verdict.ERRORED
         ):
             return Verdict.ERRORED  # it stopped early, unlike on the base
-        if self.new_red or self._findings:
+        if self.new_failures or self._findings:
             return Verdict.FAILED
-        if run.cases and not self.shows_green:
-            return Verdict.FAILED if self.red_before else Verdict.MISSING
-        return Verdict.FAILED if undone and self.red_before else Verdict.PASSED
+        if run.cases and not self.has_passing:
+            return Verdict.FAILED if self.still_failing else Verdict.MISSING
+        return Verdict.FAILED if undone and self.still_failing else Verdict.PASSED
 
 
 def _new_findings(base: CheckRun | None, run: CheckRun | None, changed: Sequence[str]) -> list[str]:
@@ -349,10 +353,10 @@ def _failed_on_base(base: CheckRun, base_cases: Mapping[str, str], case: str) ->
     package or check.
     """
     if case in base_cases:
-        return base_cases[case] in RED
+        return base_cases[case] in FAILED_OUTCOMES
     if not base.cases:
-        return base_cases.get(base.check) in RED
-    return any(base_cases.get(container) in RED for container in containers(case))
+        return base_cases.get(base.check) in FAILED_OUTCOMES
+    return any(base_cases.get(container) in FAILED_OUTCOMES for container in containers(case))
 
 
 def _only_faster(base: CheckRun, run: CheckRun, case: str) -> bool:

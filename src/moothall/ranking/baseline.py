@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moothall.domain.evidence import RED, CheckRun, Verdict
+from moothall.domain.evidence import FAILED_OUTCOMES, CheckRun, Verdict
 from moothall.domain.repository import Prepared, Profile
 from moothall.domain.task import VALIDATION
 from moothall.ranking.assess import effective_cases
@@ -77,7 +77,7 @@ class CheckRow:
 
     @property
     def line(self) -> str:
-        """The row as a short text: `tests 180 passed, 3 red (a, b, c)`."""
+        """The row as a short text: `tests 180 passed, 3 failed (a, b, c)`."""
         if self.fault:
             result = self.fault
         elif self.findings:
@@ -85,11 +85,11 @@ class CheckRow:
         elif self.told and self.green + len(self.red) + self.skipped:
             counts = [
                 (self.green, "passed"),
-                (len(self.red), "red"),
+                (len(self.red), "failed"),
                 (self.skipped, "skipped"),
                 (len(self.flaky), "flaky"),
             ]
-            names = {"red": self.red, "flaky": self.flaky}
+            names = {"failed": self.red, "flaky": self.flaky}
             result = ", ".join(
                 f"{count} {word}" + (f" ({format_cases(names[word])})" if word in names else "")
                 for count, word in counts
@@ -191,7 +191,7 @@ def _make_row(prepared: Prepared, name: str, run: CheckRun, *, required: bool) -
         green=sum(outcome == "passed" for outcome in steady_cases.values()),
         red=()
         if fault
-        else tuple(case for case, outcome in steady_cases.items() if outcome in RED),
+        else tuple(case for case, outcome in steady_cases.items() if outcome in FAILED_OUTCOMES),
         skipped=sum(outcome == "skipped" for outcome in steady_cases.values()),
         flaky=flaky,
         slow=tuple((case, ms) for ms, case in slow_cases),

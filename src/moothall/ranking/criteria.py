@@ -100,9 +100,9 @@ def _is_excused(evidence: Evidence, superseded: AbstractSet[str]) -> bool:
 
 
 def format_counts(evidence: Evidence) -> str:
-    """Return ` (11 of 13 passed, 1 red before)`; '' if the check counted nothing."""
+    """Return ` (11 of 13 passed, 1 failed before)`; '' if the check counted nothing."""
     total = evidence.passed + evidence.failed
-    before = f", {evidence.before} red before" if evidence.before else ""
+    before = f", {evidence.before} failed before" if evidence.before else ""
     return f" ({evidence.passed} of {total} passed{before})" if total else ""
 
 
@@ -129,7 +129,9 @@ def _explain_failure(evidence: Evidence) -> str:
     if evidence.why:
         return f": {sanitize_line(evidence.why, 200)}"
     return (
-        f": red as on the base: {format_cases(evidence.red_before)}" if evidence.red_before else ""
+        f": failing as on the base: {format_cases(evidence.red_before)}"
+        if evidence.red_before
+        else ""
     )
 
 

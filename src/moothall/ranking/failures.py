@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from moothall.domain.evidence import RED, CheckRun, Verdict
+from moothall.domain.evidence import FAILED_OUTCOMES, CheckRun, Verdict
 from moothall.ranking.assess import HIT_LIMIT
 from moothall.ranking.criteria import sanitize_line
 from moothall.sandbox_runtime.processes import BUSY
@@ -363,7 +363,9 @@ def stopped_cases(run: CheckRun, base: CheckRun | None = None) -> Sequence[str]:
     return [
         case
         for case, outcome in run.cases.items()
-        if outcome in RED and known.get(case) not in RED and _names_limit(run.details.get(case, ""))
+        if outcome in FAILED_OUTCOMES
+        and known.get(case) not in FAILED_OUTCOMES
+        and _names_limit(run.details.get(case, ""))
     ]
 
 
@@ -420,7 +422,11 @@ _ENVIRONMENT_ERROR = re.compile(
 
 def failure_outputs(run: CheckRun) -> list[str]:
     """Return the output of each failed case."""
-    return [run.details.get(case, "") for case, outcome in run.cases.items() if outcome in RED]
+    return [
+        run.details.get(case, "")
+        for case, outcome in run.cases.items()
+        if outcome in FAILED_OUTCOMES
+    ]
 
 
 def find_environment_error(run: CheckRun) -> str:

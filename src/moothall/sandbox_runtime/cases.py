@@ -161,7 +161,7 @@ WRITTEN = "it is data of tests, and was written while they ran"
 """The detail of a file that is reported as a skipped case."""
 MAX_CASE_ID = 500
 PASSED, FAILED, ERRORED, SKIPPED = "passed", "failed", "errored", "skipped"
-RED = (FAILED, ERRORED)
+FAILED_RESULTS = (FAILED, ERRORED)
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{9,12}\b")
 """A memory address in a case's name, which differs in each run."""
 _WORST = (SKIPPED, PASSED, FAILED, ERRORED)  # of a case that was reported twice
@@ -205,7 +205,7 @@ class Cases:
         self.results[case] = max(result, self.results.get(case, SKIPPED), key=_WORST.index)
         if ms > 0:
             self.ms[case] = min(ms, 1 << 40)
-        if detail and result in RED:
+        if detail and result in FAILED_RESULTS:
             self.add_detail(case, detail)
 
     def forget_running(self, place: str) -> None:
@@ -235,7 +235,7 @@ class Cases:
         """Mark all running cases as failed."""
         for case in list(self.running):
             if not any(
-                result_case.startswith(f"{case}::") and self.results[result_case] in RED
+                result_case.startswith(f"{case}::") and self.results[result_case] in FAILED_RESULTS
                 for result_case in self.results
             ):
                 self.add_result(case, FAILED, detail=reason)

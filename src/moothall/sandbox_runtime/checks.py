@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 
-from moothall.sandbox_runtime.cases import ERRORED, FAILED, FOLDER, PASSED, RED
+from moothall.sandbox_runtime.cases import ERRORED, FAILED, FAILED_RESULTS, FOLDER, PASSED
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 
@@ -397,7 +397,7 @@ def verdict(argv: Sequence[str], exit_code: int, cases: Mapping[str, str]) -> st
     results = set(cases.values())
     if not results:
         return _verdict_of_exit_code(argv, exit_code)
-    has_failures = bool(results & set(RED))
+    has_failures = bool(results & set(FAILED_RESULTS))
     if exit_code == 0:
         return (
             PASSED

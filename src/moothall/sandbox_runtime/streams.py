@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 
-from moothall.sandbox_runtime.cases import ERRORED, FAILED, PASSED, RED, SKIPPED, Cases
+from moothall.sandbox_runtime.cases import ERRORED, FAILED, FAILED_RESULTS, PASSED, SKIPPED, Cases
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
@@ -261,7 +261,11 @@ class TextReportReader:
             self._detail_case = self._id(match["name"])
         elif text == "failures:":
             self._detail_case = ""
-        elif self._detail_case and text and self._cases.results.get(self._detail_case) in RED:
+        elif (
+            self._detail_case
+            and text
+            and self._cases.results.get(self._detail_case) in FAILED_RESULTS
+        ):
             self._cases.add_detail(self._detail_case, text)
 
     def _read_nextest(self, text: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from moothall import telemetry
 from moothall.deliberation.judging.hidden import with_hidden_checks
 from moothall.domain.event import EventType
-from moothall.domain.evidence import HIDDEN, RED
+from moothall.domain.evidence import FAILED_OUTCOMES, HIDDEN
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base, Prepared, with_checks
 from moothall.domain.task import Deliberation, RepositoryRef
@@ -89,7 +89,7 @@ def select_held_out_files(prepared: Prepared, share: float) -> tuple[str, ...]:
         case
         for run in prepared.runs.values()
         for case, outcome in run.cases.items()
-        if outcome in RED
+        if outcome in FAILED_OUTCOMES
     ]
     counts = Counter(
         find_test_file(case, prepared.files) for case in failing if case not in prepared.flaky

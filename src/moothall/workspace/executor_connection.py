@@ -317,7 +317,7 @@ def parse_tests_output(answer: dict[str, Any]) -> dict[str, Any]:
     output.
     """
     results = _results(answer)
-    failing = [case for case, result in results.items() if result in cases.RED]
+    failing = [case for case, result in results.items() if result in cases.FAILED_RESULTS]
     return {
         "verdict": answer.get("verdict", cases.ERRORED),
         **{

@@ -23,18 +23,18 @@ from moothall.domain.repository import Base, Prepared, Profile
 from moothall.errors import RepositoryError
 from moothall.ranking.baseline import diagnose
 
-RED = "tests/test_a.py::test_red"
+FAILING = "tests/test_a.py::test_red"
 RUN = CheckRun(
     "tests",
     Verdict.FAILED,
     {
         "tests/test_a.py::test_green": "passed",
-        RED: "failed",
+        FAILING: "failed",
         "tests/test_a.py::test_slow": "passed",
         "tests/test_a.py::f": "passed",
     },
     details={
-        RED: (
+        FAILING: (
             "def test_red():\n>   assert 1 == 2\nE   assert 1 == 2\x1b[2J\n\ntests/test_a.py:3: "
             "AssertionError"
         )
@@ -63,8 +63,8 @@ def test_failed_flaky_and_slow_cases_are_named_with_the_reason() -> None:
     for text in (
         "/srv/sample at aaaaaaaaaa",
         "pip install -e .",
-        f"red   {RED}  assert 1 == 2",
-        "flaky tests/test_a.py::f  differed between two runs",
+        f"failed  {FAILING}  assert 1 == 2",
+        "flaky   tests/test_a.py::f  differed between two runs",
         "slow  tests/test_a.py::test_slow  2.5 s",
         "A council can be judged here. Red before: 1.",
     ):
@@ -123,7 +123,7 @@ def test_a_failed_advisory_check_is_not_counted() -> None:
         "lint": CheckRun("lint", Verdict.FAILED, output="Usage: tsc", exit_code=1),
     }
     output = shown(replace(CHECKED, prepared=replace(PREPARED, base=advised, runs=runs)))
-    assert "Red before: 1." in output
+    assert "Failed before: 1." in output
     assert "Usage: tsc" not in output
 
 
@@ -134,10 +134,11 @@ def test_a_panic_is_shown_by_its_message_without_the_backtrace_hint() -> None:
     )
     output = shown(
         replace(
-            CHECKED, prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: panic})})
+            CHECKED,
+            prepared=replace(PREPARED, runs={"tests": replace(RUN, details={FAILING: panic})}),
         )
     )
-    assert f"red   {RED}  2 + 3 is 5" in output
+    assert f"failed  {FAILING}  2 + 3 is 5" in output
 
 
 def test_a_failed_tap_case_is_shown_with_its_values() -> None:
@@ -148,10 +149,12 @@ def test_a_failed_tap_case_is_shown_with_its_values() -> None:
     output = shown(
         replace(
             CHECKED,
-            prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: diagnostics})}),
+            prepared=replace(
+                PREPARED, runs={"tests": replace(RUN, details={FAILING: diagnostics})}
+            ),
         )
     )
-    assert f"red   {RED}  expected: 2, actual: 1" in output
+    assert f"failed  {FAILING}  expected: 2, actual: 1" in output
 
 
 def test_a_foreign_traceback_is_shown_by_its_last_line() -> None:
@@ -162,10 +165,10 @@ def test_a_foreign_traceback_is_shown_by_its_last_line() -> None:
     output = shown(
         replace(
             CHECKED,
-            prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: printed})}),
+            prepared=replace(PREPARED, runs={"tests": replace(RUN, details={FAILING: printed})}),
         )
     )
-    assert f"red   {RED}  TypeError: no" in output
+    assert f"failed  {FAILING}  TypeError: no" in output
 
 
 @pytest.mark.parametrize(
@@ -215,7 +218,7 @@ def test_the_json_document_agrees_with_the_diagnosis() -> None:
     document = check_document(CHECKED, diagnosis, "", Path("/srv/sample/.moothall.toml"))
     assert json.loads(json.dumps(document)) == document
     assert (document["version"], document["judgeable"], document["commit"]) == (1, True, "a" * 40)
-    assert document["checks"][0]["red"] == [RED]
+    assert document["checks"][0]["red"] == [FAILING]
     assert document["checks"][0]["flaky"] == ["tests/test_a.py::f"]
 
 
@@ -224,12 +227,12 @@ def test_a_narrow_terminal_shows_the_reason_on_separate_lines() -> None:
         "AssertionError: the sum of two and three is 5, and not what it was here\n    at f "
         "(/workspace/tests/test_a.py:3:1)"
     )
-    run = replace(RUN, details={RED: message})
+    run = replace(RUN, details={FAILING: message})
     lines = shown(
         replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run})), 60
     ).splitlines()
-    at = next(number for number, line in enumerate(lines) if RED in line)
-    assert lines[at].strip() == f"red   {RED}"
+    at = next(number for number, line in enumerate(lines) if FAILING in line)
+    assert lines[at].strip() == f"failed  {FAILING}"
     below = " ".join(line.strip() for line in lines[at + 1 : at + 3])
     assert below == (
         "AssertionError: the sum of two and three is 5, and not what it was here "
@@ -244,5 +247,5 @@ def test_the_error_of_a_command_without_cases_is_read_from_its_output() -> None:
     )
     run = CheckRun("tests", Verdict.FAILED, output=output, exit_code=1)
     text = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run}, flaky=())))
-    assert "red   tests  Error: Cannot find module './x' (tests/test_a.py:1)" in text
+    assert "failed  tests  Error: Cannot find module './x' (tests/test_a.py:1)" in text
     assert "at Object" not in text

@@ -20,7 +20,7 @@ from support.repos import SAMPLE, SOLUTION
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 
-GREEN = {
+PASSING = {
     **SAMPLE,
     "tests/test_utils.py": (
         "from utils import greet\n\n\ndef test_greet():\n    assert greet('A')\n"
@@ -74,7 +74,7 @@ async def test_a_second_wave_starts_from_the_original_code_with_notes(council: A
             else scripted(work)(body, headers)
         )
 
-    async with council(answer, files=GREEN) as app:
+    async with council(answer, files=PASSING) as app:
         events = await app.run(app.deliberation("tournament", 2, max_turns=1, rounds=0))
         first = [call for call in app.server.requests if call.call_id.endswith("/propose/0.1")]
         again = [call for call in app.server.requests if call.call_id.endswith("/propose/1.1")]
@@ -110,7 +110,7 @@ async def test_the_setting_decides_about_a_second_wave(
 ) -> None:
     answer = by_seat(one=append(), two=append(WRONG))
     limits = LimitSettings(patience=0, second_wave=setting)
-    async with council(answer, files=GREEN, limits=limits) as app:
+    async with council(answer, files=PASSING, limits=limits) as app:
         await app.run(app.deliberation(protocol, 2, max_turns=1, rounds=0))
         waves_seen = {
             call.call_id.split("/")[3].partition(".")[0]
@@ -142,7 +142,7 @@ async def test_tied_answers_are_compared_in_small_groups(council: Any, seats: in
         )
 
     limits = LimitSettings(patience=0, second_wave="off")
-    async with council(scripted(work), files=GREEN, limits=limits) as app:
+    async with council(scripted(work), files=PASSING, limits=limits) as app:
         events = await app.run(app.deliberation("tournament", seats, max_turns=1, rounds=0))
         calls = [call for call in app.server.requests if call.call_id.split("/")[2] == "verify"]
     summaries = {
@@ -173,7 +173,7 @@ async def test_a_model_that_always_prefers_the_first_answer_decides_nothing(coun
         return append(SOLUTION if seat_of(headers) == ONE else WRONG)
 
     limits = LimitSettings(patience=0, second_wave="off")
-    async with council(scripted(work), files=GREEN, limits=limits) as app:
+    async with council(scripted(work), files=PASSING, limits=limits) as app:
         events = await app.run(app.deliberation("tournament", 2, max_turns=1, rounds=0))
     assert of(events, EventType.SEAT_REVIEWED) == []
 
@@ -190,7 +190,7 @@ async def test_tied_reviews_are_followed_by_a_comparison(
             return _judge(prompt, "Hello, World!")
         return append(WRONG if seat_of(headers) == ONE else SOLUTION)
 
-    async with council(scripted(work), files=GREEN, context_tokens=window) as app:
+    async with council(scripted(work), files=PASSING, context_tokens=window) as app:
         events = await app.run(app.deliberation("tests_then_verify", 2, max_turns=1, rounds=0))
     scores = {
         data["candidate"]: data["review"]["score"]
@@ -210,7 +210,7 @@ async def test_an_author_reads_summaries_of_the_other_answers_before_it_revises(
     answer = by_seat(
         one=with_test, two=append(WRONG), three=append(WRONG + "\n"), revise=append("\n# more\n")
     )
-    async with council(answer, files=GREEN) as app:
+    async with council(answer, files=PASSING) as app:
         await app.run(app.deliberation("debate", max_turns=1))
         prompts = {
             call.call_id.split("/")[1]: call.prompt

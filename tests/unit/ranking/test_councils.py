@@ -15,7 +15,7 @@ from moothall.ranking import rank
 DRAWS, RIGHT, BRINGS = 400, 0.7, 0.5  # probability that a seat is right, and that it brings tests
 # By the author's correctness: a test asks for what the task asks for.
 FITS = {True: 0.85, False: 0.4}
-GREEN = (Evidence("tests", Verdict.PASSED, passed=2),)
+PASSING = (Evidence("tests", Verdict.PASSED, passed=2),)
 
 
 def council(drawn: random.Random, dropped: float) -> tuple[list[Candidate], list[bool]]:
@@ -44,7 +44,7 @@ def council(drawn: random.Random, dropped: float) -> tuple[list[Candidate], list
         candidates.append(
             Candidate(
                 proposal,
-                Assessment(applies=True, required=("tests",), evidence=GREEN, behaviour="b"),
+                Assessment(applies=True, required=("tests",), evidence=PASSING, behaviour="b"),
                 tuple(cross),
             )
         )

@@ -15,7 +15,7 @@ from moothall.ranking import find_ties, passes_acceptance_checks, rank
 from moothall.ranking.criteria import format_cases
 
 SEATS = tuple(f"agent-dev-{number:03d}" for number in range(1, 6))
-GREEN = (Evidence("tests", Verdict.PASSED, passed=2),)
+PASSED = (Evidence("tests", Verdict.PASSED, passed=2),)
 
 
 def diff(*lines: str) -> str:
@@ -41,7 +41,7 @@ def candidate(number: int, text: str = "", **facts: Any) -> Candidate:
     )
     usual: dict[str, Any] = {
         "applies": True,
-        "evidence": GREEN,
+        "evidence": PASSED,
         "required": ("tests",),
         "behaviour": "b",
     }
@@ -55,7 +55,7 @@ def order(*candidates: Candidate) -> list[str]:
     return [place.candidate for place in rank(candidates)]
 
 
-RED = (Evidence("tests", Verdict.FAILED, passed=1, failed=1),)
+FAILED = (Evidence("tests", Verdict.FAILED, passed=1, failed=1),)
 
 scores = st.floats(allow_nan=True, allow_infinity=True)
 reviews = st.lists(st.builds(Review, st.sampled_from(SEATS), st.just("c"), scores), max_size=4).map(
@@ -75,7 +75,7 @@ evidence = st.lists(evidence_strategy, max_size=3).map(tuple)
 facts = st.fixed_dictionaries(
     {
         "applies": st.booleans() | st.just(True),
-        "evidence": evidence | st.just(GREEN),
+        "evidence": evidence | st.just(PASSED),
         "required": st.sampled_from([(), ("tests",), ("tests", "lint")]),
         "regressions": st.sampled_from([(), (), ("a::b",), ("a::b", "a::c")]),
         "proven": st.booleans(),
@@ -220,7 +220,7 @@ def test_the_criteria_are_applied_in_order() -> None:
     """
     other = (CrossRun(SEATS[4], passed=False),)
     liked = (Review(SEATS[4], "c", 0.9),)
-    failing = candidate(1, "a", evidence=RED, proven=True, fixed=("t::a", "t::b"), reviews=liked)
+    failing = candidate(1, "a", evidence=FAILED, proven=True, fixed=("t::a", "t::b"), reviews=liked)
     crossed = candidate(2, "b", cross=other, reviews=liked)
     plain = candidate(3, "c", behaviour="alone")
     reviewed = candidate(4, "d", behaviour="other", reviews=liked)
@@ -269,7 +269,7 @@ def brings(
     )
     runs = [CrossRun(SEATS[other - 1], other in passed) for other in (*passed, *failed)]
     own = Evidence(OWN_TESTS, Verdict.PASSED, passed=1)
-    return candidate(number, proposal=proposal, cross=tuple(runs), evidence=(*GREEN, own), **facts)
+    return candidate(number, proposal=proposal, cross=tuple(runs), evidence=(*PASSED, own), **facts)
 
 
 def test_a_test_that_only_its_author_passes_is_evidence_for_its_author() -> None:
@@ -407,7 +407,7 @@ def test_identical_answers_share_their_reviews() -> None:
 
 def test_the_answer_that_adds_a_test_is_first_of_tied_ones() -> None:
     """A test that both pass does not tell which one is right, so the winner is undecided."""
-    own = (*GREEN, Evidence(OWN_TESTS, Verdict.PASSED, passed=1))
+    own = (*PASSED, Evidence(OWN_TESTS, Verdict.PASSED, passed=1))
     for text, other in (("a", "b"), ("b", "a")):
         author = candidate(1, text, evidence=own)
         reproduced = candidate(2, other, cross=(CrossRun(SEATS[0], passed=True),))
@@ -423,7 +423,7 @@ def test_the_answer_that_adds_a_test_is_first_of_tied_ones() -> None:
 
 
 def test_the_answer_that_passes_the_others_test_is_first_of_tied_ones() -> None:
-    own = (*GREEN, Evidence(OWN_TESTS, Verdict.PASSED, passed=1))
+    own = (*PASSED, Evidence(OWN_TESTS, Verdict.PASSED, passed=1))
     for text, other in (("a", "b"), ("b", "a")):
         plain = candidate(1, text, evidence=own)
         reproduced = candidate(2, other, evidence=own, cross=(CrossRun(SEATS[3], passed=True),))
@@ -447,7 +447,7 @@ def test_an_answer_that_changes_a_test_it_breaks_learns_which_version_counts() -
 
 def test_reasons_contain_numbers() -> None:
     good = candidate(1, "a", proven=True)
-    bad = candidate(2, "b", evidence=RED, regressions=("t.py::x\x1b[31m", "t.py::y"))
+    bad = candidate(2, "b", evidence=FAILED, regressions=("t.py::x\x1b[31m", "t.py::y"))
     first, second = rank([bad, good])
     assert first.reasons == (
         (
@@ -470,7 +470,7 @@ def test_reasons_contain_numbers() -> None:
     [
         ({"applies": False}, "The patch does not apply on a clean checkout."),
         ({"evidence": ()}, "Required check tests is missing."),
-        ({"evidence": (*GREEN, *RED)}, "Required check tests failed (1 of 2 passed)."),
+        ({"evidence": (*PASSED, *FAILED)}, "Required check tests failed (1 of 2 passed)."),
         ({"proposal": Proposal(SEATS[0], "dev", "done", "  \n")}, "The patch is empty."),
         ({"about_text": True, "proposal": Proposal(SEATS[0], "dev", " ")}, "The answer is empty."),
     ],
@@ -518,7 +518,7 @@ def test_ties_need_different_answers() -> None:
                     candidate(1, "a"),
                     candidate(2, "b"),
                     candidate(3, "b"),
-                    candidate(4, "c", evidence=RED),
+                    candidate(4, "c", evidence=FAILED),
                 ]
             )
         )
@@ -618,5 +618,5 @@ def test_test_names_with_a_common_prefix_stay_distinct() -> None:
 
 def test_a_failing_advisory_check_is_named() -> None:
     lint = Evidence("lint", Verdict.FAILED, red=("lint",))
-    (place,) = rank([candidate(1, evidence=(*GREEN, lint))])
+    (place,) = rank([candidate(1, evidence=(*PASSED, lint))])
     assert "Fails lint, which is advisory and decides nothing." in place.reasons

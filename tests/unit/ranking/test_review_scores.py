@@ -13,7 +13,7 @@ from moothall.domain.proposal import Assessment, Candidate, Proposal, Review
 from moothall.ranking import rank
 from moothall.ranking.criteria import score_answers
 
-GREEN, RED = (
+GREEN, FAILING = (
     (Evidence("tests", Verdict.PASSED, passed=2),),
     (Evidence("tests", Verdict.FAILED, failed=1),),
 )
@@ -26,7 +26,7 @@ def answer(seat: str, *, proven: bool, **scores: float) -> Candidate:
     assessment = Assessment(
         applies=True,
         required=("tests",),
-        evidence=GREEN if proven else RED,
+        evidence=GREEN if proven else FAILING,
         proven=proven,
         behaviour="b",
     )

@@ -78,12 +78,12 @@ class Verdicts:
 
     states: by case `COUNTS`, or the first reason why it does not count.
     passed: by diff the cases that count and pass.
-    red: the cases that count and fail on the base.
+    failing_on_base: the cases that count and fail on the base.
     """
 
     states: Mapping[str, str]
     passed: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    red: frozenset[str] = frozenset()
+    failing_on_base: frozenset[str] = frozenset()
 
     @property
     def counted(self) -> tuple[str, ...]:
@@ -276,7 +276,7 @@ async def add_cross_runs(
             continue
         failed = tuple(case for case in verdicts.counted if case not in passed)
         reproducing = tuple(
-            case for case in verdicts.counted if case in passed and case in verdicts.red
+            case for case in verdicts.counted if case in passed and case in verdicts.failing_on_base
         )
         evidence = Evidence(
             check="cross",

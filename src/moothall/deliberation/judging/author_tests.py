@@ -19,7 +19,7 @@ from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
 from moothall.deliberation.judging.hidden import is_crate_module, is_run_alone
 from moothall.deliberation.prompts.text import clip
-from moothall.domain.evidence import OWN_TESTS, RED, CheckRun, Evidence, Verdict
+from moothall.domain.evidence import FAILED_OUTCOMES, OWN_TESTS, CheckRun, Evidence, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.proposal import CrossRun, Proposal
 from moothall.ranking.criteria import format_cases
@@ -273,7 +273,7 @@ class AuthorTests:
                 new = {
                     case: outcome for case, outcome in run.cases.items() if case not in base_cases
                 }
-                if failing := [case for case, outcome in new.items() if outcome in RED]:
+                if failing := [case for case, outcome in new.items() if outcome in FAILED_OUTCOMES]:
                     return (), f"its tests fail on the base: {format_cases(failing)}"
                 if number == 1:
                     passing += [case for case, outcome in new.items() if outcome == "passed"]
@@ -370,6 +370,8 @@ class AuthorTests:
 def _explain_no_cases(own_run: CheckRun, base_cases: Mapping[str, str]) -> str:
     """Explain why no case of an author counts that the base lacks."""
     failed = any(
-        outcome in RED for case, outcome in own_run.cases.items() if case not in base_cases
+        outcome in FAILED_OUTCOMES
+        for case, outcome in own_run.cases.items()
+        if case not in base_cases
     )
     return "they fail with its own change" if failed else "no new test was found in them"

@@ -30,8 +30,8 @@ from moothall.deliberation.prompts.text import clip
 from moothall.domain.codec import dump
 from moothall.domain.evidence import (
     CANARY,
+    FAILED_OUTCOMES,
     HIDDEN_CASE,
-    RED,
     SECRETS,
     UNBELIEVED,
     CheckRun,
@@ -508,12 +508,16 @@ class Evaluator:
             known = self._prepared.runs[check].cases.keys() | run.cases.keys()
             own_run = await self._author_tests.run_own_tests(proposal, check, paths)
             new = {case: outcome for case, outcome in own_run.cases.items() if case not in known}
-            failing += [case for case, outcome in new.items() if outcome in RED]
+            failing += [case for case, outcome in new.items() if outcome in FAILED_OUTCOMES]
             joined[check] = replace(
                 run,
                 cases={
                     **run.cases,
-                    **{case: outcome for case, outcome in new.items() if outcome not in RED},
+                    **{
+                        case: outcome
+                        for case, outcome in new.items()
+                        if outcome not in FAILED_OUTCOMES
+                    },
                 },
                 details={
                     **run.details,
@@ -706,7 +710,7 @@ def format_check_results(evaluated: Candidate, base_runs: Mapping[str, CheckRun]
             f"{': ' if evidence.red else ''}{', '.join(evidence.red[:10])}"
         )
         if evidence.red_before:
-            lines.append(f"Red before and still: {', '.join(evidence.red_before[:10])}")
+            lines.append(f"Failed before and still fails: {', '.join(evidence.red_before[:10])}")
         if evidence.verdict is not Verdict.PASSED and evidence.output and not evaluated.details:
             lines.append(clip(evidence.output, 1500))
     if assessment.regressions:
@@ -715,7 +719,9 @@ def format_check_results(evaluated: Candidate, base_runs: Mapping[str, CheckRun]
         f"{case}:\n{clip(output.strip(), 1500)}"
         for case, output in list(evaluated.details.items())[:_MAX_CASE_OUTPUTS]
     ]
-    if any(outcome in RED for run in base_runs.values() for outcome in run.cases.values()):
+    if any(
+        outcome in FAILED_OUTCOMES for run in base_runs.values() for outcome in run.cases.values()
+    ):
         lines.append(
             "A test that failed before passes now."
             if assessment.proven

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
 from moothall.deliberation.judging.hidden import is_hidden
-from moothall.domain.evidence import HIDDEN_CASE, RED, CheckRun
+from moothall.domain.evidence import FAILED_OUTCOMES, HIDDEN_CASE, CheckRun
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment
 from moothall.domain.repository import Prepared
@@ -116,7 +116,7 @@ class Canary:
     def failed_in(self, run: CheckRun | None) -> bool:
         """True if a run reports the canary as failed."""
         return run is not None and any(
-            self.name in case and outcome in RED for case, outcome in run.cases.items()
+            self.name in case and outcome in FAILED_OUTCOMES for case, outcome in run.cases.items()
         )
 
 
@@ -416,7 +416,9 @@ class FurtherRuns:
                     )
                     run = check_runs.runs.get(check)
                     self._failing_now[check, *cases] = {
-                        case for case in cases if run is not None and run.cases.get(case) in RED
+                        case
+                        for case in cases
+                        if run is not None and run.cases.get(case) in FAILED_OUTCOMES
                     }
             failing |= self._failing_now[check, *cases]
         return failing

@@ -17,7 +17,7 @@ from moothall.deliberation.judging.reviews import collect_reviews, group_answers
 from moothall.deliberation.prompts.repository_context import looks_like_test
 from moothall.domain.evidence import (
     EDITED_TESTS,
-    RED,
+    FAILED_OUTCOMES,
     REVIEWER,
     UNNOTICED,
     CheckRun,
@@ -82,15 +82,15 @@ async def _find_edited_tests(evaluator: Evaluator, change: Candidate) -> Evidenc
     for check in failing:
         run = await evaluator.author_tests.run_tests(proposal.diff, proposal, check, ())
         base_cases = base_runs[check].cases if check in base_runs else {}
-        new_red = [
+        new_failures = [
             case
             for case, outcome in run.cases.items()
-            if outcome in RED and base_cases.get(case) not in RED
+            if outcome in FAILED_OUTCOMES and base_cases.get(case) not in FAILED_OUTCOMES
         ]
-        if run.status != "success" or new_red or "passed" not in run.cases.values():
+        if run.status != "success" or new_failures or "passed" not in run.cases.values():
             return None
         outcomes |= run.cases
-    if any(outcomes.get(case) in RED for case in assessment.regressions):
+    if any(outcomes.get(case) in FAILED_OUTCOMES for case in assessment.regressions):
         return None
     return Evidence(
         EDITED_TESTS,

@@ -42,7 +42,7 @@ from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.deliberation.seat_setup import SeatSetup
 from moothall.domain.chat import FunctionCall, Message
 from moothall.domain.council import PROTOCOLS
-from moothall.domain.evidence import RED, TEST_WRITER
+from moothall.domain.evidence import FAILED_OUTCOMES, TEST_WRITER
 from moothall.domain.proposal import Candidate, Proposal
 from moothall.domain.repository import Patch
 from moothall.errors import BusUnavailable, MoothallError
@@ -136,8 +136,10 @@ class IndependentTests:
             self._read_new_cases
         )
         self.failing_everywhere = verdicts.cases_with(FAILS_EVERYWHERE)
-        if verdicts.red and await self._all_may_be_wrong(verdicts):
-            verdicts = replace(verdicts, red=frozenset())  # the tests rank, but reproduce nothing
+        if verdicts.failing_on_base and await self._all_may_be_wrong(verdicts):
+            verdicts = replace(
+                verdicts, failing_on_base=frozenset()
+            )  # the tests rank, but reproduce nothing
         updated = await add_cross_runs(
             evaluator.author_tests, self.author, verdicts, candidates, published=published
         )
@@ -259,9 +261,9 @@ async def _try_on_base(council: DeliberationContext, author: Proposal) -> tuple[
         lines.append(
             f"{check}: {len(failing)} of {len(cases)} new tests fail on the code as it is."
         )
-        if passing := [case for case in not_failing if run.cases.get(case) not in RED]:
+        if passing := [case for case in not_failing if run.cases.get(case) not in FAILED_OUTCOMES]:
             lines.append(f"These pass already, so they show nothing: {', '.join(passing)}")
-        if unloadable := [case for case in not_failing if run.cases.get(case) in RED]:
+        if unloadable := [case for case in not_failing if run.cases.get(case) in FAILED_OUTCOMES]:
             lines.append(
                 "These could not be loaded, for a reason that the task does not give: "
                 f"{', '.join(unloadable)}"
@@ -392,7 +394,7 @@ def _summarize(verdicts: Verdicts) -> str:
     )
     warning += (
         ", so that its other tests reproduce nothing"
-        if failing_everywhere and counted and not verdicts.red
+        if failing_everywhere and counted and not verdicts.failing_on_base
         else ""
     )
     return "; ".join(filter(None, [totals, warning, verdicts.describe_dropped()]))

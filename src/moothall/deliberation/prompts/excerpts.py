@@ -131,7 +131,7 @@ def _is_quoted(task: str, position: int) -> bool:
 # names, and the tests.
 
 
-_RED = {"failed", "errored"}
+_FAILED_OUTCOMES = {"failed", "errored"}
 # `File "src/a.py", line 12`, `src/a.py:12: ValueError`, `(lib/a.js:3:5)`, `foo_test.go:12:`,
 # `src/lib.rs:10:5`
 _FRAME = re.compile(
@@ -144,7 +144,7 @@ _MESSAGE_LINES, _LINE_CHARS = 4, 300  # lines that identify a failure, and compa
 
 
 @dataclass(frozen=True, slots=True)
-class Red:
+class FailingCase:
     """A case that fails on the base.
 
     check, case: its names. A check without cases is a case itself. detail: its output. frames: the
@@ -183,30 +183,32 @@ class Red:
         )
 
 
-def red_cases(
+def find_failing_cases(
     runs: Mapping[str, CheckRun],
     files: Sequence[str],
     folders: Mapping[str, str],
     skipped: Sequence[str] = (),
-) -> list[Red]:
+) -> list[FailingCase]:
     """Return the failing cases: first one for each way to fail, then those that fail in the same
     way as another, then those without output.
 
     skipped: ids to leave out.
     """
-    found: list[Red] = []
+    found: list[FailingCase] = []
     for check, run in runs.items():
-        red = [
-            case for case, outcome in run.cases.items() if outcome in _RED and case not in skipped
+        failing = [
+            case
+            for case, outcome in run.cases.items()
+            if outcome in _FAILED_OUTCOMES and case not in skipped
         ]
         folder = folders.get(check, "")
         known = Known(files, folder)
         if not run.cases and run.verdict is Verdict.FAILED:
-            red = [check]
-        alone = len(red) == 1
-        for case in red:
+            failing = [check]
+        alone = len(failing) == 1
+        for case in failing:
             detail = run.details.get(case, "") or (run.output if alone or not run.cases else "")
-            found.append(Red(check, case, detail, known.frames(detail)))
+            found.append(FailingCase(check, case, detail, known.frames(detail)))
     firsts = {item.way: item for item in reversed(found) if item.detail}
     return sorted(found, key=lambda item: (not item.detail, firsts.get(item.way) is not item))
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from moothall.deliberation.prompts.excerpts import (
     CodePassage,
+    FailingCase,
     Known,
-    Red,
     RepoMap,
     RepoMapRequest,
-    red_cases,
+    find_failing_cases,
 )
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, tokens
 from moothall.domain.repository import Prepared
@@ -89,16 +89,18 @@ async def show(
     """
     profile = prepared.base.profile
     deciding = {name: run for name, run in prepared.runs.items() if name not in profile.advisory}
-    red = red_cases(
+    failing = find_failing_cases(
         deciding, prepared.files, profile.folders, (*prepared.flaky, *profile.known_failures)
     )
-    tests = failing_files(red, prepared)
+    tests = failing_files(failing, prepared)
     texts = {path: await _text(read, path) for path in tests[:_CASES]}
     named = list(dict.fromkeys(named_files(description, prepared.files)))
     hints = {path: await _text(read, path) for path in named[:_CASES] if looks_like_test(path)}
     subjects = [*named, *_subjects(texts | hints, prepared.files)]
     found = (
-        await look(_order(red, texts, subjects, prepared, description=description, budget=budget))
+        await look(
+            _order(failing, texts, subjects, prepared, description=description, budget=budget)
+        )
         if look is not None
         else RepoMap()
     )
@@ -118,15 +120,15 @@ async def show(
         budget - tokens(listing) - tokens(drawn) - (tokens(guide) if guide else 0)
     )
     share = max(remaining.tokens * 2 // 5, 64)  # no file takes it all
-    cases = _cases(red, remaining, budget * _CASES_SHARE)
-    failing = _failing_texts(texts, found.spans, remaining, share)
+    cases = _cases(failing, remaining, budget * _CASES_SHARE)
+    failing_code = _failing_code(texts, found.spans, remaining, share)
     code = _code(found.spans, texts, remaining, budget * _CODE_SHARE)
     wanted = sorted(dict.fromkeys([*subjects, *found.homes]), key=looks_like_test)
     seen = {*texts, *(span.path for span in found.spans if looks_like_test(span.path))}
     files = await _files([path for path in wanted if path not in seen], read, remaining, share)
-    whole = {path for path, text in (*failing, *files) if not _CUT.search(text)}
+    whole = {path for path, text in (*failing_code, *files) if not _CUT.search(text)}
     drawn = _whole_lines(_without(found.map, whole), max(remaining.tokens, 0) + tokens(drawn))
-    return RepositoryContext(failing, files, listing, cases, code, drawn, found.example, guide)
+    return RepositoryContext(failing_code, files, listing, cases, code, drawn, found.example, guide)
 
 
 async def _text(read: Read, path: str) -> str:
@@ -137,7 +139,7 @@ async def _text(read: Read, path: str) -> str:
 
 
 def _order(
-    red: Sequence[Red],
+    failing: Sequence[FailingCase],
     texts: dict[str, str],
     subjects: Sequence[str],
     prepared: Prepared,
@@ -146,7 +148,7 @@ def _order(
     budget: int,
 ) -> RepoMapRequest:
     """Return what the survey should prefer."""
-    frames = dict.fromkeys(frame for item in red[:_CASES] for frame in item.frames)
+    frames = dict.fromkeys(frame for item in failing[:_CASES] for frame in item.frames)
     names = [
         name.strip()
         for text in texts.values()
@@ -155,11 +157,11 @@ def _order(
         if name.strip()
     ]
     prose = " ".join(
-        [description, *(f"{item.case} {item.detail[-2000:]}" for item in red[:_CASES])]
+        [description, *(f"{item.case} {item.detail[-2000:]}" for item in failing[:_CASES])]
     )
     tests = [
         (path, item.names[0])
-        for item in red[:_CASES]
+        for item in failing[:_CASES]
         if item.names
         for path in texts
         if path in _paths_of(item, prepared)
@@ -174,29 +176,33 @@ def _order(
     )
 
 
-def _cases(red: Sequence[Red], remaining: _TokenBudget, most: float) -> tuple[tuple[str, str], ...]:
+def _cases(
+    failing: Sequence[FailingCase], remaining: _TokenBudget, most: float
+) -> tuple[tuple[str, str], ...]:
     """Return the failing cases that fit with their output. Cases that fail in the same way have it
     once.
     """
     end = remaining.tokens - most
     shown: list[tuple[str, str]] = []
     ways = set[object]()
-    for number, item in enumerate(red[:_CASES]):
+    for number, item in enumerate(failing[:_CASES]):
         left = remaining.tokens - end
         if left < _LEAST:
             break
         remaining.tokens -= tokens(item.case)
         text = ""
         if item.detail and item.way not in ways and left > 2 * _LEAST:
-            text = remaining.clip(item.detail, left / (2 if number == 0 and len(red) > 1 else 1))
+            text = remaining.clip(
+                item.detail, left / (2 if number == 0 and len(failing) > 1 else 1)
+            )
             ways.add(item.way)
         shown.append((item.case, text))
-    if len(red) > len(shown):
-        shown.append((f"… and {len(red) - len(shown)} more", ""))
+    if len(failing) > len(shown):
+        shown.append((f"… and {len(failing) - len(shown)} more", ""))
     return tuple(shown)
 
 
-def _failing_texts(
+def _failing_code(
     texts: dict[str, str], spans: Sequence[CodePassage], remaining: _TokenBudget, share: int
 ) -> tuple[tuple[str, str], ...]:
     """Return the files of the failing tests; only the tests of long files."""
@@ -265,17 +271,17 @@ def _whole_lines(text: str, most: int) -> str:
     return "\n".join(rows)
 
 
-def failing_files(red: Sequence[Red], prepared: Prepared) -> list[str]:
-    """Return the files of the red cases, in the order of the repository's files.
+def failing_files(failing: Sequence[FailingCase], prepared: Prepared) -> list[str]:
+    """Return the files of the failing cases, in the order of the repository's files.
 
     The file is in the case's name (`<file>::<name>`), or else in its stack frames. If the runner
     named no cases, it is in the output.
     """
-    found = {path for item in red for path in _paths_of(item, prepared)}
+    found = {path for item in failing for path in _paths_of(item, prepared)}
     return [path for path in prepared.files if path in found]
 
 
-def _paths_of(item: Red, prepared: Prepared) -> list[str]:
+def _paths_of(item: FailingCase, prepared: Prepared) -> list[str]:
     name = item.case.partition("::")[0].partition(" > ")[0]
     if path := named_file(name, prepared.files, prepared.base.profile.folders.get(item.check, "")):
         return [path]

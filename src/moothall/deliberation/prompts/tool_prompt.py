@@ -15,7 +15,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from moothall.authorization.limits import shorten
-from moothall.deliberation.prompts.excerpts import Red, RepoMap, RepoMapRequest, red_cases
+from moothall.deliberation.prompts.excerpts import (
+    FailingCase,
+    RepoMap,
+    RepoMapRequest,
+    find_failing_cases,
+)
 from moothall.deliberation.prompts.guides import Guides, Read, read_guides
 from moothall.deliberation.prompts.prompts import ROLES, task_parts
 from moothall.deliberation.prompts.repository_context import looks_like_test, named_files
@@ -114,18 +119,20 @@ async def survey_repository(
     """
     profile = prepared.base.profile
     deciding = {name: run for name, run in prepared.runs.items() if name not in profile.advisory}
-    red = red_cases(
+    failing = find_failing_cases(
         deciding, prepared.files, profile.folders, (*prepared.flaky, *profile.known_failures)
     )
     named = list(dict.fromkeys(named_files(description, prepared.files)))
     near = [
-        item for item in red if concerns(item.case, item.detail, item.detail, named, description)
+        item
+        for item in failing
+        if concerns(item.case, item.detail, item.detail, named, description)
     ]
     words = identifiers(description)
     survey = await look(
         RepoMapRequest(paths=tuple(named[:20]), words=words[:200], map_chars=_MAP_CHARS)
     )
-    others = [*near[_FAILED_SHOWN:], *(item for item in red if item not in near)]
+    others = [*near[_FAILED_SHOWN:], *(item for item in failing if item not in near)]
     return Overview(
         guides=await read_guides(prepared.files, named, read),
         map=_whole_lines(survey.map, _MAP_CHARS),
@@ -257,7 +264,7 @@ def seat_prompt(
     return (Message("system", system), Message("user", f"{shared}\n\n{' '.join(own)}"))
 
 
-def _detail(item: Red) -> str:
+def _detail(item: FailingCase) -> str:
     return clip(item.detail.strip(), _FAILED_CHARS)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from moothall.deliberation.local_checks import WorkspaceState, failing_cases
 from moothall.deliberation.prompts.text import clip, fence
-from moothall.domain.evidence import RED, CheckRun
+from moothall.domain.evidence import FAILED_OUTCOMES, CheckRun
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import BlockRun, ToolResult, ToolStatus
 
@@ -30,7 +30,7 @@ def numbered_result_text(number: int, result: ToolResult, max_chars: int) -> str
     return f"{head}\n{fence('output', clip(text, max_chars))}" if text else head
 
 
-_NAMED, _DETAILED = 10, 3  # red cases that are named, and those whose output is shown
+_NAMED, _DETAILED = 10, 3  # failing cases that are named, and those whose output is shown
 _TIERS = {"monty": "", "python": "in CPython, since "}
 
 
@@ -74,22 +74,23 @@ def check_text(run: CheckRun, base: CheckRun | None, max_chars: int) -> str:
     numbers = f" ({counted.count('passed')} of {len(counted)} passed)" if counted else ""
     stopped = "" if run.status == "success" else f", stopped: {run.status}"
     head = f"Check {run.check}: {run.verdict}{numbers}{stopped}"
-    red = [case for case, outcome in run.cases.items() if outcome in RED]
-    before = [case for case in red if base is not None and base.cases.get(case) in RED]
-    since = [case for case in red if case not in before]
-    if not red and run.verdict == "passed":
+    failing = failing_cases(run)
+    base_failing = failing_cases(base) if base is not None else []
+    before = [case for case in failing if case in base_failing]
+    since = [case for case in failing if case not in before]
+    if not failing and run.verdict == "passed":
         return head
     parts = [
         _cases_text(title, cases, run.details, max_chars // (1 + bool(since and before)))
         for title, cases in (
-            ("Red since your change", since),
-            ("Red before your change too", before),
+            ("Failing since your change", since),
+            ("Failed before your change too", before),
         )
         if cases
     ]
     if new := [*(Counter(run.findings) - Counter(base.findings if base else ()))]:
         parts.append("\n".join(["Found now and not before:", *new[:_FOUND]]))
-    if not any(case in run.details for case in red):
+    if not any(case in run.details for case in failing):
         parts.append(run.output)
     return f"{head}\n{fence(f'output of {run.check}', clip(chr(10).join(parts), max_chars))}"
 
@@ -129,17 +130,17 @@ def verdict_text(state: WorkspaceState) -> str:
         return "Repair this."
     if state.partly_fixed:
         return (
-            f"{len(state.fixed)} of the tests that were red are green now, and beside them these "
-            f"are red yet: {_name_some(state.still_failing)}. Repair those too."
+            f"{len(state.fixed)} of the tests that failed now pass. These still fail: "
+            f"{_name_some(state.still_failing)}. Repair those too."
         )
     where = (
-        "All checks are green"
+        "All checks pass"
         if state.complete
-        else "The cases near your change are green; the whole suite runs in the clean re-check"
+        else "The cases near your change pass; the whole suite runs in the clean re-check"
     )
     if state.still_failing:
         where = (
-            "Nothing is red that was not red before your change "
+            "Nothing fails that did not fail before your change "
             f"({_name_some(state.still_failing)})"
         )
     return f"{where}. If the task is done, finish."
@@ -257,7 +258,7 @@ def new_failures(run: CheckRun, base: CheckRun | None) -> list[str]:
         failed_before = base is not None and base.verdict != "passed"
         return [] if run.verdict == "passed" or failed_before else [run.check]
     before = base.cases if base is not None else {}
-    return [case for case in failing_cases(run) if before.get(case) not in RED]
+    return [case for case in failing_cases(run) if before.get(case) not in FAILED_OUTCOMES]
 
 
 def is_clean(state: WorkspaceState, prepared: Prepared, left_out: Mapping[str, str]) -> bool:

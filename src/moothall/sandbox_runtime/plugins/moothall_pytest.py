@@ -118,7 +118,7 @@ class Limits:
         collect = collector.collect
 
         def collect_safely() -> Any:
-            """A file that ends the process when it is imported is one red file: pytest would end
+            """A file that ends the process when it is imported is one failed file: pytest would end
             with it, and collect no other.
             """
             try:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.deliberation.prompts.excerpts import Known, Red, red_cases
+from moothall.deliberation.prompts.excerpts import FailingCase, Known, find_failing_cases
 from moothall.domain.evidence import CheckRun, Verdict
 
 FILES = (
@@ -60,7 +60,7 @@ def test_failing_cases_keep_their_own_output_and_those_with_output_come_first() 
     run = CheckRun(
         "tests", Verdict.FAILED, cases, details={"tests/test_x.py::test_b": "src/x.py:1: E"}
     )
-    failed_cases = red_cases({"tests": run}, FILES, {}, ("flaky",))
+    failed_cases = find_failing_cases({"tests": run}, FILES, {}, ("flaky",))
     assert [(item.case, item.frames) for item in failed_cases] == [
         ("tests/test_x.py::test_b", (("src/x.py", 1),)),
         ("tests/test_x.py::test_a", ()),
@@ -80,7 +80,7 @@ def test_one_of_several_cases_with_the_same_failure_comes_first() -> None:
         "d": "src/x.py:2: in g\nE   TypeError: no",
     }
     run = CheckRun("tests", Verdict.FAILED, dict.fromkeys(details, "failed"), details=details)
-    cases = red_cases({"tests": run}, FILES, {})
+    cases = find_failing_cases({"tests": run}, FILES, {})
     assert [item.case for item in cases] == ["a", "c", "d", "b"]
     assert cases[0].way == cases[-1].way != cases[1].way
     panics = [
@@ -88,7 +88,7 @@ def test_one_of_several_cases_with_the_same_failure_comes_first() -> None:
         for at, name in enumerate("ab")
     ]
     ways = [
-        Red("tests", str(at), text.format(end), (("src/lib.rs", 1),)).way
+        FailingCase("tests", str(at), text.format(end), (("src/lib.rs", 1),)).way
         for at, text in enumerate(panics)
         for end in "xy"
     ]
@@ -97,9 +97,9 @@ def test_one_of_several_cases_with_the_same_failure_comes_first() -> None:
 
 def test_a_failed_check_without_cases_counts_as_one_case() -> None:
     run = CheckRun("build", Verdict.FAILED, {}, "src/lib.rs:3:1: error")
-    (case,) = red_cases({"build": run}, FILES, {})
+    (case,) = find_failing_cases({"build": run}, FILES, {})
     assert (case.case, case.frames) == ("build", (("src/lib.rs", 3),))
-    assert red_cases({"build": CheckRun("build", Verdict.PASSED)}, FILES, {}) == []
+    assert find_failing_cases({"build": CheckRun("build", Verdict.PASSED)}, FILES, {}) == []
 
 
 def test_a_huge_output_is_read_from_its_end() -> None:
@@ -109,4 +109,4 @@ def test_a_huge_output_is_read_from_its_end() -> None:
         {},
         "src/x.py:1: a\n" + "x" * 1_000_000 + "\nsrc/lib.rs:3:1: error" * 1000,
     )
-    assert red_cases({"build": run}, FILES, {})[0].frames == (("src/lib.rs", 3),)
+    assert find_failing_cases({"build": run}, FILES, {})[0].frames == (("src/lib.rs", 3),)

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from moothall.authorization.rules import grant_for
 from moothall.deliberation.conversation import Exchange, fit_to_window
 from moothall.deliberation.prompts import prompts
-from moothall.deliberation.prompts.excerpts import CodePassage, RepoMap, RepoMapRequest, red_cases
+from moothall.deliberation.prompts.excerpts import (
+    CodePassage,
+    RepoMap,
+    RepoMapRequest,
+    find_failing_cases,
+)
 from moothall.deliberation.prompts.reply import read_turn
 from moothall.deliberation.prompts.repository_context import (
     RepositoryContext,
@@ -284,8 +289,8 @@ async def test_failing_tests_come_first_then_their_imports() -> None:
 def test_a_failing_case_leads_to_its_file(case: str) -> None:
     ready = prepared()
     ready.runs["tests"].cases[case] = "errored"  # type: ignore[index] # a dict, here
-    red = red_cases(ready.runs, ready.files, {})
-    assert failing_files(red, ready) == ["tests/test_money.py"]
+    failing = find_failing_cases(ready.runs, ready.files, {})
+    assert failing_files(failing, ready) == ["tests/test_money.py"]
 
 
 async def test_files_are_found_in_the_output_of_a_runner_without_cases() -> None:
