@@ -1,5 +1,5 @@
 """The action, the GitLab template, the hook and the dev container follow their schemas, and no text
-of a caller or a model becomes part of a script.
+of a caller or a model becomes part of a script. Texts that list levels of evidence list them all.
 """
 
 from __future__ import annotations
@@ -14,11 +14,26 @@ import orjson
 import pytest
 import yaml
 
+from moothall.domain.evidence import EvidenceLevel
 from support.documented import check_command
 
 ROOT = Path(__file__).parents[2]
 FILES = {"action.yml": "github-actions", "deploy/ci/moothall.gitlab-ci.yml": "gitlab-ci"}
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_the_description_of_the_lowest_level_names_all_levels(path: str) -> None:
+    levels = ", ".join(level.words for level in reversed(EvidenceLevel))
+    assert f"({levels})" in (ROOT / path).read_text(encoding="utf-8")
+
+
+def test_the_comments_of_the_wire_name_all_levels() -> None:
+    text = (ROOT / "protos/orchestrator/v1/orchestrator.proto").read_text(encoding="utf-8")
+    comments = [line for line in text.splitlines() if "//" in line and "reproduced" in line]
+    assert len(comments) == 3
+    for comment in comments:
+        assert all(level.value in comment for level in EvidenceLevel)
 
 
 @pytest.mark.parametrize(("path", "schema"), FILES.items())

@@ -34,27 +34,27 @@ from moothall.errors import InvalidRequest
 from moothall.tools.catalogue import CATALOGUE, Danger
 
 
-def _file_tools(danger: Danger) -> tuple[str, ...]:
+def _tools(category: str, danger: Danger) -> tuple[str, ...]:
     return tuple(
         spec.name
         for spec in CATALOGUE.values()
-        if spec.category == "files" and spec.danger is danger
+        if spec.category == category and spec.danger is danger
     )
 
 
 CAPABILITIES: Mapping[str, tuple[str, ...]] = {
-    "filesystem-read": _file_tools(Danger.READ),
-    "filesystem-write": _file_tools(Danger.WRITE),
-    "git-read": ("git.status", "git.diff", "git.log"),
-    "git-write": ("git.add", "git.commit", "git.branch", "git.checkout"),
-    "test-execution": ("tests.pytest", "tests.npm", "tests.go", "tests.cargo", "tests.make"),
+    "filesystem-read": _tools("files", Danger.READ),
+    "filesystem-write": _tools("files", Danger.WRITE),
+    "git-read": _tools("git", Danger.READ),
+    "git-write": _tools("git", Danger.WRITE),
+    "test-execution": _tools("tests", Danger.EXECUTE),
     "python-execution": ("tests.pytest", "code.python"),
     "node-execution": ("tests.npm", "code.node"),
     "go-execution": ("tests.go",),
     "cargo-execution": ("tests.cargo",),
     "make-execution": ("tests.make",),
     "shell-execution": ("code.shell",),
-    "system-information": ("system.info", "system.processes"),
+    "system-information": _tools("system", Danger.READ),
     "network-access": ("web.*", "http.*"),
     "browser-access": ("browser.*",),
     "database-access": ("db.*",),

@@ -28,6 +28,7 @@ from moothall.client import EventType, Outcome, Update
 from moothall.domain.codec import mapping_of
 from moothall.domain.evidence import Verdict
 from moothall.errors import InvalidRequest
+from moothall.tools.catalogue import CATALOGUE, Danger
 
 _MARKUP = re.compile(r"[\\`*_\[\]<>|~]")
 _MAX_REASONS, _MAX_CHARS = 12, 60_000
@@ -35,19 +36,15 @@ _MAX_REASONS, _MAX_CHARS = 12, 60_000
 _KINDS: Mapping[str, ToolKind] = {
     "code": "execute",
     "files": "edit",
-    "files.diff": "read",
-    "files.info": "read",
     "files.list": "search",
-    "files.read": "read",
     "files.search": "search",
     "git": "execute",
-    "git.diff": "read",
-    "git.log": "read",
-    "git.status": "read",
     "tests": "execute",
     "web": "fetch",
 }
-"""The protocol's kind of a tool, by its full name or by the part before the first dot."""
+"""The protocol's kind of a tool, by its full name or category. Other tools that only read are
+`read`.
+"""
 
 _NARRATED = {
     EventType.AGENT_PROGRESS,
@@ -182,7 +179,12 @@ def _turn_updates(update: Update) -> list[SessionUpdate]:
 
 def _kind_of(tool: str) -> ToolKind:
     """Return the protocol's kind of a tool."""
-    return _KINDS.get(tool) or _KINDS.get(tool.partition(".")[0], "other")
+    if tool in _KINDS:
+        return _KINDS[tool]
+    spec = CATALOGUE.get(tool)
+    if spec is not None and spec.danger is Danger.READ:
+        return "read"
+    return _KINDS.get(tool.partition(".")[0], "other")
 
 
 def _literal(foreign_text: str) -> str:

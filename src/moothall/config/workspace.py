@@ -241,3 +241,7 @@ class WorkspaceSections(BaseModel):
     def image(self) -> str:
         """The image that commands run in, for kinds of workspaces that have one."""
         return self.jobs.image
+
+    def image_of(self, repository: str, origin: str) -> str:
+        """Return the image that commands run in for one repository, or '' for `image`."""
+        return self.jobs.image_of(repository, origin)

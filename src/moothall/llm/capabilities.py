@@ -47,6 +47,8 @@ _PARAMETER_PATTERNS = {
     "reasoning_effort": r"reasoning_effort|reasoning\.effort",
 }
 """How refusals name a parameter. Parameters that are missing here are named as they are."""
+_LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
+"""Names of the parameter that limits a reply, in the order in which they are tried."""
 _REMEDIES = {
     "priority": "--scheduling-policy priority",
     "cache_salt": "a version of vLLM that knows cache_salt",
@@ -160,7 +162,7 @@ class Capabilities:
     """Whether calls arrived as text, because the server has no parser for this model's format."""
     window: int = 0
     window_source: str = ""
-    limit_name: str = "max_tokens"
+    limit_name: str = _LIMIT_NAMES[0]
     """The name of the parameter that limits the reply's tokens; '' if the server accepts none."""
     max_reply_tokens: int = 0
     """The largest limit that the server accepts; 0 if it never refused one."""
@@ -376,7 +378,7 @@ class Capabilities:
         return bool(re.search(pattern, text, re.IGNORECASE))
 
     def _drop(self, name: str, error: Rejected, sent: Mapping[str, Any]) -> None:
-        if name in {"max_tokens", "max_completion_tokens"}:
+        if name in _LIMIT_NAMES:
             self._learn_limit(name, error, int(sent[name]))
         elif name == "response_format":
             self._learn_schema(error, sent)
@@ -393,7 +395,7 @@ class Capabilities:
             self.max_reply_tokens = max(limits)
             self._log(f"replies of more than {self.max_reply_tokens} tokens", error)
         else:
-            self.limit_name = "max_completion_tokens" if name == "max_tokens" else ""
+            self.limit_name = next(iter(_LIMIT_NAMES[_LIMIT_NAMES.index(name) + 1 :]), "")
             self._log(name, error)
 
     def _learn_schema(self, error: Rejected, sent: Mapping[str, Any]) -> None:

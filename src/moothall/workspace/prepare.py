@@ -69,7 +69,7 @@ class Preparer:
         `SandboxUnavailable`.
         """
         report_progress = on_progress or (lambda _: None)
-        base = replace(base, image=self._settings.jobs.image_of(base.repository, base.origin))
+        base = replace(base, image=self._settings.image_of(base.repository, base.origin))
         key = prepared_key(base)
         async with self._layout.lock(key):
             stored = await asyncio.to_thread(self._read_stored, base, key, report_progress)

@@ -389,6 +389,8 @@ def test_the_documented_capabilities_match_the_code_and_name_existing_tools() ->
     assert " ".join(write) == (
         "files.write files.append files.edit files.define files.delete files.mkdir"
     )
+    assert " ".join(CAPABILITIES["git-read"]) == "git.status git.diff git.log"
+    assert " ".join(CAPABILITIES["git-write"]) == "git.add git.commit git.branch git.checkout"
     families = {"web.*", "http.*", "browser.*", "db.*"}  # toolkits that a machine may have
     for tool in {tool for tools in CAPABILITIES.values() for tool in tools} - families:
         assert tool in CATALOGUE

@@ -87,6 +87,14 @@ def test_a_turn_is_shown_as_a_thought_and_its_tool_calls() -> None:
     assert len({call.tool_call_id for call in calls}) == 3
 
 
+def test_the_kind_of_a_tool_follows_from_the_catalogue() -> None:
+    tools = ["files.read", "files.search", "files.edit", "git.log", "git.commit", "code.shell"]
+    kinds = ["read", "search", "edit", "read", "execute", "execute"]
+    operations = [{"tool": tool} for tool in tools]
+    updates = TaskReport().read_update(event(EventType.SEAT_TURN, {"operations": operations}, "a"))
+    assert [call.kind for call in updates if isinstance(call, ToolCallStart)] == kinds
+
+
 @pytest.mark.parametrize(
     "data", [{}, {"seats": 3}, {"operations": 5, "thought": 9}, {"evidence": "passed"}]
 )
