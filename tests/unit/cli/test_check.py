@@ -65,8 +65,8 @@ def test_failed_flaky_and_slow_cases_are_named_with_the_reason() -> None:
         "pip install -e .",
         f"failed  {FAILING}  assert 1 == 2",
         "flaky   tests/test_a.py::f  differed between two runs",
-        "slow  tests/test_a.py::test_slow  2.5 s",
-        "A council can be judged here. Red before: 1.",
+        "slow    tests/test_a.py::test_slow  2.5 s",
+        "A council can be judged here. Failed before: 1.",
     ):
         assert text in output
     assert "\x1b" not in output
