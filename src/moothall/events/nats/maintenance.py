@@ -24,14 +24,9 @@ from moothall.events.lease import BUCKET
 from moothall.events.nats.connection import connection, translate_errors
 from moothall.events.nats.fast_client import FastClient
 from moothall.events.nats.jetstream import JetStreamBus
-from moothall.events.nats.layout import (
-    BLOB_CHUNKS,
-    BLOB_ENTRIES,
-    BLOBS_STREAM,
-    bucket_prefix,
-    bucket_stream,
-)
 from moothall.events.nats.requests import subscribed
+from moothall.events.nats.setup import bucket_prefix, bucket_stream
+from moothall.events.nats.stream_store import BLOB_CHUNKS, BLOB_ENTRIES, BLOBS_STREAM
 from moothall.events.raw_store import RawStore
 from moothall.events.registry import AUDIT, BUCKETS, DEAD, DOCUMENTS, EVENTS, STREAMS, WORK
 
