@@ -55,11 +55,10 @@ def _link_environment(settings: Settings, link: str) -> dict[str, str]:
     bus, jobs = settings.bus, settings.jobs
     variables = {"MOOTHALL_BUS__URL": _bus_of_pods(settings)}
     if jobs.link_keys:
-        from moothall.events.nats.accounts import mint
+        from moothall.events.adapter import accounts
 
-        return variables | {
-            "MOOTHALL_BUS__CREDENTIALS": mint(jobs.link_keys.get_secret_value(), link, jobs.seconds)
-        }
+        keys = jobs.link_keys.get_secret_value()
+        return variables | {"MOOTHALL_BUS__CREDENTIALS": accounts.mint(keys, link, jobs.seconds)}
     return variables | {
         f"MOOTHALL_BUS__{name.upper()}": secret.get_secret_value()
         for name, secret in (("token", bus.token), ("credentials", bus.credentials))
@@ -77,9 +76,10 @@ def deployment_id(settings: Settings) -> str:
     )
     if settings.jobs.link_keys is None:
         return digest(*servers)[:16]
-    from moothall.events.nats.accounts import read_account
+    from moothall.events.adapter import accounts
 
-    return digest(*servers, read_account(settings.jobs.link_keys.get_secret_value()))[:16]
+    account = accounts.read_account(settings.jobs.link_keys.get_secret_value())
+    return digest(*servers, account)[:16]
 
 
 @asynccontextmanager

@@ -28,13 +28,6 @@ from moothall.events.nats.stream_store import BLOB_CHUNKS, BLOB_ENTRIES
 from moothall.events.raw_store import PREFIX
 from moothall.events.registry import BUCKETS
 
-try:
-    import nkeys
-except ImportError as error:
-    raise ConfigurationError(
-        "keys of the bus need nkeys, which is not installed: pip install 'moothall[server]'"
-    ) from error
-
 # Permissions of each role on the bus: what its credentials may publish, subscribe to, consume and
 # write.
 #
@@ -239,15 +232,9 @@ def create_account_files(folder: Path, renew: Path | None = None) -> dict[str, P
     """
     now = int(time.time())
     system, account = (
-        _accounts(renew)
-        if renew
-        else (_public(_key(nkeys.PREFIX_BYTE_ACCOUNT)), _public(_key(nkeys.PREFIX_BYTE_ACCOUNT)))
+        _accounts(renew) if renew else (_public(_key("account")), _public(_key("account")))
     )
-    operator, issuer, hosts = (
-        _key(nkeys.PREFIX_BYTE_OPERATOR),
-        _key(nkeys.PREFIX_BYTE_ACCOUNT),
-        _key(nkeys.PREFIX_BYTE_ACCOUNT),
-    )
+    operator, issuer, hosts = _key("operator"), _key("account"), _key("account")
     link = registry.literal(Channel.LINK.of("x")).removesuffix("x") + "{{name()}}"
     scope = {
         "kind": "user_scope",
@@ -332,7 +319,7 @@ def _accounts(conf: Path) -> tuple[str, str]:
 def _credentials(
     signer: Any, account: str, name: str, claims: Mapping[str, Any], expires_at: int | None = None
 ) -> str:
-    user = _key(nkeys.PREFIX_BYTE_USER)
+    user = _key("user")
     token = _token(
         signer,
         _public(user),
@@ -349,6 +336,7 @@ def read_account(keys: str) -> str:
 
 
 def _parse_link_keys(keys: str) -> tuple[Any, str]:
+    nkeys = _nkeys()
     try:
         document = json.loads(keys)
         return nkeys.from_seed(bytearray(document["seed"].encode())), str(document["account"])
@@ -358,8 +346,22 @@ def _parse_link_keys(keys: str) -> tuple[Any, str]:
         ) from error
 
 
-def _key(kind: int) -> Any:
-    return nkeys.from_seed(bytearray(nkeys.encode_seed(os.urandom(32), kind)))
+def _nkeys() -> Any:
+    """Return the library of the keys. Raises `ConfigurationError` if it is not installed."""
+    try:
+        import nkeys
+    except ImportError as error:
+        raise ConfigurationError(
+            "keys of the bus need nkeys, which is not installed: pip install 'moothall[server]'"
+        ) from error
+    return nkeys
+
+
+def _key(kind: str) -> Any:
+    """Return a new key of a kind: account, operator or user."""
+    nkeys = _nkeys()
+    prefix = getattr(nkeys, f"PREFIX_BYTE_{kind.upper()}")
+    return nkeys.from_seed(bytearray(nkeys.encode_seed(os.urandom(32), prefix)))
 
 
 def _public(key: Any) -> str:
