@@ -29,6 +29,7 @@ from moothall.deliberation.attempt_state import (
     find_ignored_writes,
     malformed_replies_error,
 )
+from moothall.deliberation.conversation import ToolChat
 from moothall.deliberation.event_writer import EventWriter, check_bounds, sum_usage
 from moothall.deliberation.local_checks import (
     OWN_CHECK_SECONDS,
@@ -44,7 +45,6 @@ from moothall.deliberation.prompts.tool_results import (
     submission_text,
 )
 from moothall.deliberation.seat_setup import SUBMIT, SeatTools, UnusableCallError, read_arguments
-from moothall.deliberation.tool_chat import ToolChat
 from moothall.deliberation.turns import TurnResult, record_calls, record_refusals
 from moothall.domain.chat import ChatReply, FunctionCall, Message
 from moothall.domain.codec import dump
