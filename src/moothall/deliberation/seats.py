@@ -15,8 +15,10 @@ from moothall.authorization.checks import Meter
 from moothall.concurrency import seconds_until
 from moothall.deliberation import external_seats
 from moothall.deliberation.agent import AgentLoop
-from moothall.deliberation.attempt_state import (
+from moothall.deliberation.attempt import (
     NOTHING_CHANGED,
+    TOO_EARLY,
+    UNUSABLE,
     Attempt,
     Draft,
     MalformedReplies,
@@ -42,7 +44,6 @@ from moothall.deliberation.rival_notes import rivals_of
 from moothall.deliberation.seat_setup import SeatSetup, SeatTools
 from moothall.deliberation.subagents import SubAgents
 from moothall.deliberation.tool_loop import ToolLoop
-from moothall.deliberation.turns import TOO_EARLY, UNUSABLE
 from moothall.domain.chat import Message
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
