@@ -224,12 +224,12 @@ async def check(
     force: bool,
     as_json: bool,
 ) -> int:
-    """Set REPO up, run its checks on the unchanged files, and report green, red, flaky and slow
-    cases.
+    """Set REPO up, run its checks on the unchanged files, and report the cases that passed, failed,
+    were flaky or were slow.
 
     REPO is a path, a URL or the id of a registered repository; by default the one you are in.
 
-    Exit codes: 0 if a council could be judged, also with red tests; 2 if not, with the file and
+    Exit codes: 0 if a council could be judged, also with failing tests; 2 if not, with the file and
     setting to write.
     """
     from moothall.app.command_repository import check_repository, write_profile
@@ -318,13 +318,13 @@ def print_report(
         console.print(Text(plain(reason, _MESSAGE_CHARS), style="red"))
         return
     rows = diagnosis.rows if diagnosis else ()
-    red = sum(len(row.red) for row in rows if row.required)
-    red_before = (
-        f" Red before: {red}. They may stay red; an answer that mends one of them is proven."
-        if red
+    failed = sum(len(row.red) for row in rows if row.required)
+    failed_before = (
+        f" Failed before: {failed}. They may go on failing; an answer that fixes one is proven."
+        if failed
         else ""
     )
-    verdict = f"A council can be judged here.{red_before}"
+    verdict = f"A council can be judged here.{failed_before}"
     console.print(Text(verdict, style="green"))
 
 
@@ -346,7 +346,7 @@ def _profile_rows(checked: RepositoryCheck) -> list[tuple[str, str]]:
 def _table(diagnosis: Diagnosis) -> Table:
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("check")
-    for heading in ("green", "red", "skipped", "flaky", "slow", "seconds"):
+    for heading in ("passed", "failed", "skipped", "flaky", "slow", "seconds"):
         table.add_column(heading, justify="right")
     table.add_column("")
     for row in diagnosis.rows:
@@ -384,7 +384,7 @@ def _details(console: Console, checked: RepositoryCheck, row: CheckRow) -> None:
         details = {row.check: row.output}
     for label, style, count, items in (
         (
-            "red",
+            "failed",
             "red",
             len(row.red),
             [(case, _reason(failures, details, case)) for case in row.red[:_MAX_CASES]],
@@ -398,7 +398,7 @@ def _details(console: Console, checked: RepositoryCheck, row: CheckRow) -> None:
         ("slow", "yellow", len(row.slow), [(case, f"{ms / 1000:.1f} s") for case, ms in row.slow]),
     ):
         for case, reason in items[:_MAX_CASES]:
-            line = Text.assemble((f"{label:<6}", style), plain(case, 200))
+            line = Text.assemble((f"{label:<7}", style), plain(case, 200))
             full_line = Text.assemble(line, (f"  {reason}" if reason else "", "dim"))
             fits = _INDENT_COLUMNS + full_line.cell_len <= console.width
             console.print(

@@ -177,11 +177,11 @@ def _describe_proposal(data: Mapping[str, Any]) -> tuple[str, str]:
 
 def _describe_check(data: Mapping[str, Any]) -> tuple[str, str]:
     evidence = data["evidence"]
-    red_before = evidence.get("before", 0)
+    failed_before = evidence.get("before", 0)
     counted = (
         (evidence["passed"], "passed"),
-        (evidence["failed"] - red_before, "failed"),
-        (red_before, "red before"),
+        (evidence["failed"] - failed_before, "failed"),
+        (failed_before, "failed before"),
         (evidence["skipped"], "skipped"),
     )
     counts = ", ".join(f"{count} {word}" for count, word in counted if count)

@@ -92,7 +92,7 @@ def _style_of(verdict: VerdictDocument) -> str:
 
 def _check_table(checks: tuple[CheckResult, ...]) -> Table:
     table = Table(box=box.SIMPLE)
-    for heading in ("check", "verdict", "passed", "failed", "red before", "skipped"):
+    for heading in ("check", "verdict", "passed", "failed", "failed before", "skipped"):
         table.add_column(heading)
     for item in checks:
         counts = (item.passed, item.failed, item.before, item.skipped)

@@ -177,8 +177,8 @@ FINISH = "finish"
 UNUSABLE = "the same unusable reply"
 TOO_EARLY = "it says that it is done, and it is not"
 FUNCTION_FAILS, FUNCTION_BREAKS_EXAMPLES = (
-    "the function is not green",
-    "the function is green, and what its docstring shows does not hold",
+    "the function did not pass",
+    "the function passed, but the examples in its docstring failed",
 )
 """The reasons for a seat that writes one function, after its turns."""
 _MAX_REPEATS = 3
@@ -241,7 +241,7 @@ def _find_cycle(changes: Sequence[TurnStep], max_turns_with_same_failures: int) 
         and len(changes) >= max_turns_with_same_failures
         and all(step.failing == last.failing for step in changes[-max_turns_with_same_failures:])
     ):
-        return f"the same tests red for {max_turns_with_same_failures} turns"
+        return f"the same tests failed for {max_turns_with_same_failures} turns"
     return ""
 
 

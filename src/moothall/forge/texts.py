@@ -294,7 +294,7 @@ def pull_body(outcome: Outcome, issue: Issue) -> str:
 def no_pull(outcome: Outcome) -> str:
     """Return the comment for an issue without a pull request."""
     unproven = (
-        f"{outcome.winner_id} came first, but no test that was red before shows that it is right"
+        f"{outcome.winner_id} came first, but no test that failed before shows that it is right"
     )
     reason = (
         unproven if outcome.commit_sha else f"there is no answer: {text(outcome.error_message)}"

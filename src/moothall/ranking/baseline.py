@@ -77,7 +77,7 @@ class CheckRow:
 
     @property
     def line(self) -> str:
-        """The row as a short text: `tests 180 passed, 3 red (a, b, c)`."""
+        """The row as a short text: `tests 180 passed, 3 failed (a, b, c)`."""
         if self.fault:
             result = self.fault
         elif self.findings:
@@ -85,11 +85,11 @@ class CheckRow:
         elif self.told and self.green + len(self.red) + self.skipped:
             counts = [
                 (self.green, "passed"),
-                (len(self.red), "red"),
+                (len(self.red), "failed"),
                 (self.skipped, "skipped"),
                 (len(self.flaky), "flaky"),
             ]
-            names = {"red": self.red, "flaky": self.flaky}
+            names = {"failed": self.red, "flaky": self.flaky}
             result = ", ".join(
                 f"{count} {word}" + (f" ({format_cases(names[word])})" if word in names else "")
                 for count, word in counts

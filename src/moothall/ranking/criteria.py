@@ -100,9 +100,9 @@ def _is_excused(evidence: Evidence, superseded: AbstractSet[str]) -> bool:
 
 
 def format_counts(evidence: Evidence) -> str:
-    """Return ` (11 of 13 passed, 1 red before)`; '' if the check counted nothing."""
+    """Return ` (11 of 13 passed, 1 failed before)`; '' if the check counted nothing."""
     total = evidence.passed + evidence.failed
-    before = f", {evidence.before} red before" if evidence.before else ""
+    before = f", {evidence.before} failed before" if evidence.before else ""
     return f" ({evidence.passed} of {total} passed{before})" if total else ""
 
 

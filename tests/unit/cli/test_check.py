@@ -63,10 +63,10 @@ def test_failed_flaky_and_slow_cases_are_named_with_the_reason() -> None:
     for text in (
         "/srv/sample at aaaaaaaaaa",
         "pip install -e .",
-        f"red   {RED}  assert 1 == 2",
-        "flaky tests/test_a.py::f  differed between two runs",
-        "slow  tests/test_a.py::test_slow  2.5 s",
-        "A council can be judged here. Red before: 1.",
+        f"failed {RED}  assert 1 == 2",
+        "flaky  tests/test_a.py::f  differed between two runs",
+        "slow   tests/test_a.py::test_slow  2.5 s",
+        "A council can be judged here. Failed before: 1.",
     ):
         assert text in output
     assert "\x1b" not in output
@@ -123,7 +123,7 @@ def test_a_failed_advisory_check_is_not_counted() -> None:
         "lint": CheckRun("lint", Verdict.FAILED, output="Usage: tsc", exit_code=1),
     }
     output = shown(replace(CHECKED, prepared=replace(PREPARED, base=advised, runs=runs)))
-    assert "Red before: 1." in output
+    assert "Failed before: 1." in output
     assert "Usage: tsc" not in output
 
 
@@ -137,7 +137,7 @@ def test_a_panic_is_shown_by_its_message_without_the_backtrace_hint() -> None:
             CHECKED, prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: panic})})
         )
     )
-    assert f"red   {RED}  2 + 3 is 5" in output
+    assert f"failed {RED}  2 + 3 is 5" in output
 
 
 def test_a_failed_tap_case_is_shown_with_its_values() -> None:
@@ -151,7 +151,7 @@ def test_a_failed_tap_case_is_shown_with_its_values() -> None:
             prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: diagnostics})}),
         )
     )
-    assert f"red   {RED}  expected: 2, actual: 1" in output
+    assert f"failed {RED}  expected: 2, actual: 1" in output
 
 
 def test_a_foreign_traceback_is_shown_by_its_last_line() -> None:
@@ -165,7 +165,7 @@ def test_a_foreign_traceback_is_shown_by_its_last_line() -> None:
             prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: printed})}),
         )
     )
-    assert f"red   {RED}  TypeError: no" in output
+    assert f"failed {RED}  TypeError: no" in output
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_narrow_terminal_shows_the_reason_on_separate_lines() -> None:
         replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run})), 60
     ).splitlines()
     at = next(number for number, line in enumerate(lines) if RED in line)
-    assert lines[at].strip() == f"red   {RED}"
+    assert lines[at].strip() == f"failed {RED}"
     below = " ".join(line.strip() for line in lines[at + 1 : at + 3])
     assert below == (
         "AssertionError: the sum of two and three is 5, and not what it was here "
@@ -244,5 +244,5 @@ def test_the_error_of_a_command_without_cases_is_read_from_its_output() -> None:
     )
     run = CheckRun("tests", Verdict.FAILED, output=output, exit_code=1)
     text = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run}, flaky=())))
-    assert "red   tests  Error: Cannot find module './x' (tests/test_a.py:1)" in text
+    assert "failed tests  Error: Cannot find module './x' (tests/test_a.py:1)" in text
     assert "at Object" not in text

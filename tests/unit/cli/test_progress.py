@@ -25,7 +25,7 @@ EVENTS: tuple[tuple[EventType, dict[str, Any]], ...] = (
         },
     ),
     (EventType.AGENT_PROGRESS, {"current_task": "setting up: pip install x"}),
-    (EventType.AGENT_PROGRESS, {"current_task": "base: tests 3 passed, 1 red (test_a)"}),
+    (EventType.AGENT_PROGRESS, {"current_task": "base: tests 3 passed, 1 failed (test_a)"}),
     (EventType.SEAT_STARTED, {"seat": ONE, "approach": "append"}),
     (
         EventType.MODEL_CALLED,

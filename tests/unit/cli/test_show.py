@@ -77,7 +77,7 @@ def test_a_test_that_failed_before_is_not_reported_as_broken() -> None:
     )
     assert line is not None
     assert line.plain.endswith(
-        "clean re-check, tests: passed (7 passed, 1 failed, 2 red before, 1 skipped)"
+        "clean re-check, tests: passed (7 passed, 1 failed, 2 failed before, 1 skipped)"
     )
 
 
@@ -110,7 +110,7 @@ def test_a_seat_that_repeats_itself_is_asked_to_start_anew_or_stop() -> None:
         "turn": 3,
         "operations": [],
         "attempts": 3,
-        "stuck": "the same tests red for 3 turns",
+        "stuck": "the same tests failed for 3 turns",
     }
 
     def message(attempt: int) -> str:
@@ -123,8 +123,8 @@ def test_a_seat_that_repeats_itself_is_asked_to_start_anew_or_stop() -> None:
             )
         )
 
-    assert "starts anew (2 of 3): the same tests red for 3 turns" in message(1)
-    assert "stops: the same tests red for 3 turns" in message(3)
+    assert "starts anew (2 of 3): the same tests failed for 3 turns" in message(1)
+    assert "stops: the same tests failed for 3 turns" in message(3)
 
 
 JOINER = "\N{WORD JOINER}"

@@ -401,7 +401,7 @@ async def test_the_same_failing_tests_for_three_turns_start_a_new_attempt(counci
     assert [turn["stuck"] for turn in of(events, EventType.SEAT_TURN)] == [
         "",
         "",
-        "the same tests red for 3 turns",
+        "the same tests failed for 3 turns",
         "",
     ]
     assert "X1" not in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]

@@ -144,8 +144,8 @@ def test_failed_cases_are_shown_with_their_output_and_earlier_failures_as_such()
         output="noise " * 999,
     )
     text = check_text(now, base, 2000)
-    assert text.index("Red since your change: b\nb:\nKeyError: 'x'") < text.index(
-        "Red before your change too: a\na:\nold trouble"
+    assert text.index("Failing since your change: b\nb:\nKeyError: 'x'") < text.index(
+        "Failing before your change too: a\na:\nold trouble"
     )
     assert "noise" not in text
 
@@ -164,18 +164,18 @@ def test_a_reached_limit_is_named() -> None:
 
 def test_no_seat_is_asked_to_repair_passing_tests() -> None:
     mended = WorkspaceState(patch("x"), passed=True, proven=True, fixed=("a",))
-    assert verdict_text(mended) == "All checks are green. If the task is done, finish."
+    assert verdict_text(mended) == "All checks passed. If the task is done, finish."
     assert "the whole suite runs in the clean re-check" in verdict_text(
         WorkspaceState(patch("x"), passed=True, complete=False)
     )
     before = WorkspaceState(patch("x"), passed=True, still_failing=("a",))
     assert (
         verdict_text(before)
-        == "Nothing is red that was not red before your change (a). If the task is done, finish."
+        == "Only tests that failed before your change fail now (a). If the task is done, finish."
     )
     assert verdict_text(WorkspaceState(patch("x"))) == "Repair this."
     partial = WorkspaceState(patch("x"), passed=True, fixed=("a",), still_failing=("b",))
-    assert verdict_text(partial).endswith("these are red yet: b. Repair those too.")
+    assert verdict_text(partial).endswith("these still fail: b. Repair those too.")
 
 
 def test_a_changed_test_file_is_run_in_its_current_version() -> None:

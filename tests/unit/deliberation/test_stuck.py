@@ -35,11 +35,14 @@ def change(fingerprint: str, tree: str, failing: frozenset[str] = A) -> TurnStep
             [change("do", "1"), change("undo", "2", B), change("other", "1")],
             "back where it was in an earlier turn",
         ),
-        ([change("a", "1"), change("b", "2"), change("c", "3")], "the same tests red for 3 turns"),
+        (
+            [change("a", "1"), change("b", "2"), change("c", "3")],
+            "the same tests failed for 3 turns",
+        ),
         ([change("a", "1"), change("b", "2", B), change("c", "3")], ""),
         (
             [change("a", "1"), TurnStep("look", "1"), change("b", "2"), change("c", "3")],
-            "the same tests red for 3 turns",
+            "the same tests failed for 3 turns",
         ),
         (
             [

@@ -234,7 +234,7 @@ async def test_a_missing_answer_or_proof_is_reported_on_the_issue_only(
     assert ada.comments(first)[0].startswith(
         f"Task `{answered}`: there is no answer: no candidate passed"
     )
-    assert "no test that was red before shows that it is right" in ada.comments(second)[0]
+    assert "no test that failed before shows that it is right" in ada.comments(second)[0]
     assert await app.look(lost)
     assert len(ada.comments(first)) == 1
 

@@ -36,7 +36,7 @@ def test_passed_failed_flaky_and_slow_are_reported() -> None:
         ("d",),
         (("a", 1500),),
     )
-    assert diagnosis.line == "base: tests 1 passed, 1 red (b), 1 skipped, 1 flaky (d)"
+    assert diagnosis.line == "base: tests 1 passed, 1 failed (b), 1 skipped, 1 flaky (d)"
     assert diagnosis.text == ""
 
 

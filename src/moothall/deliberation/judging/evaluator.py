@@ -706,7 +706,7 @@ def format_check_results(evaluated: Candidate, base_runs: Mapping[str, CheckRun]
             f"{': ' if evidence.red else ''}{', '.join(evidence.red[:10])}"
         )
         if evidence.red_before:
-            lines.append(f"Red before and still: {', '.join(evidence.red_before[:10])}")
+            lines.append(f"Failed before and still: {', '.join(evidence.red_before[:10])}")
         if evidence.verdict is not Verdict.PASSED and evidence.output and not evaluated.details:
             lines.append(clip(evidence.output, 1500))
     if assessment.regressions:

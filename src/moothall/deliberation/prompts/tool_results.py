@@ -30,7 +30,7 @@ def numbered_result_text(number: int, result: ToolResult, max_chars: int) -> str
     return f"{head}\n{fence('output', clip(text, max_chars))}" if text else head
 
 
-_NAMED, _DETAILED = 10, 3  # red cases that are named, and those whose output is shown
+_NAMED, _DETAILED = 10, 3  # failed cases that are named, and those whose output is shown
 _TIERS = {"monty": "", "python": "in CPython, since "}
 
 
@@ -82,8 +82,8 @@ def check_text(run: CheckRun, base: CheckRun | None, max_chars: int) -> str:
     parts = [
         _cases_text(title, cases, run.details, max_chars // (1 + bool(since and before)))
         for title, cases in (
-            ("Red since your change", since),
-            ("Red before your change too", before),
+            ("Failing since your change", since),
+            ("Failing before your change too", before),
         )
         if cases
     ]
@@ -129,17 +129,17 @@ def verdict_text(state: WorkspaceState) -> str:
         return "Repair this."
     if state.partly_fixed:
         return (
-            f"{len(state.fixed)} of the tests that were red are green now, and beside them these "
-            f"are red yet: {_name_some(state.still_failing)}. Repair those too."
+            f"{len(state.fixed)} of the tests that failed pass now, and these still fail: "
+            f"{_name_some(state.still_failing)}. Repair those too."
         )
     where = (
-        "All checks are green"
+        "All checks passed"
         if state.complete
-        else "The cases near your change are green; the whole suite runs in the clean re-check"
+        else "The cases near your change passed; the whole suite runs in the clean re-check"
     )
     if state.still_failing:
         where = (
-            "Nothing is red that was not red before your change "
+            "Only tests that failed before your change fail now "
             f"({_name_some(state.still_failing)})"
         )
     return f"{where}. If the task is done, finish."
