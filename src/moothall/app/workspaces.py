@@ -372,14 +372,16 @@ WORKSPACE_KINDS: Final[Mapping[str, WorkspaceKind]] = {
 }
 
 
-def workspace_kind(settings: Settings) -> WorkspaceKind:
-    """Return the configured kind. Raises `ConfigurationError` if `WORKSPACE_KINDS` lacks it."""
+def workspace_kind(
+    settings: Settings, kinds: Mapping[str, WorkspaceKind] = WORKSPACE_KINDS
+) -> WorkspaceKind:
+    """Return the configured kind. Raises `ConfigurationError` if `kinds` lacks it."""
     name = settings.workspace.kind
-    if name not in WORKSPACE_KINDS:
+    if name not in kinds:
         raise ConfigurationError(
-            f"workspace.kind is {name}, which cannot be opened; use {', '.join(WORKSPACE_KINDS)}"
+            f"workspace.kind is {name}, which cannot be opened; use {', '.join(kinds)}"
         )
-    return WORKSPACE_KINDS[name]
+    return kinds[name]
 
 
 # The workspaces of a host, with the repositories that it prepares for them.
@@ -399,11 +401,16 @@ class WorkspaceServices:
 
 @asynccontextmanager
 async def open_workspace_services(
-    settings: Settings, remote_bus: Bus | None = None, *, is_host: bool = False
+    settings: Settings,
+    remote_bus: Bus | None = None,
+    *,
+    is_host: bool = False,
+    kinds: Mapping[str, WorkspaceKind] = WORKSPACE_KINDS,
 ) -> AsyncIterator[WorkspaceServices]:
     """Open repositories that can be prepared, and their workspaces. `remote_bus`: the bus to the
     server, if its repositories are on another disk. `is_host`: with workspace.kind ray, hosts use
-    the nodes of their cluster, and other processes this machine.
+    the nodes of their cluster, and other processes this machine. `kinds`: the known kinds of
+    workspaces.
     """
 
     def clone_of(repository: str) -> TrustedClone:
@@ -415,7 +422,7 @@ async def open_workspace_services(
     repositories: RepositoryService
     async with AsyncExitStack() as stack:
         executors, own_settings = Executors(), settings
-        kind = workspace_kind(settings)
+        kind = workspace_kind(settings, kinds)
         if is_host or not kind.only_hosts:
             executors = await stack.enter_async_context(kind.open(settings))
         if not executors.start_early:
