@@ -94,7 +94,7 @@ async def test_users_signed_by_the_account_key_itself_are_revoked(tmp_path: Path
     make_keys(str(old))
     conf = old / "accounts.conf"
     _, account = accounts._accounts(conf)
-    identity = accounts._key(nkeys.PREFIX_BYTE_ACCOUNT)
+    identity = accounts._key("account")
     conf.write_text(
         conf.read_text(encoding="utf-8").replace(account, accounts._public(identity)),
         encoding="utf-8",
@@ -189,7 +189,7 @@ async def test_the_hosts_key_can_mint_links_only(
 ) -> None:
     keys = json.loads((app.keys / "links.json").read_text(encoding="utf-8"))
     signer = nkeys.from_seed(bytearray(keys["seed"].encode()))
-    user = accounts._key(nkeys.PREFIX_BYTE_USER)
+    user = accounts._key("user")
     body = {"type": "user", "issuer_account": keys["account"], **claims}
     token = accounts._token(signer, accounts._public(user), "job-1", body)
     forged = BusSettings.model_validate(

@@ -18,9 +18,9 @@ from moothall.errors import BusUnavailable
 from moothall.events import registry
 from moothall.events.codec import encode
 from moothall.events.nats import accounts
+from moothall.events.nats.accounts import USERS
 from moothall.events.nats.connection import connection
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
-from moothall.events.nats.layout import USERS
 from support.accounts import App, refused, served
 from support.tool_server import open_tool_server
 

@@ -21,8 +21,7 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.sandbox.bubblewrap import bubblewrap
 from moothall.toolkits.browser import BrowserSettings
 from moothall.toolkits.browser.chromium import find_chromium
-from moothall.toolkits.browser.spec import BrowserRun
-from moothall.toolkits.browser.toolkit import BrowserTools
+from moothall.toolkits.browser.toolkit import BrowserRun, BrowserTools
 from moothall.toolkits.web import HttpSettings
 from support.folder import Folder
 from support.processes import command_line

@@ -15,8 +15,7 @@ from moothall.api.http.server import http_server
 from moothall.api.identity import BearerTokens
 from moothall.app.bus import ROLES, embedded_parts, parse_roles
 from moothall.config import GrpcSettings, Settings
-from moothall.events.nats.accounts import create_account_files
-from moothall.events.nats.layout import USERS
+from moothall.events.nats.accounts import USERS, create_account_files
 from moothall.pb.context.v1 import context_pb2
 from moothall.pb.kernel.v1 import kernel_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2

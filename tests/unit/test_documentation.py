@@ -20,8 +20,8 @@ from moothall.config import GrpcSettings
 from moothall.config.settings import known_variables
 from moothall.repositories.profile import parse_config_file
 from moothall.settings import AllSettings, load_settings
-from moothall.tools.wasm_tools import read_tools
 from moothall.workflows.plan import Allowed, read_plan, read_yaml
+from moothall.workspace.wasm import read_tools
 from support.documented import PAGES, ROOT, Block, blocks, check_command, commands
 from support.tools import CATALOGUE
 

@@ -241,7 +241,7 @@ def roles_of(settings: Settings) -> frozenset[str]:
         raise ConfigurationError(
             f"a process with the roles {', '.join(sorted(roles))} would have an embedded bus that "
             f"nobody else reaches, and nobody on it does the work of {', '.join(missing)}: set "
-            "bus.url (MOOTHALL_BUS__URL) to a NATS server that all processes reach, or add "
+            "bus.url (MOOTHALL_BUS__URL) to a server that all processes reach, or add "
             f"{', '.join(missing)}"
         )
     return roles

@@ -431,9 +431,7 @@ async def restore_backup(
         async with open_snapshots(settings.bus, url) as snapshots:
             for stream, about in manifest["streams"].items():
                 report_progress(f"restoring {stream}")
-                config = {**about["config"], "num_replicas": settings.bus.replicas}
-                chunks = read_chunks(tar, stream)
-                await snapshots.restore(stream, {**about, "config": config}, chunks)
+                await snapshots.restore(stream, about, read_chunks(tar, stream))
         async with open_bus(settings.bus, url, alone=not settings.bus.url) as bus:
             await _rebuild(bus)
     return report

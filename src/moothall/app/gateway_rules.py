@@ -42,7 +42,7 @@ from moothall.settings import FAMILIES, Families, family_tools, unset_tools
 from moothall.tools.catalogue import CATALOGUE
 from moothall.tools.code_tools import SHELL
 from moothall.tools.spec import ToolSpec
-from moothall.tools.wasm_tools import read_tools
+from moothall.workspace.wasm import read_tools
 
 _GRACE_SECONDS = 60.0
 _MAX_TENANTS = 1000

@@ -55,11 +55,10 @@ def _link_environment(settings: Settings, link: str) -> dict[str, str]:
     bus, jobs = settings.bus, settings.jobs
     variables = {"MOOTHALL_BUS__URL": _bus_of_pods(settings)}
     if jobs.link_keys:
-        from moothall.events.nats.accounts import mint
+        from moothall.events.adapter import accounts
 
-        return variables | {
-            "MOOTHALL_BUS__CREDENTIALS": mint(jobs.link_keys.get_secret_value(), link, jobs.seconds)
-        }
+        keys = jobs.link_keys.get_secret_value()
+        return variables | {"MOOTHALL_BUS__CREDENTIALS": accounts.mint(keys, link, jobs.seconds)}
     return variables | {
         f"MOOTHALL_BUS__{name.upper()}": secret.get_secret_value()
         for name, secret in (("token", bus.token), ("credentials", bus.credentials))
@@ -77,9 +76,10 @@ def deployment_id(settings: Settings) -> str:
     )
     if settings.jobs.link_keys is None:
         return digest(*servers)[:16]
-    from moothall.events.nats.accounts import read_account
+    from moothall.events.adapter import accounts
 
-    return digest(*servers, read_account(settings.jobs.link_keys.get_secret_value()))[:16]
+    account = accounts.read_account(settings.jobs.link_keys.get_secret_value())
+    return digest(*servers, account)[:16]
 
 
 @asynccontextmanager
@@ -372,14 +372,16 @@ WORKSPACE_KINDS: Final[Mapping[str, WorkspaceKind]] = {
 }
 
 
-def workspace_kind(settings: Settings) -> WorkspaceKind:
-    """Return the configured kind. Raises `ConfigurationError` if `WORKSPACE_KINDS` lacks it."""
+def workspace_kind(
+    settings: Settings, kinds: Mapping[str, WorkspaceKind] = WORKSPACE_KINDS
+) -> WorkspaceKind:
+    """Return the configured kind. Raises `ConfigurationError` if `kinds` lacks it."""
     name = settings.workspace.kind
-    if name not in WORKSPACE_KINDS:
+    if name not in kinds:
         raise ConfigurationError(
-            f"workspace.kind is {name}, which cannot be opened; use {', '.join(WORKSPACE_KINDS)}"
+            f"workspace.kind is {name}, which cannot be opened; use {', '.join(kinds)}"
         )
-    return WORKSPACE_KINDS[name]
+    return kinds[name]
 
 
 # The workspaces of a host, with the repositories that it prepares for them.
@@ -399,11 +401,16 @@ class WorkspaceServices:
 
 @asynccontextmanager
 async def open_workspace_services(
-    settings: Settings, remote_bus: Bus | None = None, *, is_host: bool = False
+    settings: Settings,
+    remote_bus: Bus | None = None,
+    *,
+    is_host: bool = False,
+    kinds: Mapping[str, WorkspaceKind] = WORKSPACE_KINDS,
 ) -> AsyncIterator[WorkspaceServices]:
     """Open repositories that can be prepared, and their workspaces. `remote_bus`: the bus to the
     server, if its repositories are on another disk. `is_host`: with workspace.kind ray, hosts use
-    the nodes of their cluster, and other processes this machine.
+    the nodes of their cluster, and other processes this machine. `kinds`: the known kinds of
+    workspaces.
     """
 
     def clone_of(repository: str) -> TrustedClone:
@@ -415,7 +422,7 @@ async def open_workspace_services(
     repositories: RepositoryService
     async with AsyncExitStack() as stack:
         executors, own_settings = Executors(), settings
-        kind = workspace_kind(settings)
+        kind = workspace_kind(settings, kinds)
         if is_host or not kind.only_hosts:
             executors = await stack.enter_async_context(kind.open(settings))
         if not executors.start_early:

@@ -237,10 +237,10 @@ def keys(folder: Path, renew: Path | None) -> None:
     """Create an account for the server on a NATS of your own, and the files for servers, services
     and hosts, in FOLDER.
     """
-    from moothall.events.nats.accounts import FILES, create_account_files
+    from moothall.events.adapter import accounts
 
-    for name, path in create_account_files(folder, renew).items():
-        click.echo(plain(f"{path}  {FILES[name]}"))
+    for name, path in accounts.create_account_files(folder, renew).items():
+        click.echo(plain(f"{path}  {accounts.FILES[name]}"))
 
 
 # `moothall quota`: the quotas of a tenant, and changing them.

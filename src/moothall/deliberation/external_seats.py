@@ -10,7 +10,7 @@ from datetime import datetime
 
 from moothall.authorization.checks import first_covered
 from moothall.concurrency import seconds_until
-from moothall.deliberation.attempt_state import Draft, MalformedReplies, NoChanges, append_left_out
+from moothall.deliberation.attempt import Draft, MalformedReplies, NoChanges, append_left_out
 from moothall.deliberation.context import DeliberationContext, SeatState
 from moothall.deliberation.judging.clean_runs import workspace_name
 from moothall.deliberation.recorded_model import REMOTE

@@ -15,8 +15,10 @@ from moothall.authorization.checks import Meter
 from moothall.concurrency import seconds_until
 from moothall.deliberation import external_seats
 from moothall.deliberation.agent import AgentLoop
-from moothall.deliberation.attempt_state import (
+from moothall.deliberation.attempt import (
     NOTHING_CHANGED,
+    TOO_EARLY,
+    UNUSABLE,
     Attempt,
     Draft,
     MalformedReplies,
@@ -27,7 +29,7 @@ from moothall.deliberation.attempt_state import (
 )
 from moothall.deliberation.code_blocks import BlockRunner, TurnContext
 from moothall.deliberation.context import DeliberationContext, SeatState
-from moothall.deliberation.conversation import Conversation, SamplingSettings
+from moothall.deliberation.conversation import Conversation, SamplingSettings, ToolChat
 from moothall.deliberation.external_seats import ask_remote
 from moothall.deliberation.judging.clean_runs import workspace_name
 from moothall.deliberation.judging.evaluator import format_check_results
@@ -41,9 +43,7 @@ from moothall.deliberation.prompts.text_calls import MalformedReplyError
 from moothall.deliberation.rival_notes import rivals_of
 from moothall.deliberation.seat_setup import SeatSetup, SeatTools
 from moothall.deliberation.subagents import SubAgents
-from moothall.deliberation.tool_chat import ToolChat
 from moothall.deliberation.tool_loop import ToolLoop
-from moothall.deliberation.turns import TOO_EARLY, UNUSABLE
 from moothall.domain.chat import Message
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType

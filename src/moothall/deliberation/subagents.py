@@ -14,7 +14,7 @@ from moothall.authorization.tokens import narrow
 from moothall.concurrency import seconds_until
 from moothall.config import LlmSettings
 from moothall.deliberation.agent import AgentLoop
-from moothall.deliberation.attempt_state import AttemptState, MalformedReplies
+from moothall.deliberation.attempt import AttemptState, MalformedReplies
 from moothall.deliberation.code_blocks import Block, BlockRunner, SubAgentLimits, TurnContext
 from moothall.deliberation.conversation import Conversation, SamplingSettings
 from moothall.deliberation.local_checks import CheckedWorkspace

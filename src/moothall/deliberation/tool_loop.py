@@ -18,17 +18,21 @@ from moothall import telemetry
 from moothall.authorization.checks import BlockBudget, BlockCalls
 from moothall.authorization.gateway import ToolGateway
 from moothall.concurrency import seconds_until
-from moothall.deliberation.attempt_state import (
+from moothall.deliberation.attempt import (
     MALFORMED_REPLIES,
     NOTHING_CHANGED,
     Attempt,
     Draft,
     NoChanges,
     OutOfTurns,
+    TurnResult,
     append_left_out,
     find_ignored_writes,
     malformed_replies_error,
+    record_calls,
+    record_refusals,
 )
+from moothall.deliberation.conversation import ToolChat
 from moothall.deliberation.event_writer import EventWriter, check_bounds, sum_usage
 from moothall.deliberation.local_checks import (
     OWN_CHECK_SECONDS,
@@ -44,8 +48,6 @@ from moothall.deliberation.prompts.tool_results import (
     submission_text,
 )
 from moothall.deliberation.seat_setup import SUBMIT, SeatTools, UnusableCallError, read_arguments
-from moothall.deliberation.tool_chat import ToolChat
-from moothall.deliberation.turns import TurnResult, record_calls, record_refusals
 from moothall.domain.chat import ChatReply, FunctionCall, Message
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType

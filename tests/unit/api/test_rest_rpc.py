@@ -14,9 +14,9 @@ from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moothall.api.grpc_server import services_of
 from moothall.api.http import server as rest
 from moothall.api.http.documents import parse
-from moothall.api.protos import services_of
 from moothall.domain.event import EventType
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.errors import InvalidRequest

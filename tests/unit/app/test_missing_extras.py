@@ -62,7 +62,6 @@ async def test_a_configured_neo4j_needs_its_driver(
 
 
 def test_creating_bus_keys_needs_nkeys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delitem(sys.modules, "moothall.events.nats.accounts", raising=False)
     monkeypatch.setitem(sys.modules, "nkeys", None)
     result = CliRunner().invoke(keys, [str(tmp_path / "keys")])
     assert result.exit_code == 2

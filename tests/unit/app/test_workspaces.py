@@ -9,8 +9,14 @@ from typing import get_args
 
 import pytest
 
-from moothall.app import workspaces
-from moothall.app.workspaces import WORKSPACE_KINDS, Executors, WorkspaceKind, workspace_kind
+from moothall.app.workspaces import (
+    WORKSPACE_KINDS,
+    Executors,
+    WorkspaceKind,
+    examine_local,
+    open_workspace_services,
+    workspace_kind,
+)
 from moothall.config import Settings, WorkspaceSettings
 from moothall.deliberation.context import PARALLEL_CHECKS
 from moothall.errors import ConfigurationError
@@ -35,7 +41,7 @@ async def test_a_kind_without_an_entry_is_an_error_and_does_not_use_this_machine
     with pytest.raises(ConfigurationError, match=r"kind is cloud.*local, ray, kubernetes"):
         workspace_kind(settings)
     with pytest.raises(ConfigurationError, match="kind is cloud"):
-        async with workspaces.open_workspace_services(settings, is_host=True):
+        async with open_workspace_services(settings, is_host=True):
             pass
 
 
@@ -47,7 +53,7 @@ def test_only_jobs_do_without_the_sandbox_of_this_machine(tmp_path: Path, kind: 
 
 @pytest.mark.parametrize("is_host", [True, False])
 async def test_other_processes_than_hosts_use_this_machine_with_a_kind_for_hosts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_host: bool
+    tmp_path: Path, *, is_host: bool
 ) -> None:
     opened = []
 
@@ -56,10 +62,9 @@ async def test_other_processes_than_hosts_use_this_machine_with_a_kind_for_hosts
         opened.append(settings.workspace.kind)
         yield Executors(count_machines=lambda: 3, start_early=False)
 
-    kind = WorkspaceKind(open_executors, workspaces.examine_local, only_hosts=True)
-    monkeypatch.setattr(workspaces, "WORKSPACE_KINDS", {"ray": kind})
+    kind = WorkspaceKind(open_executors, examine_local, only_hosts=True)
     settings = with_kind(tmp_path, "ray")
-    async with workspaces.open_workspace_services(settings, is_host=is_host) as services:
+    async with open_workspace_services(settings, is_host=is_host, kinds={"ray": kind}) as services:
         assert services.count_parallel_checks() == PARALLEL_CHECKS * (3 if is_host else 1)
         assert services.workspaces._settings.workspace.warm == (0 if is_host else 1)
     assert opened == (["ray"] if is_host else [])

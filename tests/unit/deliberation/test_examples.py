@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from moothall.authorization.checks import CallContext
 from moothall.authorization.rules import grant_for
+from moothall.deliberation.attempt import FUNCTION_BREAKS_EXAMPLES, FUNCTION_FAILS
 from moothall.deliberation.function_writing import find_broken_examples, read_docstring_examples
-from moothall.deliberation.turns import FUNCTION_BREAKS_EXAMPLES, FUNCTION_FAILS
 from moothall.domain.event import EventType
 from moothall.domain.ids import LOCAL, TaskKey
 from support.council import ONE, of, outcomes

@@ -123,7 +123,7 @@ async def test_a_seat_is_asked_for_the_function_and_asked_again_after_a_failure(
     assert second.prompt == first.prompt
     assert second.body["temperature"] > first.body["temperature"]
     assert [turn["stuck"] for turn in of(events, EventType.SEAT_TURN)] == [
-        "the function does not pass",
+        "the function did not pass",
         "",
     ]
     assert outcomes(events) == {ONE: "proposed"}
@@ -242,7 +242,7 @@ async def test_an_unchanged_function_is_reported_and_then_retried(
     assert "files.define" not in app.server.requests[1].prompt
     assert [turn["stuck"] for turn in of(events, EventType.SEAT_TURN)] == [
         "",
-        "the function does not pass",
+        "the function did not pass",
         "",
     ]
     assert app.server.requests[2].body["temperature"] > app.server.requests[1].body["temperature"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.deliberation.attempt_state import find_ignored_writes
+from moothall.deliberation.attempt import find_ignored_writes
 from moothall.domain.repository import Patch
 from moothall.domain.tool import ToolResult, ToolStatus
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.deliberation.turns import (
+from moothall.deliberation.attempt import (
     FINISH,
     TOO_EARLY,
     UNUSABLE,

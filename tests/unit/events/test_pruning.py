@@ -13,7 +13,6 @@ from moothall.config import BusSettings
 from moothall.domain.event import Channel, Event, EventType, new_event
 from moothall.events.delivery import BusLimits
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
-from moothall.events.nats.layout import BLOBS_STREAM
 from moothall.events.nats.maintenance import (
     named_commits,
     prune,
@@ -22,6 +21,7 @@ from moothall.events.nats.maintenance import (
     prune_documents,
 )
 from moothall.events.nats.server import embedded_server
+from moothall.events.nats.stream_store import BLOBS_STREAM
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 

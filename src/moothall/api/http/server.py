@@ -31,6 +31,7 @@ from starlette.types import ASGIApp, Scope
 from moothall import config, telemetry
 from moothall.api.accounts import UserAccounts
 from moothall.api.dependencies import ApiDependencies
+from moothall.api.grpc_server import Service, services_of
 from moothall.api.http.asgi import (
     ListenAddress,
     ServerLimits,
@@ -62,7 +63,6 @@ from moothall.api.http.routes import (
 )
 from moothall.api.http.stories import story_operations
 from moothall.api.identity import BearerTokens, Caller, is_loopback
-from moothall.api.protos import Service, services_of
 from moothall.api.web.routes import page_routes
 from moothall.api.web.sessions import Sessions
 from moothall.api.web.sign_in import Provider

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from moothall.concurrency import seconds_until
 from moothall.deliberation.code_blocks import TurnContext
 from moothall.deliberation.context import DeliberationContext
+from moothall.deliberation.conversation import ToolChat
 from moothall.deliberation.judging.clean_runs import workspace_name
 from moothall.deliberation.local_checks import CheckedWorkspace
 from moothall.deliberation.prompts import evidence_prompt
@@ -27,7 +28,6 @@ from moothall.deliberation.seat_setup import (
     UnusableCallError,
     read_arguments,
 )
-from moothall.deliberation.tool_chat import ToolChat
 from moothall.deliberation.tool_loop import Examine, ToolLoop
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, FunctionCall, Message

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from moothall.deliberation.prompts.text import fence
-from moothall.domain.foreign_yaml import parse_foreign_yaml
+from moothall.domain.text import parse_foreign_yaml
 from moothall.errors import NotFound
 
 Read = Callable[[str], Awaitable[str]]

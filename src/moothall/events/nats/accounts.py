@@ -1,5 +1,5 @@
-"""Accounts of a self-hosted bus: an operator, an account, a user for each role, and a user for each
-link, whose credentials a host creates.
+"""Accounts of a self-hosted bus: an operator, an account, a user with permissions for each role,
+and a user for each link, whose credentials a host creates.
 
 Tokens are NATS JWTs. Hosts sign with a scoped signing key of the account. Whatever a host writes
 into such a token, the server allows its user only the two subjects of the link named in it.
@@ -14,20 +14,180 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moothall.domain.event import Channel
+from moothall.domain.event import REPOSITORY_SERVICE, Channel
+from moothall.domain.ids import ROLES
 from moothall.errors import ConfigurationError
 from moothall.events import registry
-from moothall.events.nats.layout import USERS, claims
+from moothall.events.nats.connection import inbox
+from moothall.events.nats.setup import bucket_prefix
+from moothall.events.nats.stream_store import BLOB_CHUNKS, BLOB_ENTRIES
+from moothall.events.raw_store import PREFIX
+from moothall.events.registry import BUCKETS
 
-try:
-    import nkeys
-except ImportError as error:
-    raise ConfigurationError(
-        "keys of the bus need nkeys, which is not installed: pip install 'moothall[server]'"
-    ) from error
+# Permissions of each role on the bus: what its credentials may publish, subscribe to, consume and
+# write.
+#
+# Read access is not separated: a user that can read one stream can read all of them. Publishing is
+# separated. The API may publish on the result and response subjects, since requests and
+# cancellations of deliberations travel there. Readers reject event types that do not belong on a
+# subject; see `registry.fits`.
+
+
+_ANSWER_NANOSECONDS = 600 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """The purpose and permissions of one set of credentials.
+
+    `serves_repositories`: may answer requests for repositories. `manages_streams`: may create
+    streams and consumers, and prune.
+    """
+
+    purpose: str
+    publishes: frozenset[Channel]
+    subscribes: frozenset[Channel] = frozenset()
+    consumes: frozenset[str] = frozenset()
+    writes: frozenset[str] = frozenset()
+    serves_repositories: bool = True
+    manages_streams: bool = False
+
+
+_REQUESTED = frozenset({Channel.HOSTS, Channel.GRAPH, Channel.REPOSITORIES})
+_ANNOUNCED = frozenset(
+    {
+        Channel.CANCEL,
+        Channel.STEER,
+        Channel.GROWING,
+        Channel.TAKEN,
+        Channel.FIGURES,
+        Channel.REPOSITORIES,
+    }
+)
+"""Channels to which every user may subscribe: signals that only repeat the log, and repository
+requests.
+"""
+_DELIBERATION = frozenset(
+    {Channel.RESULTS, Channel.RESPONSES, Channel.WORDS, Channel.WORK, Channel.CANCEL, Channel.STEER}
+)
+"""Channels on which a user that requests deliberations publishes."""
+_TOOLS = frozenset({Channel.TOOLS, Channel.AUDIT, Channel.LINK})
+"""Channels on which a user that runs tools in workspaces publishes."""
+_TOOL_BUCKETS = frozenset({"parked", "spent", "rates"})
+
+USERS: Mapping[str, User] = {
+    "api": User(
+        "the APIs and the web page",
+        _DELIBERATION | {Channel.STORIES, Channel.COUNCILS},
+        writes=frozenset({"budgets", "bundles", "hidden"}),
+    ),
+    "collector": User(
+        "the collector, which decides, plans and writes the graph; it creates the streams, and "
+        "operators' commands run with its credentials",
+        _DELIBERATION | {Channel.STORIES, Channel.COUNCILS, Channel.AUDIT, Channel.CALLS},
+        subscribes=frozenset({Channel.GRAPH}),
+        consumes=frozenset({"collector", "planning"}),
+        writes=frozenset(BUCKETS),
+        manages_streams=True,
+    ),
+    "tools": User(
+        "the tool service, which opens workspaces for callers",
+        _DELIBERATION | _TOOLS,
+        subscribes=frozenset({Channel.LINK}),
+        consumes=frozenset({"tools"}),
+        writes=_TOOL_BUCKETS | {"budgets", "hidden", "leases", "sessions", "workflows"},
+    ),
+    "hosts": User(
+        "hosts, which run the seats of councils",
+        _TOOLS
+        | {Channel.RESULTS, Channel.PROGRESS, Channel.GROWING, Channel.TAKEN, Channel.FIGURES},
+        subscribes=frozenset({Channel.LINK, Channel.HOSTS}),
+        consumes=frozenset(f"host-{role}" for role in ROLES),
+        writes=_TOOL_BUCKETS | {"budgets"},
+        # the answers decide which checks judge the seats of other hosts
+        serves_repositories=False,
+    ),
+}
+"""Users by the name of their credentials; each belongs to one Kubernetes Deployment."""
+
+_READ_APIS = (
+    "INFO",
+    "STREAM.INFO.*",
+    "STREAM.MSG.GET.*",
+    "DIRECT.GET.*",
+    "DIRECT.GET.*.>",
+    "CONSUMER.LIST.*",
+    "CONSUMER.INFO.*.*",
+    "CONSUMER.CREATE.*.*",
+    "CONSUMER.CREATE.*.*.>",
+    "CONSUMER.MSG.NEXT.*.*",
+    "CONSUMER.DELETE.*.*",
+)
+_CONSUMER_APIS = (
+    "CONSUMER.CREATE.{}",
+    "CONSUMER.CREATE.{}.>",
+    "CONSUMER.MSG.NEXT.{}",
+    "CONSUMER.DELETE.{}",
+)
+"""APIs of a durable consumer, for its own user and the user that manages the streams."""
+
+
+def permissions_of(name: str) -> Mapping[str, Any]:
+    """Return the permissions of `USERS[name]` as claims of a NATS token. Each request may be
+    answered once.
+    """
+    user, inbox_subjects = USERS[name], f"{inbox(name)}.>"
+    channels = [registry.subject(channel.all) for channel in sorted(user.publishes | _REQUESTED)]
+    channels += [registry.STORIES_BARE] if Channel.STORIES in user.publishes else []
+    buckets = [f"{bucket_prefix(BUCKETS[bucket])}>" for bucket in sorted(user.writes)]
+    stored = [f"{PREFIX}>", f"{BLOB_CHUNKS}>", f"{BLOB_ENTRIES}>"]
+    consumers = [registry.durable(spec) for spec in sorted(user.consumes)]
+    acks = [
+        f"$JS.ACK.{domain}{spec.stream}.{spec.name}.>"
+        for spec in consumers
+        for domain in ("", "*.*.")
+    ]
+    api = (
+        ["$JS.API.>", "$JS.SNAPSHOT.>"]  # the second for `moothall backup` and `restore`
+        if user.manages_streams
+        else [f"$JS.API.{name}" for name in _READ_APIS]
+    )
+    if any(spec.stream == registry.WORK.name for spec in consumers):
+        api.append(
+            f"$JS.API.STREAM.MSG.DELETE.{registry.WORK.name}"
+        )  # to remove finished work that is still stored
+    denied = [
+        f"$JS.API.{template.format(f'{spec.stream}.{spec.name}')}"
+        for spec in registry.DURABLES.values()
+        if spec not in consumers
+        for template in _CONSUMER_APIS
+        if not user.manages_streams or "MSG.NEXT" in template
+    ]
+    return {
+        "pub": {
+            "allow": [inbox_subjects, *channels, *buckets, *stored, *acks, *api],
+            "deny": denied,
+        },
+        "sub": {
+            "allow": [
+                inbox_subjects,
+                *(
+                    registry.subject(channel.all)
+                    for channel in sorted(user.subscribes | _ANNOUNCED)
+                ),
+            ],
+            "deny": [] if user.serves_repositories else [registry.literal(REPOSITORY_SERVICE)],
+        },
+        "resp": {"max": 1, "ttl": _ANSWER_NANOSECONDS},
+    }
+
+
+# Accounts, and the tokens of their users.
+
 
 _FREE = {"subs": -1, "data": -1, "payload": -1}
 _ACCOUNT = {
@@ -72,15 +232,9 @@ def create_account_files(folder: Path, renew: Path | None = None) -> dict[str, P
     """
     now = int(time.time())
     system, account = (
-        _accounts(renew)
-        if renew
-        else (_public(_key(nkeys.PREFIX_BYTE_ACCOUNT)), _public(_key(nkeys.PREFIX_BYTE_ACCOUNT)))
+        _accounts(renew) if renew else (_public(_key("account")), _public(_key("account")))
     )
-    operator, issuer, hosts = (
-        _key(nkeys.PREFIX_BYTE_OPERATOR),
-        _key(nkeys.PREFIX_BYTE_ACCOUNT),
-        _key(nkeys.PREFIX_BYTE_ACCOUNT),
-    )
+    operator, issuer, hosts = _key("operator"), _key("account"), _key("account")
     link = registry.literal(Channel.LINK.of("x")).removesuffix("x") + "{{name()}}"
     scope = {
         "kind": "user_scope",
@@ -108,7 +262,7 @@ def create_account_files(folder: Path, renew: Path | None = None) -> dict[str, P
         ),
         "services.creds": _credentials(issuer, account, "services", _FREE),
         **{
-            f"{name}.creds": _credentials(issuer, account, name, {**_FREE, **claims(name)})
+            f"{name}.creds": _credentials(issuer, account, name, {**_FREE, **permissions_of(name)})
             for name in USERS
         },
         "links.json": json.dumps({"account": account, "seed": hosts.seed.decode()}),
@@ -165,7 +319,7 @@ def _accounts(conf: Path) -> tuple[str, str]:
 def _credentials(
     signer: Any, account: str, name: str, claims: Mapping[str, Any], expires_at: int | None = None
 ) -> str:
-    user = _key(nkeys.PREFIX_BYTE_USER)
+    user = _key("user")
     token = _token(
         signer,
         _public(user),
@@ -182,6 +336,7 @@ def read_account(keys: str) -> str:
 
 
 def _parse_link_keys(keys: str) -> tuple[Any, str]:
+    nkeys = _nkeys()
     try:
         document = json.loads(keys)
         return nkeys.from_seed(bytearray(document["seed"].encode())), str(document["account"])
@@ -191,8 +346,22 @@ def _parse_link_keys(keys: str) -> tuple[Any, str]:
         ) from error
 
 
-def _key(kind: int) -> Any:
-    return nkeys.from_seed(bytearray(nkeys.encode_seed(os.urandom(32), kind)))
+def _nkeys() -> Any:
+    """Return the library of the keys. Raises `ConfigurationError` if it is not installed."""
+    try:
+        import nkeys
+    except ImportError as error:
+        raise ConfigurationError(
+            "keys of the bus need nkeys, which is not installed: pip install 'moothall[server]'"
+        ) from error
+    return nkeys
+
+
+def _key(kind: str) -> Any:
+    """Return a new key of a kind: account, operator or user."""
+    nkeys = _nkeys()
+    prefix = getattr(nkeys, f"PREFIX_BYTE_{kind.upper()}")
+    return nkeys.from_seed(bytearray(nkeys.encode_seed(os.urandom(32), prefix)))
 
 
 def _public(key: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from moothall import __version__
 from moothall.domain.event import Channel
 from moothall.events.event_specs import ADDRESSES, EVENT_SPECS, EventSpec
-from moothall.events.nats.layout import MESSAGE_ID
+from moothall.events.nats.stream_store import MESSAGE_ID
 from moothall.events.registry import DEAD, DURABLES, SIGNALS, STREAMS, WORK, SignalSpec, stream_of
 
 _PARAMETER = re.compile(r"\{(\w+)\}")

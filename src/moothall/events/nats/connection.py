@@ -20,12 +20,12 @@ from nats.aio.msg import Msg
 from moothall.config import BusSettings
 from moothall.errors import BusUnavailable, ConfigurationError, MoothallError
 from moothall.events.nats.fast_client import FastClient, keep_cancellation
-from moothall.events.nats.layout import INBOX, inbox
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
 
 DEFAULT_PORT = 4222
+INBOX = "_INBOX"
 SCHEMES = frozenset({"nats", "tls"})
 PROBE_SECONDS = 5.0
 BEAT = 1.0
@@ -96,6 +96,11 @@ async def _probe(servers: list[str]) -> None:
         f"the bus cannot be reached ({'; '.join(reasons)}); start it, correct bus.url, or unset "
         "bus.url to use the embedded bus"
     )
+
+
+def inbox(name: str) -> str:
+    """Return the inbox prefix of a user. No other user may subscribe to it."""
+    return f"{INBOX}.{name}"
 
 
 def _inbox_prefix(credentials: str) -> str:

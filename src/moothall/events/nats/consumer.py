@@ -35,8 +35,7 @@ from moothall.events.envelope import EnvelopeCodec, forward
 from moothall.events.nats import setup
 from moothall.events.nats.connection import BEAT, EXPIRES, ConsumerGone, DeliveryPlace, Pull, log
 from moothall.events.nats.fast_client import keep_cancellation
-from moothall.events.nats.layout import FRESH, MESSAGE_ID
-from moothall.events.nats.stream_store import Stored
+from moothall.events.nats.stream_store import FRESH, MESSAGE_ID, Stored
 from moothall.events.registry import WORK, DurableSpec
 from moothall.ports import Glance, Handler
 from moothall.telemetry import metrics

@@ -32,11 +32,10 @@ from moothall.events.nats import requests, setup
 from moothall.events.nats.connection import connection, log, translate_errors
 from moothall.events.nats.consumer import PullConsumer, Reader, WorkQueue
 from moothall.events.nats.fast_client import FastClient, keep_cancellation
-from moothall.events.nats.layout import FRESH, LAST_SEQ, MESSAGE_ID
 from moothall.events.nats.outbox import Outbox
 from moothall.events.nats.requests import ReplyInbox
 from moothall.events.nats.setup import KvBucket
-from moothall.events.nats.stream_store import Stored
+from moothall.events.nats.stream_store import FRESH, LAST_SEQ, MESSAGE_ID, Stored
 from moothall.events.raw_store import NO_HEADERS, Raw
 from moothall.events.registry import DOCUMENTS, DURABLES, STREAMS, bucket_of
 from moothall.ports import Answerer, Glance, Handler, Receipt

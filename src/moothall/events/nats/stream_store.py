@@ -1,5 +1,5 @@
-"""JetStream streams as raw records: reliable writes, and ordered reads that survive a restart of
-the server.
+"""JetStream streams as raw records: reliable writes with their headers, and ordered reads that
+survive a restart of the server; and the object store of large values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from moothall.events import codec
 from moothall.events.delivery import BusLimits
 from moothall.events.nats.connection import ConsumerGone, Pull, reason, translate_errors
 from moothall.events.nats.fast_client import FastClient, keep_cancellation
-from moothall.events.nats.layout import BLOB_CHUNKS, BLOBS, BLOBS_STREAM, MESSAGE_ID
 from moothall.events.nats.outbox import ATTEMPT_SECONDS, Outbox, refusal
 from moothall.events.nats.requests import ReplyInbox
 from moothall.events.raw_store import NO_HEADERS, Raw, StreamState
@@ -34,6 +33,19 @@ from moothall.events.registry import covers
 
 T = TypeVar("T")
 
+MESSAGE_ID = "Nats-Msg-Id"
+LAST_SEQ = "Nats-Expected-Last-Subject-Sequence"
+FIRST: Mapping[str, str] = {LAST_SEQ: "0"}
+"""Headers of a write that must be the first on its subject."""
+FRESH: Mapping[str, str] = {"Moothall-Fresh": "1"}
+"""Marks work that no consumer can have begun yet. It is not part of the event, so a dead letter
+that is sent again lacks it.
+"""
+
+BLOBS = "blobs"
+BLOBS_STREAM = f"OBJ_{BLOBS}"
+BLOB_CHUNKS = f"$O.{BLOBS}.C."
+BLOB_ENTRIES = f"$O.{BLOBS}.M."
 BLOB_SECONDS = 30.0
 READ_BATCH = 256
 

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from moothall.domain.foreign_yaml import parse_foreign_yaml
 from moothall.domain.repository import BuildStep, SetupStep
+from moothall.domain.text import parse_foreign_yaml
 from moothall.repositories.detect import other_languages
 from moothall.repositories.detect import python as python_projects
 from moothall.repositories.detect.project import (

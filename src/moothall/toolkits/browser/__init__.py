@@ -41,7 +41,7 @@ class BrowserFamily(Family[BrowserSettings]):
 
     def specs(self, settings: Settings) -> Sequence[ToolSpec]:
         """See `Family`."""
-        from moothall.toolkits.browser.spec import SPECS
+        from moothall.toolkits.browser.toolkit import SPECS
 
         del settings
         return SPECS

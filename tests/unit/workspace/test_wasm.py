@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from moothall.errors import ConfigurationError
 from moothall.tools.spec import Danger
-from moothall.tools.wasm_tools import read_tools
+from moothall.workspace.wasm import read_tools
 
 COUNT = """
 summary: count the lines of a file

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from moothall.config import LlmSettings
-from moothall.deliberation.tool_chat import ToolChat
+from moothall.deliberation.conversation import ToolChat
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, ChatRequest, FunctionCall, Message
 from moothall.domain.ids import TaskKey
