@@ -295,9 +295,10 @@ def show_outcome(console: Console, outcome: Outcome) -> None:
     else:
         console.print(Text(f"No winner. {plain(outcome.error_message)}", style="bold red"))
     usage = outcome.usage
+    calls = f"{usage.calls} model call{'' if usage.calls == 1 else 's'}"
     console.print(
         Text(
-            f"{outcome.duration_ms / 1000:.1f} s, {usage.calls} model calls, {usage.prompt_tokens} "
+            f"{outcome.duration_ms / 1000:.1f} s, {calls}, {usage.prompt_tokens} "
             f"prompt tokens ({usage.cached_tokens} cached), {usage.completion_tokens} completion "
             "tokens",
             style=_DIM_STYLE,
