@@ -25,10 +25,10 @@ from benchmarks.server import DEFERRED_GRAPH, run_server
 from benchmarks.stub import Stub, running_stub
 from benchmarks.tools import tools_operation
 from moothall.app.command_repository import register
+from moothall.cli.demo import make_sample_repository
 from moothall.config import BusSettings
 from moothall.events.nats.server import embedded_server
 from moothall.pb.moothall.v1 import common_pb2
-from moothall.repositories.sample import make_sample_repository
 from moothall.settings import load_settings
 
 SEATS = 8

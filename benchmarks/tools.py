@@ -22,9 +22,9 @@ from benchmarks.server import Server
 from benchmarks.stub import Stub
 from benchmarks.workload import UnexpectedOutcome
 from moothall.app.command_repository import register
+from moothall.cli.demo import make_sample_repository
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
-from moothall.repositories.sample import make_sample_repository
 from moothall.settings import load_settings
 
 CALLS = 9

@@ -20,9 +20,9 @@ import psutil
 import pytest
 
 from command import Command, by_task, git, scripted
+from moothall.cli.demo import make_sample_repository
 from moothall.config import BusSettings
 from moothall.events.nats.server import embedded_server
-from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import Fault, scripted_model
 from ray_nodes import TOKEN, growing_nodes, hosts_below, ray_nodes
 from serving import serving, until_begun, until_serving

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from command import Command, by_task, scripted
-from moothall.repositories.sample import make_sample_repository
+from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import ScriptedModel, scripted_model
 from support.parts import pytest_addoption, pytest_collection_modifyitems
 

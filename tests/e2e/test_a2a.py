@@ -12,7 +12,7 @@ import pytest
 from served import ALICE, EVE, Served, make_command, served
 
 from command import QUICK, by_task, git, scripted
-from moothall.repositories.sample import make_sample_repository
+from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import Answer, Fault, scripted_model
 
 httpx = pytest.importorskip("httpx")

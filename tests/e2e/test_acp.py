@@ -30,7 +30,7 @@ from acp.schema import (
 )
 
 from command import QUICK, Command, by_task, git, scripted, task_of, turn
-from moothall.repositories.sample import make_sample_repository
+from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import Answer, Fault, scripted_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]

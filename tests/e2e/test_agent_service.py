@@ -20,11 +20,11 @@ from google.protobuf import json_format
 from served import ALICE, Served, make_command, served
 
 from command import by_task, git, scripted, turn
+from moothall.cli.demo import make_sample_repository
 from moothall.forge.watch import is_signed
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
 from moothall.pb.shannon.common import common_pb2 as common
-from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 from support.agents import read
 from support.processes import command_line, descendants

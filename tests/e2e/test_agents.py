@@ -16,7 +16,7 @@ import pytest
 
 from command import QUICK, SOLVED, Command, git, most_at_once, scripted, turn
 from moothall.agents.runner import load
-from moothall.repositories.sample import make_sample_repository
+from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import scripted_model
 from support.repos import make_repo
 

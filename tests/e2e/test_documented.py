@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from command import Command
-from moothall.repositories.sample import make_sample_repository
+from moothall.cli.demo import make_sample_repository
 from support.documented import ROOT, blocks
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]

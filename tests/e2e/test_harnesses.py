@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from command import QUICK, SOLVED, WRONG, Command, scripted, turn
-from moothall.repositories.sample import make_sample_repository
+from moothall.cli.demo import make_sample_repository
 from moothall.sandbox.bubblewrap import interpreter
 from moothall.testing.model import Answer, ScriptedModel, scripted_model, seat_of
 from support import harness_agent

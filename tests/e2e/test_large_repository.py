@@ -15,8 +15,8 @@ import pytest
 from command import git
 from moothall.app.command_repository import register
 from moothall.app.workspaces import open_workspace_services
+from moothall.cli.demo import make_sample_repository
 from moothall.domain.evidence import Verdict
-from moothall.repositories.sample import make_sample_repository
 from moothall.settings import load_settings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]

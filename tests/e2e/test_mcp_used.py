@@ -16,7 +16,7 @@ import yaml
 
 from command import SOLVED, Command, git, scripted, turn
 from moothall.authorization.rules import policies_folder
-from moothall.repositories.sample import make_sample_repository
+from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import Answer, Fault, scripted_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]

@@ -13,9 +13,9 @@ import pytest
 from served import ALICE, Served, make_command, served
 
 from command import SOLVED, WRONG, git, scripted, turn
+from moothall.cli.demo import make_sample_repository
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
-from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import scripted_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="function")]

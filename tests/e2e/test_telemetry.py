@@ -19,10 +19,10 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from prometheus_client.parser import text_string_to_metric_families
 
 from command import Command, by_task, scripted
+from moothall.cli.demo import make_sample_repository
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import ScriptedModel, scripted_model
 from support.documents import table
 

@@ -17,7 +17,7 @@ from served import served
 from steps import AC, BRIEF, check_appearance, until, wait_for_state, write_story
 
 from command import QUICK, Command, scripted, task_of, turn
-from moothall.repositories.sample import make_sample_repository
+from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import phase_of, scripted_model, seat_of
 from world import BIDI, HELLO, HOSTILE, Reader, make_command, reader
 

@@ -13,8 +13,8 @@ from served import served
 from steps import AC, BRIEF, until, wait_for_state, write_story
 
 from command import git
+from moothall.cli.demo import make_sample_repository
 from moothall.llm.weights import fetch_weights
-from moothall.repositories.sample import make_sample_repository
 from moothall.settings import load_settings
 from world import Reader, make_command, reader
 

@@ -17,13 +17,13 @@ import pytest_asyncio
 from served import ALICE, EVE, Served, make_command, served
 
 from command import by_task, git, scripted
+from moothall.cli.demo import make_sample_repository
 from moothall.pb.kernel.v1 import kernel_pb2 as kernel
 from moothall.pb.kernel.v1.kernel_pb2_grpc import AgentKernelStub
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.runner.v1 import runner_pb2 as runner_pb
 from moothall.pb.runner.v1.runner_pb2_grpc import SecureRunnerStub
-from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import ScriptedModel, scripted_model
 from support.processes import command_line, descendants
 

@@ -22,7 +22,7 @@ import pytest_asyncio
 from served import ALICE, make_command, served
 
 from command import SOLVED, Command, git, scripted, task_of, turn
-from moothall.repositories.sample import make_sample_repository
+from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]

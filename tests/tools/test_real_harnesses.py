@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from command import QUICK, SOLVED, WRONG, Command
-from moothall.repositories.sample import make_sample_repository
+from moothall.cli.demo import make_sample_repository
 from moothall.testing.model import NativeReply, scripted_model, seat_of
 
 pytestmark = [

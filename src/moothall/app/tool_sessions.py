@@ -27,7 +27,7 @@ from moothall.domain.event import Recorded
 from moothall.domain.ids import LOCAL
 from moothall.domain.task import RepositoryRef
 from moothall.ports import Deliberations
-from moothall.repositories.sample import make_blank_repository
+from moothall.repositories.sources import create_repository
 from moothall.tool_sessions.bus_api import Requests
 from moothall.tool_sessions.executions import Executions
 from moothall.tool_sessions.manager import ToolSessions
@@ -80,7 +80,7 @@ def agent_service(
     async def register_blank(tenant: str) -> RepositoryRef:
         async with lock:
             if not (folder / ".git").exists():
-                await make_blank_repository(folder)
+                await create_repository(folder, {}, "Nothing yet")
         return RepositoryRef(
             id=(await repositories.register(str(folder), tenant=tenant, push="none")).id
         )

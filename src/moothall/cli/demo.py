@@ -27,6 +27,34 @@ STORY = (
         "Given tests/test_utils.py, when the tests are run, then test_hello_world passes",
     ),
 )
+_SAMPLE_FILES = {
+    "src/utils.py": '''"""Small helpers."""
+
+
+def add(a, b):
+    """Return the sum of two numbers."""
+    return a + b
+''',
+    "tests/test_utils.py": """from src import utils
+
+
+def test_add():
+    assert utils.add(2, 3) == 5
+
+
+def test_hello_world():
+    assert utils.hello_world() == "Hello, World!"
+""",
+    "pyproject.toml": """[project]
+name = "sample"
+version = "0.1.0"
+
+[tool.pytest.ini_options]
+pythonpath = ["."]
+""",
+    "README.md": "# Sample\n\nA few helpers, and a test that waits for one more.\n",
+    ".gitignore": "__pycache__/\n",
+}
 _MAX_TURNS = 4
 """The small model succeeds within three turns or not at all."""
 
@@ -61,12 +89,20 @@ async def demo(
     return await _demo(settings, agents, seed, as_json=as_json)
 
 
+async def make_sample_repository(path: Path) -> str:
+    """Create the sample at `path` and return its only commit. A test fails until the task is
+    done.
+    """
+    from moothall.repositories.sources import create_repository
+
+    return await create_repository(path, _SAMPLE_FILES, "A sample to work on")
+
+
 async def _show_on_page(settings: Settings) -> None:
     """Put the task on the board as a story whose design waits for acceptance, and open its page."""
     from moothall.app.server import page_link
     from moothall.app.tasks import register_named
     from moothall.cli.serve import serve_until_stopped, show_page
-    from moothall.repositories.sample import make_sample_repository
 
     sample = settings.data_dir / "demo" / new_task_id()
     await make_sample_repository(sample)
@@ -99,7 +135,6 @@ async def _begin_story(settings: Settings, repository: str) -> str:
 async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: bool) -> int:
     from moothall.app.command_repository import register
     from moothall.app.server import open_app
-    from moothall.repositories.sample import make_sample_repository
 
     start_time = time.monotonic()
     if settings.ray.mode == "auto":  # what a demo shows is the whole server

@@ -1,5 +1,5 @@
 """Sources of repositories: checks paths and URLs, resolves refs at a source, and fetches from the
-origin and from public repositories for the git of a workspace.
+origin and from public repositories for the git of a workspace. Creates repositories of our own.
 """
 
 from __future__ import annotations
@@ -325,3 +325,24 @@ async def clone_public(git: GitRunner, settings: Settings, url: str, ref: str, p
 
 def _leaves_tree(entry: TreeEntry) -> bool:
     return entry.target is not None and invalid_target_reason(entry.path, entry.target) != ""
+
+
+async def create_repository(path: Path, files: Mapping[str, str], message: str) -> str:
+    """Create a repository at `path` with one commit of these files, and return the commit."""
+    return await asyncio.to_thread(_create, path, files, message)
+
+
+def _create(path: Path, files: Mapping[str, str], message: str) -> str:
+    import git  # in the thread that uses it: most processes do not
+
+    for name, text in files.items():
+        target = path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    repository = git.Repo.init(path, initial_branch="main")
+    try:
+        author = git.Actor("Moothall", "moothall@localhost")
+        repository.index.add(sorted(files))
+        return repository.index.commit(message, author=author, committer=author).hexsha
+    finally:
+        repository.close()

@@ -19,13 +19,13 @@ from kubernetes import client
 from command import Command, git
 from moothall.app.command_repository import register
 from moothall.app.workspaces import WorkspaceServices, open_workspace_services
+from moothall.cli.demo import make_sample_repository
 from moothall.concurrency import beside
 from moothall.config import Settings
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Prepared, Profile
 from moothall.domain.tool import CodeBlock, ToolCall, ToolResult, ToolStatus
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
-from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import ScriptedModel
 from support.kube import reached
 from support.kube.reached import WORKSPACES, configured

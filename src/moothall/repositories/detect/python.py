@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moothall.domain.repository import SetupStep
-from moothall.repositories.detect.groups import extras, groups, plugins, requirement_files, runtime
 from moothall.repositories.detect.project import (
     Build,
     DetectedProject,
@@ -18,7 +17,17 @@ from moothall.repositories.detect.project import (
     strings,
     table,
 )
-from moothall.repositories.detect.requirements import setup_keyword, setup_requirements, versions
+from moothall.repositories.detect.requirements import (
+    extras,
+    groups,
+    plugins,
+    requirement_files,
+    runtime,
+    setup_keyword,
+    setup_requirements,
+    versions,
+)
+from moothall.repositories.detect.tox import session_words
 from moothall.repositories.patch_rules import matches
 from moothall.sandbox_runtime.checks import PLUGINS
 
@@ -271,7 +280,7 @@ def _steps(
         else []
     )
     required = [] if self_words else runtime(pyproject, project.path("pyproject.toml"))
-    optional = groups(project, pyproject)
+    optional = groups(project, pyproject, session_words(project, pyproject))
     if "requirements.txt" in project.files and not self_words:
         required += ["-r", "requirements.txt"]
     elif "requirements.txt" in project.files:
@@ -493,7 +502,8 @@ def requirements_of(project: Project) -> tuple[str, ...]:
     """Return the normalised names of the packages that a Python project or its tests require."""
     pyproject = project.toml("pyproject.toml")
     words = [*strings(table(pyproject, "project").get("dependencies"))]
-    words += [word for part in groups(project, pyproject).values() for word in part]
+    declared = groups(project, pyproject, session_words(project, pyproject))
+    words += [word for group in declared.values() for word in group]
     words += [
         *table(pyproject, "tool", "poetry", "dependencies"),
         *table(pyproject, "tool", "uv", "sources"),
