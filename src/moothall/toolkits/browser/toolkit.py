@@ -16,7 +16,6 @@ from moothall.domain.tool import ToolCall, ToolResult
 from moothall.errors import CallFailed, InvalidRequest, Refused
 from moothall.network.destinations import Destinations
 from moothall.ports import Workspace
-from moothall.toolkits import ToolOutput, call_workspace_tool, run_within
 from moothall.toolkits.browser import BrowserSettings
 from moothall.toolkits.browser.chromium import (
     BrowserGone,
@@ -25,6 +24,7 @@ from moothall.toolkits.browser.chromium import (
     RunningBrowser,
     chromium,
 )
+from moothall.toolkits.calls import ToolOutput, call_workspace_tool, run_within
 from moothall.toolkits.web import HttpSettings
 
 _POLL_SECONDS, _SETTLE_SECONDS = 0.1, 0.15
