@@ -32,6 +32,27 @@ def test_commands_without_ray_import_no_costly_modules(modules: str) -> None:
     assert not loaded & _COSTLY
 
 
+@pytest.mark.e2e  # a process of its own
+def test_a_list_from_the_serving_process_imports_no_bus_and_no_councils() -> None:
+    code = "import sys, moothall.cli.tasks, moothall.settings, moothall.app.task_list\n"
+    ran = subprocess.run(
+        [sys.executable, "-c", f"{code}print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    loaded = set(ran.stdout.split())
+    assert not loaded & (_COSTLY | {"configparser", "difflib", "nats", "orjson", "tomllib"})
+    packages = {name.split(".")[1] for name in loaded if name.startswith("moothall.")}
+    assert packages == {
+        "app", "cli", "concurrency", "config", "domain", "errors", "local_socket", "settings",
+        "telemetry", "toolkits",
+    }  # fmt: skip
+    domain = {name.split(".")[2] for name in loaded if name.startswith("moothall.domain.")}
+    assert domain == {"codec", "event", "ids", "status", "text"}
+
+
 @pytest.mark.e2e  # the whole command, each in a process
 @pytest.mark.parametrize("command", ["deliberate", "ask"])
 def test_an_unreachable_model_server_is_reported_before_costly_imports(
