@@ -18,6 +18,7 @@ _COSTLY = {"aiohttp", "git", "grpc", "kglite", "neo4j", "ray", "rich", "starlett
         "moothall.cli.config",
         "moothall.cli.data_dir, moothall.app.bus, moothall.events.nats.server",
         "moothall.cli.graph, moothall.app.graph",
+        "moothall.cli.repo, moothall.repositories.registry",
         "moothall.cli.serve, moothall.app.server",  # before it starts its host
         "moothall.workers.subprocesses, moothall.app.host",
     ],
@@ -30,6 +31,20 @@ def test_commands_without_ray_import_no_costly_modules(modules: str) -> None:
     loaded = set(ran.stdout.split())
     assert modules.rpartition(" ")[2] in loaded
     assert not loaded & _COSTLY
+
+
+@pytest.mark.e2e  # a process of its own
+def test_the_log_is_opened_without_tasks_and_outcomes() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", "import sys, moothall.app.bus; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    loaded = set(ran.stdout.split())
+    unneeded = {"domain.outcome", "domain.proposal", "domain.task", "orchestrator", "tools"}
+    assert not loaded & {f"moothall.{name}" for name in unneeded}
 
 
 @pytest.mark.e2e  # a process of its own
