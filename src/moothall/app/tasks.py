@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _CANCEL_SECONDS = 10.0
 _MAX_TASKS = 200
-_EVENTS_PER_TASK, _GROWTH = 50, 8  # events that are read at first, and the factor if too few
+_EVENTS_PER_TASK, _GROWTH = 10, 8  # events that are read at first, and the factor if too few
 _NONE = TaskView(TaskId(""), DeliberationStatus.PENDING)
 
 
