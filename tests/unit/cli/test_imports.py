@@ -124,3 +124,21 @@ def test_a_command_with_its_own_hosts_does_not_import_ray() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert not {"ray", "starlette", "uvicorn"} & set(ran.stdout.split())
+
+
+@pytest.mark.e2e
+def test_a_server_starts_without_clients_that_its_settings_do_not_need() -> None:
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys, moothall.app.api, moothall.app.host; print(*sys.modules)",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    loaded = set(ran.stdout.split())
+    unneeded = {"aiohttp", "cryptography.x509", "git", "kubernetes", "neo4j", "ray", "rich"}
+    assert not loaded & (unneeded | {"moothall.workspace.kubernetes"})
