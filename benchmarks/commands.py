@@ -63,7 +63,12 @@ async def _start(
     env = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")}
     return await asyncio.create_subprocess_exec(
         *argv,
-        env={**env, "MOOTHALL_DATA_DIR": str(folder), **extra_env},
+        env={
+            **env,
+            "MOOTHALL_DATA_DIR": str(folder),
+            "PYTHONDONTWRITEBYTECODE": "",  # bytecode is cached, as for users
+            **extra_env,
+        },
         stdin=asyncio.subprocess.DEVNULL,
         stdout=output,
         stderr=asyncio.subprocess.STDOUT,

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapp
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from moothall.concurrency import Capacity
 from moothall.domain.chat import (
@@ -25,13 +25,15 @@ from moothall.domain.chat import (
     Writing,
 )
 from moothall.domain.event import Channel, Event, Recorded, Topic
-from moothall.domain.evidence import CheckRun
 from moothall.domain.ids import Principal, TaskId
-from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.repository import Base, ChangeRange, MergeResult, Patch, Prepared
-from moothall.domain.task import Deliberation, DeliberationRequest, RepositoryRef
 from moothall.domain.tool import Ask, BlockRun, CodeBlock, ToolCall, ToolResult
 from moothall.errors import Permanent
+
+if TYPE_CHECKING:  # only annotations, and commands that read the log do without
+    from moothall.domain.evidence import CheckRun
+    from moothall.domain.outcome import DeliberationStatus, Outcome
+    from moothall.domain.task import Deliberation, DeliberationRequest, RepositoryRef
 
 
 class Receipt:

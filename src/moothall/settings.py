@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import create_model
+from pydantic import Field, create_model
 
 from moothall.config import Settings, read_settings
 from moothall.toolkits import Family
@@ -50,7 +50,9 @@ def unset_tools(
 
 def settings_with(families: Families) -> type[Settings]:
     """Return a settings class with a section for each of these tool families."""
-    sections: dict[str, Any] = {family.section: (family.kind, family.kind()) for family in families}
+    sections: dict[str, Any] = {
+        family.section: (family.kind, Field(default_factory=family.kind)) for family in families
+    }
     return create_model("AllSettings", __base__=Settings, __module__=__name__, **sections)
 
 

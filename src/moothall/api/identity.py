@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from moothall import config
 from moothall.api.protobuf import OPEN_SERVICES, abort, grpc_code
-from moothall.authorization.tokens import ensure_token
+from moothall.authorization.keys import ensure_token
 from moothall.domain.codec import wrong
 from moothall.domain.ids import ID_PATTERN, LOCAL, Principal
 from moothall.errors import ConfigurationError, MoothallError, Temporary, Unauthenticated

@@ -12,9 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import aiohttp
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError
 from starlette.datastructures import Headers
@@ -34,6 +33,9 @@ from moothall.errors import AlreadyExists, InvalidRequest, Temporary
 from moothall.ports import Bus
 from moothall.stories import coach
 from moothall.telemetry import get_logger
+
+if TYPE_CHECKING:  # it reads all certificates of the system when it is imported
+    import aiohttp
 
 # Outgoing webhooks. The payload has only names and ids, no text of models or callers; receivers
 # request the result if they need more. It is signed as forges sign theirs.
@@ -148,6 +150,8 @@ class Webhooks:
 
     async def _send(self, body: bytes, headers: Mapping[str, str]) -> str:
         """Return why the receiver did not accept the event, '' if it did."""
+        import aiohttp
+
         try:
             # A redirect would send the payload to another server.
             async with self._session.post(
@@ -177,6 +181,8 @@ async def open_webhooks(
     bus: Bus, settings: Settings, max_attempts: int = _MAX_ATTEMPTS
 ) -> AsyncIterator[Webhooks]:
     """Open the HTTP session. Raises `ConfigurationError` for a URL without encryption."""
+    import aiohttp
+
     check_address("webhook.url", settings.url or "")
     limit = aiohttp.ClientTimeout(total=_ATTEMPT_SECONDS)
     async with aiohttp.ClientSession(timeout=limit, cookie_jar=aiohttp.DummyCookieJar()) as session:

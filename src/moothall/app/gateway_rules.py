@@ -20,6 +20,7 @@ from moothall.authorization.approvals import (
 from moothall.authorization.approvals import BUCKET as PARKED_BUCKET
 from moothall.authorization.audit import AuditLog
 from moothall.authorization.audit_export import AuditShipper, shipping
+from moothall.authorization.keys import Keys, keys_of
 from moothall.authorization.limits import TOKEN_SECONDS, SharedRates
 from moothall.authorization.rules import (
     REVOKED,
@@ -33,7 +34,7 @@ from moothall.authorization.rules import (
     policies_folder,
     read_grants,
 )
-from moothall.authorization.tokens import Keys, Tokens, keys_of
+from moothall.authorization.tokens import Tokens
 from moothall.concurrency import beside
 from moothall.config import GuardSettings, LimitSettings, Settings
 from moothall.errors import ConfigurationError

@@ -23,8 +23,8 @@ from moothall.app.workspaces import (
 )
 from moothall.authorization.budgets import BUCKET, Quotas, StoryBudgets
 from moothall.authorization.gateway import ToolGateway
+from moothall.authorization.keys import keys_of
 from moothall.authorization.limits import gateway_limits
-from moothall.authorization.tokens import keys_of
 from moothall.concurrency import leaves
 from moothall.config import FleetMode, MetricsSettings, Settings, secret_values
 from moothall.config.models import DEFAULT, Models

@@ -20,12 +20,12 @@ from moothall.concurrency import report_if_slow
 from moothall.config import Settings
 from moothall.config.models import AUTO
 from moothall.domain.ids import LOCAL
-from moothall.domain.task import DeliberationRequest
 from moothall.errors import ConfigurationError, InvalidRequest, ModelUnavailable
-from moothall.orchestrator.request_planning import Defaults, plan_deliberation
 from moothall.processes import lock_file, write_private
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # commands that only look for the serving process do without
+    from moothall.domain.task import DeliberationRequest
+    from moothall.orchestrator.request_planning import Defaults
     from moothall.sandbox.probe import Layer
     from moothall.tools.spec import ToolSpec
 
@@ -182,11 +182,14 @@ async def check_early(
 
 def check_request(settings: Settings, request: DeliberationRequest) -> None:
     """Raise `InvalidRequest` for what the deliberation service would refuse for any repository."""
+    from moothall.orchestrator.request_planning import plan_deliberation
+
     plan_deliberation(request, LOCAL, defaults(settings), datetime.now(UTC))
 
 
 def defaults(settings: Settings) -> Defaults:
     """Return the defaults of requests."""
+    from moothall.orchestrator.request_planning import Defaults
 
     def tools() -> Mapping[str, ToolSpec]:
         from moothall.app.gateway_rules import catalogue_of

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from moothall.authorization.tokens import Keys, ensure_token, keys_of
+from moothall.authorization.keys import Keys, ensure_token, keys_of
 from moothall.concurrency import beside
 from moothall.config import ForgeSettings, OidcSettings, Settings, WebhookSettings, environment
 from moothall.domain.event import REPOSITORY_SERVICE, Channel

@@ -325,11 +325,22 @@ class _ServerBuilder:
 
         settle()
         if own:
+            await self._serve_task_list(bus, collector)
             _announce(self._settings, url, app, self._stack)
         self._stack.callback(
             lambda: ending.enter_context(self._report_if_slow("what was started to end"))
         )
         return app, collector
+
+    async def _serve_task_list(self, bus: Bus, collector: Collector | Observer) -> None:
+        """Answer `moothall list` of this data directory."""
+        from moothall.app.task_list import serve_task_list
+        from moothall.app.tasks import Tasks
+
+        # On a shared bus, other processes may know more.
+        active_states = collector.states if self._settings.bus.url is None else None
+        tasks = Tasks(self._settings, bus, served=True, active_states=active_states)
+        await self._stack.enter_async_context(serve_task_list(tasks, self._settings.data_dir))
 
     def _deliberations(
         self,

@@ -7,7 +7,7 @@ Listing tasks needs only the log, and is done often: what else is needed is impo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,16 +38,28 @@ if TYPE_CHECKING:
 
 _CANCEL_SECONDS = 10.0
 _MAX_TASKS = 200
-_EVENTS_PER_TASK, _GROWTH = 50, 8  # events that are read at first, and the factor if too few
+_EVENTS_PER_TASK, _GROWTH = 10, 8  # events that are read at first, and the factor if too few
 _NONE = TaskView(TaskId(""), DeliberationStatus.PENDING)
 
 
 class Tasks:
-    """The tasks of this machine's own tenant."""
+    """The tasks of this machine's own tenant.
 
-    def __init__(self, settings: Settings, bus: Bus, *, served: bool) -> None:
+    active_states: returns the states of all active deliberations, if this process knows them;
+    None: they are read from the log.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        bus: Bus,
+        *,
+        served: bool,
+        active_states: Callable[[], Sequence[DeliberationState]] | None = None,
+    ) -> None:
         self._settings = settings
         self._bus = bus
+        self._active_states = active_states
         self.served = served
         """Whether another process works on them."""
 
@@ -243,7 +255,9 @@ class Tasks:
             await self._bus.forget(topic)
         await self._bus.remove(task_key)
 
-    async def _list_active(self) -> list[DeliberationState]:
+    async def _list_active(self) -> Sequence[DeliberationState]:
+        if self._active_states is not None:
+            return self._active_states()
         answered, known = await asyncio.gather(self._bus.list_ids(Channel.RESPONSES), self.ids())
         active = set(known).difference(answered)
         states = await asyncio.gather(*(self._state(task) for task in sorted(active)))

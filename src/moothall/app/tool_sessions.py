@@ -18,9 +18,9 @@ from moothall.app.gateway_rules import audit_log, open_rules
 from moothall.app.repositories import trusted_repositories
 from moothall.app.workspaces import NotifyingWorkspaces, open_workspace_services
 from moothall.authorization.gateway import ToolGateway
+from moothall.authorization.keys import keys_of
 from moothall.authorization.limits import gateway_limits
 from moothall.authorization.rules import Rules
-from moothall.authorization.tokens import keys_of
 from moothall.concurrency import beside
 from moothall.config import Settings, secret_values
 from moothall.domain.event import Recorded

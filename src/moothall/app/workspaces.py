@@ -31,7 +31,6 @@ from moothall.repositories.clone import TrustedClone
 from moothall.repositories.service import Remote, RepositoryService
 from moothall.telemetry import configure_logs
 from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
-from moothall.workspace.kubernetes.link import Transport
 from moothall.workspace.node_executor import executors_on
 from moothall.workspace.pool import CreateExecutor, ExecutorPool
 from moothall.workspace.prepare import Preparer
@@ -95,6 +94,7 @@ async def open_jobs(
     try:
         from moothall.workspace.kubernetes.cluster import Cluster
         from moothall.workspace.kubernetes.job_executor import CodeExecutor, JobExecutor, Pods
+        from moothall.workspace.kubernetes.link import Transport
         from moothall.workspace.kubernetes.preflight import Reconciler
     except ModuleNotFoundError as error:
         raise ConfigurationError(_MISSING) from error

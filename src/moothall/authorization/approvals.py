@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from moothall.authorization.checks import CallContext, Stopped
-from moothall.authorization.tokens import approval_key
+from moothall.authorization.keys import approval_key
 from moothall.domain.codec import dump, load
 from moothall.domain.ids import Principal, digest
 from moothall.domain.tool import ToolCall, ToolStatus

@@ -20,7 +20,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "ask": ("ask:ask", "Let one agent answer, in words or with a diff to apply."),
         "judge": ("judge:judge", "Judge a branch or pull request that somebody else made."),
         "verify": ("verdict_formats:verify", "Check a signed verdict, without a network."),
-        "check": ("repo:check", "Set a repository up and show what its checks say."),
+        "check": ("check:check", "Set a repository up and show what its checks say."),
         "evaluate": ("evaluate:evaluate", "Measure models and councils on your own history."),
         "demo": ("demo:demo", "Watch a council of three on a sample repository."),
     },

@@ -188,7 +188,7 @@ async def verify(settings: Settings, *, approvals: bool) -> int:
     AUDIT stream, which is the only source for hosts on other machines. Exit code 1 if one was.
     """
     from moothall.authorization.audit_chain import verify_all
-    from moothall.authorization.tokens import keys_of
+    from moothall.authorization.keys import keys_of
 
     keys = keys_of(settings.guard, settings.data_dir)
     key, hosts = keys.audit, keys.of_hosts().audit
@@ -273,7 +273,7 @@ async def export(settings: Settings, *, since: datetime, tenant: str | None, kin
     Exit code 1 if the collector did not accept all.
     """
     from moothall.authorization.audit_export import read_records
-    from moothall.authorization.tokens import keys_of
+    from moothall.authorization.keys import keys_of
 
     keys = keys_of(settings.guard, settings.data_dir)
     stream = await _read_stream(settings, keys.audit, keys.of_hosts().audit)

@@ -8,18 +8,21 @@ import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from moothall.cli import options
 from moothall.cli.options import example, json_option, task_argument
 from moothall.cli.runtime import EXIT_NONE, plain, print_json, say, with_settings
-from moothall.collector.timeline import ModelCall, Timeline
 from moothall.config import Settings
-from moothall.domain.outcome import Outcome
-from moothall.domain.status import TaskView
 from moothall.domain.text import is_masked, one_line
 from moothall.errors import InvalidRequest
+
+if TYPE_CHECKING:  # imported by the commands that show a result
+    from moothall.collector.timeline import ModelCall, Timeline
+    from moothall.domain.outcome import Outcome
+    from moothall.domain.status import TaskView
 
 _WIDE_COLUMNS = 100
 _LOG = "reading the log of tasks"
@@ -54,17 +57,16 @@ async def list_(
     settings: Settings, *, state: str | None, limit: int, query: str, skip: int, as_json: bool
 ) -> None:
     """List the tasks of this machine: those under way, then the latest."""
-    from moothall.app.tasks import open_tasks
+    from moothall.app.task_list import ListRequest, list_tasks
 
-    async with open_tasks(settings, say) as tasks:
-        views = await tasks.latest(state or "", limit, query=query, first=skip)
-        served = tasks.served
+    found = await list_tasks(settings, ListRequest(state or "", limit, query, skip), say)
+    views, served = found.tasks, found.served
     options.remember(settings.data_dir, *(view.task_id for view in reversed(views)))
     if as_json:
         from moothall.cli.documents import TasksDocument
         from moothall.domain.codec import dump
 
-        print_json(dump(TasksDocument(served, tuple(views))))
+        print_json(dump(TasksDocument(served, views)))
         return
     width = max((len(view.task_id) for view in views), default=0)
     for view in views:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from moothall.config.file import Section, default_file, environment, find_default_file
 from moothall.config.limits import EvidenceSettings, GuardSettings, LimitSettings
 from moothall.config.models import LlmSettings, Models
-from moothall.config.package_indexes import Indexes, read_indexes
 from moothall.config.services import (
     AgentSettings,
     BusSettings,
@@ -46,7 +45,6 @@ __all__ = [
     "GraphSettings",
     "GrpcSettings",
     "GuardSettings",
-    "Indexes",
     "JobSettings",
     "LimitSettings",
     "LlmSettings",
@@ -68,7 +66,6 @@ __all__ = [
     "default_file",
     "environment",
     "find_default_file",
-    "read_indexes",
     "read_settings",
     "secret_values",
 ]

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
@@ -23,9 +21,12 @@ from moothall.errors import ConfigurationError
 class Section(BaseModel):
     """A frozen section of the settings without unknown keys. Each secret `name` can also be in a
     file, whose path is the key `name_file`.
+
+    Validators are built when settings are read: once for all sections, instead of one by one when
+    the classes are imported.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -305,6 +306,8 @@ def describe_unknown(keys: Sequence[str], word: str, names: Iterable[str], prefi
     section = ("llm", *keys[2:]) if in_models else keys
     if reason := REMOVED.get(".".join(section)):
         return f"was removed: {reason}. Delete it"
+    from difflib import get_close_matches
+
     matches = get_close_matches(word, list(names), n=1, cutoff=_MIN_SIMILARITY)
     return "is not a setting; " + (
         f"did you mean {prefix}{matches[0]}?" if matches else "`moothall config` lists all"
@@ -330,6 +333,8 @@ def find_default_file() -> Path | None:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file. Raises `ConfigurationError`."""
+    import tomllib
+
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -54,6 +53,8 @@ def checked_on() -> str:
 
 @cache
 def _document() -> Mapping[str, Any]:
+    import tomllib
+
     return tomllib.loads(files(__package__).joinpath(_FILE).read_text(encoding="utf-8"))
 
 

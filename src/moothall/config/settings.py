@@ -89,7 +89,7 @@ class Settings(WorkspaceSections, BaseSettings):
         env_nested_delimiter="__",
         extra="forbid",
         frozen=True,
-        nested_model_default_partial_update=True,
+        defer_build=True,
     )
 
     repository: str = Field("", description="default repository of deliberations that name none")
@@ -98,31 +98,31 @@ class Settings(WorkspaceSections, BaseSettings):
         description="models of the seats of requests that name none; configured: that of the role; "
         "auto: the two that complement each other best, by their results so far: docs/models.md",
     )
-    llm: LlmSettings = LlmSettings()
+    llm: LlmSettings = Field(default_factory=LlmSettings)
     models: Mapping[str, LlmSettings] = Field(
         {},
         description="further models by name; unset fields are inherited from llm: docs/models.md",
     )
-    bus: BusSettings = BusSettings()
-    ray: RaySettings = RaySettings()
-    limits: LimitSettings = LimitSettings()
-    evidence: EvidenceSettings = EvidenceSettings()
-    secrets: Secrets = Secrets()
-    guard: GuardSettings = GuardSettings()
-    agents: AgentSettings = AgentSettings()
-    tools: ToolSettings = ToolSettings()
-    serve: ServeSettings = ServeSettings()
-    grpc: GrpcSettings = GrpcSettings()
-    web: WebSettings = WebSettings()
-    oidc: OidcSettings = OidcSettings()
-    forge: ForgeSettings = ForgeSettings()
-    trackers: TrackerSettings = TrackerSettings()
-    webhook: WebhookSettings = WebhookSettings()
-    graph: GraphSettings = GraphSettings()
-    log: LogSettings = LogSettings()
-    trace: TraceSettings = TraceSettings()
-    metrics: MetricsSettings = MetricsSettings()
-    quotas: QuotaSettings = QuotaSettings()
+    bus: BusSettings = Field(default_factory=BusSettings)
+    ray: RaySettings = Field(default_factory=RaySettings)
+    limits: LimitSettings = Field(default_factory=LimitSettings)
+    evidence: EvidenceSettings = Field(default_factory=EvidenceSettings)
+    secrets: Secrets = Field(default_factory=Secrets)
+    guard: GuardSettings = Field(default_factory=GuardSettings)
+    agents: AgentSettings = Field(default_factory=AgentSettings)
+    tools: ToolSettings = Field(default_factory=ToolSettings)
+    serve: ServeSettings = Field(default_factory=ServeSettings)
+    grpc: GrpcSettings = Field(default_factory=GrpcSettings)
+    web: WebSettings = Field(default_factory=WebSettings)
+    oidc: OidcSettings = Field(default_factory=OidcSettings)
+    forge: ForgeSettings = Field(default_factory=ForgeSettings)
+    trackers: TrackerSettings = Field(default_factory=TrackerSettings)
+    webhook: WebhookSettings = Field(default_factory=WebhookSettings)
+    graph: GraphSettings = Field(default_factory=GraphSettings)
+    log: LogSettings = Field(default_factory=LogSettings)
+    trace: TraceSettings = Field(default_factory=TraceSettings)
+    metrics: MetricsSettings = Field(default_factory=MetricsSettings)
+    quotas: QuotaSettings = Field(default_factory=QuotaSettings)
 
     @model_validator(mode="after")
     def _complete_models(self) -> Self:

@@ -231,11 +231,11 @@ class WorkspaceSections(BaseModel):
         default_factory=lambda: Path(platformdirs.user_data_dir("moothall")),
         description="folder with the log, repositories, environments and keys of this server",
     )
-    workspace: WorkspaceSettings = WorkspaceSettings()
-    jobs: JobSettings = JobSettings()
-    sandbox: SandboxSettings = SandboxSettings()
-    runner: RunnerSettings = RunnerSettings()
-    wasm: WasmSettings = WasmSettings()
+    workspace: WorkspaceSettings = Field(default_factory=WorkspaceSettings)
+    jobs: JobSettings = Field(default_factory=JobSettings)
+    sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
+    runner: RunnerSettings = Field(default_factory=RunnerSettings)
+    wasm: WasmSettings = Field(default_factory=WasmSettings)
 
     @property
     def image(self) -> str:

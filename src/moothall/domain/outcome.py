@@ -6,27 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from moothall.domain.budget import Usage
 from moothall.domain.evidence import Evidence, EvidenceLevel
 from moothall.domain.proposal import Operation, Review, SeatOutcome
+from moothall.domain.status import DeliberationStatus
 
-
-class DeliberationStatus(StrEnum):
-    """The state of a deliberation, as on the wire."""
-
-    PENDING = "PENDING"
-    IN_PROGRESS = "IN_PROGRESS"
-    COMPLETED = "COMPLETED"
-    FAILED = "FAILED"
-    TIMEOUT = "TIMEOUT"
-    CANCELLED = "CANCELLED"
-
-    @property
-    def ended(self) -> bool:
-        """Whether the deliberation has ended."""
-        return self not in {DeliberationStatus.PENDING, DeliberationStatus.IN_PROGRESS}
+__all__ = ["DeliberationStatus", "Outcome", "Result"]
 
 
 @dataclass(frozen=True, slots=True)

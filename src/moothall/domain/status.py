@@ -9,7 +9,6 @@ from enum import StrEnum
 
 from moothall.domain.event import Channel
 from moothall.domain.ids import TaskId, TaskKey
-from moothall.domain.outcome import DeliberationStatus
 
 # Hosts and their state, as they report it.
 
@@ -70,6 +69,22 @@ class Health:
     parts: tuple[Part, ...]
     version: str
     uptime_seconds: int
+
+
+class DeliberationStatus(StrEnum):
+    """The state of a deliberation, as on the wire."""
+
+    PENDING = "PENDING"
+    IN_PROGRESS = "IN_PROGRESS"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the deliberation has ended."""
+        return self not in {DeliberationStatus.PENDING, DeliberationStatus.IN_PROGRESS}
 
 
 @dataclass(frozen=True, slots=True)

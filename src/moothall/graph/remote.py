@@ -1,57 +1,32 @@
 """Query the embedded graph of another process, over a Unix socket in the data directory (one
 question per connection) or over the bus.
-
-The mode of the folder (0700) protects the socket. Question and answer are one line of JSON each.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 from moothall.domain.event import Channel
 from moothall.errors import BusUnavailable, GraphUnavailable, InvalidRequest, MoothallError
 from moothall.graph.store import CypherGraph
+from moothall.local_socket import MAX_REQUEST_BYTES, send_request, serve_requests
 from moothall.ports import Bus
 
-_MAX_QUESTION_BYTES = 64 * 1024
 _CONNECT_SECONDS, _RETRY_SECONDS = 5.0, 0.1
-_MAX_PATH_BYTES = 100
-"""The kernel's limit for the path of a socket, with a margin."""
 
 
-@asynccontextmanager
-async def serve_socket(graph: CypherGraph, path: Path) -> AsyncIterator[None]:
+def serve_socket(graph: CypherGraph, path: Path) -> AbstractAsyncContextManager[None]:
     """Answer questions on the Unix socket `path` for the duration of the block."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            answer = await _answer(graph, await reader.readline())
-            writer.write(json.dumps(answer).encode())
-            await writer.drain()
-        except (OSError, ValueError):
-            pass  # the client has disconnected, or its question was too long
-        finally:
-            writer.close()
+    async def answer(line: bytes) -> Mapping[str, Any]:
+        return await _answer(graph, line)
 
-    _remove(path)
-    with _short_socket_path(path) as name:
-        server = await asyncio.start_unix_server(serve, name, limit=_MAX_QUESTION_BYTES)
-    async with server:
-        try:
-            yield
-        finally:
-            _remove(path)
-
-
-def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)
+    return serve_requests(path, answer)
 
 
 async def _answer(graph: CypherGraph, line: bytes) -> dict[str, Any]:
@@ -96,33 +71,18 @@ class SocketGraphClient:
         return rows[0]
 
     async def _send(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        line = json.dumps(request).encode() + b"\n"
-        if len(line) > _MAX_QUESTION_BYTES:
-            raise InvalidRequest(
-                f"the question has {len(line)} bytes; the limit is {_MAX_QUESTION_BYTES}"
-            )
-        try:
-            reader, writer = await self._connect()
-            try:
-                writer.write(line)
-                answer: dict[str, Any] = json.loads(await reader.read())
-            finally:
-                writer.close()
-                with contextlib.suppress(OSError):
-                    await writer.wait_closed()
-        except (OSError, ValueError) as error:
-            raise GraphUnavailable(
-                f"the process that has the graph open did not answer: {error}"
-            ) from error
-        return _read_answer(answer)
-
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        size = len(json.dumps(request))
+        if size >= MAX_REQUEST_BYTES:
+            raise InvalidRequest(f"the question has {size} bytes; the limit is {MAX_REQUEST_BYTES}")
         for _ in range(1 + int(self._connect_seconds / _RETRY_SECONDS)):
             try:
-                with _short_socket_path(self._path) as name:
-                    return await asyncio.open_unix_connection(name)
+                return _read_answer(await send_request(self._path, request))
             except (FileNotFoundError, ConnectionRefusedError):
                 await asyncio.sleep(_RETRY_SECONDS)
+            except (OSError, ValueError) as error:
+                raise GraphUnavailable(
+                    f"the process that has the graph open did not answer: {error}"
+                ) from error
         raise GraphUnavailable(
             "the process that has the graph open does not answer; it may be starting or ending. "
             "Try again"
@@ -182,16 +142,3 @@ def _read_answer(answer: dict[str, Any]) -> dict[str, Any]:
     if answer.get("code") == InvalidRequest.code:
         raise InvalidRequest(str(answer.get("message")))
     raise GraphUnavailable(str(answer.get("message")))
-
-
-@contextmanager
-def _short_socket_path(path: Path) -> Iterator[str]:
-    """Yield a path that is short enough for a socket. Deep folders are addressed by descriptor."""
-    if len(os.fsencode(path)) <= _MAX_PATH_BYTES:
-        yield str(path)
-        return
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)

@@ -189,6 +189,11 @@ class Registry:
             ) from error
 
 
+def open_registry(data_dir: Path) -> Registry:
+    """Return the registry of a data directory."""
+    return Registry(data_dir / "repositories")
+
+
 # Git's environment for a URL: with the operator's credential if it is registered, anonymous if a
 # caller or a repository named it.
 

@@ -28,10 +28,10 @@ from moothall.repositories.registry import (
     Pin,
     PushPolicy,
     Registered,
-    Registry,
     anonymous_transport,
     hide_reason,
     make_registered,
+    open_registry,
     refuse_any,
     registered_transport,
 )
@@ -66,7 +66,7 @@ class RepositoryService:
         pin: Pin = refuse_any,
         git_seconds: float = GIT_SECONDS,
     ) -> None:
-        self.registry = Registry(data_dir / "repositories")
+        self.registry = open_registry(data_dir)
         self._clones = data_dir / "repos"
         self._settings = settings
         self._prepare = prepare

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TextIO, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TextIO, Unpack, cast
 
 from moothall.config import LogSettings
 from moothall.domain.event import Data, Event, EventType, Origin, cause_of, event_id, new_event
-from moothall.domain.task import Deliberation
 from moothall.domain.text import scrub
+
+if TYPE_CHECKING:  # a command that only logs needs no tasks
+    from moothall.domain.task import Deliberation
 
 # The trace, task and seat of the running code, in context variables.
 

@@ -55,7 +55,13 @@ Paths = Annotated[list[Path], Field(max_length=100)]
 class Arguments(BaseModel):
     """Closed, strict and frozen."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        hide_input_in_errors=True,
+        defer_build=True,  # most processes never validate most tools
+    )
 
 
 class NoArguments(Arguments):
@@ -215,7 +221,7 @@ def arguments_digest(arguments: Mapping[str, Any]) -> str:
 class Output(BaseModel):
     """Open and frozen."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
 
 class FileContent(Output):

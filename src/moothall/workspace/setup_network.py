@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 from yarl import URL
 
-from moothall.config import Indexes, WorkspaceSections, read_indexes
+from moothall.config import WorkspaceSections
+from moothall.config.package_indexes import Indexes, read_indexes
 from moothall.network.destinations import Destinations
 from moothall.sandbox.spawn import sandbox_uid, set_owner
 

@@ -11,7 +11,8 @@ from moothall.config import Section, Settings
 from moothall.domain.status import Finding
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.ports import Workspace
-from moothall.toolkits import Family, OpenedFamily, ToolOutput, run_within
+from moothall.toolkits import Family, OpenedFamily
+from moothall.toolkits.calls import ToolOutput, run_within
 from moothall.tools.schemas import Arguments
 from moothall.tools.schemas import Output as Answer
 from moothall.tools.spec import Caps, Danger, ToolSpec

@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from moothall import config
 from moothall.api.identity import is_loopback, is_open, read_tokens
-from moothall.authorization.tokens import ensure_token
+from moothall.authorization.keys import ensure_token
 from moothall.domain.ids import LOCAL, Principal
 from moothall.errors import ConfigurationError
 

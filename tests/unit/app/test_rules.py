@@ -14,8 +14,8 @@ from moothall.app.repositories import disk_of, for_hosts, home_of, sees
 from moothall.authorization.approvals import Approvals, Subject
 from moothall.authorization.audit import AuditLog
 from moothall.authorization.gateway import ToolGateway
+from moothall.authorization.keys import keys_of
 from moothall.authorization.rules import REVOKED, Revocations
-from moothall.authorization.tokens import keys_of
 from moothall.config import (
     BusSettings,
     ForgeSettings,

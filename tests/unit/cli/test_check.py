@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from moothall.app.command_repository import RepositoryCheck
-from moothall.cli.repo import (
+from moothall.cli.check import (
     check_document,
     create_console,
     failure_reason,

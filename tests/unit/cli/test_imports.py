@@ -18,6 +18,7 @@ _COSTLY = {"aiohttp", "git", "grpc", "kglite", "neo4j", "ray", "rich", "starlett
         "moothall.cli.config",
         "moothall.cli.data_dir, moothall.app.bus, moothall.events.nats.server",
         "moothall.cli.graph, moothall.app.graph",
+        "moothall.cli.repo, moothall.repositories.registry",
         "moothall.cli.serve, moothall.app.server",  # before it starts its host
         "moothall.workers.subprocesses, moothall.app.host",
     ],
@@ -30,6 +31,41 @@ def test_commands_without_ray_import_no_costly_modules(modules: str) -> None:
     loaded = set(ran.stdout.split())
     assert modules.rpartition(" ")[2] in loaded
     assert not loaded & _COSTLY
+
+
+@pytest.mark.e2e  # a process of its own
+def test_the_log_is_opened_without_tasks_and_outcomes() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", "import sys, moothall.app.bus; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    loaded = set(ran.stdout.split())
+    unneeded = {"domain.outcome", "domain.proposal", "domain.task", "orchestrator", "tools"}
+    assert not loaded & {f"moothall.{name}" for name in unneeded}
+
+
+@pytest.mark.e2e  # a process of its own
+def test_a_list_from_the_serving_process_imports_no_bus_and_no_councils() -> None:
+    code = "import sys, moothall.cli.tasks, moothall.settings, moothall.app.task_list\n"
+    ran = subprocess.run(
+        [sys.executable, "-c", f"{code}print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    loaded = set(ran.stdout.split())
+    assert not loaded & (_COSTLY | {"configparser", "difflib", "nats", "orjson", "tomllib"})
+    packages = {name.split(".")[1] for name in loaded if name.startswith("moothall.")}
+    assert packages == {
+        "app", "cli", "concurrency", "config", "domain", "errors", "local_socket", "settings",
+        "telemetry", "toolkits",
+    }  # fmt: skip
+    domain = {name.split(".")[2] for name in loaded if name.startswith("moothall.domain.")}
+    assert domain == {"codec", "event", "ids", "status", "text"}
 
 
 @pytest.mark.e2e  # the whole command, each in a process
@@ -88,3 +124,21 @@ def test_a_command_with_its_own_hosts_does_not_import_ray() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert not {"ray", "starlette", "uvicorn"} & set(ran.stdout.split())
+
+
+@pytest.mark.e2e
+def test_a_server_starts_without_clients_that_its_settings_do_not_need() -> None:
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys, moothall.app.api, moothall.app.host; print(*sys.modules)",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    loaded = set(ran.stdout.split())
+    unneeded = {"aiohttp", "cryptography.x509", "git", "kubernetes", "neo4j", "ray", "rich"}
+    assert not loaded & (unneeded | {"moothall.workspace.kubernetes"})

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.config import Indexes, read_indexes
-from moothall.config.package_indexes import basic
+from moothall.config.package_indexes import Indexes, basic, read_indexes
 from moothall.errors import ConfigurationError
 
 SECRET = "secret-of-the-operator"

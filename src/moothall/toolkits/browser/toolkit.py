@@ -20,7 +20,6 @@ from moothall.domain.tool import ToolCall, ToolResult
 from moothall.errors import CallFailed, InvalidRequest, Refused
 from moothall.network.destinations import Destinations
 from moothall.ports import Workspace
-from moothall.toolkits import ToolOutput, call_workspace_tool, run_within
 from moothall.toolkits.browser import BrowserSettings
 from moothall.toolkits.browser.chromium import (
     BrowserGone,
@@ -29,6 +28,7 @@ from moothall.toolkits.browser.chromium import (
     RunningBrowser,
     chromium,
 )
+from moothall.toolkits.calls import ToolOutput, call_workspace_tool, run_within
 from moothall.toolkits.web import HttpSettings
 from moothall.tools.schemas import Arguments, Output, Path, must_match
 from moothall.tools.spec import Caps, Cost, Danger, Example, Requirements, ToolSpec

@@ -19,7 +19,7 @@ from neo4j.spatial import Point
 from neo4j.time import Duration
 
 from moothall.errors import CallFailed, InvalidRequest, Refused
-from moothall.toolkits import ToolOutput
+from moothall.toolkits.calls import ToolOutput
 from moothall.toolkits.db import DbLimits
 from moothall.toolkits.db.toolkit import Table
 

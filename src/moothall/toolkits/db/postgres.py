@@ -26,7 +26,7 @@ from psycopg.types.string import TextLoader
 
 from moothall.errors import CallFailed, InvalidRequest, Refused
 from moothall.network.proxy import CHUNK, Streams, copy_stream
-from moothall.toolkits import ToolOutput
+from moothall.toolkits.calls import ToolOutput
 from moothall.toolkits.db import DbLimits
 from moothall.toolkits.db.toolkit import RECEIVE_BYTES, Table
 

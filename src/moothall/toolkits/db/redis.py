@@ -12,7 +12,7 @@ from redis.asyncio.connection import AbstractConnection, Connection, parse_url
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from moothall.errors import CallFailed, InvalidRequest, Refused
-from moothall.toolkits import ToolOutput
+from moothall.toolkits.calls import ToolOutput
 from moothall.toolkits.db import DbLimits
 from moothall.toolkits.db.toolkit import ANSWER_BYTES, RECEIVE_BYTES, jsonable, size
 

@@ -20,7 +20,7 @@ from moothall.domain.text import scrub_all
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import CallFailed, ConfigurationError
 from moothall.ports import Workspace
-from moothall.toolkits import ToolOutput, run_within
+from moothall.toolkits.calls import ToolOutput, run_within
 from moothall.toolkits.db import Databases, DbLimits, DbSettings
 from moothall.tools.schemas import Arguments, Output, must_match
 from moothall.tools.spec import Caps, Cost, Danger, Example, Requirements, ToolSpec

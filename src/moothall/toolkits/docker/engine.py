@@ -19,7 +19,7 @@ from moothall.concurrency import read_body
 from moothall.domain.tool import ToolCall
 from moothall.errors import CallFailed, ConfigurationError, InvalidRequest, NotFound, Refused
 from moothall.ports import Workspace
-from moothall.toolkits import call_workspace_tool
+from moothall.toolkits.calls import call_workspace_tool
 from moothall.toolkits.docker import DockerLimits
 
 if TYPE_CHECKING:  # 8 MB, imported by the first call

@@ -27,7 +27,7 @@ from moothall.errors import (
 )
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger
-from moothall.toolkits import ToolOutput, run_within
+from moothall.toolkits.calls import ToolOutput, run_within
 from moothall.toolkits.docker import DockerLimits, DockerSettings
 from moothall.toolkits.docker.engine import (
     BuildContext,

@@ -39,7 +39,7 @@ from moothall.network.proxy import run_proxy
 from moothall.ports import Workspace
 from moothall.sandbox.bubblewrap import SandboxSpec, interpreter, interpreter_binds
 from moothall.sandbox.spawn import Sandboxed, spawn
-from moothall.toolkits import ToolOutput
+from moothall.toolkits.calls import ToolOutput
 from moothall.toolkits.mcp import McpServerSettings
 from moothall.toolkits.mcp.spec import OfferedTool
 

@@ -13,7 +13,7 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import CallFailed, NotFound
 from moothall.network.destinations import Destinations
 from moothall.ports import Workspace
-from moothall.toolkits import ToolOutput, run_within
+from moothall.toolkits.calls import ToolOutput, run_within
 from moothall.toolkits.mcp import MAX_SERVERS, McpServerSettings, McpSettings
 from moothall.toolkits.mcp.spec import AcceptedTool, OfferedTool, file_access
 from moothall.toolkits.web import HttpSettings

@@ -21,7 +21,7 @@ from moothall.domain.tool import ToolCall, ToolResult
 from moothall.errors import CallFailed, InvalidRequest, Permanent, Refused
 from moothall.network.destinations import Destinations, Unreachable
 from moothall.ports import Workspace
-from moothall.toolkits import ToolOutput, call_workspace_tool, run_within
+from moothall.toolkits.calls import ToolOutput, call_workspace_tool, run_within
 from moothall.toolkits.web import HttpSettings
 
 if TYPE_CHECKING:  # 8 MB, imported by the first call
