@@ -26,7 +26,7 @@ from moothall.errors import GraphUnavailable
 from moothall.events.lease import BUCKET
 from moothall.events.nats import accounts
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
-from moothall.graph.remote import BusGraphClient
+from moothall.graph.store import BusGraphClient
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from moothall.testing.model import ScriptedModel

@@ -26,8 +26,16 @@ from moothall.errors import BusUnavailable, ConfigurationError, GraphUnavailable
 from moothall.events.lease import Lease
 from moothall.events.raw_store import StreamState
 from moothall.events.registry import EVENTS
-from moothall.graph.remote import BusGraphClient, SocketGraphClient, serve_bus, serve_socket
-from moothall.graph.store import BATCH_EVENTS, QUERY_SECONDS, CypherGraph, Projector
+from moothall.graph.store import (
+    BATCH_EVENTS,
+    QUERY_SECONDS,
+    BusGraphClient,
+    CypherGraph,
+    Projector,
+    SocketGraphClient,
+    serve_bus,
+    serve_socket,
+)
 from moothall.telemetry import get_logger
 
 log = get_logger(__name__)

@@ -19,7 +19,7 @@ from moothall.config import Settings
 from moothall.domain.codec import dump, load
 from moothall.domain.status import TaskView
 from moothall.errors import InvalidRequest, MoothallError
-from moothall.local_socket import send_request, serve_requests
+from moothall.processes import send_request, serve_requests
 
 if TYPE_CHECKING:
     from moothall.app.tasks import Tasks

@@ -1,5 +1,5 @@
-"""The context graph on any store that supports Cypher, and the projection of the log into it, in
-batches, from the position that the graph itself stores.
+"""The context graph on any store that supports Cypher; the projection of the log into it, in
+batches, from the position that the graph itself stores; and queries of another process's graph.
 """
 
 from __future__ import annotations
@@ -31,6 +31,15 @@ if TYPE_CHECKING:
     from moothall.graph.embedded import EmbeddedStore
     from moothall.graph.neo4j import Neo4jStore
 
+
+import json
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from moothall.domain.event import Channel
+from moothall.errors import BusUnavailable, InvalidRequest, MoothallError
+from moothall.ports import Bus
+from moothall.processes import MAX_REQUEST_BYTES, send_request, serve_requests
 
 # The context graph on any store that supports Cypher. Statements are generated from the schema.
 
@@ -361,3 +370,134 @@ class Projector:
         async with self._progress:
             self._written = max(self._written, batch[-1].seq)
             self._progress.notify_all()
+
+
+# Queries of the embedded graph of another process, over a Unix socket in the data directory (one
+# question per connection) or over the bus.
+
+
+_CONNECT_SECONDS, _RETRY_SECONDS = 5.0, 0.1
+
+
+def serve_socket(graph: CypherGraph, path: Path) -> AbstractAsyncContextManager[None]:
+    """Answer questions on the Unix socket `path` for the duration of the block."""
+
+    async def answer(line: bytes) -> Mapping[str, Any]:
+        return await _answer(graph, line)
+
+    return serve_requests(path, answer)
+
+
+async def _answer(graph: CypherGraph, line: bytes) -> dict[str, Any]:
+    try:
+        request = json.loads(line)
+        if not isinstance(request, dict):
+            raise InvalidRequest("a request must be an object with `question` and `parameters`")
+        if request.get("counts"):
+            return {"rows": [await graph.counts()]}
+        if request.get("position"):
+            return {"rows": [{"seq": await graph.position()}]}
+        return {
+            "rows": list(
+                await graph.ask(str(request.get("question")), **(request.get("parameters") or {}))
+            )
+        }
+    except MoothallError as error:
+        return {"code": error.code, "message": error.message}
+    except (ValueError, TypeError) as error:
+        return {"code": InvalidRequest.code, "message": f"invalid request: {error}"}
+
+
+class SocketGraphClient:
+    """A client for the graph of another process. It waits up to `connect_seconds` for a process
+    that is still starting.
+    """
+
+    def __init__(self, path: Path, connect_seconds: float = _CONNECT_SECONDS) -> None:
+        self._path = path
+        self._connect_seconds = connect_seconds
+
+    async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
+        """Ask a named question. Raises the errors of `CypherGraph.ask`."""
+        rows: Sequence[Mapping[str, Any]] = (
+            await self._send({"question": question, "parameters": parameters})
+        )["rows"]
+        return rows
+
+    async def counts(self) -> dict[str, int]:
+        """Return the numbers of nodes and relations."""
+        rows: Sequence[dict[str, int]] = (await self._send({"counts": True}))["rows"]
+        return rows[0]
+
+    async def _send(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        size = len(json.dumps(request))
+        if size >= MAX_REQUEST_BYTES:
+            raise InvalidRequest(f"the question has {size} bytes; the limit is {MAX_REQUEST_BYTES}")
+        for _ in range(1 + int(self._connect_seconds / _RETRY_SECONDS)):
+            try:
+                return _read_answer(await send_request(self._path, request))
+            except (FileNotFoundError, ConnectionRefusedError):
+                await asyncio.sleep(_RETRY_SECONDS)
+            except (OSError, ValueError) as error:
+                raise GraphUnavailable(
+                    f"the process that has the graph open did not answer: {error}"
+                ) from error
+        raise GraphUnavailable(
+            "the process that has the graph open does not answer; it may be starting or ending. "
+            "Try again"
+        )
+
+
+GRAPH_TOPIC = Channel.GRAPH.of("embedded")
+_MAX_ANSWER_BYTES = 900_000
+"""The limit for an answer, so that it fits into a message."""
+
+
+async def serve_bus(bus: Bus, graph: CypherGraph) -> None:
+    """Answer questions on the bus until cancelled."""
+
+    async def answer(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+        reply = json.dumps(await _answer(graph, json.dumps(request).encode())).encode()
+        if len(reply) > _MAX_ANSWER_BYTES:
+            message = (
+                f"the answer has {len(reply)} bytes, which is too much for a message; request "
+                "less, or set graph.url"
+            )
+            reply = json.dumps({"code": InvalidRequest.code, "message": message}).encode()
+        return {}, reply
+
+    await bus.answer(GRAPH_TOPIC, answer)
+
+
+class BusGraphClient:
+    """A client for the graph of the process that answers on the bus."""
+
+    def __init__(self, bus: Bus, timeout_seconds: float) -> None:
+        self._bus = bus
+        self._timeout_seconds = timeout_seconds
+
+    async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
+        """Ask a named question. Raises the errors of `CypherGraph.ask`."""
+        return await self._rows({"question": question, "parameters": parameters})
+
+    async def position(self) -> int:
+        """Return the seq up to which the other process has projected the log."""
+        return int((await self._rows({"position": True}))[0]["seq"])
+
+    async def _rows(self, request: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        try:
+            _, reply = await self._bus.ask(GRAPH_TOPIC, request, self._timeout_seconds)
+        except BusUnavailable as error:
+            raise GraphUnavailable(
+                "no process serves the graph; start `moothall serve` with the role graph"
+            ) from error
+        rows: Sequence[Mapping[str, Any]] = _read_answer(json.loads(reply))["rows"]
+        return rows
+
+
+def _read_answer(answer: dict[str, Any]) -> dict[str, Any]:
+    if "rows" in answer:
+        return answer
+    if answer.get("code") == InvalidRequest.code:
+        raise InvalidRequest(str(answer.get("message")))
+    raise GraphUnavailable(str(answer.get("message")))

@@ -22,7 +22,7 @@ from moothall.domain.ids import TaskKey
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.task import Deliberation
 from moothall.errors import BusUnavailable
-from moothall.local_socket import serve_requests
+from moothall.processes import serve_requests
 from moothall.settings import AllSettings
 from moothall.testing.bus import MemoryBus
 

@@ -61,7 +61,7 @@ def test_a_list_from_the_serving_process_imports_no_bus_and_no_councils() -> Non
     assert not loaded & (_COSTLY | {"configparser", "difflib", "nats", "orjson", "tomllib"})
     packages = {name.split(".")[1] for name in loaded if name.startswith("moothall.")}
     assert packages == {
-        "app", "cli", "concurrency", "config", "domain", "errors", "local_socket", "settings",
+        "app", "cli", "concurrency", "config", "domain", "errors", "processes", "settings",
         "telemetry", "toolkits",
     }  # fmt: skip
     domain = {name.split(".")[2] for name in loaded if name.startswith("moothall.domain.")}

@@ -17,9 +17,8 @@ from moothall.domain.event import EventType
 from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest
 from moothall.graph.embedded import embedded_store
 from moothall.graph.neo4j import neo4j_store
-from moothall.graph.remote import SocketGraphClient, serve_socket
 from moothall.graph.schema import schema
-from moothall.graph.store import CypherGraph
+from moothall.graph.store import CypherGraph, SocketGraphClient, serve_socket
 from support.event_log import EventLog, recorded
 from support.neo4j import Address
 from support.servers import free_port, relayed

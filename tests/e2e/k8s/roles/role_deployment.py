@@ -23,7 +23,7 @@ from moothall.domain.outcome import Outcome
 from moothall.errors import GraphUnavailable
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.events.registry import EVENTS, WORK
-from moothall.graph.remote import BusGraphClient
+from moothall.graph.store import BusGraphClient
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub

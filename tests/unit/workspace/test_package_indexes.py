@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.config.package_indexes import Indexes, basic, read_indexes
 from moothall.errors import ConfigurationError
+from moothall.workspace.setup_network import Indexes, basic, read_indexes
 
 SECRET = "secret-of-the-operator"
 
