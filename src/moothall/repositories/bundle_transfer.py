@@ -337,8 +337,8 @@ class BundleServer:
                     _ASK_SECONDS, self._forget, key, task
                 )
             )
-        done, _ = await asyncio.wait({task}, timeout=self._reply_seconds)
-        if not done:
+        finished, _ = await asyncio.wait({task}, timeout=self._reply_seconds)
+        if not finished:
             return {"wait": True}
         self._forget(key, task)
         try:
@@ -357,7 +357,7 @@ class BundleServer:
         if bundle is None or not isinstance(offset, int) or offset < 0:
             return {}, b""
         bundle.last_used = time.monotonic()
-        return {}, await asyncio.to_thread(_read, bundle.file, offset)
+        return {}, await asyncio.to_thread(_read_chunk, bundle.file, offset)
 
     async def fetch(
         self, bus: Ask, clone: TrustedClone, offer: BundleOffer, *, patch: bool = False
@@ -469,7 +469,7 @@ def _error(code: str) -> type[MoothallError]:
     return errors.get(code, Permanent)
 
 
-def _read(file: Path, offset: int) -> bytes:
+def _read_chunk(file: Path, offset: int) -> bytes:
     try:
         with file.open("rb") as stream:
             stream.seek(offset)

@@ -302,7 +302,7 @@ async def check_out(
     """Write the files of `base` to `dest` and give them to the uid of the sandbox. Missing parts
     are reported and left out.
     """
-    await _write(clone, base.sha, dest, report_progress)
+    await _write_tree(clone, base.sha, dest, report_progress)
     if odd := [entry for entry in await clone.entries(base.sha) if entry.oddity]:
         report_progress(
             f"{len(odd)} files have names that a patch cannot hold, such as {odd[0].path[:100]!r} "
@@ -322,7 +322,7 @@ async def check_out(
     await asyncio.to_thread(change_owner, dest, sandbox_uid())
 
 
-async def _write(clone: TrustedClone, sha: str, dest: Path, report_progress: Progress) -> None:
+async def _write_tree(clone: TrustedClone, sha: str, dest: Path, report_progress: Progress) -> None:
     if missing := await clone.checkout(sha, dest):
         report_progress(
             f"{missing} files are left out of the checkout: their names or link targets are too "
@@ -342,7 +342,7 @@ async def _check_out_submodules(
                 f"checking out the submodule {path} at {commit[:12]}; changes there are no part of "
                 "an answer"
             )
-            await _write(clone, commit, folder, report_progress)
+            await _write_tree(clone, commit, folder, report_progress)
             await _check_out_submodules(clone, commit, folder, report_progress, depth - 1)
         else:
             report_progress(f"the submodule {path} is not here; going on without it")
@@ -361,11 +361,12 @@ def _pointers(dest: Path) -> Iterator[tuple[Path, str, int]]:
     """
     files = list(_files(dest))
     if not any(
-        path.name == ".gitattributes" and b"filter=lfs" in _read(path, 100_000) for path, _ in files
+        path.name == ".gitattributes" and b"filter=lfs" in _read_start(path, 100_000)
+        for path, _ in files
     ):
         return
     for path, size in files:
-        if size < _POINTER_BYTES and (match := _POINTER.match(_read(path, _POINTER_BYTES))):
+        if size < _POINTER_BYTES and (match := _POINTER.match(_read_start(path, _POINTER_BYTES))):
             yield path, match[1].decode(), int(match[2])
 
 
@@ -377,7 +378,7 @@ def _files(dest: Path) -> Iterator[tuple[Path, int]]:
                 yield path, path.stat().st_size
 
 
-def _read(path: Path, limit: int) -> bytes:
+def _read_start(path: Path, limit: int) -> bytes:
     with path.open("rb") as file:
         return file.read(limit)
 

@@ -63,9 +63,9 @@ _CACHED_TREES = 16
 """The number of commits whose trees are cached; few are in use at a time."""
 _PARTIAL = re.compile(r"promisor|lazy fetching disabled")
 _IDENTITY = {
-    f"GIT_{person}_{what}": value
+    f"GIT_{person}_{part}": value
     for person in ("AUTHOR", "COMMITTER")
-    for what, value in (("NAME", "Moothall"), ("EMAIL", "moothall@localhost"))
+    for part, value in (("NAME", "Moothall"), ("EMAIL", "moothall@localhost"))
 }
 
 
@@ -179,15 +179,15 @@ class TrustedClone:
                 return True
         return False
 
-    async def prune(self, keep: AbstractSet[str]) -> int:
-        """Forget the patches whose commits are not in `keep`, and delete unreachable objects that
-        are more than a day old.
+    async def prune(self, kept_shas: AbstractSet[str]) -> int:
+        """Forget the patches whose commits are not in `kept_shas`, and delete unreachable objects
+        that are more than a day old.
 
         Return how many patches were forgotten. A patch that is still in use is created again when
         it is needed.
         """
         listed = await self._run("for-each-ref", "--format=%(objectname)", "refs/moothall/patches/")
-        forgotten = [sha for sha in listed.decode().split() if sha not in keep]
+        forgotten = [sha for sha in listed.decode().split() if sha not in kept_shas]
         if forgotten:
             commands = "".join(f"delete refs/moothall/patches/{sha} {sha}\n" for sha in forgotten)
             await self._run("update-ref", "--stdin", stdin=commands.encode())
@@ -454,26 +454,26 @@ class TrustedClone:
         Raises `PatchRefused`.
         """
         old = {entry.path: entry for entry in await self.entries(base_sha)}
-        kept = [
+        included = [
             change
             for change in changes
             if change.path in old or not patch_rules.matches(patch_rules.LEFT_OUT, change.path)
         ]
         if ignored is None:
-            kept, ignored = await self._drop_ignored(base_sha, old, kept)
+            included, ignored = await self._drop_ignored(base_sha, old, included)
         patch_rules.check_submodules(
-            await self.submodules(base_sha), [change.path for change in kept]
+            await self.submodules(base_sha), [change.path for change in included]
         )
-        patch_rules.check_changes([raw_change(change, old) for change in kept])
-        written = [change for change in kept if change.content is not None]
-        oids = await self._store_blobs([change.content or b"" for change in written])
+        patch_rules.check_changes([raw_change(change, old) for change in included])
+        writes = [change for change in included if change.content is not None]
+        oids = await self._store_blobs([change.content or b"" for change in writes])
         lines = [
             f"0 {'0' * 40}\t{change.path}"
-            for change in kept
+            for change in included
             if change.content is None and change.path in old
         ]
         lines += [
-            f"{change.mode} {oid}\t{change.path}" for change, oid in zip(written, oids, strict=True)
+            f"{change.mode} {oid}\t{change.path}" for change, oid in zip(writes, oids, strict=True)
         ]
         async with self._index(base_sha) as env:
             listing = "".join(f"{line}\0" for line in lines).encode()

@@ -314,17 +314,17 @@ def _set(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if value != UNSET}
 
 
-def retry_if_killed(read: Callable[P, T]) -> Callable[P, T]:
+def retry_if_killed(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function that reads streams: call it again if git was killed."""
 
-    @functools.wraps(read)
+    @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         for _ in range(ATTEMPTS - 1):
             try:
-                return read(*args, **kwargs)
+                return function(*args, **kwargs)
             except WorkspaceFailed as error:
                 log.warning("git was killed", reason=error.message)
-        return read(*args, **kwargs)
+        return function(*args, **kwargs)
 
     return call
 

@@ -234,10 +234,12 @@ async def remote_refs(
     return {name: sha for sha, name in pairs}
 
 
-def _unknown_ref(ref: str, where: str, names: Sequence[str]) -> RepositoryError:
-    shown, rest = ", ".join(names[:_SHOWN_REFS]), len(names) - _SHOWN_REFS
-    more = f" and {rest} more" if rest > 0 else ""
-    return RepositoryError(f"no ref {ref[:80]!r} in {where!r}; there are {shown or 'none'}{more}")
+def _unknown_ref(ref: str, location: str, names: Sequence[str]) -> RepositoryError:
+    excerpt, hidden_count = ", ".join(names[:_SHOWN_REFS]), len(names) - _SHOWN_REFS
+    more = f" and {hidden_count} more" if hidden_count > 0 else ""
+    return RepositoryError(
+        f"no ref {ref[:80]!r} in {location!r}; there are {excerpt or 'none'}{more}"
+    )
 
 
 # Access of a workspace's git to the origin of its repository and to public repositories, on the

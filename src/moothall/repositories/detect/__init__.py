@@ -257,15 +257,15 @@ def _merge(
     )
 
 
-def _combine_needs(key: str, one: str, other: str) -> str:
+def _combine_needs(key: str, first: str, second: str) -> str:
     """Return a version requirement that suits two projects, as far as that can be expressed."""
-    if not one or not other:
-        return one or other
+    if not first or not second:
+        return first or second
     if key == "python":
-        return ",".join(dict.fromkeys((*one.split(","), *other.split(","))))
+        return ",".join(dict.fromkeys((*first.split(","), *second.split(","))))
     if key == "go":
-        return max(one, other, key=lambda text: [int(number) for number in text.split(".")])
-    return one
+        return max(first, second, key=lambda text: [int(number) for number in text.split(".")])
+    return first
 
 
 def _slug(folder: str, checks: Mapping[str, object]) -> str:

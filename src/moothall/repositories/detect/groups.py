@@ -117,30 +117,30 @@ def extras(project: Project, pyproject: Mapping[str, Any]) -> list[str]:
     return [name for name in (*TEST_GROUPS, *DEV_GROUPS) if name in declared]
 
 
-def runtime(pyproject: Mapping[str, Any], where: str) -> list[str]:
+def runtime(pyproject: Mapping[str, Any], source: str) -> list[str]:
     """Return the dependencies of a project that cannot be installed itself."""
-    return _requirements(table(pyproject, "project").get("dependencies"), where) + poetry(
+    return _requirements(table(pyproject, "project").get("dependencies"), source) + poetry(
         table(pyproject, "tool", "poetry", "dependencies")
     )
 
 
-def _requirements(data: object, where: str) -> list[str]:
-    return [requirement(item, where) for item in data] if isinstance(data, list) else []
+def _requirements(data: object, source: str) -> list[str]:
+    return [requirement(item, source) for item in data] if isinstance(data, list) else []
 
 
 def _tables(
     project: Project, pyproject: Mapping[str, Any], names: tuple[str, ...]
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield the content of the groups with these names, for each tool that declares groups."""
-    where = project.path("pyproject.toml")
+    source = project.path("pyproject.toml")
     tool = table(pyproject, "tool")
     standard = table(pyproject, "dependency-groups")
     optional = table(pyproject, "project", "optional-dependencies")
     for name in names:
-        yield f"extra {name}", _requirements(optional.get(name), where)
+        yield f"extra {name}", _requirements(optional.get(name), source)
         yield (
             f"group {name}",
-            [requirement(item, where) for item in expand_group(standard, name, ())],
+            [requirement(item, source) for item in expand_group(standard, name, ())],
         )
         yield f"poetry's group {name}", poetry(table(tool, "poetry", "group", name, "dependencies"))
         pdm = strings(table(tool, "pdm", "dev-dependencies").get(name))
@@ -218,12 +218,12 @@ def _hatch_words(
         for group in strings(env.get("dependency-groups"))
         for word in expand_group(standard, group, ())
     ]
-    kept = [
+    requirements = [
         word
         for word in words
         if REQUIREMENT.fullmatch(word) or word == "-e" or word.startswith(".[")
     ]
-    return kept + own_extras(strings(env.get("features")))
+    return requirements + own_extras(strings(env.get("features")))
 
 
 def requirement_files(project: Project) -> list[str]:

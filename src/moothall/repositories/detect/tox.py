@@ -112,9 +112,9 @@ def _environment(
     env: Mapping[str, list[str]],
     factors: frozenset[str],
 ) -> Iterator[tuple[str, list[str]]]:
-    where = f"tox's {name or 'environments'}"
-    yield f"{where}: deps", _pip_words(project, env["deps"], factors)
-    yield f"{where}: extras", own_extras(_names(env["extras"], factors))
+    source = f"tox's {name or 'environments'}"
+    yield f"{source}: deps", _pip_words(project, env["deps"], factors)
+    yield f"{source}: extras", own_extras(_names(env["extras"], factors))
     standard = table(pyproject, "dependency-groups")
     for group in _names(env["dependency_groups"], factors):
         yield (
@@ -148,8 +148,8 @@ def _factors(names: Sequence[str]) -> frozenset[str]:
         pythons = {factor for factor in factors if _ANY_PYTHON.fullmatch(factor)}
         if not name or not all(_PYTHON.fullmatch(factor) for factor in pythons):
             continue
-        rest = factors - pythons
-        misfits = [any(pattern.search(factor) for factor in rest) for pattern in _UNFIT]
+        other_factors = factors - pythons
+        misfits = [any(pattern.search(factor) for factor in other_factors) for pattern in _UNFIT]
         python = (
             2 if pythons & {_OWN_PYTHON, _OWN_PYTHON.replace("py3", "3.")} else 1 if pythons else 0
         )
