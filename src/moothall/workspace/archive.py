@@ -235,8 +235,8 @@ class Pipe:
 
         def run() -> None:
             try:
-                with os.fdopen(worker_end, mode) as end:
-                    work(end)
+                with os.fdopen(worker_end, mode) as stream:
+                    work(stream)
             except Exception as error:  # noqa: BLE001 - `finish` raises it, so that a part is not taken for the whole
                 self._failed.append(error)
 

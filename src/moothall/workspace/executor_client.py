@@ -249,7 +249,7 @@ class ExecutorClient(ABC):
         """Kill all processes inside."""
 
     @abstractmethod
-    async def _end(self) -> None:
+    async def _end_sandbox(self) -> None:
         """End it and wait for its end."""
 
     @abstractmethod
@@ -268,16 +268,16 @@ class ExecutorClient(ABC):
     async def _disk_is_full(self) -> bool:
         """Return whether the written files exceed the limit."""
 
-    async def close(self, *, keep: bool = False) -> None:
-        """End everything inside, and remove the folder unless `keep` is true."""
+    async def close(self, *, keep_folder: bool = False) -> None:
+        """End everything inside, and remove the folder unless `keep_folder` is true."""
         self.kill()
         if self._link:
             self._link.close()
         try:
-            await self._end()
+            await self._end_sandbox()
             await self._proxies.aclose()
         finally:
-            if not keep:
+            if not keep_folder:
                 executor_connection.store_log(self._log, self._settings.data_dir, self.log_name)
                 with contextlib.suppress(FileNotFoundError):
                     await remove_tree(self.folder)

@@ -159,9 +159,9 @@ class ExecutorConnection(asyncio.Protocol):
         self.ready: asyncio.Future[dict[str, Any]] = self._expect(READY)
 
     @classmethod
-    async def create(cls, end: socket.socket) -> ExecutorConnection:
+    async def create(cls, endpoint: socket.socket) -> ExecutorConnection:
         """Create a connection over one end of a socket pair."""
-        _, link = await asyncio.get_running_loop().create_unix_connection(cls, sock=end)
+        _, link = await asyncio.get_running_loop().create_unix_connection(cls, sock=endpoint)
         return link
 
     def send(self, message: dict[str, Any]) -> tuple[int, asyncio.Future[dict[str, Any]]]:

@@ -341,7 +341,7 @@ class OverlayWorkspace:
             return
         if self._executor.copies_beside:
             setup = self._setup_beside("build", self._limits)
-            async with self._pool.start(setup, beside=self._executor) as executor:
+            async with self._pool.start(setup, neighbour=self._executor) as executor:
                 yield executor, await self._build(executor, steps, seconds, order)
             return
         before = await self.collect()
@@ -500,7 +500,7 @@ class OverlayWorkspace:
         )
         return replace(patch, message=self._git.message)
 
-    async def run_code(self, block: CodeBlock, ask: Ask) -> BlockRun:
+    async def run_code(self, block: CodeBlock, call_tool: Ask) -> BlockRun:
         """Run a block in CPython. See `ports.Workspace`.
 
         It runs in a second executor on the same files, so that this workspace's executor can run
@@ -516,7 +516,7 @@ class OverlayWorkspace:
         setup = self._setup_beside(
             "code", sandbox.model_copy(update={"memory_bytes": memory_bytes})
         )
-        answerer = RequestAnswerer(ask, max_questions(BLOCK_LIMITS.tool_calls))
+        answerer = RequestAnswerer(call_tool, max_questions(BLOCK_LIMITS.tool_calls))
         # The programs for blocks are compiled for our own Python, so another one cannot load them.
         python = (
             f"{ENVIRONMENT}/bin/python"
@@ -530,7 +530,7 @@ class OverlayWorkspace:
             "agents": block.agents,
         }
         try:
-            async with self._pool.start(setup, beside=self._executor) as executor:
+            async with self._pool.start(setup, neighbour=self._executor) as executor:
                 answer = await executor.request(
                     "run",
                     wall_seconds=seconds,
@@ -577,7 +577,7 @@ class OverlayWorkspace:
         is_copy = self._executor.copies_beside
         before = [] if is_copy else await self.changes()
         async with self._pool.start(
-            self._setup_beside("program", self._settings.sandbox), beside=self._executor
+            self._setup_beside("program", self._settings.sandbox), neighbour=self._executor
         ) as executor:
             reason = await converse(
                 executor, argv, handle_lines, seconds, max_bytes, variables=variables

@@ -74,7 +74,7 @@ class Multiplexer:
         self._accept = accept
         self._streams: dict[int, asyncio.StreamWriter] = {}
         self._arrived: dict[int, asyncio.Queue[bytes]] = {}
-        self._sent = self._acked = self._last_number = self._unacknowledged = 0
+        self._sent_count = self._acked = self._last_number = self._unacknowledged = 0
         self._window_free = asyncio.Condition()
         self._group: asyncio.TaskGroup | None = None
         self._received = asyncio.Event()
@@ -164,9 +164,11 @@ class Multiplexer:
 
     async def _send_data(self, number: int, data: bytes) -> None:
         async with self._window_free:
-            await self._window_free.wait_for(lambda: self._sent - self._acked < _WINDOW)
-            self._sent += 1
-            await self._carrier.send(self._outgoing, _HEAD.pack(_DATA, self._sent, number) + data)
+            await self._window_free.wait_for(lambda: self._sent_count - self._acked < _WINDOW)
+            self._sent_count += 1
+            await self._carrier.send(
+                self._outgoing, _HEAD.pack(_DATA, self._sent_count, number) + data
+            )
 
     async def _pump_in(
         self, number: int, queue: asyncio.Queue[bytes], writer: asyncio.StreamWriter

@@ -142,7 +142,7 @@ class Reconciler:
 
 _ROLE = "bind the Role `workspaces` of deploy/k8s/base/rbac.yaml to the account that runs hosts"
 _JOBS, _PODS, _EVENTS = ("batch", "jobs"), ("", "pods"), ("", "events")
-_NEEDED = (
+_REQUIRED_PERMISSIONS = (
     *((verb, *_JOBS) for verb in ("create", "delete", "list")),
     *((verb, *resource) for resource in (_PODS, _EVENTS) for verb in ("list", "watch")),
 )
@@ -197,7 +197,7 @@ def _check_rights(api: client.ApiClient, jobs: JobSettings) -> Finding:
     try:
         lacks = [
             f"{verb} {resource}"
-            for verb, group, resource in _NEEDED
+            for verb, group, resource in _REQUIRED_PERMISSIONS
             if not _is_allowed(api, space, verb, group, resource)
         ]
         may_label = _is_allowed(api, space, "patch", *_JOBS)
