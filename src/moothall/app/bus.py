@@ -44,7 +44,7 @@ log = telemetry.get_logger(__name__)
 ReportProgress = Callable[[str], None]
 ROLES: tuple[Duty, ...] = get_args(Duty)
 ALL = frozenset(ROLES)
-_NEEDED = frozenset({"collector", "hosts"})
+_REQUIRED_ROLES = frozenset({"collector", "hosts"})
 """Roles that a server needs if no other process can reach its bus."""
 _ATTACH_SECONDS, _POLL_SECONDS, _REPLY_SECONDS = 300.0, 0.1, 1.0
 _MAX_SHOWN = 100
@@ -222,21 +222,21 @@ def parse_roles(values: Iterable[str]) -> tuple[Duty, ...]:
     names = [
         name for value in values for part in value.split(",") if (name := part.strip().lower())
     ]
-    known: dict[str, Duty] = {role: role for role in ROLES}
-    if unknown := [name for name in names if name not in known]:
+    roles: dict[str, Duty] = {role: role for role in ROLES}
+    if unknown := [name for name in names if name not in roles]:
         raise ConfigurationError(
             f"unknown role {unknown[0][:40]!r}; the roles are {', '.join(ROLES)}"
         )
     if values and not names:
         raise ConfigurationError(f"no role is named; the roles are {', '.join(ROLES)}")
-    return tuple(known[name] for name in dict.fromkeys(names))
+    return tuple(roles[name] for name in dict.fromkeys(names))
 
 
 def roles_of(settings: Settings) -> frozenset[str]:
     """Return the roles of a server. Raises `ConfigurationError` for an impossible combination."""
     roles = frozenset(settings.serve.only) or ALL
     if settings.bus.url is None and (
-        missing := [role for role in ROLES if role in _NEEDED - roles]
+        missing := [role for role in ROLES if role in _REQUIRED_ROLES - roles]
     ):
         raise ConfigurationError(
             f"a process with the roles {', '.join(sorted(roles))} would have an embedded bus that "

@@ -90,10 +90,10 @@ async def unseen(settings: Settings, repository: RepositoryRef, profile: Path | 
     if not changed:
         return ""
     sha = await sources.local_commit(git, local, repository.ref)
-    shown = ", ".join(changed[:_MAX_SHOWN]) + (", …" if len(changed) > _MAX_SHOWN else "")
+    excerpt = ", ".join(changed[:_MAX_SHOWN]) + (", …" if len(changed) > _MAX_SHOWN else "")
     notice = (
         f"uncommitted changes in {len(changed)} file{'s' if len(changed) > 1 else ''} are not "
-        f"seen: {shown}"
+        f"seen: {excerpt}"
     )
     hint = (
         f"; to use {CONFIG_FILE} as it is, add --profile {CONFIG_FILE}"
@@ -111,9 +111,9 @@ def files_of(settings: Settings, repository: RepositoryRef) -> Path | None:
     return Path(entry.origin) if entry.local else None
 
 
-async def files_here(settings: Settings, where: str) -> Path | None:
+async def files_here(settings: Settings, location: str) -> Path | None:
     """Return the top of the repository at a path or around the current folder, or None."""
-    path = Path(where) if where else await asyncio.to_thread(Path.cwd)
+    path = Path(location) if location else await asyncio.to_thread(Path.cwd)
     try:
         return (await sources.find_local(_git(settings), await asyncio.to_thread(path.resolve))).top
     except RepositoryError:
@@ -217,14 +217,14 @@ async def file_versions(
     )
     versions = []
     for path in os.fsdecode(listed).split("\0")[:-1][:_MAX_SHOWN_FILES]:
-        both = [
+        results = [
             await git.call(git_dir, "cat-file", "blob", f"{sha}:{path}", cwd=local.git_dir)
             for sha in (base, commit)
         ]
-        if sum(len(side.out) for side in both) > _MAX_SHOWN_BYTES:
+        if sum(len(result.out) for result in results) > _MAX_SHOWN_BYTES:
             continue
         with suppress(UnicodeDecodeError):
-            old, new = (None if side.status else side.out.decode() for side in both)
+            old, new = (None if result.status else result.out.decode() for result in results)
             versions.append(FileVersions(path, old, new))
     return versions
 
@@ -236,30 +236,30 @@ def _git(settings: Settings) -> GitRunner:
 async def line_provenance(
     settings: Settings,
     place: tuple[str, str, str, int],
-    given: Mapping[str, str] = NOTHING,
+    parameters: Mapping[str, str] = NOTHING,
     tenant: str = "",
 ) -> tuple[LineOrigin, Sequence[Mapping[str, Any]]]:
     """Return the commit that a line comes from, and what the graph knows about it.
 
-    `place` is a repository, a ref, a path and a line; `given` are further parameters of the
-    question. Without `tenant` it is taken from the branch, the registered repository, or the
+    `place` is a repository, a ref, a path and a line; `parameters` are further parameters
+    of the question. Without `tenant` it is taken from the branch, the registered repository, or the
     deliberation in the commit message. Raises what `line_origin` raises, and `GraphUnavailable`.
     """
     from moothall.app.graph import open_answers
 
     origin, owner = await line_origin(settings, *place, tenant=tenant)
-    parameters = {
+    question = {
         "tenant": tenant or owner,
         "path": origin.path,
-        **given,
+        **parameters,
         "commit_sha": origin.commit,
     }
     async with open_answers(settings) as answers:
-        return origin, await answers.ask("provenance", **parameters)
+        return origin, await answers.ask("provenance", **question)
 
 
 async def line_origin(
-    settings: Settings, where: str, ref: str, path: str, line: int, *, tenant: str = ""
+    settings: Settings, location: str, ref: str, path: str, line: int, *, tenant: str = ""
 ) -> tuple[LineOrigin, str]:
     """Return the commit that a line comes from, and the tenant of its deliberation.
 
@@ -268,16 +268,16 @@ async def line_origin(
     """
     _, prefix, branch = ref.rpartition("moothall/")
     branch_tenant = tenant_of(branch) if prefix else ""
-    if not await asyncio.to_thread(os.path.exists, where):
+    if not await asyncio.to_thread(os.path.exists, location):
         repositories = trusted_repositories(settings)
         owner = (
             tenant
             or branch_tenant
-            or (await asyncio.to_thread(repositories.registry.find, where)).tenant
+            or (await asyncio.to_thread(repositories.registry.find, location)).tenant
         )
-        return await repositories.origin(where, ref, path, line, tenant=owner), owner
+        return await repositories.origin(location, ref, path, line, tenant=owner), owner
     git = _git(settings)
-    local = await sources.find_local(git, Path(where))
+    local = await sources.find_local(git, Path(location))
     origin = await find_line_origin(
         git, local.git_dir, await sources.local_commit(git, local, ref), path, line
     )
@@ -371,7 +371,7 @@ async def write_profile(checked: RepositoryCheck, *, replace: bool) -> Path:
 
 
 async def register(
-    settings: Settings, where: str, ref: str, profile: Path | None = None
+    settings: Settings, location: str, ref: str, profile: Path | None = None
 ) -> RepositoryRef:
     """Register a repository that the user named on the command line (a path, a URL or an id) and
     check that it can be used.
@@ -380,14 +380,16 @@ async def register(
     """
     repositories = trusted_repositories(settings)
     try:
-        known = (
+        known_id = (
             ""
-            if await asyncio.to_thread(Path(where).exists)
-            else repositories.registry.get(where, LOCAL.tenant).id
+            if await asyncio.to_thread(Path(location).exists)
+            else repositories.registry.get(location, LOCAL.tenant).id
         )
     except (NotFound, InvalidRequest):
-        known = ""
-    entry = repositories.registry.find(known) if known else await repositories.register(where)
+        known_id = ""
+    entry = (
+        repositories.registry.find(known_id) if known_id else await repositories.register(location)
+    )
     if profile is not None:
         entry = await repositories.with_profile(
             entry, (await asyncio.to_thread(read_file, profile)).over(entry.commands)

@@ -107,7 +107,7 @@ async def unregister(settings: Settings, repository: str) -> Unregistered:
     """
     registry = trusted_repositories(settings).registry
     entry = registry.get(repository, LOCAL.tenant)
-    for registration in (*(other for other in registry.all() if other.of == entry.id), entry):
+    for registration in (*(alias for alias in registry.all() if alias.of == entry.id), entry):
         registry.remove(registration.id)
     with _hold_directory(settings.data_dir) as refusal:
         if not refusal:
@@ -234,9 +234,9 @@ def open_archive(path: Path) -> Iterator[tarfile.TarFile]:
 
 def check_empty(data_dir: Path) -> None:
     """Raise `ConfigurationError` if a data directory has content."""
-    if found := sorted({entry.name for entry in data_dir.iterdir()} - _ALLOWED_IN_EMPTY):
+    if names := sorted({entry.name for entry in data_dir.iterdir()} - _ALLOWED_IN_EMPTY):
         raise ConfigurationError(
-            f"{data_dir} is not empty (it has {', '.join(found[:5])}): set MOOTHALL_DATA_DIR to an "
+            f"{data_dir} is not empty (it has {', '.join(names[:5])}): set MOOTHALL_DATA_DIR to an "
             "empty folder, or empty this one"
         )
 

@@ -79,9 +79,9 @@ class Tasks:
                 return views
             count *= _GROWTH
 
-    async def latest_question(self, repository: str, without: str = "") -> TaskId:
+    async def latest_question(self, repository: str, excluded_id: str = "") -> TaskId:
         """Return the id of the latest question to one agent about a repository ('': about text),
-        except the task `without`; or an empty id.
+        except the task `excluded_id`; or an empty id.
         """
         views = [
             view
@@ -89,7 +89,7 @@ class Tasks:
             if (view.protocol, view.repository) == ("ask", repository)
         ]
         return max(
-            (view for view in views if view.task_id != without),
+            (view for view in views if view.task_id != excluded_id),
             key=lambda view: view.requested,
             default=_NONE,
         ).task_id
@@ -125,10 +125,10 @@ class Tasks:
         """Return the diffs of the task's conversation, oldest first."""
         from moothall.app.command_repository import Diff
 
-        ends = [
+        outcomes = [
             (await self.outcome(view.task_id), view.base_sha) for view in await self.thread(task_id)
         ]
-        return [Diff(diff, base) for outcome, base in ends if (diff := outcome.diff)]
+        return [Diff(diff, base) for outcome, base in outcomes if (diff := outcome.diff)]
 
     async def views(self, task_ids: Sequence[TaskId]) -> Mapping[TaskId, TaskView]:
         """Return the views of tasks by id. Unknown tasks are left out."""
@@ -139,8 +139,8 @@ class Tasks:
         """Return the ids of all tasks of this tenant in the log."""
         return [TaskId(name) for name in await self._bus.list_ids(Channel.RESULTS) if is_id(name)]
 
-    async def find(self, named: str, *, whole: bool = False) -> TaskId:
-        """Return the id of a task, given as a whole id or, unless `whole`, a unique prefix.
+    async def find(self, named: str, *, exact: bool = False) -> TaskId:
+        """Return the id of a task, given as a whole id or, unless `exact`, a unique prefix.
 
         Raises `InvalidRequest` if `named` is not an id (the empty text, for example), and
         `NotFound`.
@@ -149,7 +149,7 @@ class Tasks:
         if await self._exists(task_id):
             return task_id
         matches = [task for task in await self.ids() if task.startswith(named)]
-        if len(matches) == 1 and not whole:
+        if len(matches) == 1 and not exact:
             return matches[0]
         hint = (
             f"did you mean {', '.join(matches[:5])}?" if matches else "`moothall list` shows them"
@@ -244,8 +244,10 @@ class Tasks:
         await self._bus.remove(task_key)
 
     async def _list_active(self) -> list[DeliberationState]:
-        answered, known = await asyncio.gather(self._bus.list_ids(Channel.RESPONSES), self.ids())
-        active = set(known).difference(answered)
+        answered_ids, task_ids = await asyncio.gather(
+            self._bus.list_ids(Channel.RESPONSES), self.ids()
+        )
+        active = set(task_ids).difference(answered_ids)
         states = await asyncio.gather(*(self._state(task) for task in sorted(active)))
         return [state for state in states if state is not None]
 
@@ -302,13 +304,13 @@ async def cancel(
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """The removed parts of a task. `branch` is empty if none was removed; `left` says what
-    stays.
+    """The removed parts of a task. `branch` is empty if none was removed. `remaining_branch`
+    names a branch that stays, with the reason.
     """
 
     task_id: TaskId
     branch: str
-    left: str
+    remaining_branch: str
 
 
 async def remove(
@@ -330,21 +332,23 @@ async def remove(
     except (ConfigurationError, GraphUnavailable) as error:
         report_progress(f"the graph has not read the latest events: {error.message}")
     async with open_tasks(settings, report_progress) as tasks:
-        task_id = await tasks.find(named, whole=True)
+        task_id = await tasks.find(named, exact=True)
         outcome = await tasks.outcome(task_id)
         if not outcome.status.ended:
             raise InvalidRequest(f"{task_id} is under way; `moothall cancel {task_id}` first")
-        branch, left = "", ""
+        branch, remaining_branch = "", ""
         repository = await tasks.repository(task_id) if outcome.branch else None
         if repository is not None:
             try:
-                branch, left = await trusted_repositories(settings).drop_branch(
+                branch, remaining_branch = await trusted_repositories(settings).drop_branch(
                     repository.id, outcome.branch, outcome.commit_sha, force=force
                 )
             except NotFound:
-                left = f"the branch {outcome.branch}: its repository is not registered any more"
+                remaining_branch = (
+                    f"the branch {outcome.branch}: its repository is not registered any more"
+                )
         await tasks.forget(task_id)
-    return Removed(task_id, branch, left)
+    return Removed(task_id, branch, remaining_branch)
 
 
 def choose_result(outcome: Outcome, seat: str) -> Result:
@@ -359,21 +363,22 @@ def choose_result(outcome: Outcome, seat: str) -> Result:
         if winner is None:
             if proposed:
                 raise NotFound(f"{outcome.task_id} has no winner; name a seat: {proposed}")
-            why = f": {outcome.error_message}" if outcome.error_message else ""
+            cause = f": {outcome.error_message}" if outcome.error_message else ""
             raise NotFound(
-                f"{outcome.task_id} ended ({outcome.status.value.lower()}) without a proposal{why}"
+                f"{outcome.task_id} ended ({outcome.status.value.lower()}) without a "
+                f"proposal{cause}"
             )
         return winner
     named = seat_named(seat, [result.seat for result in outcome.results])
     for result in outcome.results:
         if result.seat == named:
             return result
-    named = seat_named(seat, [end.seat for end in outcome.seats])
-    for end in outcome.seats:
-        if end.seat == named:
+    named = seat_named(seat, [seat_outcome.seat for seat_outcome in outcome.seats])
+    for seat_outcome in outcome.seats:
+        if seat_outcome.seat == named:
             raise NotFound(
-                f"{end.seat} of {outcome.task_id} proposed nothing: "
-                f"{end.error_message or end.status.value}"
+                f"{seat_outcome.seat} of {outcome.task_id} proposed nothing: "
+                f"{seat_outcome.error_message or seat_outcome.status.value}"
             )
     raise NotFound(
         f"no seat {seat!r} in {outcome.task_id}; there are proposals of {proposed or 'nobody'}"

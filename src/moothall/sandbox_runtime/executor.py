@@ -273,7 +273,12 @@ class Executor:
             shell.remove_old_output()
         if not shell_state["session"]:
             shell.end()
-        return {**result.document(), "folder": shell.folder, "left": result.left, "note": note}
+        return {
+            **result.document(),
+            "folder": shell.folder,
+            "left": result.running_processes,
+            "note": note,
+        }
 
     def _run_block(self, argv: tuple[str, ...], request: Message) -> Message:
         """Run a command that makes calls while it runs, over a socket whose number is its last

@@ -99,28 +99,28 @@ class Relay:
 
     def _read_output(self, child: subprocess.Popen[bytes]) -> None:
         assert child.stdout  # noqa: S101 - a pipe, see `_start`
-        most = int(self._order["most"])
+        max_bytes = int(self._order["most"])
         try:
-            for lines in read_lines(child.stdout.fileno(), most):
+            for lines in read_lines(child.stdout.fileno(), max_bytes):
                 for line in lines:
                     self._events.put({"line": line})
             ended = f"it ended with exit code {child.wait()}"
         except OutputLimitExceeded:
-            ended = f"it sent more than {most} bytes"
+            ended = f"it sent more than {max_bytes} bytes"
         self._events.put({"ended": ended})
 
     def _exchange_messages(self, child: subprocess.Popen[bytes]) -> str:
         """Exchange messages until the other side has no more, or the program ends."""
-        waits = False  # the other side speaks first
+        block = False  # the other side speaks first
         while True:
-            batch, ended = self._next_events(waits=waits)
+            batch, ended = self._next_events(block=block)
             try:
                 response = self._socket.call("lines", {"lines": batch})
             except ProtocolError as error:
                 return f"it sent too much at once: {error}"
             if ended or response.get("end"):
                 return ended
-            waits = True
+            block = True
             for line in response["lines"]:
                 message = json.loads(line)
                 if "reply" in message:
@@ -130,15 +130,15 @@ class Relay:
                 elif "close" in message:
                     self._close_input(child)
                 else:
-                    waits = False
+                    block = False
 
-    def _next_events(self, *, waits: bool) -> tuple[list[str], str]:
+    def _next_events(self, *, block: bool) -> tuple[list[str], str]:
         """Return the next events as JSON, and why the program ended if that is one of them."""
         batch: list[str] = []
         chars, ended = 0, ""
         with contextlib.suppress(queue.Empty):
             while chars < _MAX_BATCH_CHARS and not ended:
-                event = self._events.get(block=waits and not batch)
+                event = self._events.get(block=block and not batch)
                 batch.append(json.dumps(event))
                 chars, ended = chars + len(batch[-1]), str(event.get("ended", ""))
         return batch, ended

@@ -42,13 +42,14 @@ class Stream:
         last_line, self._partial_line = self._partial_line, b""
         return self._show(last_line, b"") if last_line else b""
 
-    def _show(self, line: bytes, end: bytes) -> bytes:
+    def _show(self, line: bytes, line_end: bytes) -> bytes:
         text = line.decode("utf-8", "replace")
-        shown = self._read_line(text)
+        replacement = self._read_line(text)
         return (
-            line + end
-            if shown is text
-            else shown.encode("utf-8", "replace") + (end if shown and shown[-1] != "\n" else b"")
+            line + line_end
+            if replacement is text
+            else replacement.encode("utf-8", "replace")
+            + (line_end if replacement and replacement[-1] != "\n" else b"")
         )
 
 

@@ -69,12 +69,12 @@ class Result(unittest.TextTestResult):
             raise HitLimit(f"hit the limit of {seconds:g} s{self._clock.remark}")
 
     def stopTest(self, test: Any) -> None:
-        took, self._started_at = time.monotonic() - self._started_at, 0.0
+        elapsed, self._started_at = time.monotonic() - self._started_at, 0.0
         if signal.getsignal(signal.SIGALRM) == self._stop:
             moothall_reporter.stop()
         extra = {"detail": self._detail[-_DETAIL_CHARS:]} if self._detail else {}
         self._write(
-            case=_name(test), result=self._result or "passed", ms=round(took * 1000), **extra
+            case=_name(test), result=self._result or "passed", ms=round(elapsed * 1000), **extra
         )
         super().stopTest(test)
 
