@@ -201,11 +201,11 @@ def _node(node: Mapping[str, Any]) -> pb.GraphNode:
 
 
 def _relationship(item: Mapping[str, Any]) -> pb.GraphRelationship:
-    start, end = item["from"], item["to"]
+    source, target = item["from"], item["to"]
     return pb.GraphRelationship(
         type=item["type"],
-        from_id=start["id"],
-        from_type=start["label"],
-        to_id=end["id"],
-        to_type=end["label"],
+        from_id=source["id"],
+        from_type=source["label"],
+        to_id=target["id"],
+        to_type=target["label"],
     )

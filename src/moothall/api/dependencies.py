@@ -220,13 +220,13 @@ class ToolServices:
 class ServingState:
     """What this process serves, and until when.
 
-    roles: which of "api" and "page" it serves. taking: set while a server accepts calls and is
-    not stopping. stopping: set once it accepts none; a call that ends early was then ended by the
-    server, not by its caller.
+    roles: which of "api" and "page" it serves. accepting_calls: set while a server accepts calls
+    and is not stopping. stopping: set once it accepts none; a call that ends early was then ended
+    by the server, not by its caller.
     """
 
     roles: frozenset[str]
-    taking: asyncio.Event = field(default_factory=asyncio.Event)
+    accepting_calls: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
 

@@ -404,10 +404,10 @@ async def grpc_server(
     try:
         for name in names:
             await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-        dependencies.serving.taking.set()
+        dependencies.serving.accepting_calls.set()
         yield Server(settings.host, port)
     finally:
-        dependencies.serving.taking.clear()
+        dependencies.serving.accepting_calls.clear()
         await health_servicer.enter_graceful_shutdown()
         await asyncio.sleep(leave_seconds)
         dependencies.serving.stopping.set()

@@ -273,8 +273,8 @@ class IssuedTokens:
             principal = self._issuer.principal(claims, label)
         except Refused as error:
             raise Unauthenticated(error.message) from error
-        ends = int(claims["exp"]) + _LEEWAY_SECONDS
-        return Caller(principal, lambda: self._clock() < ends)
+        expiry = int(claims["exp"]) + _LEEWAY_SECONDS
+        return Caller(principal, lambda: self._clock() < expiry)
 
 
 def _check_type(token: str, label: str) -> None:

@@ -281,7 +281,7 @@ async def _drain(state: ServerState, grace_seconds: float) -> None:
 # The middleware.
 
 
-_OTHER, _CLIENT_GONE = "other", "cancelled"
+_OTHER_STATUS, _CLIENT_GONE = "other", "cancelled"
 _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
 _METHODS = frozenset(HTTPMethod)
 _DEFAULT_HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
@@ -467,9 +467,9 @@ def observe(app: ASGIApp, routes: Sequence[Route]) -> ASGIApp:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         traceparents = Headers(scope=scope).getlist("traceparent")
         route = next(
-            (route.path for route in routes if route.matches(scope)[0] is Match.FULL), _OTHER
+            (route.path for route in routes if route.matches(scope)[0] is Match.FULL), _OTHER_STATUS
         )
-        method = scope["method"] if scope["method"] in _METHODS else _OTHER
+        method = scope["method"] if scope["method"] in _METHODS else _OTHER_STATUS
         attributes = {"http.request.method": method, "http.route": route}
         parent = traceparents[0] if len(traceparents) == 1 else ""
         start_time, status, is_done = perf_counter(), 0, False
