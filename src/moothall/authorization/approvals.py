@@ -189,7 +189,7 @@ class ApprovalQueue:
         self._parked = parked
         self._spent = spent
         self._approvals = approvals
-        self._known: dict[str, Parked] = {}
+        self._items: dict[str, Parked] = {}
         self._notified: set[tuple[str, str]] = set()
         self._listeners: list[Callable[[Parked], None]] = []
 
@@ -222,7 +222,7 @@ class ApprovalQueue:
         """Return the requests that wait for an operator of this tenant, oldest first."""
         waiting = (
             item
-            for item in self._known.values()
+            for item in self._items.values()
             if item.tenant == tenant and item.state == "waiting"
         )
         return sorted(waiting, key=lambda item: (item.time, item.id))
@@ -231,9 +231,9 @@ class ApprovalQueue:
         """Park a request. The same request of the same seat is parked once. Raises
         `BusUnavailable`.
         """
-        known = self._known.get(_key(context, call))
-        if known is not None and known.state in {"waiting", "refused"}:
-            return known
+        parked = self._items.get(_key(context, call))
+        if parked is not None and parked.state in {"waiting", "refused"}:
+            return parked
         item = Parked(
             id=_key(context, call).rpartition(".")[2],
             request_id=call.request_id,
@@ -260,7 +260,7 @@ class ApprovalQueue:
         """
         matches = [
             item
-            for item in self._known.values()
+            for item in self._items.values()
             if item.tenant == tenant and named in {item.id, item.request_id}
         ]
         waiting = [item for item in matches if item.state == "waiting"]
@@ -290,7 +290,7 @@ class ApprovalQueue:
         if the approval is forged, or if the approved request itself comes again after the approval
         was spent or has expired. Raises `BusUnavailable`.
         """
-        item = self._known.get(_key(context, call))
+        item = self._items.get(_key(context, call))
         if item is None or item.state != "allowed":
             return None
         subject = replace(
@@ -318,7 +318,7 @@ class ApprovalQueue:
         key = f"{item.tenant}.{item.id}"
         # The grant is sent in parts, because events are scrubbed of what looks like a token.
         await self._parked.put(key, {**dump(item), "grant": item.grant.split(".")})
-        self._known[key] = item
+        self._items[key] = item
 
     def _store(self, key: str, document: Mapping[str, Any]) -> Parked | None:
         try:
@@ -333,7 +333,7 @@ class ApprovalQueue:
         if f"{item.tenant}.{item.id}" != key:
             log.warning("a parked request lies under another's key", key=key)
             return None
-        self._known[key] = item
+        self._items[key] = item
         return item
 
 

@@ -420,7 +420,7 @@ class Decision:
 
 
 @dataclass(slots=True)
-class _Read:
+class _TenantDecisions:
     seq: int = 0
     last: deque[Decision] = field(default_factory=lambda: deque(maxlen=_MAX_DECISIONS))
 
@@ -432,19 +432,21 @@ class Decisions:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._read: LRUCache[str, _Read] = LRUCache(_MAX_TENANTS)
+        self._tenants: LRUCache[str, _TenantDecisions] = LRUCache(_MAX_TENANTS)
         self._reading = asyncio.Lock()
 
     async def last(self, principal: Principal) -> Sequence[Decision]:
         """Return a tenant's decisions, latest first."""
         async with self._reading:
-            read = self._read.get(principal.tenant) or _Read()
-            async for recorded in self._log.replay((Channel.AUDIT.of(principal.tenant),), read.seq):
-                read.seq = recorded.seq
+            decisions = self._tenants.get(principal.tenant) or _TenantDecisions()
+            async for recorded in self._log.replay(
+                (Channel.AUDIT.of(principal.tenant),), decisions.seq
+            ):
+                decisions.seq = recorded.seq
                 if recorded.event.tenant == principal.tenant:
-                    read.last.extend(_decisions_in(recorded.event, principal.tenant))
-            self._read[principal.tenant] = read
-            return tuple(reversed(read.last))
+                    decisions.last.extend(_decisions_in(recorded.event, principal.tenant))
+            self._tenants[principal.tenant] = decisions
+            return tuple(reversed(decisions.last))
 
 
 def _decisions_in(event: Event, tenant: str) -> Iterable[Decision]:

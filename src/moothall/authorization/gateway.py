@@ -108,7 +108,10 @@ class ToolGateway:
         `core`, return only the core tools.
         """
         return list_tools(
-            grant, core=core, without=self._rules.without(tenant), catalogue=self._rules.catalogue
+            grant,
+            core=core,
+            excluded=self._rules.hidden_tools(tenant),
+            catalogue=self._rules.catalogue,
         )
 
     @property
@@ -238,10 +241,10 @@ class ToolGateway:
             raise Stopped(ToolStatus.ERROR, f"{error.message}; the tool was not run") from error
 
     async def _run(self, context: CallContext, call: ToolCall, checked: CheckedCall) -> ToolResult:
-        allowed = self._seconds_allowed(context, call, checked)
-        if allowed <= 0:
+        seconds_allowed = self._seconds_allowed(context, call, checked)
+        if seconds_allowed <= 0:
             raise Stopped(ToolStatus.TIMEOUT, "the deadline was over before the tool could start")
-        with reserve(context.meter, allowed) as seconds:
+        with reserve(context.meter, seconds_allowed) as seconds:
             key = ""
             if checked.spec.cache_seconds > 0:
                 key = cache_key(
@@ -331,7 +334,7 @@ class ToolGateway:
 
     async def _publish(self, context: CallContext, result: ToolResult) -> None:
         # The name of an unknown tool comes from the model.
-        shown = replace(
+        logged_result = replace(
             result,
             tool=shorten(result.tool, 100),
             output=cut_output(result.output, self._limits.event_bytes),
@@ -343,7 +346,11 @@ class ToolGateway:
             else result.request_id
         )
         await self._publish_about_call(
-            EventType.TOOL_FINISHED, context, result.request_id, dump(shown), ordinal=ordinal
+            EventType.TOOL_FINISHED,
+            context,
+            result.request_id,
+            dump(logged_result),
+            ordinal=ordinal,
         )
 
     async def _publish_start(self, context: CallContext, call: ToolCall) -> None:
@@ -395,11 +402,13 @@ def _refusal(call: ToolCall, status: ToolStatus, reason: str) -> ToolResult:
 
 
 @contextmanager
-def tool_call(context: CallContext, call: ToolCall, known: Container[str]) -> Iterator[NoteResult]:
+def tool_call(
+    context: CallContext, call: ToolCall, known_tools: Container[str]
+) -> Iterator[NoteResult]:
     """Trace and count one call. Pass its result to the yielded function; without a result, the call
-    was cancelled or failed. Tools not in `known` are traced as unknown.
+    was cancelled or failed. Tools not in `known_tools` are traced as unknown.
     """
-    tool = call.tool if call.tool in known else _UNKNOWN  # the name comes from the model
+    tool = call.tool if call.tool in known_tools else _UNKNOWN  # the name comes from the model
     status = ToolStatus.CANCELLED
     started = perf_counter()
     attributes = {

@@ -91,10 +91,10 @@ def read_grants(text: str, specs: Iterable[ToolSpec] = CATALOGUE.values()) -> Gr
         raise ConfigurationError(f"the table of roles is no YAML: {error}") from error
     except ValidationError as error:
         raise ConfigurationError(f"the table of roles is wrong: {wrong(error)}") from error
-    known = tuple(specs)
+    tools = tuple(specs)
     return Grants(
-        {_read_role(name): _read_grant(name, entry, known) for name, entry in table.roles.items()},
-        {name: _read_grant(name, entry, known) for name, entry in table.personas.items()},
+        {_read_role(name): _read_grant(name, entry, tools) for name, entry in table.roles.items()},
+        {name: _read_grant(name, entry, tools) for name, entry in table.personas.items()},
     )
 
 
@@ -184,9 +184,9 @@ class _Overrides:
 class Switches(_Overrides):
     """The tools that are switched off per tenant, from the bucket SWITCHES."""
 
-    def __init__(self, bucket: Bucket, known: Container[str] = CATALOGUE) -> None:
+    def __init__(self, bucket: Bucket, known_tools: Container[str] = CATALOGUE) -> None:
         super().__init__(bucket)
-        self._known = known
+        self._known_tools = known_tools
         self._off: dict[str, frozenset[str]] = {}
 
     def off(self, tenant: str) -> frozenset[str]:
@@ -200,7 +200,7 @@ class Switches(_Overrides):
         `BusUnavailable`.
         """
         check_id(tenant, "tenant")
-        if tool not in self._known:
+        if tool not in self._known_tools:
             raise InvalidRequest(
                 f"there is no tool {tool[:60]!r}; `moothall tools list` shows them"
             )
@@ -436,6 +436,6 @@ class Rules:
     rates: SharedRates | None = None
     close_workspace: Callable[[str], Awaitable[None]] = _ignore_close
 
-    def without(self, tenant: str) -> Collection[str]:
+    def hidden_tools(self, tenant: str) -> Collection[str]:
         """Return the names of the tools that a tenant's agents are not offered."""
         return {*self.off(tenant), *self.unset(tenant)}

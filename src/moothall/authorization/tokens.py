@@ -231,7 +231,7 @@ class Tokens:
         if capability is None:
             if len(token) > _MAX_TOKEN_CHARS:
                 raise Refused("the capability token is too long to be one")
-            capability = self._read(token, workspace, _MAX_CHAIN)[0]
+            capability = self._read_token(token, workspace, _MAX_CHAIN)[0]
             self._checked[token, workspace] = capability
         if capability.expires <= self._clock():
             raise Refused("the capability token is expired")
@@ -239,7 +239,7 @@ class Tokens:
             raise Refused("the capability token was revoked")
         return capability
 
-    def _read(self, token: str, workspace: str, depth: int) -> tuple[Capability, bytes]:
+    def _read_token(self, token: str, workspace: str, depth: int) -> tuple[Capability, bytes]:
         """Return the capability and the token's signature, from which the key of its children is
         derived.
         """
@@ -262,7 +262,7 @@ class Tokens:
             carried = jwt.decode(
                 token, options={"verify_signature": False, "verify_exp": False, "verify_aud": False}
             )
-            parent, key = self._read(
+            parent, key = self._read_token(
                 self._sign_parent(carried.get("parent"), depth - 1), workspace, depth - 1
             )
             # Lifetimes are checked below, with the injected clock and own limits.

@@ -50,23 +50,23 @@ def test_the_eleventh_dangerous_call_in_a_minute_is_refused() -> None:
     clock = Clock()
     rates = Rates(clock)
     for _ in range(10):
-        assert rates.take(("local", "git.push"), PUSH) == 0
+        assert rates.count_call(("local", "git.push"), PUSH) == 0
         clock.now += 1
-    assert rates.take(("local", "git.push"), PUSH) == 50
-    assert rates.take(("other", "git.push"), PUSH) == 0
+    assert rates.count_call(("local", "git.push"), PUSH) == 50
+    assert rates.count_call(("other", "git.push"), PUSH) == 0
     clock.now += 50
-    assert rates.take(("local", "git.push"), PUSH) == 0
-    assert rates.take(("local", "git.push"), PUSH) > 0
+    assert rates.count_call(("local", "git.push"), PUSH) == 0
+    assert rates.count_call(("local", "git.push"), PUSH) > 0
 
 
 def test_the_hourly_rate_applies_too() -> None:
     clock = Clock()
     rates, spec = Rates(clock), spec_of(own_rate=Rate(2, 3))
-    assert [rates.take(("a",), spec) == 0 for _ in range(3)] == [True, True, False]
+    assert [rates.count_call(("a",), spec) == 0 for _ in range(3)] == [True, True, False]
     clock.now += 60
-    assert [rates.take(("a",), spec) == 0 for _ in range(2)] == [True, False]
+    assert [rates.count_call(("a",), spec) == 0 for _ in range(2)] == [True, False]
     clock.now += 60
-    assert rates.take(("a",), spec) == 3600 - 120
+    assert rates.count_call(("a",), spec) == 3600 - 120
 
 
 @given(st.lists(st.floats(0, 30), max_size=60), st.integers(1, 5))
@@ -75,7 +75,7 @@ def test_no_minute_has_more_calls_than_allowed(pauses: list[float], most: int) -
     rates, spec, let = Rates(clock), spec_of(own_rate=Rate(most)), []
     for pause in pauses:
         clock.now += pause
-        if rates.take(("a",), spec) == 0:
+        if rates.count_call(("a",), spec) == 0:
             let.append(clock.now)
     for start in let:
         assert sum(start <= call < start + 60 for call in let) <= most
@@ -241,14 +241,14 @@ async def test_shared_rate_windows_slide(tmp_path: Path) -> None:
     now = 1000.0
     rates = SharedRates(MemoryBus().bucket("rates"), lambda: now)
     for _ in range(10):
-        assert await rates.take("local", PUSH) == 0
+        assert await rates.count_call("local", PUSH) == 0
         now += 2
-    assert await rates.take("local", PUSH) == 40
-    assert await rates.take("elsewhere", PUSH) == 0
+    assert await rates.count_call("local", PUSH) == 40
+    assert await rates.count_call("elsewhere", PUSH) == 0
     now = 1060.0
-    assert [await rates.take("local", PUSH) == 0 for _ in range(2)] == [True, False]
+    assert [await rates.count_call("local", PUSH) == 0 for _ in range(2)] == [True, False]
     now = 1062.0
-    assert await rates.take("local", PUSH) == 0
+    assert await rates.count_call("local", PUSH) == 0
 
 
 async def test_nothing_is_delivered_while_the_bus_is_down(tmp_path: Path) -> None:
