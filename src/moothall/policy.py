@@ -50,7 +50,7 @@ class Rego:
                     f"the policy {file} cannot be used: {_first(error)}"
                 ) from error
         try:
-            self._ask({})
+            self._evaluate({})
         except RuntimeError as error:
             self.close()
             raise ConfigurationError(
@@ -61,7 +61,7 @@ class Rego:
     async def decide(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the decision. Raises `PolicyUnavailable` if there is no decision."""
         try:
-            answer = self._ask(question)
+            answer = self._evaluate(question)
         except RuntimeError as error:
             raise PolicyUnavailable(_first(error)) from error
         if not isinstance(answer, dict):
@@ -74,7 +74,7 @@ class Rego:
         """
         self._engine = None
 
-    def _ask(self, question: Mapping[str, Any]) -> object:
+    def _evaluate(self, question: Mapping[str, Any]) -> object:
         if self._engine is None:
             raise RuntimeError("it is closed")
         self._engine.set_input(dict(question))

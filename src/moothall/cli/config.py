@@ -242,13 +242,13 @@ def _write(file: Path, values: dict[str, Any]) -> None:
     """Append the section to the file, which keeps its other content and its mode. Raises
     `InvalidRequest` if a value cannot be in a TOML file.
     """
-    known = file.read_text(encoding="utf-8").rstrip() + "\n\n" if file.is_file() else ""
+    existing_text = file.read_text(encoding="utf-8").rstrip() + "\n\n" if file.is_file() else ""
     # A JSON string is a TOML string but for DEL, and a JSON number a TOML number.
     lines = [
         f"{name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
         for name, value in values.items()
     ]
-    text = known + "\n".join(["[llm]", *lines, ""])
+    text = existing_text + "\n".join(["[llm]", *lines, ""])
     try:
         tomllib.loads(text.encode().decode())
     except ValueError as error:

@@ -120,15 +120,16 @@ async def prune(settings: Settings, *, keep: int) -> None:
     """
     from moothall.app.data_dir import prune as prune_all
 
-    gone = await prune_all(settings, keep, say)
-    click.echo(f"{gone.events} events deleted")
+    report = await prune_all(settings, keep, say)
+    click.echo(f"{report.events} events deleted")
     click.echo(
-        f"with them {gone.documents} status documents, {gone.blobs} large values, {gone.patches} "
-        f"patches, {gone.preparations or 0} checkouts and environments"
+        f"with them {report.documents} status documents, {report.blobs} large values, "
+        f"{report.patches} patches, {report.preparations or 0} checkouts and environments"
     )
     if settings.guard.audit_days is not None:
         click.echo(
-            f"{gone.audit} messages of the AUDIT stream older than {settings.guard.audit_days} days"
+            f"{report.audit} messages of the AUDIT stream older than "
+            f"{settings.guard.audit_days} days"
         )
 
 

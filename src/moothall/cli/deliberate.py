@@ -72,7 +72,7 @@ def read_hidden_tests(arguments: Sequence[str], top: Path | None) -> dict[str, s
     for argument in arguments:
         is_empty = True
         for path, target in _files(argument, top):
-            content = _read(path, remaining_bytes)
+            content = _read_file(path, remaining_bytes)
             remaining_bytes -= len(content)
             if remaining_bytes < 0 or len(tests) == _MAX_FILES:
                 raise InvalidRequest(
@@ -119,7 +119,7 @@ def _files_below(path: Path, dest: str) -> Iterator[tuple[Path, str]]:
                 yield file, inner if dest in {"", "."} else f"{dest}/{inner}"
 
 
-def _read(path: Path, limit: int) -> bytes:
+def _read_file(path: Path, limit: int) -> bytes:
     """Return the bytes of a file, at most one more than `limit`."""
     try:
         with path.open("rb") as file:

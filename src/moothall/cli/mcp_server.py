@@ -227,9 +227,9 @@ async def serve_http(settings: Settings, host: str, port: int) -> None:
         server.session_manager.run(),
         serve_app(app, "MCP", web, BearerTokens(tokens), context, limits=limits) as bound,
     ):
-        scheme, shown = "https" if context else "http", f"[{host}]" if ":" in host else host
+        scheme, host_part = "https" if context else "http", f"[{host}]" if ":" in host else host
         say(
-            f"serving MCP on {scheme}://{shown}:{bound}/mcp; callers send "
+            f"serving MCP on {scheme}://{host_part}:{bound}/mcp; callers send "
             f"'Authorization: Bearer TOKEN'; {tokens_are(settings)}"
         )
         await asyncio.Event().wait()

@@ -400,7 +400,7 @@ async def _move(settings: Settings, story_id: str, comment: str, *, back: bool) 
         if transition is None:
             say(
                 f"{story_id} is in {card.position.state}: nobody can "
-                f"{'send it back' if back else 'move it on'} there{_waits(card, stories)}"
+                f"{'send it back' if back else 'move it on'} there{_progress_note(card, stories)}"
             )
             return 2
         card = await stories.board.move(story_id, transition.event, LOCAL, comment=comment)
@@ -410,7 +410,7 @@ async def _move(settings: Settings, story_id: str, comment: str, *, back: bool) 
     return 0
 
 
-def _waits(card: StoryState, stories: Stories) -> str:
+def _progress_note(card: StoryState, stories: Stories) -> str:
     from moothall.stories.story_state import COMPLETED
 
     if card.position.state != "build":

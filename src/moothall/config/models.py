@@ -222,15 +222,17 @@ class LlmSettings(Section):
         """Return the settings with the prices of the table of known models. Return them unchanged
         if they contain a price or the model is unknown.
         """
-        known = None if self.price_in or self.price_out else find_model(self.base_url, self.model)
-        if known is None:
+        known_model = (
+            None if self.price_in or self.price_out else find_model(self.base_url, self.model)
+        )
+        if known_model is None:
             return self
-        cached = known.price_cached if self.price_cached is None else self.price_cached
+        cached = known_model.price_cached if self.price_cached is None else self.price_cached
         return self.model_copy(
             update={
-                "price_in": known.price_in,
+                "price_in": known_model.price_in,
                 "price_cached": cached,
-                "price_out": known.price_out,
+                "price_out": known_model.price_out,
             }
         )
 
@@ -368,7 +370,7 @@ class Models:
                 if fallback == name or (fallback != DEFAULT and fallback not in self.named):
                     raise ValueError(
                         f"{section}.fallback names {fallback!r}; there are "
-                        f"{', '.join(other for other, _ in self.items() if other != name)}"
+                        f"{', '.join(key for key, _ in self.items() if key != name)}"
                     )
                 if 0 < self.get(fallback).context_tokens < model.context_tokens:
                     raise ValueError(
