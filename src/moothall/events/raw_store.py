@@ -270,12 +270,12 @@ async def check_log(store: RawStore, expected_last: int = 0) -> LogReport:
     if expected <= state.last_seq and state.messages:
         holes.append(range(expected, state.last_seq + 1))
     removed = await store.removed_seqs(EVENTS.name) if holes else frozenset()
-    lost = [seq for hole in holes for seq in hole if seq not in removed]
-    cut = range(state.last_seq + 1, expected_last + 1)
-    missing = (*lost, *cut[:_MAX_LISTED])[:_MAX_LISTED]
+    lost_seqs = [seq for hole in holes for seq in hole if seq not in removed]
+    cut_seqs = range(state.last_seq + 1, expected_last + 1)
+    missing = (*lost_seqs, *cut_seqs[:_MAX_LISTED])[:_MAX_LISTED]
     concerned = {
         task_key: seqs
         for task_key, span in spans.items()
         if (seqs := tuple(seq for seq in missing if span.may_lack(seq)))
     }
-    return LogReport(records, state.last_seq, expected_last, len(lost), missing, concerned)
+    return LogReport(records, state.last_seq, expected_last, len(lost_seqs), missing, concerned)

@@ -71,7 +71,7 @@ class Credentials:
     def __init__(self, entries: Iterable[Credential], certificates: Iterable[Path]) -> None:
         self._entries = sorted(entries, key=lambda entry: -len(entry.url.path))
         self.upstream_context = ssl.create_default_context()
-        pem = [text for path in _SYSTEM_BUNDLES if (text := _read(Path(path)))][:1]
+        pem = [text for path in _SYSTEM_BUNDLES if (text := _read_text(Path(path)))][:1]
         for path in certificates:
             try:
                 self.upstream_context.load_verify_locations(path)
@@ -79,7 +79,7 @@ class Credentials:
                 raise ConfigurationError(
                     f"the certificates in {path} cannot be read: {error}"
                 ) from error
-            pem.append(_read(path))
+            pem.append(_read_text(path))
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Moothall set-up")])
         authority = (
@@ -170,7 +170,7 @@ def _key_usage(*, signs: bool) -> x509.KeyUsage:
     )
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -442,10 +442,10 @@ async def receive_listener(channel: socket.socket) -> socket.socket:
     `ConnectionError` if the sandbox ended.
     """
     channel.setblocking(False)
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(channel, ready.set)
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(channel, readable.set)
     try:
-        await ready.wait()
+        await readable.wait()
     finally:
         loop.remove_reader(channel)
     _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)

@@ -78,7 +78,7 @@ class SandboxLog:
     def tail(self) -> str:
         """Return the end of the output since the last note."""
         for _ in range(_MAX_DRAIN_READS):
-            if not self._read():
+            if not self._read_output():
                 break
         return self._tail.decode(errors="replace").strip()
 
@@ -106,11 +106,11 @@ class SandboxLog:
             self._loop.add_reader(self._read_fd, self._on_output)
 
     def _on_output(self) -> None:
-        if self._loop and self._read():
+        if self._loop and self._read_output():
             self._loop.remove_reader(self._read_fd)
             self._pause = self._loop.call_later(_PAUSE_SECONDS, self._listen)
 
-    def _read(self) -> bool:
+    def _read_output(self) -> bool:
         """Read once; return whether there was output. Stop when the output ends."""
         if self._read_fd < 0:
             return False

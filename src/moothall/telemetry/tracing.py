@@ -28,7 +28,7 @@ from moothall.domain.text import scrub
 
 _NOTHING: Mapping[str, str] = {}
 
-here: ContextVar[str] = ContextVar("traceparent", default="")
+current_traceparent: ContextVar[str] = ContextVar("traceparent", default="")
 """The W3C traceparent of the current span, or ''."""
 _bound: ContextVar[Mapping[str, str]] = ContextVar("bound", default=_NOTHING)
 
@@ -51,7 +51,7 @@ def bound_values() -> Mapping[str, str]:
 def log_context() -> dict[str, str]:
     """Return the values for a log line: the bound ones, and the ids of trace and span."""
     values = dict(_bound.get())
-    if current := here.get():
+    if current := current_traceparent.get():
         _, values["trace_id"], values["span_id"], _ = current.split("-")
     return values
 
@@ -107,7 +107,7 @@ class _ForwardedSpan(Span):
         self._token: Token[str] | None = None
 
     def __enter__(self) -> Self:
-        self._token = here.set(self._parent)
+        self._token = current_traceparent.set(self._parent)
         return self
 
     def __exit__(
@@ -118,7 +118,7 @@ class _ForwardedSpan(Span):
         /,
     ) -> None:
         if self._token is not None:
-            here.reset(self._token)
+            current_traceparent.reset(self._token)
 
 
 MakeSpan = Callable[[str, Mapping[str, Value] | None, Kind, str | None, Sequence[str]], Span]
@@ -173,12 +173,12 @@ def wants_content() -> bool:
 
 def traceparent() -> str:
     """Return the traceparent of the current span, or ''."""
-    return here.get()
+    return current_traceparent.get()
 
 
 def headers() -> dict[str, str]:
     """Return the HTTP headers that continue the trace on another server."""
-    current = here.get()
+    current = current_traceparent.get()
     return {"traceparent": current} if current else {}
 
 

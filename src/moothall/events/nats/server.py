@@ -31,7 +31,7 @@ STOP_SECONDS = 10.0
 LOCK_SECONDS = 2.0
 MAX_PAYLOAD = 8 * 1024 * 1024
 _MAX_LOG = 10 * 1024 * 1024
-_TAIL = 800
+_LOG_TAIL_CHARS = 800
 _DISK_POLL_SECONDS = 1.0
 _RESTART_PAUSE_SECONDS = 10.0  # between two restarts for lack of disk space
 
@@ -146,7 +146,7 @@ def _log_tail(directory: Path) -> str:
         path = directory / name
         text = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
         if text:
-            return text[-_TAIL:]
+            return text[-_LOG_TAIL_CHARS:]
     return "it logged nothing"
 
 
@@ -323,7 +323,7 @@ class Disk:
     """
 
     directory: Path
-    _read: int = 0
+    _read_offset: int = 0
 
     def has_room(self) -> bool:
         """Whether a message of the maximum size can be written."""
@@ -346,10 +346,10 @@ class Disk:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 file.seek(
-                    self._read if self._read <= size else 0
+                    self._read_offset if self._read_offset <= size else 0
                 )  # a shorter file is a new one, after rotation
                 text = file.read(_READ_BYTES).lower()
-                self._read = file.tell()
+                self._read_offset = file.tell()
         except FileNotFoundError:
             return False
         return any(message in text for message in _DISK_FULL_MESSAGES)

@@ -235,15 +235,15 @@ async def ensure_durable(
 
 
 async def _redeliver_held(
-    js: JetStreamContext, settings: BusSettings, held: Sequence[DurableSpec]
+    js: JetStreamContext, settings: BusSettings, specs: Sequence[DurableSpec]
 ) -> None:
     """Redeliver all unacknowledged messages at once. The server checks a tenth of a second after
     the change.
     """
-    for spec in held:
+    for spec in specs:
         await ensure_durable(js, settings, spec, _MINIMAL_ACK_WAIT)
     await asyncio.sleep(_REDELIVERY_SECONDS)
-    for spec in held:
+    for spec in specs:
         await ensure_durable(js, settings, spec)
 
 
@@ -292,9 +292,11 @@ async def ensure(js: JetStreamContext, settings: BusSettings, *, alone: bool = F
         await asyncio.gather(*(_ensure_stream(js, config) for config in configs))
         specs = tuple(DURABLES.values())
         consumers = await asyncio.gather(*(ensure_durable(js, settings, spec) for spec in specs))
-        held = [spec for spec, info in zip(specs, consumers, strict=True) if info.num_ack_pending]
-        if alone and held:
-            await _redeliver_held(js, settings, held)
+        held_specs = [
+            spec for spec, info in zip(specs, consumers, strict=True) if info.num_ack_pending
+        ]
+        if alone and held_specs:
+            await _redeliver_held(js, settings, held_specs)
     except APIError as error:
         if error.code == _UNAVAILABLE or error.err_code in {_NO_PEERS, _NO_LEADER}:
             raise BusUnavailable(

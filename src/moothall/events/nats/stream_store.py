@@ -226,11 +226,11 @@ class Stored:
             )
             page = [_parse_direct(message) for message in answers[:-1]]
             records += [raw for raw in page if exact or raw.subject in literals]
-            end = answers[-1].headers or {}
+            last_headers = answers[-1].headers or {}
             if (
                 not page
-                or end.get("Status") != "204"
-                or end.get("Nats-Num-Pending") == "0"
+                or last_headers.get("Status") != "204"
+                or last_headers.get("Nats-Num-Pending") == "0"
                 or (limit and len(records) >= limit)
             ):
                 return records

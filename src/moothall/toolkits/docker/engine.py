@@ -199,10 +199,12 @@ _NUMBER = re.compile(r"[0-9]+")
 _EMPTY_IMAGE = "scratch"
 
 
-def check_dockerfile(text: str, allowed: Callable[[str], bool], *, runs: bool) -> tuple[str, ...]:
+def check_dockerfile(
+    text: str, is_allowed: Callable[[str], bool], *, runs: bool
+) -> tuple[str, ...]:
     """Return the images that a Dockerfile builds on, besides `scratch`.
 
-    allowed: whether an image may be used.
+    is_allowed: whether an image may be used.
     runs: whether RUN is allowed.
 
     Raises `Refused` for forbidden instructions, and `InvalidRequest` for an invalid file.
@@ -227,7 +229,7 @@ def check_dockerfile(text: str, allowed: Callable[[str], bool], *, runs: bool) -
         else:
             continue
         for image in (source for source in sources if source not in stages):
-            if not allowed(image):
+            if not is_allowed(image):
                 raise Refused(
                     f"builds may not use the image {image[:100]!r}, only scratch and the allowed "
                     "images (docker.images)"

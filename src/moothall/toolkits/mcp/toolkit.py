@@ -178,7 +178,7 @@ class McpTools:
         link_end = LinkEnd()
         async with connect(
             name,
-            lambda end: self._link(server, workspace, end, keep_changes=keep_changes),
+            lambda end_link: self._link(server, workspace, end_link, keep_changes=keep_changes),
             mcp.seconds,
             link_end,
         ) as client:

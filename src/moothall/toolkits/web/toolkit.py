@@ -203,7 +203,7 @@ def _response_output(response: HttpResponse) -> ToolOutput:
         "headers": dict(response.headers),
         "body": _decode(response) if readable else "",
         "bytes": len(response.body),
-        "truncated": response.cut,
+        "truncated": response.is_truncated,
         **(
             {}
             if readable or not response.body
@@ -226,7 +226,7 @@ def _page(response: HttpResponse) -> ToolOutput:
         "title": page.title if page else "",
         "text": page.text if page else _decode(response),
         "links": list(page.links) if page else [],
-        "truncated": response.cut,
+        "truncated": response.is_truncated,
     }
 
 
@@ -398,7 +398,7 @@ class HttpResponse:
     content_type: str
     charset: str
     body: bytes
-    cut: bool = False
+    is_truncated: bool = False
 
 
 class HttpCaller:
