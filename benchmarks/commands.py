@@ -46,7 +46,7 @@ UNREACHABLE, UNAUTHORIZED, FIRST_EVENT = (
     "deliberate: API key rejected",
     "deliberate: first event",
 )
-READY, LISTED = "serve: ready", "list: 10,000 tasks, while serving"
+SERVE_READY, LISTED = "serve: ready", "list: 10,000 tasks, while serving"
 _TASKS, _CONCURRENCY = 10_000, 64
 _UNUSABLE_CODE = 2
 """The exit code if the model server is unusable."""
@@ -228,7 +228,7 @@ async def _measure_server(folder: Path, times: int) -> dict[str, float | None]:
         argv = (sys.executable, "-m", "moothall", "list")
         async with run_server(data, stub.base_url, DEFERRED_GRAPH):
             list_seconds = await _median(argv, data, times)
-    return {READY: statistics.median(starts[1:]), LISTED: list_seconds}
+    return {SERVE_READY: statistics.median(starts[1:]), LISTED: list_seconds}
 
 
 async def measure(folder: Path, times: int) -> dict[str, float]:

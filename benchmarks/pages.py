@@ -66,7 +66,7 @@ async def measure_pages(folder: Path, stub: Stub, stories: int, count: int) -> d
             fresh_loads.append((await _load(board))[0])
         _, load_bytes, _ = await _load(board)
         changed: list[asyncio.Event] = [asyncio.Event() for _ in range(count)]
-        waits: list[float] = []
+        seconds: list[float] = []
         cpu, refused, sizes = [], 0, []
         await stub.set(delay_ms=_DELAY_MS)
         async with (
@@ -83,12 +83,12 @@ async def measure_pages(folder: Path, stub: Stub, stories: int, count: int) -> d
                     *(_fetch_change(board, seq, event) for event in changed)
                 )
                 if number:  # the first change opens the connections
-                    waits += [fetch.seconds for fetch in fetches]
+                    seconds += [fetch.seconds for fetch in fetches]
                     refused += sum(fetch.refused for fetch in fetches)
                     sizes += [fetch.size for fetch in fetches]
                     cpu.append(app.system.cpu_usage().since(before).cpu["serve"] * 1000 / count)
             councils = len(ended)
-    waits.sort()
+    seconds.sort()
     return {
         "stories": stories,
         "pages": count,
@@ -97,8 +97,8 @@ async def measure_pages(folder: Path, stub: Stub, stories: int, count: int) -> d
         "fresh_p50": Times(tuple(fresh_loads)).p50,
         "load_bytes": load_bytes,
         "change_bytes": max(sizes),
-        "change_p50": waits[len(waits) // 2],
-        "change_max": waits[-1],
+        "change_p50": seconds[len(seconds) // 2],
+        "change_max": seconds[-1],
         "refused": refused / _CHANGES,
         "councils": councils,
         "cpu": sorted(cpu)[len(cpu) // 2],

@@ -117,7 +117,9 @@ def _type_of(name: str, field: FieldInfo) -> str:
     """Return the kind of a setting with its unit and its bounds."""
     kind = _kind(field.annotation)
     if kind == "number":
-        unit = next((unit for end, unit in _UNITS.items() if re.search(rf"(^|_){end}$", name)), "")
+        unit = next(
+            (unit for suffix, unit in _UNITS.items() if re.search(rf"(^|_){suffix}$", name)), ""
+        )
         if name.startswith("price"):
             unit = "US dollars per million tokens"
         kind = unit or kind
