@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.commands import FIRST_EVENT, LISTED, READY, UNAUTHORIZED, UNREACHABLE
+from benchmarks.commands import FIRST_EVENT, LISTED, SERVE_READY, UNAUTHORIZED, UNREACHABLE
 from benchmarks.comparison import MOOTHALL
 
 
@@ -229,7 +229,7 @@ _TARGETS: tuple[tuple[str, str, str, _ReadFigure, str, int], ...] = (
         "`moothall serve` is ready",
         "≤ 2.5 s",
         "≤ 1.5 s",
-        lambda d: float(d["commands"][READY]),
+        lambda d: float(d["commands"][SERVE_READY]),
         " s",
         -1,
     ),

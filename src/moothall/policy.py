@@ -47,7 +47,7 @@ class Rego:
             except (OSError, RuntimeError) as error:
                 self.close()
                 raise ConfigurationError(
-                    f"the policy {file} cannot be used: {_first(error)}"
+                    f"the policy {file} cannot be used: {_error_message(error)}"
                 ) from error
         try:
             self._evaluate({})
@@ -55,7 +55,7 @@ class Rego:
             self.close()
             raise ConfigurationError(
                 f"the policies in {folder} say no decision: they need a package moothall.tools "
-                f"with the rule decision ({_first(error)})"
+                f"with the rule decision ({_error_message(error)})"
             ) from error
 
     async def decide(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -63,7 +63,7 @@ class Rego:
         try:
             answer = self._evaluate(question)
         except RuntimeError as error:
-            raise PolicyUnavailable(_first(error)) from error
+            raise PolicyUnavailable(_error_message(error)) from error
         if not isinstance(answer, dict):
             raise PolicyUnavailable("no rule says a decision")
         return answer
@@ -81,8 +81,8 @@ class Rego:
         return self._engine.eval_rule(RULE)
 
 
-def _first(error: Exception) -> str:
-    """Its words without the stack of another language."""
+def _error_message(error: Exception) -> str:
+    """Return the message of an error without the stack of another language."""
     words = str(error).partition("Stack backtrace")[0]
     return " ".join(words.split())[:300]
 

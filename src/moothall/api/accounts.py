@@ -97,7 +97,7 @@ class PrivateDatabase:
             raise self._unusable(error) from error
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Iterator[sqlite3.Connection]:
         """Open the file for one transaction, and create it if necessary."""
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ class UserAccounts:
             format_roles(roles),
             self._hasher.hash(_check_password(password)),
         )
-        with self._file.writing() as file:
+        with self._file.transaction() as file:
             try:
                 file.execute("INSERT INTO person VALUES (?, ?, ?, ?)", row)
             except sqlite3.IntegrityError:
@@ -183,7 +183,7 @@ class UserAccounts:
 
     def remove(self, name: str) -> None:
         """Remove an account and sign it out everywhere. Raises `NotFound`."""
-        with self._file.writing() as file:
+        with self._file.transaction() as file:
             if not file.execute("DELETE FROM person WHERE name = ?", (name,)).rowcount:
                 raise NotFound(f"no account {name[:80]!r}")
 
@@ -192,7 +192,7 @@ class UserAccounts:
         `InvalidRequest`.
         """
         password_hash = self._hasher.hash(_check_password(password))
-        with self._file.writing() as file:
+        with self._file.transaction() as file:
             if not file.execute(
                 "UPDATE person SET hash = ? WHERE name = ?", (password_hash, name)
             ).rowcount:
@@ -217,7 +217,7 @@ class UserAccounts:
         except VerifyMismatchError:
             return None
         session_id, now = secrets.token_urlsafe(32), self._clock()
-        with self._file.writing() as file:
+        with self._file.transaction() as file:
             file.execute("DELETE FROM session WHERE ends <= ?", (now,))
             # The password may have changed since it was verified.
             statement = (
@@ -246,7 +246,7 @@ class UserAccounts:
     def sign_out(self, session_id: str) -> None:
         """End a session if it exists."""
         if self._file.exists():
-            with self._file.writing() as file:
+            with self._file.transaction() as file:
                 file.execute("DELETE FROM session WHERE id = ?", (_digest(session_id),))
 
 
@@ -412,7 +412,7 @@ class AccessTokens:
             now,
             now + seconds,
         )
-        with self._file.writing() as file:
+        with self._file.transaction() as file:
             file.execute(
                 "DELETE FROM token WHERE min(ends, coalesce(revoked, ends)) < ?",
                 (now - _FORGOTTEN_SECONDS,),
@@ -441,7 +441,7 @@ class AccessTokens:
             raise NotFound(
                 f"no valid token has the id or name {name_or_id[:80]!r}; run: moothall token list"
             )
-        with self._file.writing() as file:
+        with self._file.transaction() as file:
             file.executemany(
                 "UPDATE token SET revoked = ? WHERE id = ?", [(now, token.id) for token in revoked]
             )

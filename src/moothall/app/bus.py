@@ -276,7 +276,7 @@ def lease_of(bus: Bus, name: str) -> Lease:
     return Lease(bus.bucket(BUCKET), name, _LEASE_SECONDS)
 
 
-def alone(settings: Settings, bus: Bus, name: str) -> AbstractAsyncContextManager[None]:
+def exclusive_lease(settings: Settings, bus: Bus, name: str) -> AbstractAsyncContextManager[None]:
     """Wait until no other process does the work `name`, and exclude others meanwhile. Returns at
     once with an embedded bus, which has no other processes.
     """

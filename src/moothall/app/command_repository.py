@@ -73,7 +73,9 @@ async def find_repository(settings: Settings, named: NamedRepository) -> Reposit
     return await register(settings, ".", named.ref, named.profile)
 
 
-async def unseen(settings: Settings, repository: RepositoryRef, profile: Path | None = None) -> str:
+async def describe_uncommitted(
+    settings: Settings, repository: RepositoryRef, profile: Path | None = None
+) -> str:
     """Return a sentence about uncommitted changes in a repository, which councils do not see, or an
     empty string.
 
@@ -328,7 +330,7 @@ async def check_repository(
         raise InvalidRequest(
             "you are in no git repository; name one: moothall check PATH, URL or id"
         )
-    notice = await unseen(settings, ref, named.profile)
+    notice = await describe_uncommitted(settings, ref, named.profile)
     base = await trusted_repositories(settings).resolve(ref)
     prepared, failure = None, None
     try:

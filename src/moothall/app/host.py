@@ -14,7 +14,7 @@ from typing import Any
 
 from moothall.app.bus import Bus, open_bus
 from moothall.app.gateway_rules import audit_log, open_rules
-from moothall.app.repositories import Home, disk_of, for_hosts, home_of, sees
+from moothall.app.repositories import Home, disk_of, for_hosts, home_of, shares_data_dir
 from moothall.app.workspaces import (
     NotifyingWorkspaces,
     WorkspaceServices,
@@ -152,7 +152,7 @@ async def _host(
         remote_bus = None
         if home is not None:
             writer = f"{writer}-{disk_of(settings.data_dir)}"  # each disk has its own audit chains
-            remote_bus = None if sees(settings.data_dir, home) else bus
+            remote_bus = None if shares_data_dir(settings.data_dir, home) else bus
         audit = await stack.enter_async_context(audit_log(settings, bus, keys, writer))
         rules = await stack.enter_async_context(open_rules(settings, bus, keys=keys))
         services = await stack.enter_async_context(

@@ -66,7 +66,7 @@ def hold(data_dir: Path) -> Iterator[None]:
             ) from error
         if not free:
             raise DirectoryTaken
-        withdraw(data_dir)  # left by a process that was killed
+        remove_address(data_dir)  # left by a process that was killed
         yield
 
 
@@ -98,7 +98,7 @@ def announce(data_dir: Path, address: Address) -> None:
     write_private(data_dir / "serving.json", json.dumps(asdict(address)))
 
 
-def withdraw(data_dir: Path) -> None:
+def remove_address(data_dir: Path) -> None:
     """Remove the address of the serving process."""
     (data_dir / "serving.json").unlink(missing_ok=True)
 

@@ -72,7 +72,7 @@ def home_of(settings: Settings) -> Home | None:
     return home
 
 
-def sees(data_dir: Path, home: Home) -> bool:
+def shares_data_dir(data_dir: Path, home: Home) -> bool:
     """Return whether this process sees the data directory of the server."""
     try:
         return (data_dir / _MARK_FILE).read_text(encoding="ascii") == home.mark

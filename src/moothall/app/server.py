@@ -35,9 +35,9 @@ from moothall.app.bus import (
     ALL,
     Bus,
     ReportProgress,
-    alone,
     bus_url,
     embedded_parts,
+    exclusive_lease,
     hold_or_find,
     hosts_on,
     instance,
@@ -89,13 +89,13 @@ def fingerprints(settings: Settings) -> dict[str, str]:
         include=_SECTIONS,
         exclude={"ray": {"mode"}, "llm": _IGNORED, "models": {"__all__": _IGNORED}},
     )
-    return {name: digest(repr(value))[:16] for name, value in _leaves(values, "")}
+    return {name: digest(repr(value))[:16] for name, value in _flatten(values, "")}
 
 
-def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _flatten(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
@@ -204,9 +204,9 @@ async def open_app(
             yield app
         # The output of this command is closed, but other commands may still be attached.
         except (OSError, SystemExit):
-            await _leave(settings, collector, report_progress, serving=serving)
+            await _await_attached_commands(settings, collector, report_progress, serving=serving)
             raise
-        await _leave(settings, collector, report_progress, serving=serving)
+        await _await_attached_commands(settings, collector, report_progress, serving=serving)
 
 
 async def _watch_owner(data_dir: Path) -> None:
@@ -543,7 +543,7 @@ def _announce(settings: Settings, url: str, app: App, stack: AsyncExitStack) -> 
         os.getpid(), url, app.grpc_port, fingerprints(settings), page_at(app.link)
     )
     preflight.announce(settings.data_dir, address)
-    stack.callback(preflight.withdraw, settings.data_dir)
+    stack.callback(preflight.remove_address, settings.data_dir)
 
 
 async def _count_answering(bus: Bus) -> tuple[int, int]:
@@ -571,7 +571,7 @@ def _choose_mode(ray: RaySettings, *, serving: bool) -> FleetMode:
     return "ray" if ray.hosts != 1 and is_installed else "subprocess"
 
 
-async def _leave(
+async def _await_attached_commands(
     settings: Settings,
     collector: Collector | Observer,
     report_progress: ReportProgress,
@@ -583,7 +583,7 @@ async def _leave(
     """
     if serving or settings.bus.url is not None:
         return
-    preflight.withdraw(settings.data_dir)
+    preflight.remove_address(settings.data_dir)
     await asyncio.sleep(_DRAIN_SECONDS)
     reported = 0
     while collector.active_count:
@@ -616,7 +616,7 @@ def collector_of(settings: Settings, bus: Bus, repositories: Repositories) -> Co
     """Return a collector that decides, in turns with others on the same bus."""
     from moothall.collector.collector import Collector
 
-    return Collector(bus, repositories, lock=functools.partial(alone, settings, bus))
+    return Collector(bus, repositories, lock=functools.partial(exclusive_lease, settings, bus))
 
 
 class CollectorRole:

@@ -69,7 +69,7 @@ def read_records(
     limit = since.isoformat(timespec="milliseconds")
     yield from heapq.merge(
         *(
-            _since(limit, name, writer, records)
+            _records_since(limit, name, writer, records)
             for (name, writer), records in sorted(chains.items())
             if tenant in {None, name}
         ),
@@ -77,7 +77,7 @@ def read_records(
     )
 
 
-def _since(
+def _records_since(
     limit: str, tenant: str, writer: str, records: Iterable[Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     for record in records:
@@ -248,7 +248,7 @@ def _read_positions(path: Path) -> dict[str, int]:
 
 
 @asynccontextmanager
-async def shipping(
+async def ship_in_background(
     shipper: AuditShipper, stop: Callable[[], None], seconds: float
 ) -> AsyncIterator[None]:
     """Send beside the block, and the rest at its end for at most `seconds`. `stop` ends a `send`

@@ -195,7 +195,7 @@ class ToolGateway:
             key = scope_of(context, checked.spec)
             own_limit = min(checked.spec.timeout_seconds, self._limits.call_seconds)
             has_full_time = self._seconds_allowed(context, call, checked) >= own_limit
-            with self._breakers.watching(
+            with self._breakers.watch_call(
                 key, checked.spec, has_full_time=has_full_time
             ) as report_status:
                 check_spending(context.ledger, context.meter, self._limits)

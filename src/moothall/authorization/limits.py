@@ -72,7 +72,7 @@ class ToolCircuits:
         self._breakers: LRUCache[Key, CircuitBreaker] = LRUCache(_MAX_CIRCUITS)
 
     @contextmanager
-    def watching(
+    def watch_call(
         self, key: Key, spec: ToolSpec, *, has_full_time: bool = True
     ) -> Iterator[ReportStatus]:
         """Let a call through and yield a function that reports its status.
@@ -441,11 +441,11 @@ def check_spending(ledger: Ledger | None, meter: Meter, limits: GatewayLimits) -
 
     A turn that was paid with the last token still runs its tools; one past the limit does not.
     """
-    if reason := _overspent(ledger, meter, limits):
+    if reason := _describe_overspending(ledger, meter, limits):
         raise Stopped(ToolStatus.BUDGET_EXCEEDED, reason)
 
 
-def _overspent(ledger: Ledger | None, meter: Meter, limits: GatewayLimits) -> str:
+def _describe_overspending(ledger: Ledger | None, meter: Meter, limits: GatewayLimits) -> str:
     if meter.calls >= limits.seat_calls:
         return (
             f"all {limits.seat_calls} tool calls of this seat are used; finish with what you have"

@@ -277,7 +277,7 @@ class Tokens:
                 },
             )
             self._check_bounds(claims)
-            return _narrowed(parent, claims), _signature(token)
+            return _intersect_claims(parent, claims), _signature(token)
         except (
             jwt.InvalidTokenError,
             ValueError,
@@ -379,7 +379,7 @@ def narrow(
     )
 
 
-def _narrowed(parent: Capability, claims: Mapping[str, Any]) -> Capability:
+def _intersect_claims(parent: Capability, claims: Mapping[str, Any]) -> Capability:
     """Return what both parent and child allow."""
     tools = claims.get("tools", ("*",))
     protected = claims.get("protected", ())

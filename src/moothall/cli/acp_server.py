@@ -45,12 +45,12 @@ from acp.schema import (
 import moothall
 from moothall.app.command_repository import (
     Diff,
+    describe_uncommitted,
     file_versions,
     files_here,
     head_commit,
     register,
     take_over,
-    unseen,
 )
 from moothall.app.preflight import NamedRepository, check_early
 from moothall.cli.acp_updates import TaskReport, describe_outcome, read_prompt
@@ -378,7 +378,7 @@ class CouncilAgent:
         if not session.state.changes or head != session.state.head:  # start from the last commit
             session.state.changes.clear()
             session.state.head = head
-            if notice := await unseen(self._settings, session.repository):
+            if notice := await describe_uncommitted(self._settings, session.repository):
                 session.notices.append(f"{notice}.")
         await self._save(session_id)
         await self._send(session_id, *map(_notice, session.notices))

@@ -261,7 +261,7 @@ async def _run_agents(
     )
     # Imported late: this takes a second, and an invalid address is reported before.
     from moothall.agents.runner import AgentRun, State, first_line
-    from moothall.app.command_repository import find_repository, unseen
+    from moothall.app.command_repository import describe_uncommitted, find_repository
     from moothall.app.server import open_app
     from moothall.cli.documents import AgentsDocument
     from moothall.domain.codec import dump
@@ -271,7 +271,7 @@ async def _run_agents(
     repository = await find_repository(settings, named)
     if repository is None:
         raise InvalidRequest("you are in no git repository: name one with --repo")
-    if text := await unseen(settings, repository, named.profile):
+    if text := await describe_uncommitted(settings, repository, named.profile):
         report_progress(text)
     report_progress(
         f"{len(specs)} agents, {at_once} at once; where this is killed, it goes on with --run "

@@ -20,13 +20,13 @@ from rich.console import Console
 
 from moothall.app.command_repository import (
     Diff,
+    describe_uncommitted,
     files_here,
     files_of,
     find_repository,
     kernel_of,
     names,
     take_over,
-    unseen,
 )
 from moothall.cli import options as complete
 from moothall.cli.ask import AskOptions, show_answer
@@ -127,7 +127,7 @@ async def open_ask_session(
     elif (
         repository is not None
         and is_new
-        and (warning := await unseen(settings, repository, named.profile))
+        and (warning := await describe_uncommitted(settings, repository, named.profile))
     ):
         note(warning)
     # The configured default repository is not used: a question is about the current folder.

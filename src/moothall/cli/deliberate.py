@@ -339,14 +339,14 @@ async def _deliberate(
     report_progress = stderr_reporter(quiet=output.quiet)
     model_checked = await check_early(settings, request, named, report_progress)
     # Imported late: this takes a second, and an invalid address is reported before.
-    from moothall.app.command_repository import find_repository, unseen
+    from moothall.app.command_repository import describe_uncommitted, find_repository
     from moothall.app.server import open_app
     from moothall.cli.council import ProgressPrinter, run_deliberation
 
     printer = ProgressPrinter(quiet=output.quiet, verbose=output.verbose)
     repository = await find_repository(settings, named)
     if repository is not None:
-        if warning := await unseen(settings, repository, named.profile):
+        if warning := await describe_uncommitted(settings, repository, named.profile):
             printer.print_note(warning)
     elif not (named.text or settings.repository):
         raise InvalidRequest(

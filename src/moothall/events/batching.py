@@ -77,7 +77,7 @@ class BatchingWriter:
         while self._count >= self.limit:
             self._has_space.clear()
             await self._has_space.wait()
-        topic_id = registry.about(subject)
+        topic_id = registry.topic_id_of(subject)
         batch = self._open.get(topic_id)
         if batch is not None and (
             batch.subject != subject or batch.size + len(written) > MAX_BYTES
@@ -102,7 +102,7 @@ class BatchingWriter:
         """Return once everything posted about the same thing as `subject` is durable or given up,
         so that what is sent now comes after it.
         """
-        topic_id = registry.about(subject)
+        topic_id = registry.topic_id_of(subject)
         if (batch := self._open.get(topic_id)) is not None:
             self._close(batch)
         while (sending := self._sending.get(topic_id)) is not None:
@@ -118,7 +118,7 @@ class BatchingWriter:
                     await self.settle(topic_id)
 
     def _close(self, batch: _Batch) -> None:
-        topic_id = registry.about(batch.subject)
+        topic_id = registry.topic_id_of(batch.subject)
         if self._open.get(topic_id) is not batch:
             return
         del self._open[topic_id]

@@ -111,7 +111,9 @@ class LetterOrigin:
     deliveries: int
 
 
-async def bury(store: RawStore, origin: LetterOrigin, data: bytes, verdict: Bury) -> None:
+async def store_dead_letter(
+    store: RawStore, origin: LetterOrigin, data: bytes, verdict: Bury
+) -> None:
     """Store the dead letter of a message, once. Its body is the message's bytes, unchanged."""
     headers = {
         "Moothall-Subject": origin.subject,

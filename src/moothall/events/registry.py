@@ -388,7 +388,7 @@ def work_subject(topic: Topic) -> str:
     return address
 
 
-def about(subject: str) -> str:
+def topic_id_of(subject: str) -> str:
     """Return the id of the thing that messages on a subject are about."""
     return subject.rpartition(".")[2]
 

@@ -188,10 +188,10 @@ async def fetch_bundle(
             raise Temporary(f"a bundle of {wants[0][:12]} could not be taken: {fetched.reason}")
     for sha in wants:
         if not await clone.has(sha):
-            await _adopt(clone, sha, haves)
+            await _create_base_ref(clone, sha, haves)
 
 
-async def _adopt(clone: TrustedClone, sha: str, haves: Sequence[str]) -> None:
+async def _create_base_ref(clone: TrustedClone, sha: str, haves: Sequence[str]) -> None:
     """Create the ref of a commit whose whole history the clone has."""
     missing = await clone.call("rev-list", "--max-count=1", sha, "--not", *haves)
     if missing.status or missing.out.strip() or not haves:

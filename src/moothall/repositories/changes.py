@@ -173,7 +173,7 @@ class ChangeScan:
         touched: set[str] = set()
         sizes: dict[str, int] = {}
         total = 0
-        for file in self._each():
+        for file in self._open_written_files():
             if self._before is None and _marks_deletion(file.status):
                 continue
             change = self._change(file)
@@ -268,7 +268,7 @@ class ChangeScan:
             return path in self._before and path not in self._remaining_files
         return any(ancestor in self._hiding for ancestor in _ancestors(path))
 
-    def _each(self) -> Iterator[_WrittenFile]:
+    def _open_written_files(self) -> Iterator[_WrittenFile]:
         """Yield the written files, with the descriptors of their folders."""
         folder, descriptor = None, -1
         try:
@@ -333,7 +333,7 @@ class ChangeScan:
         """Refuse new files that are too large, before any is read."""
         new = [
             file
-            for file in self._each()
+            for file in self._open_written_files()
             if file.path not in self._files and stat.S_ISREG(file.status.st_mode)
         ]
         sizes = {file.path: file.status.st_size for file in new}

@@ -88,7 +88,7 @@ async def write_history(
         raise RepositoryError(f"the history for set-up cannot be written: {fetched.reason}")
     await git.run("read-tree", "HEAD", cwd=folder)
     git_dir = folder / ".git"
-    await asyncio.to_thread(_tidy, git_dir)
+    await asyncio.to_thread(_reset_git_dir, git_dir)
     if tag:
         return ""
     version = await asyncio.to_thread(_version, tree)
@@ -99,7 +99,7 @@ async def write_history(
     return version
 
 
-def _tidy(git_dir: Path) -> None:
+def _reset_git_dir(git_dir: Path) -> None:
     (git_dir / "info").mkdir(exist_ok=True)
     (git_dir / "info/attributes").write_text(_ATTRIBUTES, encoding="ascii")
     (git_dir / "FETCH_HEAD").unlink(missing_ok=True)
@@ -197,7 +197,7 @@ class Submodules:
                 )
                 continue
             name, url = config.get(path, ("", ""))
-            own_copy = await asyncio.to_thread(_inside, modules, name)
+            own_copy = await asyncio.to_thread(_submodule_folder, modules, name)
             try:
                 resolved_url = await self._fetch_one(commit, url, origin, own_copy)
             except MoothallError as error:
@@ -252,7 +252,7 @@ async def _names(clone: TrustedClone, sha: str) -> dict[str, tuple[str, str]]:
     }
 
 
-def _inside(modules: Path | None, name: str) -> Path | None:
+def _submodule_folder(modules: Path | None, name: str) -> Path | None:
     """Return the folder of a submodule's own repository below `modules`, or None."""
     if modules is None or not name or "\0" in name:
         return None
@@ -303,10 +303,10 @@ async def check_out(
     are reported and left out.
     """
     await _write_tree(clone, base.sha, dest, report_progress)
-    if odd := [entry for entry in await clone.entries(base.sha) if entry.oddity]:
+    if odd := [entry for entry in await clone.entries(base.sha) if entry.unpatchable_reason]:
         report_progress(
             f"{len(odd)} files have names that a patch cannot hold, such as {odd[0].path[:100]!r} "
-            f"({odd[0].oddity}); they stay as they are"
+            f"({odd[0].unpatchable_reason}); they stay as they are"
         )
     await _check_out_submodules(clone, base.sha, dest, report_progress, _MAX_SUBMODULE_DEPTH)
     pointers = await asyncio.to_thread(lambda: list(_pointers(dest)))

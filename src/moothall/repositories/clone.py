@@ -198,7 +198,9 @@ class TrustedClone:
         """Return the paths of a commit in git's order, without odd names. Raises `RepositoryError`
         for an unusable tree.
         """
-        return tuple(entry.path for entry in await self.entries(sha) if not entry.oddity)
+        return tuple(
+            entry.path for entry in await self.entries(sha) if not entry.unpatchable_reason
+        )
 
     async def entries(self, sha: str) -> tuple[TreeEntry, ...]:
         """Return the checked tree of a commit, odd names included."""
@@ -316,7 +318,7 @@ class TrustedClone:
                 for entry in await self.entries(sha)
                 if entry.path.rpartition("/")[2] == name
                 and entry.mode != patch_rules.SYMLINK
-                and not entry.oddity
+                and not entry.unpatchable_reason
             ]
             texts = await asyncio.to_thread(
                 read_blobs, self._git, self.path, [entry.oid for entry in lists], LIST_BYTES

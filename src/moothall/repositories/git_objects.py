@@ -199,7 +199,7 @@ class TreeEntry:
         return self.mode, self.oid
 
     @property
-    def oddity(self) -> str:
+    def unpatchable_reason(self) -> str:
         """Why no patch may contain this entry, or ''. Such entries of a base stay as they are;
         prompts and lists of files omit them.
         """

@@ -218,7 +218,7 @@ _Argv = Annotated[
 _Folder = Annotated[str, Field(max_length=500), AfterValidator(_folder)]
 
 
-def _inside(patterns: tuple[str, ...]) -> tuple[str, ...]:
+def _check_report_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
     if any(pattern.startswith("/") or ".." in pattern.split("/") for pattern in patterns):
         raise ValueError("a report lies in the checkout: a relative pattern without '..'")
     return patterns
@@ -228,7 +228,7 @@ _Patterns = Annotated[
     tuple[_Pattern, ...],
     Field(min_length=1, max_length=20),
     BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
-    AfterValidator(_inside),
+    AfterValidator(_check_report_patterns),
 ]
 
 
@@ -302,7 +302,7 @@ async def read_profile(
     objects = {
         entry.path: entry.oid
         for entry in await clone.entries(sha)
-        if entry.target is None and not entry.oddity
+        if entry.target is None and not entry.unpatchable_reason
     }
     manifests = dict.fromkeys(
         (*find_manifests(objects, max_projects), *find_package_lists(objects))

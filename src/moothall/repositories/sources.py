@@ -299,7 +299,9 @@ async def clone_public(git: GitRunner, settings: Settings, url: str, ref: str, p
             git, clone, url, ref, env, remote_call=lambda: hide_reason(url), tags=False
         )
         entries = [
-            entry for entry in await clone.entries(sha) if not (entry.oddity or _leaves_tree(entry))
+            entry
+            for entry in await clone.entries(sha)
+            if not (entry.unpatchable_reason or _leaves_tree(entry))
         ]
         size = sum(entry.size for entry in entries)
         if len(entries) > MAX_PATCH_FILES or size > MAX_CHANGE_BYTES:

@@ -291,7 +291,7 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
         request = {
             "parent": os.getpid(),
             "uid": sandbox_uid(),
-            "cgroups": cgroup.entrances if cgroup else (),
+            "cgroups": cgroup.procs_files if cgroup else (),
             "stage": stage,
             "overlay": _overlay_folders(spec.overlay) if spec.overlay else None,
             "program": bubblewrap(),

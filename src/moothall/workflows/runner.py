@@ -370,12 +370,12 @@ class Workflows:
         await self._index.put(entry.key, replace(entry, token="", running=False).document())
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = self._group.create_task(contain(work, name), name=f"workflow {name}")
+        task = self._group.create_task(log_exceptions(work, name), name=f"workflow {name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-async def contain(work: Coroutine[Any, Any, None], name: str) -> None:
+async def log_exceptions(work: Coroutine[Any, Any, None], name: str) -> None:
     """Run one workflow and log any exception instead of raising it."""
     try:
         await work

@@ -293,7 +293,7 @@ class _Steps:
                 continue
             may_continue = answer.get("status") in _MAY_FAIL  # an alternative may succeed
             if step.instead and may_continue:
-                self._report_progress(f"that failed{_because(output)}; trying with less")
+                self._report_progress(f"that failed{_format_cause(output)}; trying with less")
                 earlier_output = excerpt(output, _EARLIER_LINES, _EARLIER_LINES).replace(
                     "\n", "\n  "
                 )
@@ -312,7 +312,7 @@ class _Steps:
                     )
             elif step.optional and (may_continue or answer.get("status") == "timeout"):
                 self._report_progress(
-                    f"left out{location}: {command_line(step.argv)[-150:]}{_because(output)}"
+                    f"left out{location}: {command_line(step.argv)[-150:]}{_format_cause(output)}"
                 )
             else:
                 raise RepositoryError(self._failure_message(step, answer, output, earlier_failure))
@@ -367,7 +367,7 @@ def command_line(argv: Sequence[str]) -> str:
     return f"the versions of {argv[-2]}" if argv[2:3] == LOCKED[2:] else " ".join(argv)
 
 
-def _because(output: str) -> str:
+def _format_cause(output: str) -> str:
     cause = find_failure_line(output)
     return f" ({cause[:200]})" if cause else ""
 

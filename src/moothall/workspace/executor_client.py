@@ -146,11 +146,11 @@ async def remove_tree(path: Path) -> None:
         if not await asyncio.to_thread(path.exists):
             return
         if attempt:
-            await _quietly("chmod", "-R", "u+rwX", "--", str(path))
-        await _quietly("rm", "-rf", "--one-file-system", "--", str(path))
+            await _run_quietly("chmod", "-R", "u+rwX", "--", str(path))
+        await _run_quietly("rm", "-rf", "--one-file-system", "--", str(path))
 
 
-async def _quietly(*command: str) -> None:
+async def _run_quietly(*command: str) -> None:
     process = await start_process(
         *command,
         stdin=asyncio.subprocess.DEVNULL,

@@ -83,13 +83,13 @@ class Node:
             if calling.done():
                 return calling.result()
         except WorkspaceFailed as error:
-            self.lose(error.message)
+            self.mark_lost(error.message)
             raise
         finally:
             calling.cancel()
         raise WorkspaceFailed(self.lost.result())
 
-    def lose(self, reason: str) -> None:
+    def mark_lost(self, reason: str) -> None:
         """Fail the calls that are running."""
         if not self.lost.done():
             self.lost.set_result(f"the node {self.name} is lost: {reason}")
@@ -103,12 +103,12 @@ class Node:
                 async with asyncio.timeout(max(0.0, beats.remaining(self.name))):
                     state = await self._call("beat", self.host)
             except TimeoutError:
-                self.lose(f"it gave no answer for {pace.node_silent:g} s")
+                self.mark_lost(f"it gave no answer for {pace.node_silent:g} s")
             except WorkspaceFailed as error:
-                self.lose(error.message)
+                self.mark_lost(error.message)
             else:
                 if state.generation != self.state.generation:
-                    self.lose("its sandboxes were started again")
+                    self.mark_lost("its sandboxes were started again")
                     return
                 self.state = state
                 beats.record(self.name)

@@ -288,7 +288,7 @@ class Slots:
         os.utime(descriptor)
         self._locked.add(descriptor)
         if self._beating is None:
-            self._beating = asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._beat)
+            self._beating = asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._touch_locks)
         return descriptor
 
     def _unlock(self, descriptor: int) -> None:
@@ -304,12 +304,12 @@ class Slots:
         locks.clear()
         self._freed.set()
 
-    def _beat(self) -> None:
+    def _touch_locks(self) -> None:
         """Show that the holder of these locks is running."""
         for descriptor in self._locked:
             os.utime(descriptor)
         self._beating = (
-            asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._beat)
+            asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._touch_locks)
             if self._locked
             else None
         )

@@ -147,12 +147,12 @@ def _find_python(spec: str, pin: str) -> tuple[Toolchain, str]:
             specifiers = SpecifierSet(re.sub(r"\s+", "", spec), prereleases=True)
         except InvalidSpecifier:
             return current, ""  # pip reports the invalid specifier
-    if pin and not _is(current, pin):
+    if pin and not _matches_pin(current, pin):
         pinned = next(
             (
                 candidate
                 for candidate in pythons()
-                if _is(candidate, pin) and candidate.version in specifiers
+                if _matches_pin(candidate, pin) and candidate.version in specifiers
             ),
             None,
         )
@@ -172,7 +172,7 @@ def _find_python(spec: str, pin: str) -> tuple[Toolchain, str]:
     )
 
 
-def _is(toolchain: Toolchain, pin: str) -> bool:
+def _matches_pin(toolchain: Toolchain, pin: str) -> bool:
     return f"{toolchain.version}.".startswith(f"{pin}.")
 
 

@@ -83,7 +83,7 @@ def test_no_minute_has_more_calls_than_allowed(pauses: list[float], most: int) -
 
 def call(breakers: ToolCircuits, status: ToolStatus, spec: ToolSpec = PUSH) -> ToolStatus:
     try:
-        with breakers.watching(("local",), spec) as record_status:
+        with breakers.watch_call(("local",), spec) as record_status:
             record_status(status)
     except Stopped as stopped:
         return stopped.status
@@ -106,7 +106,7 @@ def test_five_consecutive_failures_open_the_circuit_and_a_success_closes_it() ->
         assert call(breakers, status) is status
     assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN
     clock.now += 31
-    with breakers.watching(("local",), PUSH) as record_status:
+    with breakers.watch_call(("local",), PUSH) as record_status:
         # One tries, the others wait.
         assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN
         record_status(ToolStatus.TIMEOUT)
@@ -119,15 +119,15 @@ def test_five_consecutive_failures_open_the_circuit_and_a_success_closes_it() ->
 
 def test_an_exception_counts_as_a_failure_except_for_cancels_and_refusals() -> None:
     breakers = ToolCircuits(1, 30, Clock())
-    with pytest.raises(Stopped), breakers.watching(("a",), PUSH):
+    with pytest.raises(Stopped), breakers.watch_call(("a",), PUSH):
         raise Stopped(ToolStatus.BUDGET_EXCEEDED, "all used")
-    with pytest.raises(KeyboardInterrupt), breakers.watching(("a",), PUSH):
+    with pytest.raises(KeyboardInterrupt), breakers.watch_call(("a",), PUSH):
         raise KeyboardInterrupt
-    with breakers.watching(("a",), PUSH):
+    with breakers.watch_call(("a",), PUSH):
         pass
-    with pytest.raises(OSError, match="gone"), breakers.watching(("a",), PUSH):
+    with pytest.raises(OSError, match="gone"), breakers.watch_call(("a",), PUSH):
         raise OSError("gone")
-    with pytest.raises(Stopped, match="failed 1 times in a row"), breakers.watching(("a",), PUSH):
+    with pytest.raises(Stopped, match="failed 1 times in a row"), breakers.watch_call(("a",), PUSH):
         pass
 
 

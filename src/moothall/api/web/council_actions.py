@@ -68,7 +68,7 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
         await council_actions.pause(deliberations, task_id, session.principal, paused=paused)
         return redirect(f"/councils/{task_id}")
 
-    async def remark(request: Request, session: Session) -> Response:
+    async def comment_on_line(request: Request, session: Session) -> Response:
         """Comment on a line of a candidate's diff. The position must exist in the diff."""
         form = await read_session_form(request, session)
         task_id = check_task_id(request.path_params["id"])
@@ -93,7 +93,9 @@ def council_action_routes(dependencies: ApiDependencies, sessions: Sessions) -> 
         Route("/councils/{id}/cancel", require_session(cancel, sessions), methods=["POST"]),
         Route("/councils/{id}/steer", require_session(steer, sessions), methods=["POST"]),
         Route("/councils/{id}/pause", require_session(pause, sessions), methods=["POST"]),
-        Route("/councils/{id}/remark", require_session(remark, sessions), methods=["POST"]),
+        Route(
+            "/councils/{id}/remark", require_session(comment_on_line, sessions), methods=["POST"]
+        ),
     ]
 
 

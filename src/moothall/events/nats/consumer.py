@@ -309,7 +309,7 @@ class PullConsumer:
             deliveries=place.deliveries,
         )
         if isinstance(verdict, Bury):
-            verdict = await self._bury(message, verdict)
+            verdict = await self._store_dead_letter(message, verdict)
         # If the answer is lost, the message is only delivered again.
         with suppress(nats.errors.Error):
             match verdict:
@@ -332,7 +332,7 @@ class PullConsumer:
             return remaining
         place = DeliveryPlace.parse(message.reply)
         extra = {
-            "about": registry.about(message.subject),
+            "about": registry.topic_id_of(message.subject),
             "deliveries": str(place.deliveries),
             "place": str(place.number),
         }
@@ -345,7 +345,7 @@ class PullConsumer:
             )
         return batching.to_records(place.seq, events, extra)
 
-    async def _bury(self, message: Msg, verdict: Bury) -> Bury | Nak:
+    async def _store_dead_letter(self, message: Msg, verdict: Bury) -> Bury | Nak:
         """Store the dead letter; only after that is the message given up."""
         place = message.metadata
         log.warning(
@@ -363,7 +363,7 @@ class PullConsumer:
             place.num_delivered,
         )
         try:
-            await raw_store.bury(self.stored, origin, message.data, verdict)
+            await raw_store.store_dead_letter(self.stored, origin, message.data, verdict)
         except (BusUnavailable, Permanent) as error:
             return Nak(
                 self.stored.limits.retry_seconds,
@@ -465,7 +465,7 @@ class WorkQueue:
         )
         waiting: dict[str, Counter[str]] = defaultdict(Counter)
         for subject, count in (info.state.subjects or {}).items():
-            if (parsed := parse_waiting(registry.about(subject))) is not None:
+            if (parsed := parse_waiting(registry.topic_id_of(subject))) is not None:
                 waiting[parsed[0]][parsed[1]] = count
         return waiting
 

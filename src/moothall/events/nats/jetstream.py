@@ -199,7 +199,7 @@ class JetStreamBus:
         if not delivery.is_shared(topic):
             await self._put(address, event, "work", headers)
             return
-        role = registry.about(address)
+        role = registry.topic_id_of(address)
         if not await self._work.enter(role):
             address = registry.work_subject(delivery.waiting_topic(role, event.tenant))
             await self._put(address, event, "work")
@@ -295,7 +295,9 @@ class JetStreamBus:
         except InvalidRequest as error:
             events = [error]
         records = batching.to_records(
-            raw.seq, events, {"about": registry.about(raw.subject), "time": raw.time.isoformat()}
+            raw.seq,
+            events,
+            {"about": registry.topic_id_of(raw.subject), "time": raw.time.isoformat()},
         )
         for record in records:
             if not isinstance(record, Recorded):
@@ -397,7 +399,7 @@ class JetStreamBus:
     async def list_ids(self, channel: Channel) -> Sequence[str]:
         """Return the ids of all subjects of a channel of the log."""
         return [
-            registry.about(subject)
+            registry.topic_id_of(subject)
             for subject in await self.subjects(registry.EVENTS.name, registry.subject(channel.all))
         ]
 

@@ -106,7 +106,7 @@ def _token(directory: Path) -> str:
     return token
 
 
-def _claim(directory: Path) -> tuple[Path, str, int]:
+def _lock_directory(directory: Path) -> tuple[Path, str, int]:
     """Create and lock the directory; return its absolute path, token and lock descriptor."""
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -294,7 +294,7 @@ async def embedded_server(settings: BusSettings, directory: Path) -> AsyncIterat
     use or cannot be written, and `BusUnavailable` if the server does not start.
     """
     try:
-        directory, token, lock = await asyncio.to_thread(_claim, directory)
+        directory, token, lock = await asyncio.to_thread(_lock_directory, directory)
     except OSError as error:
         raise ConfigurationError(
             f"the bus directory {directory} cannot be used: {error.strerror}"

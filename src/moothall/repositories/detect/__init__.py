@@ -234,7 +234,7 @@ def _merge(
             else project.steps
         )
         builds += project.builds
-        protected += [_below(folder, pattern) for pattern in project.protected]
+        protected += [_anchor_pattern(folder, pattern) for pattern in project.protected]
         reads += [f"{folder}/{path}" if folder else path for path in project.reads]
         needs |= {
             key: _combine_needs(key, needs.get(key, ""), value)
@@ -284,7 +284,7 @@ def _slug(folder: str, checks: Mapping[str, object]) -> str:
     return ""
 
 
-def _below(folder: str, pattern: str) -> str:
+def _anchor_pattern(folder: str, pattern: str) -> str:
     return (
         f"/{folder}/{pattern.removeprefix('/')}" if folder and pattern.startswith("/") else pattern
     )

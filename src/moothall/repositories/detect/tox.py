@@ -162,7 +162,9 @@ def _factors(names: Sequence[str]) -> frozenset[str]:
 def _is_for_tests(name: str) -> bool:
     """Return whether the name of a tox environment says that it is for tests."""
     return any(
-        _holds(alternative, frozenset()) for part in _split(name) for alternative in _expand(part)
+        _condition_holds(alternative, frozenset())
+        for part in _split(name)
+        for alternative in _expand(part)
     )
 
 
@@ -219,14 +221,18 @@ def _without_condition(line: str, factors: frozenset[str] = frozenset()) -> str:
     if not condition:
         return line
     conditions = [alternative for part in _split(condition[1]) for alternative in _expand(part)]
-    return condition[2] if any(_holds(alternative, factors) for alternative in conditions) else ""
+    return (
+        condition[2]
+        if any(_condition_holds(alternative, factors) for alternative in conditions)
+        else ""
+    )
 
 
 def _split(condition: str) -> list[str]:
     return re.split(r",(?![^{]*\})", condition)
 
 
-def _holds(condition: str, factors: frozenset[str]) -> bool:
+def _condition_holds(condition: str, factors: frozenset[str]) -> bool:
     """Return whether a condition on factors holds in the test environment."""
     has_pinned_python = any(
         _PYTHON.fullmatch(factor) and factor not in {"py", "py3"} for factor in factors

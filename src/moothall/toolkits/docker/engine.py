@@ -219,7 +219,7 @@ def check_dockerfile(
             break
         sources: Iterable[str] = ()
         if instruction == "FROM":
-            image, stage = _from(arguments)
+            image, stage = _parse_from(arguments)
             sources = () if image == _EMPTY_IMAGE else (image,)
         elif instruction == "COPY":
             sources, stage = (
@@ -299,7 +299,7 @@ def _split(line: str) -> tuple[str, str]:
     return instruction.upper(), arguments.strip(" ")
 
 
-def _from(text: str) -> tuple[str, str]:
+def _parse_from(text: str) -> tuple[str, str]:
     arguments = text.split()
     is_named = (
         len(arguments) == 3  # noqa: PLR2004 - image AS name

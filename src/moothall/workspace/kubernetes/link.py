@@ -93,7 +93,7 @@ class Multiplexer:
             async with asyncio.TaskGroup() as self._group:
                 tasks = [
                     self._start(task, "trunk")
-                    for task in (self._beat(), self._watch_silence(connect_seconds))
+                    for task in (self._send_heartbeats(), self._watch_silence(connect_seconds))
                 ]
                 await self._close_on_failure(self._receive())
                 for task in (*tasks, *self._pumps):
@@ -232,7 +232,7 @@ class Multiplexer:
                 self._accept(stream, await asyncio.open_connection(sock=local))
         self._arrived[stream].put_nowait(message)
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             await self._send_beat()
             await asyncio.sleep(BEAT_SECONDS if self.connected.is_set() else BEAT_SECONDS / 25)
@@ -452,7 +452,7 @@ class PodLink:
         """
         if self._packing is None:
             root = self.folders.path(volume)
-            include = self._is_changed if volume == "tree" else archive.everything
+            include = self._is_changed if volume == "tree" else archive.include_all
             self._packing = archive.Pipe(
                 lambda target: archive.pack(root, target, include), reads=False
             )
