@@ -202,10 +202,10 @@ async def _write_tasks(data: Path) -> None:
                 winner_id=seats[0],
                 agent_count=len(seats),
             )
-            requested = dump(deliberation) | {"request_digest": "", "num_agents": len(seats)}
+            request_data = dump(deliberation) | {"request_digest": "", "num_agents": len(seats)}
             async with slots:
                 for kind, event_data in (
-                    (EventType.DELIBERATION_REQUESTED, requested),
+                    (EventType.DELIBERATION_REQUESTED, request_data),
                     (EventType.DELIBERATION_STARTED, {"seats": list(seats)}),
                     (EventType.DELIBERATION_DECIDED, dump(outcome)),
                 ):

@@ -243,7 +243,7 @@ class _Writer:
             if name == "build" and plan is not None:
                 self._finish(plan, story_id, number, completed=True)
             source, target = _TARGETS[name]
-            moved = self._story_event(
+            move = self._story_event(
                 EventType.STORY_TRANSITIONED,
                 story_id,
                 from_state=source,
@@ -256,9 +256,9 @@ class _Writer:
             if target == "design":
                 plan = self._plan(story_id, number, title, is_waiting=state == "design")
             elif target == "test":
-                self._check(story_id, number, moved, failed=state == "check failed")
+                self._check(story_id, number, move, failed=state == "check failed")
             elif target == "done":
-                self._deliver(story_id, moved, failed=state == "not merged")
+                self._deliver(story_id, move, failed=state == "not merged")
         if state == "running":
             self._council(number, "dev", story_id, title, result="")
         elif state == "failed" and plan is not None:
@@ -311,11 +311,11 @@ class _Writer:
             commits=[self._shop.commit] if completed else [],
         )
 
-    def _check(self, story_id: str, number: int, moved: Event, *, failed: bool) -> None:
+    def _check(self, story_id: str, number: int, move: Event, *, failed: bool) -> None:
         self._story_event(
             EventType.STORY_CHECKED,
             story_id,
-            moved=moved.id,
+            moved=move.id,
             task_id=_task_id(number, "dev"),
             status="failed" if failed else "passed",
             branch="" if failed else self._shop.branch,
@@ -323,11 +323,11 @@ class _Writer:
             why="tests failed on the merged result: test_two_lines" if failed else "",
         )
 
-    def _deliver(self, story_id: str, moved: Event, *, failed: bool) -> None:
+    def _deliver(self, story_id: str, move: Event, *, failed: bool) -> None:
         self._story_event(
             EventType.STORY_DELIVERED,
             story_id,
-            moved=moved.id,
+            moved=move.id,
             status="left" if failed else "merged",
             branch=self._shop.branch if failed else "main",
             commit_sha=self._shop.commit,

@@ -173,11 +173,13 @@ def _sentence(text: str) -> str:
 
 def _sentences(text: str) -> str:
     """Join the lines of a comment or docstring, and escape special characters of Markdown."""
-    joined = " ".join(text.split())
-    joined = joined[0].upper() + joined[1:] if re.match(r"[a-z]+[ ,:]", joined) else joined
-    if "`" not in joined:
-        joined = re.sub(r"([<\[\]*_$])", r"\\\1", joined)
-    return re.sub(r"\bdocs/(\w+)\.md", r"[\1](../\1.md)", joined)
+    sentence = " ".join(text.split())
+    sentence = (
+        sentence[0].upper() + sentence[1:] if re.match(r"[a-z]+[ ,:]", sentence) else sentence
+    )
+    if "`" not in sentence:
+        sentence = re.sub(r"([<\[\]*_$])", r"\\\1", sentence)
+    return re.sub(r"\bdocs/(\w+)\.md", r"[\1](../\1.md)", sentence)
 
 
 # ---- protos

@@ -83,8 +83,8 @@ class Rego:
 
 def _error_message(error: Exception) -> str:
     """Return the message of an error without the stack of another language."""
-    words = str(error).partition("Stack backtrace")[0]
-    return " ".join(words.split())[:300]
+    message = str(error).partition("Stack backtrace")[0]
+    return " ".join(message.split())[:300]
 
 
 @dataclass(frozen=True, slots=True)

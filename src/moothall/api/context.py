@@ -67,9 +67,11 @@ class Context(pb_grpc.ContextServiceServicer):
             at=request.timestamp,
             expected=request.expected_version if request.HasField("expected_version") else None,
         )
-        noted = await self._notes.update(update, caller())
+        updated_context = await self._notes.update(update, caller())
         return pb.UpdateContextResponse(
-            version=noted.version, hash=noted.hash, warnings=noted.warnings
+            version=updated_context.version,
+            hash=updated_context.hash,
+            warnings=updated_context.warnings,
         )
 
     async def RehydrateSession(

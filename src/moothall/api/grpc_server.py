@@ -214,10 +214,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         }[handler.request_streaming, handler.response_streaming]
         # The request is parsed inside, so that malformed bytes get an error of our own.
         answer = _trace_call(self._track(_handle_call(handler, method)), method.strip("/"), parent)
-        wrapped: grpc.RpcMethodHandler[Any, Any] = create_handler(
+        method_handler: grpc.RpcMethodHandler[Any, Any] = create_handler(
             answer, None, handler.response_serializer
         )
-        return wrapped
+        return method_handler
 
     def _track(self, behaviour: Any) -> Any:
         """Register a call while it runs, and answer UNAVAILABLE if the server cancelled it."""

@@ -338,7 +338,7 @@ def _user_id(name: str) -> str:
     """
     if is_id(name) and name != LOCAL.name:
         return name
-    cleaned = "".join(
+    slug = "".join(
         char if char.isascii() and char.isalnum() else "-" for char in name.lower()
     ).strip("-")[:_NAME_CHARS]
-    return f"{cleaned or 'person'}-{digest(name)[:12]}"
+    return f"{slug or 'person'}-{digest(name)[:12]}"

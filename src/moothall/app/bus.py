@@ -92,7 +92,7 @@ async def hold_or_find(
     """Hold the data directory until the stack ends, or return the address of the process that holds
     it. Waits for a process that is starting or ending.
     """
-    reported = False
+    has_reported = False
     try:
         async with asyncio.timeout(_ATTACH_SECONDS):
             while True:
@@ -101,11 +101,11 @@ async def hold_or_find(
                     return None
                 if (address := preflight.find(data_dir)) is not None:
                     return address
-                if not reported:
+                if not has_reported:
                     report_progress(
                         f"another moothall is starting or ending on {data_dir}; waiting for it"
                     )
-                    reported = True
+                    has_reported = True
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError as error:
         raise ConfigurationError(
@@ -151,13 +151,13 @@ async def watch_log(data_dir: Path, bus: Bus, report_progress: ReportProgress) -
     """Check the log at once and periodically, until cancelled. Report and log faults, and mark the
     deliberations concerned.
     """
-    reported = ""
+    last_report = ""
     while True:
         try:
             report = await check_log_end(data_dir, bus)
-            if not report.is_complete and str(report) != reported:
-                reported = str(report)
-                report_progress(reported)
+            if not report.is_complete and str(report) != last_report:
+                last_report = str(report)
+                report_progress(last_report)
                 log.error(
                     "the log is not whole",
                     lost=report.lost,

@@ -126,8 +126,8 @@ def names(reference: RepositoryRef, files: Path | None) -> RepositoryRef | None:
     """Return the reference by which a server knows a repository: as it was named, or by the path of
     the local files.
     """
-    named = reference.url or (str(files) if files is not None else "")
-    return RepositoryRef(url=named, ref=reference.ref) if named else None
+    location = reference.url or (str(files) if files is not None else "")
+    return RepositoryRef(url=location, ref=reference.ref) if location else None
 
 
 @asynccontextmanager
@@ -206,7 +206,7 @@ async def file_versions(
     git = _git(settings)
     local = await sources.find_local(git, top)
     git_dir = f"--git-dir={local.git_dir}"
-    listed = await git.run(
+    output = await git.run(
         git_dir,
         "diff-tree",
         "-r",
@@ -218,7 +218,7 @@ async def file_versions(
         cwd=local.git_dir,
     )
     versions = []
-    for path in os.fsdecode(listed).split("\0")[:-1][:_MAX_SHOWN_FILES]:
+    for path in os.fsdecode(output).split("\0")[:-1][:_MAX_SHOWN_FILES]:
         results = [
             await git.call(git_dir, "cat-file", "blob", f"{sha}:{path}", cwd=local.git_dir)
             for sha in (base, commit)
@@ -358,17 +358,17 @@ async def _prepare(
         return await services.repositories.prepare(base, report_progress)
 
 
-async def write_profile(checked: RepositoryCheck, *, replace: bool) -> Path:
+async def write_profile(repository_check: RepositoryCheck, *, replace: bool) -> Path:
     """Write the detected profile as the work tree's `.moothall.toml`. Raises `InvalidRequest`,
     `AlreadyExists`, `RepositoryError`.
     """
-    if checked.files is None or not (checked.files / ".git").exists():
+    if repository_check.files is None or not (repository_check.files / ".git").exists():
         raise InvalidRequest(
             "its files are not on this machine: --write needs a work tree; --json shows what it "
             "would say"
         )
     return await asyncio.to_thread(
-        write_config_file, checked.files, checked.own_file, replace=replace
+        write_config_file, repository_check.files, repository_check.own_file, replace=replace
     )
 
 
@@ -396,9 +396,9 @@ async def register(
         entry = await repositories.with_profile(
             entry, (await asyncio.to_thread(read_file, profile)).over(entry.commands)
         )
-    named = RepositoryRef(id=entry.id, ref=ref)
-    await repositories.resolve(named)
-    return named
+    registered = RepositoryRef(id=entry.id, ref=ref)
+    await repositories.resolve(registered)
+    return registered
 
 
 def read_file(path: Path) -> Commands:

@@ -81,13 +81,13 @@ async def clean_up(
         items = await asyncio.to_thread(list_stored, data_dir)
         registered = [entry.clone for entry in trusted_repositories(settings).registry.all()]
         days = settings.workspace.keep_days if older_than is None else older_than
-        chosen = choose_removable(
+        removable = choose_removable(
             items, older_than=days, everything=everything, registered=registered
         )
         if dry_run or refusal:
-            return CleanReport(items, chosen, (), refusal)
-        busy = await clean(data_dir, chosen, report_removed)
-        return CleanReport(items, tuple(item for item in chosen if item not in busy), busy)
+            return CleanReport(items, removable, (), refusal)
+        busy = await clean(data_dir, removable, report_removed)
+        return CleanReport(items, tuple(item for item in removable if item not in busy), busy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,9 +217,9 @@ def _separate_main(settings: Settings, instance: str, **arguments: Any) -> Calla
 
 
 async def _with_instance(
-    instance: str, main: Any, name: str, report_ready: Callable[[], None], **more: Any
+    instance: str, main: Any, name: str, report_ready: Callable[[], None], **arguments: Any
 ) -> None:
-    await main(f"{name}-{instance}" if instance else name, report_ready, **more)
+    await main(f"{name}-{instance}" if instance else name, report_ready, **arguments)
 
 
 Hosting = Callable[[Bus, str, str], AbstractAsyncContextManager[Alive]]

@@ -585,13 +585,13 @@ async def _await_attached_commands(
         return
     preflight.remove_address(settings.data_dir)
     await asyncio.sleep(_DRAIN_SECONDS)
-    reported = 0
+    reported_count = 0
     while collector.active_count:
-        if reported != collector.active_count:
-            reported = collector.active_count
+        if reported_count != collector.active_count:
+            reported_count = collector.active_count
             with suppress(OSError, SystemExit):  # the output may be closed
                 report_progress(
-                    f"{reported} other deliberation(s) are under way here; waiting for them"
+                    f"{reported_count} other deliberation(s) are under way here; waiting for them"
                 )
         await asyncio.sleep(_POLL_SECONDS)
 

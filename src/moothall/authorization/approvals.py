@@ -253,7 +253,7 @@ class ApprovalQueue:
         return item
 
     async def resolve(
-        self, tenant: str, named: str, *, allow: bool, approver: str, comment: str = ""
+        self, tenant: str, reference: str, *, allow: bool, approver: str, comment: str = ""
     ) -> Parked:
         """Allow or refuse a parked request, named by its id or its request id. Raises `NotFound`,
         `InvalidRequest`, `BusUnavailable`.
@@ -261,12 +261,12 @@ class ApprovalQueue:
         matches = [
             item
             for item in self._items.values()
-            if item.tenant == tenant and named in {item.id, item.request_id}
+            if item.tenant == tenant and reference in {item.id, item.request_id}
         ]
         waiting = [item for item in matches if item.state == "waiting"]
         if not matches:
             raise NotFound(
-                f"no parked request {named[:80]!r}; `moothall tools requeue list` shows them"
+                f"no parked request {reference[:80]!r}; `moothall tools requeue list` shows them"
             )
         if len(waiting) != 1:
             reason = (
@@ -274,7 +274,9 @@ class ApprovalQueue:
                 if waiting
                 else f"it was {matches[0].state} already"
             )
-            raise InvalidRequest(f"the parked request {named[:80]!r} cannot be resolved: {reason}")
+            raise InvalidRequest(
+                f"the parked request {reference[:80]!r} cannot be resolved: {reason}"
+            )
         item = waiting[0]
         grant = self._approvals.sign(item.subject, approver) if allow else ""
         state: Literal["allowed", "refused"] = "allowed" if allow else "refused"

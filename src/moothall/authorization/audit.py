@@ -287,11 +287,11 @@ class _Chain:
         self._path, self._key = path, key
         self._sync_records = sync_records
         self._unsynced = 0
-        with ExitStack() as opened:
-            self._file = _open_locked(opened, path)
-            self._head = _open_for(opened, head_path(path), 0)
+        with ExitStack() as stack:
+            self._file = _open_locked(stack, path)
+            self._head = _open_for(stack, head_path(path), 0)
             self._resume(path)
-            self._files = opened.pop_all()
+            self._files = stack.pop_all()
 
     def _resume(self, path: Path) -> None:
         tail = read_tail(path)
@@ -352,7 +352,7 @@ class _Chain:
         self._files.close()
 
 
-def _open_locked(opened: ExitStack, path: Path) -> int:
+def _open_locked(stack: ExitStack, path: Path) -> int:
     """Open and lock a chain for appending. Retry briefly, because pruning locks and replaces it."""
     until = time.monotonic() + _LOCK_SECONDS
     while True:
@@ -360,7 +360,7 @@ def _open_locked(opened: ExitStack, path: Path) -> int:
             file = _open_for(attempt, path, os.O_APPEND)
             locked = try_lock(file)
             if locked and path.exists() and os.path.samestat(os.fstat(file), path.stat()):
-                opened.push(attempt.pop_all())
+                stack.push(attempt.pop_all())
                 return file
         if not locked and time.monotonic() > until:
             raise AuditUnavailable(
@@ -369,9 +369,9 @@ def _open_locked(opened: ExitStack, path: Path) -> int:
         time.sleep(_LOCK_PAUSE_SECONDS)
 
 
-def _open_for(opened: ExitStack, path: Path, flags: int) -> int:
+def _open_for(stack: ExitStack, path: Path, flags: int) -> int:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
-    opened.callback(os.close, file)
+    stack.callback(os.close, file)
     return file
 
 

@@ -291,25 +291,25 @@ class _ChainReader:
 
     def problems(self) -> Iterator[Problem]:
         head = read_head(head_path(self.path))
-        broken: bytes | None = None
+        torn_line: bytes | None = None
         for line in self._read_lines():
             self._line += 1
             if self._line == 1 and (anchor := read_anchor(line)):
                 yield from self._check_anchor(anchor)
                 continue
             record = read_record(line)
-            if broken is not None:
-                yield self._torn_problem(broken, record)
-                broken = None
+            if torn_line is not None:
+                yield self._torn_problem(torn_line, record)
+                torn_line = None
             if record is None:
-                broken = line
+                torn_line = line
                 continue
             yield from self._check_record(record)
             if head is not None and record["seq"] == head.seq:
                 self._at_head = record["hash"]
-        if broken is not None:
+        if torn_line is not None:
             self._line += 1
-            yield self._torn_problem(broken, None, at_end=True)
+            yield self._torn_problem(torn_line, None, at_end=True)
         yield from self._check_end(head)
 
     def _read_lines(self) -> Iterator[bytes]:
@@ -365,14 +365,14 @@ class _ChainReader:
             self.approved.append(Approved(*values))
 
     def _torn_problem(
-        self, broken: bytes, after: dict[str, Any] | None, *, at_end: bool = False
+        self, torn_line: bytes, after: dict[str, Any] | None, *, at_end: bool = False
     ) -> Problem:
         line = self._line - 1
         marked = after is not None and after.get("phase") == "torn"
         if (
             marked
             and after is not None
-            and after.get("torn_sha256") == hashlib.sha256(broken).hexdigest()
+            and after.get("torn_sha256") == hashlib.sha256(torn_line).hexdigest()
         ):
             return Problem(
                 self.path,

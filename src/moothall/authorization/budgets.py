@@ -158,7 +158,7 @@ class BudgetReservation:
             if committed.within(self._granted):
                 return
             call_cost = Amount.of(estimate)
-            more = Amount(
+            advance = Amount(
                 call_cost.tokens * _CALLS_AHEAD,
                 call_cost.calls * _CALLS_AHEAD,
                 call_cost.cost_usd * _CALLS_AHEAD,
@@ -168,7 +168,7 @@ class BudgetReservation:
                 account = await self._accounts.change(
                     self._key,
                     lambda account: replace(account, limit=self._limit).draw(
-                        self._task_key, committed, spent, more
+                        self._task_key, committed, spent, advance
                     ),
                 )
             except BudgetExceeded:
@@ -351,8 +351,8 @@ class Quotas:
         ended: set[str] = set()
 
         def add(document: Data | None) -> Data:
-            listed = document.get("tasks") if document else None
-            tasks = [task for task in listed or () if task not in ended and task != task_key]
+            earlier_tasks = document.get("tasks") if document else None
+            tasks = [task for task in earlier_tasks or () if task not in ended and task != task_key]
             if len(tasks) >= limit:
                 raise _FullError(tasks)
             return {"tasks": [*tasks, task_key]}

@@ -262,7 +262,7 @@ def check_identity(context: CallContext, call: ToolCall) -> None:
 
 def check_grants(
     grant: Grant,
-    checked: CheckedCall,
+    checked_call: CheckedCall,
     *,
     catalogue: Mapping[str, ToolSpec] = CATALOGUE,
     off: Collection[str] = (),
@@ -270,7 +270,7 @@ def check_grants(
     """Raise `Stopped` unless the grant covers the tool and all paths stay inside the workspace and
     off protected files.
     """
-    spec = checked.spec
+    spec = checked_call.spec
     if not is_granted(grant, spec.name):
         names = (
             ", ".join(tool.name for tool in list_tools(grant, excluded=off, catalogue=catalogue))
@@ -279,10 +279,10 @@ def check_grants(
         raise Stopped(
             ToolStatus.BLOCKED, f"{spec.name} is not granted to this seat; granted are {names}"
         )
-    for path in checked.values(spec.paths):
+    for path in checked_call.values(spec.paths):
         if reason := refuse_path(path):
             raise Stopped(ToolStatus.BLOCKED, reason, escape=True)
-    for path in checked.values(spec.writes):
+    for path in checked_call.values(spec.writes):
         for pattern in grant.protected:
             if covers(pattern, path):
                 raise Stopped(
@@ -291,14 +291,14 @@ def check_grants(
                 )
 
 
-def check_set(checked: CheckedCall, unset: Mapping[str, str]) -> None:
+def check_set(checked_call: CheckedCall, unset: Mapping[str, str]) -> None:
     """Raise `Stopped` if the tool lacks a setting. `unset` maps tool names to the missing one."""
-    if reason := unset.get(checked.spec.name):
-        raise Stopped(ToolStatus.BLOCKED, f"{checked.spec.name} is not set up here: {reason}")
+    if reason := unset.get(checked_call.spec.name):
+        raise Stopped(ToolStatus.BLOCKED, f"{checked_call.spec.name} is not set up here: {reason}")
 
 
 def check_capability(
-    tokens: Tokens, context: CallContext, call: ToolCall, checked: CheckedCall
+    tokens: Tokens, context: CallContext, call: ToolCall, checked_call: CheckedCall
 ) -> None:
     """Raise `Stopped` unless the seat's token is valid, belongs to this seat, and covers the tool
     and the paths it writes.
@@ -317,11 +317,11 @@ def check_capability(
         raise Stopped(ToolStatus.BLOCKED, "the capability token is somebody else's", escape=True)
     if capability.request and capability.request != request_digest(call):
         raise Stopped(ToolStatus.BLOCKED, "the capability token is bound to another request")
-    if not is_granted(capability.grant, checked.spec.name):
+    if not is_granted(capability.grant, checked_call.spec.name):
         raise Stopped(
-            ToolStatus.BLOCKED, f"{checked.spec.name} is not covered by the capability token"
+            ToolStatus.BLOCKED, f"{checked_call.spec.name} is not covered by the capability token"
         )
-    for path in checked.values(checked.spec.writes):
+    for path in checked_call.values(checked_call.spec.writes):
         for pattern in capability.grant.protected:
             if covers(pattern, path):
                 raise Stopped(
@@ -330,11 +330,11 @@ def check_capability(
                 )
 
 
-def note_of(grant: Grant, checked: CheckedCall) -> str:
+def note_of(grant: Grant, checked_call: CheckedCall) -> str:
     """Return a note for a write to a judged path, which has no effect on the verdict, or an empty
     string.
     """
-    for path in checked.values(checked.spec.writes):
+    for path in checked_call.values(checked_call.spec.writes):
         if any(covers(pattern, path) for pattern in grant.judged):
             return (
                 f"{path[:80]} is protected: if it was there before, it is judged as it was. Change "
@@ -361,8 +361,8 @@ def with_token(tokens: Tokens, context: CallContext) -> CallContext:
 def _describe_unknown_tool(name: str, specs: Iterable[ToolSpec]) -> str:
     names = [spec.name for spec in specs]
     dotted = name[:60].lower().replace("_", ".").replace(":", ".").replace("/", ".")
-    swapped = ".".join(reversed(dotted.split(".")))
-    matches = get_close_matches(dotted, names, n=1) or get_close_matches(swapped, names, n=1)
+    swapped_name = ".".join(reversed(dotted.split(".")))
+    matches = get_close_matches(dotted, names, n=1) or get_close_matches(swapped_name, names, n=1)
     matches = (
         matches
         or [

@@ -84,22 +84,22 @@ class ToolCircuits:
         """
         call = self._enter(key, spec)
         failed: bool | None = None
-        reported = False
+        has_reported = False
 
         def report_status(status: ToolStatus) -> None:
-            nonlocal failed, reported
-            reported = True
+            nonlocal failed, has_reported
+            has_reported = True
             if has_full_time or status is not ToolStatus.TIMEOUT:
                 failed = is_fault(spec, status)
 
         try:
             yield report_status
         except Stopped as stopped:
-            if not reported and is_fault(spec, stopped.status):
+            if not has_reported and is_fault(spec, stopped.status):
                 report_status(stopped.status)
             raise
         except Exception:
-            if not reported:
+            if not has_reported:
                 failed = True
             raise
         finally:

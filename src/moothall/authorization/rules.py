@@ -281,9 +281,9 @@ class PolicyQuestion:
         }
 
 
-def policy_question(context: CallContext, checked: CheckedCall) -> PolicyQuestion:
+def policy_question(context: CallContext, checked_call: CheckedCall) -> PolicyQuestion:
     """Return the policy question of a call. Requirements come from the catalogue."""
-    spec = checked.spec
+    spec = checked_call.spec
     return PolicyQuestion(
         tenant=context.tenant,
         principal=context.principal.name,
@@ -297,7 +297,7 @@ def policy_question(context: CallContext, checked: CheckedCall) -> PolicyQuestio
         os_access=spec.requirements.os_access,
         network_access=spec.requirements.network_access,
         file_system=spec.requirements.file_system,
-        arguments=json.dumps(_shorten_strings(checked.arguments), sort_keys=True),
+        arguments=json.dumps(_shorten_strings(checked_call.arguments), sort_keys=True),
     )
 
 
@@ -343,13 +343,13 @@ class Policy:
             _MAX_DECISIONS, keep_seconds, timer=clock
         )
 
-    async def check(self, context: CallContext, checked: CheckedCall) -> None:
+    async def check(self, context: CallContext, checked_call: CheckedCall) -> None:
         """Raise `Stopped` unless the policy allows the call. An unavailable engine or an unclear
         answer blocks. In dry-run, a denial is only logged.
         """
         if self._mode == "off":
             return
-        question = policy_question(context, checked)
+        question = policy_question(context, checked_call)
         try:
             decision = await self._decide(question)
         except PolicyUnavailable as error:
@@ -358,10 +358,10 @@ class Policy:
                 reason=f"the policy cannot be asked ({error.message}); nothing runs until it can",
             )
         if decision.allow:
-            metrics.POLICY_DECISIONS.add(checked.spec.name, "allowed")
+            metrics.POLICY_DECISIONS.add(checked_call.spec.name, "allowed")
             return
         if self._mode == "dry-run":
-            metrics.POLICY_DECISIONS.add(checked.spec.name, "would_deny")
+            metrics.POLICY_DECISIONS.add(checked_call.spec.name, "would_deny")
             log.warning(
                 "the policy would have refused this",
                 tool=question.tool,
@@ -369,7 +369,9 @@ class Policy:
                 reason=decision.reason,
             )
             return
-        metrics.POLICY_DECISIONS.add(checked.spec.name, "parked" if decision.park else "denied")
+        metrics.POLICY_DECISIONS.add(
+            checked_call.spec.name, "parked" if decision.park else "denied"
+        )
         raise Stopped(
             ToolStatus.BLOCKED,
             f"{question.tool} is refused by policy: {decision.reason}",

@@ -253,8 +253,8 @@ class CouncilAgent:
         errors of `new_session`, and protocol errors if the session is not stored, belongs to
         another repository, or has a running prompt.
         """
-        loaded = self._sessions.get(session_id)
-        if loaded is not None and loaded.work is not None:
+        session_state = self._sessions.get(session_id)
+        if session_state is not None and session_state.work is not None:
             raise InvalidRequest("a prompt of this session is running; cancel it first")
         state = await asyncio.to_thread(self._store.load, session_id)
         top = await self._find_files(cwd)

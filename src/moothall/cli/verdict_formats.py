@@ -209,12 +209,12 @@ def sarif_document(verdict: VerdictDocument) -> str:
 
 def findings(verdict: VerdictDocument) -> Iterator[dict[str, Any]]:
     """Yield the findings of a verdict as results of SARIF."""
-    broken = [
+    broken_cases = [
         row.case
         for row in verdict.matrix
         if row.base == "passed" and "failed" in row.results.values()
     ]
-    for case in broken:
+    for case in broken_cases:
         rule, level = (
             ("edited-test", "warning") if case in verdict.edited_tests else ("broken-test", "error")
         )

@@ -185,8 +185,8 @@ async def run_evaluation(settings: Settings, repository: str, options: Evaluatio
         at_once=options.get("parallel", 1),
     )
     evaluation = Evaluation(settings, plan, folder, options.get("on_progress", lambda _line: None))
-    named = options.get("configurations") or {"default": ConfigurationOptions()}
-    if not await evaluation.run(_configurations(settings, named, folder)):
+    options_by_name = options.get("configurations") or {"default": ConfigurationOptions()}
+    if not await evaluation.run(_configurations(settings, options_by_name, folder)):
         commits, reasons = evaluation.dropped()
         reason_text = "; ".join(f"{reason} ({count})" for reason, count in reasons[:_MAX_REASONS])
         raise NotFound(
@@ -197,10 +197,10 @@ async def run_evaluation(settings: Settings, repository: str, options: Evaluatio
 
 
 def _configurations(
-    settings: Settings, named: Mapping[str, ConfigurationOptions], folder: Path
+    settings: Settings, options_by_name: Mapping[str, ConfigurationOptions], folder: Path
 ) -> Sequence[Configuration]:
     configurations = []
-    for name, values in named.items():
+    for name, values in options_by_name.items():
         check_name(name)
         file = values.get("settings")
         options = Options(

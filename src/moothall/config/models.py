@@ -321,13 +321,13 @@ class Models:
             raise self._unknown(name)
         return settings
 
-    def choose(self, requested: str) -> str:
+    def choose(self, model_profile: str) -> str:
         """Return the name of the requested model, which may be given by name, tier, or its name on
         the server. '' is the default model.
 
         Raises `InvalidRequest`, which lists the models.
         """
-        profile = requested.strip()
+        profile = model_profile.strip()
         if profile in {"", DEFAULT}:
             return ""
         if profile.lower() in self.named:
@@ -335,7 +335,7 @@ class Models:
         for name, model in self.items():
             if profile.lower() == model.tier or profile == model.model:
                 return "" if name == DEFAULT else name
-        raise self._unknown(requested)
+        raise self._unknown(model_profile)
 
     def of_role(self, role: str) -> str:
         """Return the name of the model that the seats of a role use by default."""
@@ -345,13 +345,13 @@ class Models:
         """Return the names of a model and its fallback models, in order."""
         return (name or DEFAULT, *self.get(name).fallback)
 
-    def _unknown(self, requested: str) -> InvalidRequest:
+    def _unknown(self, model_profile: str) -> InvalidRequest:
         names = ", ".join(
             name + (f" ({model.tier})" if model.tier else "") for name, model in self.items()
         )
-        hint = "; auto stands alone" if requested.strip().lower() == AUTO else ""
+        hint = "; auto stands alone" if model_profile.strip().lower() == AUTO else ""
         return InvalidRequest(
-            f"unknown model_profile {requested[:80]!r}; the settings have: {names}{hint}"
+            f"unknown model_profile {model_profile[:80]!r}; the settings have: {names}{hint}"
         )
 
     def _check(self) -> None:

@@ -93,10 +93,10 @@ class BatchingWriter:
         batch.answers.append(answer)
         batch.size += len(written)
         self._count += 1
-        opened = batch
+        current_batch = batch
         if len(batch.events) >= MAX_EVENTS or not self.seconds:
             self._close(batch)
-        return Receipt(answer, lambda: self._close(opened))
+        return Receipt(answer, lambda: self._close(current_batch))
 
     async def settle(self, subject: str) -> None:
         """Return once everything posted about the same thing as `subject` is durable or given up,

@@ -235,10 +235,10 @@ class LogReport:
         """Describe in one line what is missing."""
         if self.is_complete:
             return f"the log is complete: {self.records} records up to seq {self.last}"
-        listed = ", ".join(map(str, self.missing[:8])) + (
+        seqs = ", ".join(map(str, self.missing[:8])) + (
             ", …" if self.lost > len(self.missing[:8]) else ""
         )
-        parts = [f"{self.lost} can no longer be read (seq {listed})"] if self.lost else []
+        parts = [f"{self.lost} can no longer be read (seq {seqs})"] if self.lost else []
         parts += (
             [f"it ends at seq {self.last} and previously ended at {self.expected_last}"]
             if self.cut

@@ -254,16 +254,16 @@ def subject_of(event: Event) -> str:
     of it.
     """
     subject, names = _template(event.type)
-    filled = {}
+    values = {}
     for name in names:
         value = event.tenant if name == "tenant" else event.data.get(name)
         if value is None:
             raise InvalidRequest(f"{event.type} needs {name} in its data: its subject is {subject}")
         token = check_token(value, name)
-        filled[name] = (
+        values[name] = (
             check_token(key_of(token, event.tenant), name) if name == "story_id" else token
         )
-    return subject.format(**filled)
+    return subject.format(**values)
 
 
 def fits(event: Event, subject: str) -> bool:

@@ -84,12 +84,12 @@ def _check_label(values: Mapping[str, Any]) -> None:
 def _scope_parameters(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the scopes that the role and phase allow and the caller requests."""
     allowed_scopes = scopes().allowed_scopes(values["role"].strip().lower(), values["phase"])
-    requested = (
+    requested_scopes = (
         scopes().check(tuple(name for name in values["only"].split(",") if name.strip()))
         or allowed_scopes
     )
-    selected = [scope for scope in allowed_scopes if scope in requested]
-    return {"scopes": selected, "noted": list(scopes().note_kinds(selected))}
+    selected_scopes = [scope for scope in allowed_scopes if scope in requested_scopes]
+    return {"scopes": selected_scopes, "noted": list(scopes().note_kinds(selected_scopes))}
 
 
 def _similar_parameters(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -206,13 +206,13 @@ def _read_responses_request(data: Item) -> ModelRequest:
     messages = _read_input(data["input"])
     if instructions := read_text(data.get("instructions")):
         messages.insert(0, Message("system", instructions))
-    listed = read_tools(data.get("tools"))
-    tools = tuple(_read_tool(item) for item in listed if item["type"] in {_FUNCTION, _CUSTOM})
+    items = read_tools(data.get("tools"))
+    tools = tuple(_read_tool(item) for item in items if item["type"] in {_FUNCTION, _CUSTOM})
     limit = data.get("max_output_tokens")
     return ModelRequest(
         create_question(messages, tools, limit, data.get("temperature")),
         bool(data.get("stream")),
-        frozenset(str(item["name"]) for item in listed if item["type"] == _CUSTOM),
+        frozenset(str(item["name"]) for item in items if item["type"] == _CUSTOM),
     )
 
 
@@ -319,8 +319,13 @@ def _stream_responses_reply(
     def typed(kind: str, **data: Any) -> str:
         return event({"type": kind, "sequence_number": next(numbers), **data}, kind)
 
-    begun = {**response, "status": "in_progress", "incomplete_details": None, "output": []}
-    yield typed("response.created", response={**begun, "usage": None})
+    initial_response = {
+        **response,
+        "status": "in_progress",
+        "incomplete_details": None,
+        "output": [],
+    }
+    yield typed("response.created", response={**initial_response, "usage": None})
     for index, item in enumerate(response["output"]):
         place = {"item_id": item["id"], "output_index": index}
         empty, deltas = _deltas(item)
@@ -333,11 +338,11 @@ def _stream_responses_reply(
 
 def _deltas(item: Mapping[str, Any]) -> tuple[Item, Sequence[tuple[str, Item]]]:
     """Return an item without its content, and the events that bring the content."""
-    begun = {**item, "status": "in_progress"}
+    initial_item = {**item, "status": "in_progress"}
     if item["type"] == "message":
         (part,) = item["content"]
         place, text = {"content_index": 0}, part["text"]
-        return {**begun, "content": []}, (
+        return {**initial_item, "content": []}, (
             ("response.content_part.added", {**place, "part": {**part, "text": ""}}),
             ("response.output_text.delta", {**place, "delta": text, "logprobs": []}),
             ("response.output_text.done", {**place, "text": text, "logprobs": []}),
@@ -348,7 +353,7 @@ def _deltas(item: Mapping[str, Any]) -> tuple[Item, Sequence[tuple[str, Item]]]:
         if item["type"] == "function_call"
         else ("input", "response.custom_tool_call_input")
     )
-    return {**begun, name: ""}, (
+    return {**initial_item, name: ""}, (
         (f"{kind}.delta", {"delta": item[name]}),
         (f"{kind}.done", {name: item[name]}),
     )
@@ -395,8 +400,8 @@ async def answer(
     """
     route = path.partition("?")[0].rstrip("/").removeprefix("/v1")
     if method == "GET" and route == "/models":
-        listed = {"object": "list", "data": [{"id": model, "object": "model"}]}
-        return HttpReply(200, json.dumps(listed))
+        model_list = {"object": "list", "data": [{"id": model, "object": "model"}]}
+        return HttpReply(200, json.dumps(model_list))
     if method == "POST" and route == _COUNT_TOKENS:
         return HttpReply(200, json.dumps({"input_tokens": len(body) // _CHARS_PER_TOKEN}))
     api = _APIS.get(route)

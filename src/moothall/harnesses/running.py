@@ -248,8 +248,8 @@ class HarnessClient:
         for name in option_kinds:
             for option in options:
                 if option.get("kind") == name:
-                    chosen = text_of(option.get("optionId"))
-                    return {"result": {"outcome": {"outcome": "selected", "optionId": chosen}}}
+                    option_id = text_of(option.get("optionId"))
+                    return {"result": {"outcome": {"outcome": "selected", "optionId": option_id}}}
         return {"result": {"outcome": {"outcome": "cancelled"}}}
 
 

@@ -372,12 +372,12 @@ class Proxy:
                     url.host, url.port, type=socket.SOCK_STREAM
                 ):
                     try:
-                        opened = (
+                        connection = (
                             socket.socket(*address_info[:3])
                             if is_named
                             else self.destinations.open_socket(address_info)
                         )
-                        return await _open_streams(opened, address_info[4], tls, url.host)
+                        return await _open_streams(connection, address_info[4], tls, url.host)
                     except Unreachable as error:
                         refused = refused or str(error)
                     except OSError as error:
@@ -404,16 +404,16 @@ async def copy_stream(
 
 
 async def _open_streams(
-    opened: socket.socket, address: Any, tls: ssl.SSLContext | None, host: str | None
+    connection: socket.socket, address: Any, tls: ssl.SSLContext | None, host: str | None
 ) -> Streams:
-    opened.setblocking(False)
+    connection.setblocking(False)
     try:
-        await asyncio.get_running_loop().sock_connect(opened, address)
+        await asyncio.get_running_loop().sock_connect(connection, address)
         return await asyncio.open_connection(
-            sock=opened, limit=CHUNK, ssl=tls, server_hostname=host if tls else None
+            sock=connection, limit=CHUNK, ssl=tls, server_hostname=host if tls else None
         )
     except BaseException:
-        opened.close()
+        connection.close()
         raise
 
 

@@ -61,14 +61,14 @@ async def newest_commits(clone: TrustedClone) -> list[str]:
     """
     if not (clone.path / "HEAD").exists():
         return []
-    listed = await clone.call(
+    result = await clone.call(
         "for-each-ref",
         "--sort=-creatordate",
         f"--count={_MAX_HAVES}",
         "--format=%(objectname)",
         _BASES,
     )
-    return listed.out.decode().split()
+    return result.out.decode().split()
 
 
 def shallow_commits(clone: TrustedClone) -> tuple[str, ...]:

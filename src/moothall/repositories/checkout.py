@@ -222,15 +222,19 @@ class Submodules:
                 f"its URL {full_url[:100]!r} names no repository to fetch; run `git submodule "
                 "update --init` in yours first"
             )
-        checked = sources.check_url(full_url, self._settings.allowed_schemes)
-        if self._entry.listed and _host(checked) == _host(self._entry.origin):
+        checked_url = sources.check_url(full_url, self._settings.allowed_schemes)
+        if self._entry.listed and _host(checked_url) == _host(self._entry.origin):
             env = registered_transport(self._entry, self._settings.allowed_schemes, self._secrets)
-            await self._clone.fetch(checked, commit, protocols=env["GIT_ALLOW_PROTOCOL"], env=env)
-            return checked
-        env = await anonymous_transport(self._git, self._clone.path, checked, self._pin)
-        with hide_reason(checked):
-            await self._clone.fetch(checked, commit, protocols=env["GIT_ALLOW_PROTOCOL"], env=env)
-        return checked
+            await self._clone.fetch(
+                checked_url, commit, protocols=env["GIT_ALLOW_PROTOCOL"], env=env
+            )
+            return checked_url
+        env = await anonymous_transport(self._git, self._clone.path, checked_url, self._pin)
+        with hide_reason(checked_url):
+            await self._clone.fetch(
+                checked_url, commit, protocols=env["GIT_ALLOW_PROTOCOL"], env=env
+            )
+        return checked_url
 
 
 async def _names(clone: TrustedClone, sha: str) -> dict[str, tuple[str, str]]:
@@ -303,10 +307,13 @@ async def check_out(
     are reported and left out.
     """
     await _write_tree(clone, base.sha, dest, report_progress)
-    if odd := [entry for entry in await clone.entries(base.sha) if entry.unpatchable_reason]:
+    if bad_entries := [
+        entry for entry in await clone.entries(base.sha) if entry.unpatchable_reason
+    ]:
         report_progress(
-            f"{len(odd)} files have names that a patch cannot hold, such as {odd[0].path[:100]!r} "
-            f"({odd[0].unpatchable_reason}); they stay as they are"
+            f"{len(bad_entries)} files have names that a patch cannot hold, such as "
+            f"{bad_entries[0].path[:100]!r} ({bad_entries[0].unpatchable_reason}); they stay as "
+            "they are"
         )
     await _check_out_submodules(clone, base.sha, dest, report_progress, _MAX_SUBMODULE_DEPTH)
     pointers = await asyncio.to_thread(lambda: list(_pointers(dest)))

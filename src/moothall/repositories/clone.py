@@ -186,8 +186,8 @@ class TrustedClone:
         Return how many patches were forgotten. A patch that is still in use is created again when
         it is needed.
         """
-        listed = await self._run("for-each-ref", "--format=%(objectname)", "refs/moothall/patches/")
-        forgotten = [sha for sha in listed.decode().split() if sha not in kept_shas]
+        output = await self._run("for-each-ref", "--format=%(objectname)", "refs/moothall/patches/")
+        forgotten = [sha for sha in output.decode().split() if sha not in kept_shas]
         if forgotten:
             commands = "".join(f"delete refs/moothall/patches/{sha} {sha}\n" for sha in forgotten)
             await self._run("update-ref", "--stdin", stdin=commands.encode())
@@ -267,14 +267,16 @@ class TrustedClone:
             read_blobs, self._git, self.path, [entry.oid for entry in converted_entries.values()], 0
         )
         previous_blobs = dict(zip(converted_entries, blobs, strict=True))
-        cleaned = []
+        cleaned_changes = []
         for change in changes:
             if conversion := conversions.get(change.path):
                 before = previous_blobs.get(change.path, b"")
-                cleaned.append(_convert(change, partial(conversion.clean, previous_blob=before)))
+                cleaned_changes.append(
+                    _convert(change, partial(conversion.clean, previous_blob=before))
+                )
             else:
-                cleaned.append(change)
-        return cleaned
+                cleaned_changes.append(change)
+        return cleaned_changes
 
     async def _conversions(
         self,

@@ -413,12 +413,12 @@ async def diff_between(run: RunGit, old: str, new: str, diff_filter: str = "") -
     try:
         return (await _diff_with_options(run, old, new, *options)).decode()
     except UnicodeDecodeError:
-        listed = await run("diff-tree", "-r", "-z", "--name-only", "--no-renames", old, new)
+        output = await run("diff-tree", "-r", "-z", "--name-only", "--no-renames", old, new)
     parts = []
     with scratch() as folder:
         attributes_file = folder / "attributes"
         attributes_file.write_text("* -diff\n", encoding="ascii")
-        for path in os.fsdecode(listed).split("\0")[:-1]:
+        for path in os.fsdecode(output).split("\0")[:-1]:
             try:
                 part = (await _diff_with_options(run, old, new, *options, path=path)).decode()
             except UnicodeDecodeError:

@@ -239,13 +239,13 @@ async def _newest_commits(
 async def _tags(clone: TrustedClone, sha: str, commits: Iterable[str]) -> Mapping[str, str]:
     """Return the tags of these commits: name → object."""
     shas = frozenset(commits)
-    listed = await clone.call(
+    result = await clone.call(
         "for-each-ref",
         "--format=%(refname) %(objectname) %(*objectname)",
         f"--merged={sha}",
         "refs/tags",
     )
-    rows = [line.split(" ") for line in listed.out.decode(errors="surrogateescape").splitlines()]
+    rows = [line.split(" ") for line in result.out.decode(errors="surrogateescape").splitlines()]
     return {
         name: tag for name, tag, *commit in rows if (commit[-1:] or [""])[0] in shas or tag in shas
     }

@@ -342,10 +342,10 @@ class _Supervisor:
     def _has_more_time(self) -> bool:
         """Extend the deadline by the time that the command waited for a core."""
         self._note_contention()
-        owed = self.contended - self._granted
-        extension = min(owed, self._hard_deadline - self._deadline)
+        missing_seconds = self.contended - self._granted
+        extension = min(missing_seconds, self._hard_deadline - self._deadline)
         if self._side or extension < _SAMPLE_SECONDS:
-            if owed < _SAMPLE_SECONDS:
+            if missing_seconds < _SAMPLE_SECONDS:
                 self.contended = (
                     0.0  # the deadline covered all waiting, so the command had its full time
                 )

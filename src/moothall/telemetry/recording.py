@@ -217,7 +217,7 @@ async def recording(
     process: its name in the spans. exporter: instead of the settings' exporter, for tests. Raises
     `ConfigurationError`.
     """
-    chosen = exporter or _exporter(settings)
+    span_exporter = exporter or _exporter(settings)
     provider = TracerProvider(
         resource=Resource.create(
             {
@@ -234,7 +234,7 @@ async def recording(
     )
     provider.add_span_processor(
         BatchSpanProcessor(
-            chosen,
+            span_exporter,
             max_queue_size=_QUEUE_SPANS,
             schedule_delay_millis=EXPORT_INTERVAL_SECONDS * 1000,
             max_export_batch_size=_BATCH_SPANS,
@@ -247,7 +247,7 @@ async def recording(
             yield
         finally:
             tracing.record_with(None)
-            await _close_provider(provider, chosen, EXPORT_SECONDS)
+            await _close_provider(provider, span_exporter, EXPORT_SECONDS)
 
 
 class _Closable(Protocol):

@@ -94,7 +94,7 @@ class Executions:
         """
         _check_order(order)
         capability = await self._sessions.ensure_open(principal, order.workspace, order.token)
-        offered = {
+        tools_by_name = {
             spec.name: spec
             for spec in self._sessions.gateway.list_tools(capability.tenant, capability.grant)
         }
@@ -104,7 +104,11 @@ class Executions:
             raise InvalidRequest(
                 f"there is no tool {unknown[0][:60]!r}; moothall tools list shows them"
             )
-        tools = {name: offered[name].argument_names for name in order.tools if name in offered}
+        tools = {
+            name: tools_by_name[name].argument_names
+            for name in order.tools
+            if name in tools_by_name
+        }
         signature = _digest(order, tools)
         key = (capability.workspace, order.execution_id)
         if (previous := await self._find_known(key, signature)) is not None:

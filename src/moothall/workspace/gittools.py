@@ -151,8 +151,8 @@ class _Repository:
             )
         snapshot = await self._snapshot()
         pending = [change.path for change in await self._pending_changes(snapshot)]
-        for requested in paths:
-            name = str(requested).removeprefix("./").rstrip("/")
+        for requested_path in paths:
+            name = str(requested_path).removeprefix("./").rstrip("/")
             matches = [
                 path
                 for path in pending
@@ -165,7 +165,7 @@ class _Repository:
                 )
             if not matches:
                 raise InvalidRequest(
-                    f"nothing to add: {str(requested)[:200]!r} has no change; changed are "
+                    f"nothing to add: {str(requested_path)[:200]!r} has no change; changed are "
                     f"{', '.join(pending[:10])}"
                 )
             self.state.added.update(matches)

@@ -209,10 +209,10 @@ class Nodes:
         Raises `SandboxUnavailable`, `WorkspaceFailed`.
         """
         deliberation = "" if neighbour else order.owner.get("task_id", "")
-        tried: set[str] = set()
+        tried_names: set[str] = set()
         while True:
             node = neighbour or await self._choose(
-                deliberation, frozenset(order.folders.values()), tried
+                deliberation, frozenset(order.folders.values()), tried_names
             )
             node.opened[deliberation] += 1
             try:
@@ -220,19 +220,21 @@ class Nodes:
             except BaseException as error:
                 node.opened[deliberation] -= 1
                 self.close(node, order.sandbox)
-                tried.add(node.name)
+                tried_names.add(node.name)
                 if neighbour or not isinstance(error, SandboxUnavailable | WorkspaceFailed):
                     raise
-                if not self._nodes.keys() - tried:
+                if not self._nodes.keys() - tried_names:
                     raise
                 log.warning("a workspace is opened on another node", reason=error.message)
             else:
                 return node
 
-    async def _choose(self, deliberation: str, folders: frozenset[str], tried: set[str]) -> Node:
+    async def _choose(
+        self, deliberation: str, folders: frozenset[str], tried_names: set[str]
+    ) -> Node:
         try:
             async with asyncio.timeout(_NO_NODE_SECONDS):
-                while not (names := self._nodes.keys() - tried):
+                while not (names := self._nodes.keys() - tried_names):
                     self._joined.clear()
                     await self._joined.wait()
         except TimeoutError as error:

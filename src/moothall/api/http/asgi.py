@@ -269,13 +269,13 @@ async def _drain(state: ServerState, grace_seconds: float) -> None:
         async with asyncio.timeout(grace_seconds):
             while state.tasks or state.connections:  # noqa: ASYNC110 - uvicorn has no event for this; connections still send their responses
                 await asyncio.sleep(_DRAIN_POLL_SECONDS)
-    late = set(state.tasks)
-    for task in late:
+    late_tasks = set(state.tasks)
+    for task in late_tasks:
         task.cancel()
     for connection in tuple(state.connections):
         connection.transport.abort()
-    if late:
-        await asyncio.wait(late, timeout=_CLEANUP_SECONDS)
+    if late_tasks:
+        await asyncio.wait(late_tasks, timeout=_CLEANUP_SECONDS)
 
 
 # The middleware.

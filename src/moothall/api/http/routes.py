@@ -153,15 +153,15 @@ def _workspace_routes(service: Tools) -> Sequence[Route]:
     async def open_workspace(request: Request) -> Response:
         open_request = await read_body(request, _OpenRequest)
         repository = RepositoryRef(**open_request.repository.model_dump())
-        opened = await service.open(
+        session = await service.open(
             repository, open_request.role, open_request.ttl_seconds, open_request.persona
         )
         content = {
-            "workspace_id": opened.workspace,
-            "capability_token": opened.token,
-            "expires": opened.expires.isoformat(timespec="milliseconds"),
+            "workspace_id": session.workspace,
+            "capability_token": session.token,
+            "expires": session.expires.isoformat(timespec="milliseconds"),
         }
-        return document(content, 201, {"Location": f"/v1/workspaces/{opened.workspace}"})
+        return document(content, 201, {"Location": f"/v1/workspaces/{session.workspace}"})
 
     async def close(request: Request) -> Response:
         await service.close(request.path_params["id"])

@@ -312,10 +312,10 @@ def _usage(progress: Progress, seat: str = "") -> Usage:
 
 def _elapsed_seconds(progress: Progress, outcome: Outcome) -> float:
     """Return the seconds from a request to its decision, or until now."""
-    requested = progress.state.requested if progress.state else None
-    if outcome.status.ended or requested is None:
+    request_event = progress.state.requested if progress.state else None
+    if outcome.status.ended or request_event is None:
         return outcome.duration_ms / 1000
-    return (datetime.now(UTC) - requested.time).total_seconds()
+    return (datetime.now(UTC) - request_event.time).total_seconds()
 
 
 def undecided_answers(outcome: Outcome) -> list[tuple[str, list[str]]]:
@@ -365,12 +365,13 @@ def step_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
         context: dict[str, Any] = {"block": block, "call": calls.get(block.call), "full": True}
         if "part" in request.query_params:
             return fragment(await asyncio.to_thread(part, "step.html", **context))
-        requested = progress.state.requested if progress.state else None
+        request_event = progress.state.requested if progress.state else None
         return page(
             "step_page.html",
             session=session,
             task_id=task_id,
-            title=council_title(requested.value if requested else None) or f"Task {task_id}",
+            title=council_title(request_event.value if request_event else None)
+            or f"Task {task_id}",
             lane=lane,
             index=index,
             count=len(blocks),
@@ -417,14 +418,14 @@ def runs_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
             raise InvalidRequest(f"sort is {sort_key[:40]!r}; allowed are {', '.join(_SORT_KEYS)}")
         first = (number - 1) * _PAGE_SIZE
         # One more than are shown tells whether there is a next page.
-        listed = (
+        views = (
             await _list_sorted(dependencies, session, state, query, sort_key)
             if sort_key
             else await dependencies.records.tasks.list_tasks(
                 session.principal, state, first + _PAGE_SIZE + 1, query=query
             )
         )[first : first + _PAGE_SIZE + 1]
-        page_runs = listed[:_PAGE_SIZE]
+        page_runs = views[:_PAGE_SIZE]
         return page(
             "runs.html",
             session=session,
@@ -435,7 +436,7 @@ def runs_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[R
             sort=sort_key,
             title_of=title_of,
             number=number,
-            has_next=len(listed) > _PAGE_SIZE and number < _MAX_PAGE,
+            has_next=len(views) > _PAGE_SIZE and number < _MAX_PAGE,
             refresh=REFRESH_SECONDS if any(not view.status.ended for view in page_runs) else 0,
         )
 

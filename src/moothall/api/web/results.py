@@ -322,7 +322,7 @@ def story_result(
 ) -> StoryResult:
     """Return the result of a story from its councils."""
     current = {task.task_id for task in rounds[-1].steps} if rounds else set()
-    compared = tuple(
+    compared_results = tuple(
         (council, compare(council.outcome, council.progress))
         for council in councils.tasks
         if council.task.task_id in current and council.outcome.results
@@ -334,7 +334,7 @@ def story_result(
         criteria=tuple(
             _criterion(number, text, councils.tasks) for number, text in enumerate(card.story.ac, 1)
         ),
-        candidates=compared,
+        candidates=compared_results,
         seconds=_seconds_to_check(card, moves),
     )
 

@@ -475,19 +475,19 @@ class WorkQueue:
         """
         while True:
             waiting: dict[str, Counter[str]] = {}
-            moved = 0
+            moved_count = 0
             try:
                 waiting = await self.waiting()
                 for role, tenants in waiting.items():
-                    moved += await self._fill(role, tenants)
+                    moved_count += await self._fill(role, tenants)
             except (*_ERRORS, BusUnavailable) as error:
                 log.info("waiting work was not moved; will retry", reason=str(error))
-            if not moved:
+            if not moved_count:
                 await asyncio.sleep(_BUSY_SECONDS if waiting else _IDLE_SECONDS)
 
     async def _fill(self, role: str, tenants: Counter[str]) -> int:
         """Fill the queue of a role, and return how many deliberations were moved."""
-        moved = 0
+        moved_count = 0
         for _ in range(await self._count_free(role)):
             if (tenant := self._turns[role].choose(tenants)) is None:
                 break
@@ -502,8 +502,8 @@ class WorkQueue:
                     log.warning("waiting work cannot move", role=role, tenant=tenant, reason=reason)
                 continue
             self._failing.discard((role, tenant))
-            moved += 1
-        return moved
+            moved_count += 1
+        return moved_count
 
     async def _move(self, role: str, tenant: str) -> None:
         """Move the oldest deliberation of a tenant into the queue of its role."""

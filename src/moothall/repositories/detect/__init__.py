@@ -409,7 +409,7 @@ def devcontainer_files(project: Project, steps: Iterable[SetupStep]) -> tuple[st
     """Return the files that the commands may read: the workflow, those in the folder of the
     devcontainer.json, and those that a command names.
     """
-    named = {
+    names = {
         word.removeprefix("./")
         for step in steps
         for part in step.argv
@@ -418,7 +418,7 @@ def devcontainer_files(project: Project, steps: Iterable[SetupStep]) -> tuple[st
     return tuple(
         path
         for path in sorted(project.files)
-        if path.startswith(".devcontainer/") or path in (*DEVCONTAINERS, *SETUP_WORKFLOWS, *named)
+        if path.startswith(".devcontainer/") or path in (*DEVCONTAINERS, *SETUP_WORKFLOWS, *names)
     )
 
 

@@ -173,9 +173,9 @@ async def query(url: str, text: str, params: list[str], limits: DbLimits) -> Too
             ) as connection:
                 privileges = await (await connection.execute(_DANGEROUS_PRIVILEGES)).fetchall()
                 if privileges:
-                    described = "; ".join(str(row[0]) for row in privileges)
+                    privilege_list = "; ".join(str(row[0]) for row in privileges)
                     raise Refused(
-                        f"the role of db.postgres_url has dangerous privileges: {described}. "
+                        f"the role of db.postgres_url has dangerous privileges: {privilege_list}. "
                         f"Fix: {_FIX}"
                     )
                 run_statement = _write if limits.write else _read

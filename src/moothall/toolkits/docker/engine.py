@@ -266,14 +266,14 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
             "a Dockerfile may have spaces, tabs and line ends, but no other blank or control "
             "characters"
         )
-    joined = ""
+    instruction = ""
     for raw_line in text.split("\n"):
         line = raw_line.removesuffix("\r")
         if _DIRECTIVE.match(line):
             raise Refused(
                 "directives such as # escape= and # syntax= are not allowed in a Dockerfile"
             )
-        if line.lstrip(" \t").startswith("#") or (joined and not line.strip(" \t")):
+        if line.lstrip(" \t").startswith("#") or (instruction and not line.strip(" \t")):
             continue
         if _CONTINUATION.search(line):
             content = _CONTINUATION.sub("", line)
@@ -282,14 +282,14 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
                     "a line of a Dockerfile ends with two backslashes, which engines read "
                     "differently"
                 )
-            joined += content
+            instruction += content
             continue
-        joined += line
-        if joined.strip(" \t"):
-            yield _split(joined)
-        joined = ""
-    if joined.strip(" \t"):
-        yield _split(joined)
+        instruction += line
+        if instruction.strip(" \t"):
+            yield _split(instruction)
+        instruction = ""
+    if instruction.strip(" \t"):
+        yield _split(instruction)
 
 
 def _split(line: str) -> tuple[str, str]:
@@ -359,9 +359,9 @@ async def pack(workspace: Workspace, call: ToolCall, limits: DockerLimits) -> Bu
     files: dict[str, bytes] = {}
     remaining = limits.context_bytes
     for path in paths:
-        loaded = await call_workspace_tool(workspace, call, "files.load", {"path": path})
+        result = await call_workspace_tool(workspace, call, "files.load", {"path": path})
         try:
-            content = base64.b64decode(str(loaded["content"]), validate=True)
+            content = base64.b64decode(str(result["content"]), validate=True)
         except (KeyError, ValueError) as error:
             raise CallFailed("the workspace did not return a file") from error
         remaining -= len(content)

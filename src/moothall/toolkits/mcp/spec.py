@@ -350,8 +350,8 @@ def accepted_tools(settings: Settings, mcp: McpSettings) -> Sequence[AcceptedToo
     for name, server in mcp.servers.items():
         file = list_file(settings, name)
         try:
-            with file.open("rb") as opened:
-                text = opened.read(_LIST_BYTES)
+            with file.open("rb") as stream:
+                text = stream.read(_LIST_BYTES)
         except FileNotFoundError:
             continue
         except OSError as error:

@@ -118,9 +118,9 @@ class WebTools:
 
     async def _upload(self, call: ToolCall, workspace: Workspace) -> ToolOutput:
         args = call.arguments
-        loaded = await call_workspace_tool(workspace, call, "files.load", {"path": args["path"]})
+        result = await call_workspace_tool(workspace, call, "files.load", {"path": args["path"]})
         try:
-            body = base64.b64decode(str(loaded["content"]), validate=True)
+            body = base64.b64decode(str(result["content"]), validate=True)
         except ValueError as error:
             raise CallFailed("the workspace did not return a file") from error
         if len(body) > _FILE_BYTES:
@@ -556,9 +556,9 @@ async def _unpack(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     decompressor = zlib.decompressobj(_ENCODINGS[encoding])
     try:
         async for piece in response.content.iter_chunked(_CHUNK):
-            packed = piece
-            while packed:
-                yield decompressor.decompress(packed, _CHUNK)
-                packed = decompressor.unconsumed_tail
+            compressed = piece
+            while compressed:
+                yield decompressor.decompress(compressed, _CHUNK)
+                compressed = decompressor.unconsumed_tail
     except zlib.error as error:
         raise CallFailed(f"{response.url.host} answered with broken {encoding}") from error

@@ -317,7 +317,7 @@ class JobExecutor(ExecutorClient):
                 "ignored", rules={pack_path(path): rule for path, rule in answer.items()}
             )
         with _checked_parsing():
-            changes = [_change(packed) for packed in reply["changes"]]
+            changes = [_change(document) for document in reply["changes"]]
             ignored_paths = [unpack_path(path) for path in reply["ignored"]]
             ignored_rules = {path: rules[path.removesuffix("/")] for path in ignored_paths}
         base = self.setup.tree[-1]
@@ -405,19 +405,21 @@ def _checked_parsing() -> Iterator[None]:
         raise WorkspaceFailed(f"the link broke its protocol: {error!r}"[:1000]) from error
 
 
-def _change(packed: Answer) -> Change:
-    path, mode, content = unpack_path(packed["path"]), packed["mode"], packed["content"]
+def _change(document: Answer) -> Change:
+    path, mode, content = unpack_path(document["path"]), document["mode"], document["content"]
     archive.split_path(path)
     if mode not in MODES:
         raise ValueError(mode)
     return Change(path, mode, None if content is None else base64.b64decode(content))
 
 
-def _new_paths(packed: Answer) -> NewPaths:
-    folders, files = ([unpack_path(path) for path in packed[kind]] for kind in ("folders", "files"))
+def _new_paths(document: Answer) -> NewPaths:
+    folders, files = (
+        [unpack_path(path) for path in document[kind]] for kind in ("folders", "files")
+    )
     lists = {
         unpack_path(path): None if text is None else base64.b64decode(text)
-        for path, text in dict(packed["lists"]).items()
+        for path, text in dict(document["lists"]).items()
     }
     for path in (*folders, *files, *lists):
         archive.split_path(path)

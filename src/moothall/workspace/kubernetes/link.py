@@ -352,11 +352,11 @@ class PodLink:
         listening.close()
         servers = []
         if self.proxied and stream == EXECUTOR:
-            opened = await receive_listener(connection)
-            self._port = opened.getsockname()[1]
+            listener = await receive_listener(connection)
+            self._port = listener.getsockname()[1]
             servers.append(
                 await asyncio.start_server(
-                    lambda *streams: self._open_connection(trunk, streams), sock=opened
+                    lambda *streams: self._open_connection(trunk, streams), sock=listener
                 )
             )
         await trunk.join(stream, await asyncio.open_connection(sock=connection))

@@ -169,9 +169,9 @@ async def examine(settings: WorkspaceSections, bus: Mapping[str, str]) -> AsyncI
         name, {manifest.LABEL: manifest.NAME}, ExecutorSetup("doctor", (Path("/"),)), settings, bus
     )
     try:
-        reached = await asyncio.to_thread(_check_connection, api)
-        yield reached
-        if reached.ok:
+        connection = await asyncio.to_thread(_check_connection, api)
+        yield connection
+        if connection.ok:
             yield await asyncio.to_thread(_check_rights, api, settings.jobs)
             yield await asyncio.to_thread(_read_quota, api, settings.jobs, document)
             yield await asyncio.to_thread(_dry_run, api, settings.jobs, document)
@@ -305,11 +305,11 @@ def _dry_run(api: client.ApiClient, jobs: JobSettings, document: _Document) -> F
             detail=f"the cluster refuses the Job of a workspace: {error_text(error)}",
             mend=mend,
         )
-    if warned := response.headers.get("Warning"):
+    if warning := response.headers.get("Warning"):
         return Finding(
             part,
             ok=False,
-            detail=f"the cluster warns: {warned[:400]}",
+            detail=f"the cluster warns: {warning[:400]}",
             mend="change what it names in the settings of `jobs`",
         )
     return Finding(part, ok=True, detail="the Job of a workspace is accepted (dry run)")
