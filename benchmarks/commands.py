@@ -57,7 +57,7 @@ _FILES = {
 }
 
 
-async def _start(
+async def _start_process(
     argv: Sequence[str], folder: Path, extra_env: Mapping[str, str], output: int
 ) -> asyncio.subprocess.Process:
     env = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")}
@@ -75,7 +75,7 @@ async def _run_seconds(
 ) -> float | None:
     """Return the wall seconds of one process; None if it exits with another code."""
     start = time.perf_counter()
-    process = await _start(argv, folder, extra_env, asyncio.subprocess.DEVNULL)
+    process = await _start_process(argv, folder, extra_env, asyncio.subprocess.DEVNULL)
     code = await process.wait()
     return time.perf_counter() - start if code == exit_code else None
 
@@ -86,7 +86,7 @@ async def _first_event_seconds(argv: Sequence[str], folder: Path, **extra_env: s
     Return None if there is no such line.
     """
     start = time.perf_counter()
-    process = await _start(argv, folder, extra_env, asyncio.subprocess.PIPE)
+    process = await _start_process(argv, folder, extra_env, asyncio.subprocess.PIPE)
     if process.stdout is None:
         raise AssertionError("stdout is not a pipe")
     try:

@@ -175,7 +175,7 @@ class Connection(asyncio.Protocol):
         elif path == b"/stats":
             self._json(_stats(self._state))
         else:
-            self._write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            self._write_data(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
 
     def _chat(self, head: bytes, body: bytes) -> None:
         state = self._state
@@ -236,7 +236,7 @@ class Connection(asyncio.Protocol):
         parts = [text[start : start + step] for start in range(0, len(text), step)]
         for number, part in enumerate(parts, 1):
             data = (head if number == 1 else b"") + _chunk(delta(part))
-            self._later(state.delay * number / len(parts), self._write, data)
+            self._later(state.delay * number / len(parts), self._write_data, data)
         self._later(state.delay, self._finish_call, _chunk(last) + b"0\r\n\r\n")
 
     def _later(self, delay: float, write: Any, data: bytes) -> None:
@@ -249,7 +249,7 @@ class Connection(asyncio.Protocol):
 
     def _finish_call(self, data: bytes) -> None:
         self._state.in_flight -= 1
-        self._write(data)
+        self._write_data(data)
 
     def _response(self, document: dict[str, Any]) -> bytes:
         data = json.dumps(document, separators=(",", ":")).encode()
@@ -259,9 +259,9 @@ class Connection(asyncio.Protocol):
         )
 
     def _json(self, document: dict[str, Any]) -> None:
-        self._write(self._response(document))
+        self._write_data(self._response(document))
 
-    def _write(self, data: bytes) -> None:
+    def _write_data(self, data: bytes) -> None:
         if self._transport is not None:
             self._transport.write(data)
 
@@ -317,13 +317,13 @@ class Stub:
         counters.
         """
         query = "&".join(f"{name}={value:g}" for name, value in settings.items())
-        return await self._get(f"set?{query}")
+        return await self._get_document(f"set?{query}")
 
     async def stats(self) -> dict[str, Any]:
         """Return the counters of calls and connections, and the calls in flight."""
-        return await self._get("stats")
+        return await self._get_document("stats")
 
-    async def _get(self, path: str) -> dict[str, Any]:
+    async def _get_document(self, path: str) -> dict[str, Any]:
         async with self.session.get(f"{self.root}/{path}") as response:
             return dict(await response.json())
 

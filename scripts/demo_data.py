@@ -241,7 +241,7 @@ class _Writer:
         plan: Event | None = None
         for name in _PATHS[state]:
             if name == "build" and plan is not None:
-                self._finish(plan, story_id, number, completed=True)
+                self._finish_story(plan, story_id, number, completed=True)
             source, target = _TARGETS[name]
             move = self._story_event(
                 EventType.STORY_TRANSITIONED,
@@ -256,13 +256,13 @@ class _Writer:
             if target == "design":
                 plan = self._plan(story_id, number, title, is_waiting=state == "design")
             elif target == "test":
-                self._check(story_id, number, move, failed=state == "check failed")
+                self._record_check(story_id, number, move, failed=state == "check failed")
             elif target == "done":
                 self._deliver(story_id, move, failed=state == "not merged")
         if state == "running":
             self._council(number, "dev", story_id, title, result="")
         elif state == "failed" and plan is not None:
-            self._finish(plan, story_id, number, completed=False)
+            self._finish_story(plan, story_id, number, completed=False)
 
     def _plan(self, story_id: str, number: int, title: str, *, is_waiting: bool) -> Event:
         """Write the tasks of a story. Only those of a waiting story are for the server to run."""
@@ -291,7 +291,7 @@ class _Writer:
         self._events.append(event)
         return event
 
-    def _finish(self, plan: Event, story_id: str, number: int, *, completed: bool) -> None:
+    def _finish_story(self, plan: Event, story_id: str, number: int, *, completed: bool) -> None:
         """Write the councils of a story's tasks, and their end."""
         title = str(plan.data["tasks"][0]["description"])
         self._council(number, "dev", story_id, title, result="won" if completed else "lost")
@@ -311,7 +311,7 @@ class _Writer:
             commits=[self._shop.commit] if completed else [],
         )
 
-    def _check(self, story_id: str, number: int, move: Event, *, failed: bool) -> None:
+    def _record_check(self, story_id: str, number: int, move: Event, *, failed: bool) -> None:
         self._story_event(
             EventType.STORY_CHECKED,
             story_id,
@@ -514,7 +514,7 @@ class _Writer:
         )
 
 
-async def _fill(folder: Path, seed: int) -> None:
+async def _fill_data_dir(folder: Path, seed: int) -> None:
     settings = load_settings(data_dir=folder)
     async with open_log(settings, say) as bus:
         if await Board(bus).cards(LOCAL):
@@ -544,7 +544,7 @@ def main() -> int:
     )
     args = parser.parse_args()
     try:
-        asyncio.run(_fill(args.folder.resolve(), args.seed))
+        asyncio.run(_fill_data_dir(args.folder.resolve(), args.seed))
     except MoothallError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 2

@@ -82,14 +82,14 @@ class PrivateDatabase:
                 stat, head = os.fstat(file.fileno()), file.read(28)
         except OSError as error:
             raise self._unusable(error) from error
-        self._check(stat)
+        self._check_mode(stat)
         return stat.st_ino, head[24:]
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Open the existing file."""
         try:
-            self._check(self._path.stat())
+            self._check_mode(self._path.stat())
             with closing(sqlite3.connect(self._path)) as file:
                 file.execute("PRAGMA foreign_keys = ON")
                 yield file
@@ -109,7 +109,7 @@ class PrivateDatabase:
             with file:
                 yield file
 
-    def _check(self, stat: os.stat_result) -> None:
+    def _check_mode(self, stat: os.stat_result) -> None:
         if stat.st_mode & 0o077:
             raise ConfigurationError(
                 f"the {self._label} {self._path} can be read by others; run: chmod 600 {self._path}"

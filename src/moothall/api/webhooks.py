@@ -129,7 +129,7 @@ class Webhooks:
                 await self._sleep(
                     min(_RETRY_PAUSE_SECONDS * 2 ** (attempt - 1), _MAX_PAUSE_SECONDS)
                 )
-            failure = await self._send(body, headers)
+            failure = await self._send_event(body, headers)
             if not failure:
                 return
             log.info(
@@ -146,7 +146,7 @@ class Webhooks:
             tried=self._max_attempts,
         )
 
-    async def _send(self, body: bytes, headers: Mapping[str, str]) -> str:
+    async def _send_event(self, body: bytes, headers: Mapping[str, str]) -> str:
         """Return why the receiver did not accept the event, '' if it did."""
         try:
             # A redirect would send the payload to another server.

@@ -382,10 +382,10 @@ async def save_backup(
         )
         await stack.enter_async_context(open_bus(settings.bus, url))  # creates missing streams
         snapshots = await stack.enter_async_context(open_snapshots(settings.bus, url))
-        return await _save(snapshots, settings.data_dir, tar, path.parent)
+        return await _save_files(snapshots, settings.data_dir, tar, path.parent)
 
 
-async def _save(
+async def _save_files(
     snapshots: Snapshots, data_dir: Path, tar: tarfile.TarFile, spool: Path
 ) -> BackupReport:
     descriptions: dict[str, Mapping[str, Any]] = {}

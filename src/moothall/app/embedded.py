@@ -49,7 +49,7 @@ async def open_embedded(
     If another process serves the data directory with the same settings, yield its address. Raises
     `ConfigurationError`, also if it has other settings or no gRPC.
     """
-    settings = await asyncio.to_thread(_load, overrides, config)
+    settings = await asyncio.to_thread(_load_settings, overrides, config)
     # A program's own output is not mixed with our progress.
     configure_logs(
         settings.log.model_copy(update={"level": "warning"}), secrets=secret_values(settings)
@@ -86,7 +86,7 @@ async def open_embedded(
         yield _embedded(local_settings, app.grpc_port)
 
 
-def _load(overrides: Mapping[str, Any], config: Path | None) -> Settings:
+def _load_settings(overrides: Mapping[str, Any], config: Path | None) -> Settings:
     """Load the settings. A model server that the program names gets no key of another one."""
     values = dict(overrides)
     llm = dict(values.get("llm") or {})

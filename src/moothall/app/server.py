@@ -292,7 +292,7 @@ class _ServerBuilder:
             on_ray=self._on_ray,
             model=self._has_hosts and self._embeds_model,
         )
-        bus_opening, layers = await self._check(model_checked=model_checked)
+        bus_opening, layers = await self._check_while_starting(model_checked=model_checked)
         instance_name = instance(self._settings, ending) if self._serving else ""
         fleet = await self._start_fleet(instance_name, processes)
         model = await self._start_model()
@@ -371,7 +371,7 @@ class _ServerBuilder:
     def _report_if_slow(self, subject: str) -> AbstractContextManager[None]:
         return report_if_slow(self._report_progress, subject)
 
-    async def _check(
+    async def _check_while_starting(
         self, *, model_checked: bool
     ) -> tuple[asyncio.Future[tuple[str, Bus]], Sequence[Layer]]:
         """Start the bus and import the modules while the model server and the sandbox are checked.

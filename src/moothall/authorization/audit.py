@@ -201,7 +201,7 @@ class AuditLog:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await asyncio.to_thread(self._close)
+        await asyncio.to_thread(self._close_chains)
         await self._background_tasks.aclose()
         if self._publisher:
             await self._publisher.flush()
@@ -215,7 +215,7 @@ class AuditLog:
         nobody awaits.
         """
         try:
-            written = asyncio.wrap_future(self._thread.submit(self._write, entry))
+            written = asyncio.wrap_future(self._thread.submit(self._write_record, entry))
         except RuntimeError:
             written = asyncio.get_running_loop().create_future()
             written.set_exception(AuditUnavailable("the audit is closed"))
@@ -225,9 +225,9 @@ class AuditLog:
             future.add_done_callback(lambda finished: finished.cancelled() or finished.exception())
         return record_id
 
-    def _write(self, entry: AuditEntry) -> str:
+    def _write_record(self, entry: AuditEntry) -> str:
         try:
-            chain = self._chains.get(entry.tenant) or self._open(entry.tenant)
+            chain = self._chains.get(entry.tenant) or self._open_chain(entry.tenant)
         except (OSError, InvalidRequest) as error:
             raise AuditUnavailable(f"the audit cannot be opened: {error}") from error
         try:
@@ -242,7 +242,7 @@ class AuditLog:
             self._publisher.put(WrittenRecord(entry.tenant, *written))
         return f"{self._writer}:{written[0]['seq']}"
 
-    def _open(self, tenant: str) -> _Chain:
+    def _open_chain(self, tenant: str) -> _Chain:
         folder = self._root / check_id(tenant, "tenant")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         chain = self._chains[tenant] = _Chain(
@@ -273,7 +273,7 @@ class AuditLog:
         if pruned:
             log.info("old audit records were removed", records=pruned, days=keep_days)
 
-    def _close(self) -> None:
+    def _close_chains(self) -> None:
         self._thread.shutdown(wait=True)
         for chain in self._chains.values():
             chain.close()

@@ -199,7 +199,7 @@ class ToolGateway:
                 key, checked.spec, has_full_time=has_full_time
             ) as report_status:
                 check_spending(context.ledger, context.meter, self._limits)
-                result = await self._run(context, call, checked)
+                result = await self._run_checked(context, call, checked)
                 report_status(result.status)
         except Stopped as stopped:
             if stopped.status is ToolStatus.BLOCKED:
@@ -240,7 +240,7 @@ class ToolGateway:
         except AuditUnavailable as error:
             raise Stopped(ToolStatus.ERROR, f"{error.message}; the tool was not run") from error
 
-    async def _run(
+    async def _run_checked(
         self, context: CallContext, call: ToolCall, checked_call: CheckedCall
     ) -> ToolResult:
         seconds_allowed = self._seconds_allowed(context, call, checked_call)

@@ -163,21 +163,21 @@ class _Overrides:
     async def refresh(self) -> None:
         """Read the current entries. Raises `BusUnavailable`."""
         for key, document in (await self._bucket.entries()).items():
-            self._apply(key, document)
+            self._apply_override(key, document)
 
     async def run(self) -> None:
         """Follow until cancelled."""
         async with aclosing(self._bucket.follow()) as changes:
             async for key, document in changes:
-                self._apply(key, document)
+                self._apply_override(key, document)
 
     async def _publish(self, key: str, actor: str, reason: str, **fields: Any) -> None:
         time = datetime.now(UTC).isoformat(timespec="seconds")
         document = {**fields, "who": actor, "reason": reason[:500], "time": time}
         await self._bucket.put(key, document)
-        self._apply(key, document)
+        self._apply_override(key, document)
 
-    def _apply(self, key: str, document: Mapping[str, Any]) -> None:
+    def _apply_override(self, key: str, document: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
 
@@ -206,7 +206,7 @@ class Switches(_Overrides):
             )
         await self._publish(f"{tenant}.{tool}", actor, reason, enabled=enabled)
 
-    def _apply(self, key: str, document: Mapping[str, Any]) -> None:
+    def _apply_override(self, key: str, document: Mapping[str, Any]) -> None:
         tenant, _, tool = key.partition(".")
         off = self._off.get(tenant, frozenset())
         # Anything but True is off: an unreadable document must not switch a tool on.
@@ -232,7 +232,7 @@ class Revocations(_Overrides):
         """
         await self._publish(token_or_workspace, actor, reason)
 
-    def _apply(self, key: str, document: Mapping[str, Any]) -> None:
+    def _apply_override(self, key: str, document: Mapping[str, Any]) -> None:
         del document
         self._ids.add(key)
 

@@ -38,7 +38,7 @@ async def validate(settings: Settings, *, paths: Sequence[Path]) -> int:
     """Check files: report each error with its line, settings that are not allowed, cycles and
     missing agents. Exit code 1 if there are errors.
     """
-    files = _load(settings, paths)
+    files = _load_specs(settings, paths)
     for note in files.kept:
         click.echo(plain(f"note  {note}"))
     problems = len(files.wrong)
@@ -57,7 +57,7 @@ async def validate(settings: Settings, *, paths: Sequence[Path]) -> int:
 @with_settings()
 async def list_(settings: Settings, *, paths: Sequence[Path]) -> None:
     """List the agents in the order in which they would run one at a time."""
-    by_name = {spec.name: spec for spec in _load(settings, paths).specs.values()}
+    by_name = {spec.name: spec for spec in _load_specs(settings, paths).specs.values()}
     for name in check_order(tuple(by_name.values())):
         spec = by_name[name]
         needs = ", ".join(
@@ -111,7 +111,7 @@ async def run_(
     Each leaves a branch moothall/<task_id>. Its validation commands decide whether it completed.
     Exit codes: 0 all completed, 1 not all, 2 wrong use or a broken part.
     """
-    files = _load(settings, paths)
+    files = _load_specs(settings, paths)
     if files.wrong:
         raise InvalidRequest(f"{len(files.wrong)} places in the files are wrong; nothing is run")
     specs = _choose(tuple(files.specs.values()), only)
@@ -189,7 +189,7 @@ async def _running_tasks(settings: Settings, name: str) -> Sequence[str]:
     return task_ids
 
 
-def _load(settings: Settings, paths: Sequence[Path]) -> Loaded:
+def _load_specs(settings: Settings, paths: Sequence[Path]) -> Loaded:
     """Load the files and report problems, both in the files and with the settings, so that no run
     fails later because of them.
     """

@@ -316,7 +316,7 @@ def _answer_once(options: AskOptions, *, yes: bool) -> NoReturn:
         if diff and answer.files is None:
             say("not applied: the repository's files are not on this machine")
         elif diff and answer.files is not None and _is_wanted(yes=yes, quiet=options.quiet):
-            applied_paths = _apply(options.settings, answer.files, answer.changes)
+            applied_paths = _apply_changes(options.settings, answer.files, answer.changes)
     finally:
         if options.quiet:
             _document(out, outcome, applied_paths)
@@ -353,7 +353,7 @@ def _is_wanted(*, yes: bool, quiet: bool) -> bool:
         return False
 
 
-def _apply(settings: Settings, files: Path, changes: Sequence[Diff]) -> tuple[str, ...]:
+def _apply_changes(settings: Settings, files: Path, changes: Sequence[Diff]) -> tuple[str, ...]:
     from moothall.app.command_repository import take_over
 
     paths = result_of(take_over(settings, files, *changes))

@@ -304,7 +304,7 @@ class _Conversation:
 
     async def _handle_line(self, line: str) -> None:
         if line == "/apply":
-            await self._apply()
+            await self._apply_changes()
         elif line.startswith("/"):
             self._commands.get(line, self._unknown)()
         elif line:
@@ -333,7 +333,7 @@ class _Conversation:
         if self._last.diff:
             say("/apply puts this into your files")
 
-    async def _apply(self) -> None:
+    async def _apply_changes(self) -> None:
         session = self._session
         if not session.changes or session.files is None:
             reason = (

@@ -130,7 +130,7 @@ def init(
         values["api_key_file"] = str(key_file.resolve())
     elif key:
         values["api_key_file"] = str(_write_key(file, key))
-    _write(file, values)
+    _append_section(file, values)
     if as_json:
         print_json(
             {
@@ -238,7 +238,7 @@ def _write_key(file: Path, key: str) -> Path:
     return path
 
 
-def _write(file: Path, values: dict[str, Any]) -> None:
+def _append_section(file: Path, values: dict[str, Any]) -> None:
     """Append the section to the file, which keeps its other content and its mode. Raises
     `InvalidRequest` if a value cannot be in a TOML file.
     """

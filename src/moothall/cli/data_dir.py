@@ -280,13 +280,13 @@ async def export(settings: Settings, *, since: datetime, tenant: str | None, kin
     stream = await _read_stream(settings, keys.audit, keys.of_hosts().audit)
     records = read_records(settings.data_dir, stream, since, tenant)
     if kind == "otlp":
-        return await _send(settings, records)
+        return await _send_records(settings, records)
     for record in records:
         click.echo(json.dumps(record, separators=(",", ":")))
     return 0
 
 
-async def _send(settings: Settings, records: Iterator[Mapping[str, Any]]) -> int:
+async def _send_records(settings: Settings, records: Iterator[Mapping[str, Any]]) -> int:
     from moothall.authorization.audit_export import BATCH_RECORDS
     from moothall.telemetry.recording import open_sender
 

@@ -368,7 +368,7 @@ async def judge(
     watcher = _Watcher(quiet=as_json, verbose=verbose)
     outcome = await _judge(settings, request, change.named, watcher, server, token_file=token_file)
     verdict = make_verdict(outcome, watcher.log, required)
-    _write(settings, verdict, _Files(sarif, statement, key, summary))
+    _write_files(settings, verdict, _Files(sarif, statement, key, summary))
     _print(verdict, out, as_json=as_json)
     if status:
         await set_status(settings, pull, verdict)
@@ -529,7 +529,7 @@ async def _judge_remotely(
             return await run_deliberation(kernel, replace(request, repository=reference), on_event)
 
 
-def _write(settings: Settings, verdict: VerdictDocument, files: _Files) -> None:
+def _write_files(settings: Settings, verdict: VerdictDocument, files: _Files) -> None:
     """Write the requested files. Raises `InvalidRequest` if one cannot be written."""
     try:
         if files.sarif is not None:

@@ -73,7 +73,7 @@ async def list_parked(settings: Settings, *, tenant: str, as_json: bool) -> None
 @with_settings()
 async def allow(settings: Settings, *, request: str, reason: str, tenant: str) -> None:
     """Let REQUEST (its id, or its request id) run once."""
-    await _resolve(settings, tenant, request, reason, allow=True)
+    await _resolve_parked(settings, tenant, request, reason, allow=True)
 
 
 @requeue.command(epilog=example("moothall tools requeue refuse r-0123"))
@@ -83,10 +83,10 @@ async def allow(settings: Settings, *, request: str, reason: str, tenant: str) -
 @with_settings()
 async def refuse(settings: Settings, *, request: str, reason: str, tenant: str) -> None:
     """Refuse REQUEST for good."""
-    await _resolve(settings, tenant, request, reason, allow=False)
+    await _resolve_parked(settings, tenant, request, reason, allow=False)
 
 
-async def _resolve(
+async def _resolve_parked(
     settings: Settings, tenant: str, request: str, reason: str, *, allow: bool
 ) -> None:
     from moothall.app.gateway_rules import open_parking

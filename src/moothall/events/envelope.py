@@ -36,7 +36,7 @@ Get = Callable[[str], Awaitable[bytes]]
 """Returns the bytes of a sha256. Raises `NotFound`."""
 
 
-async def _store(put: Put, content: bytes, *, kind: str) -> dict[str, Any]:
+async def _store_blob(put: Put, content: bytes, *, kind: str) -> dict[str, Any]:
     sha256 = hashlib.sha256(content).hexdigest()
     await put(sha256, content)
     return {_REFERENCE: sha256, "bytes": len(content), **({"kind": kind} if kind != "text" else {})}
@@ -48,7 +48,7 @@ async def _offload_strings(put: Put, value: Any, limit: int) -> Any:
         if len(value) * 4 <= limit:
             return value
         content = value.encode("utf-8", "replace")
-        return value if len(content) <= limit else await _store(put, content, kind="text")
+        return value if len(content) <= limit else await _store_blob(put, content, kind="text")
     if isinstance(value, Mapping):
         copied = {key: await _offload_strings(put, item, limit) for key, item in value.items()}
         return {_ESCAPED: copied} if _REFERENCE in copied or _ESCAPED in copied else copied
@@ -66,7 +66,7 @@ async def offload(put: Put, data: Mapping[str, Any], limit: int) -> Mapping[str,
         return data
     shortened: Mapping[str, Any] = await _offload_strings(put, data, limit)
     encoded = dump_json(shortened)
-    return shortened if len(encoded) <= limit else await _store(put, encoded, kind="json")
+    return shortened if len(encoded) <= limit else await _store_blob(put, encoded, kind="json")
 
 
 async def _fetch(get: Get, reference: Mapping[str, Any]) -> Any:

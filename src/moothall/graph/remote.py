@@ -86,16 +86,16 @@ class SocketGraphClient:
     async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
         """Ask a named question. Raises the errors of `CypherGraph.ask`."""
         rows: Sequence[Mapping[str, Any]] = (
-            await self._send({"question": question, "parameters": parameters})
+            await self._send_request({"question": question, "parameters": parameters})
         )["rows"]
         return rows
 
     async def counts(self) -> dict[str, int]:
         """Return the numbers of nodes and relations."""
-        rows: Sequence[dict[str, int]] = (await self._send({"counts": True}))["rows"]
+        rows: Sequence[dict[str, int]] = (await self._send_request({"counts": True}))["rows"]
         return rows[0]
 
-    async def _send(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    async def _send_request(self, request: Mapping[str, Any]) -> dict[str, Any]:
         line = json.dumps(request).encode() + b"\n"
         if len(line) > _MAX_QUESTION_BYTES:
             raise InvalidRequest(

@@ -267,7 +267,7 @@ class Projector:
         waiting: asyncio.Queue[Recorded] = asyncio.Queue(2 * self._batch_size)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._read_log(waiting, self._written), name="graph-read")
-            group.create_task(self._write(waiting), name="graph-write")
+            group.create_task(self._write_events(waiting), name="graph-write")
 
     async def catch_up(
         self, last_seq: int, on_batch: Callable[[int], None] = lambda _: None
@@ -311,7 +311,7 @@ class Projector:
             async for recorded in records:
                 await waiting.put(recorded)
 
-    async def _write(self, waiting: asyncio.Queue[Recorded]) -> None:
+    async def _write_events(self, waiting: asyncio.Queue[Recorded]) -> None:
         while True:
             batch = [await waiting.get()]
             await asyncio.sleep(self._pace_seconds)

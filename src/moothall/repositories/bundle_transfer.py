@@ -300,7 +300,7 @@ class BundleServer:
             bundle.task.done() and (bundle.task.cancelled() or bundle.task.exception())
         ):
             file = self._folder / f"{name}.bundle"
-            writing = self._write(clone, file, wants, haves)
+            writing = self._write_bundle(clone, file, wants, haves)
             bundle = self._bundles[name] = _StoredBundle(
                 asyncio.create_task(writing, name="bundle"), file, time.monotonic()
             )
@@ -314,7 +314,7 @@ class BundleServer:
             return BundleOffer(tuple(wants))
         return BundleOffer(tuple(wants), name, size, self.holder, shallow_commits(clone))
 
-    async def _write(
+    async def _write_bundle(
         self, clone: TrustedClone, file: Path, wants: Sequence[str], haves: Sequence[str]
     ) -> int:
         async with self._write_slots:

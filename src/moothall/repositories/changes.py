@@ -124,10 +124,10 @@ class ChangeScan:
     def list_new_paths(self) -> NewPaths | None:
         """List names. Return the new ones that git must be asked about, None if there are none."""
         while self._pending:
-            self._list(self._pending.popleft())
+            self._list_folder(self._pending.popleft())
         budget: int | None = _NAMES_BEFORE_QUESTION
         while self._undecided and budget is not None:
-            budget = self._list(self._undecided[0], budget)
+            budget = self._list_folder(self._undecided[0], budget)
             if budget is not None:
                 self._undecided.popleft()
         files = [path for path, is_folder in self._new.items() if not is_folder]
@@ -195,7 +195,7 @@ class ChangeScan:
             sorted([*deletions, *changes], key=lambda change: change.path), self._ignored
         )
 
-    def _list(self, folder: str, budget: int | None = None) -> int | None:
+    def _list_folder(self, folder: str, budget: int | None = None) -> int | None:
         """List a folder. `budget` limits its new names; return the rest of it. Return None and
         record nothing if there are more names.
         """

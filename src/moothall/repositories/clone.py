@@ -139,13 +139,13 @@ class TrustedClone:
         if result.status:
             raise self._fetch_error(source, ref, result)
         try:
-            output = await self._run(
+            output = await self._run_git(
                 "rev-parse", "--verify", "--end-of-options", f"{temporary_ref}^{{commit}}"
             )
             sha = output.strip().decode()
-            await self._run("update-ref", f"refs/moothall/bases/{sha}", sha)
+            await self._run_git("update-ref", f"refs/moothall/bases/{sha}", sha)
         finally:
-            await self._run("update-ref", "-d", temporary_ref)
+            await self._run_git("update-ref", "-d", temporary_ref)
         return sha
 
     def _fetch_error(self, source: str, ref: str, result: GitResult) -> RepositoryError:
@@ -186,12 +186,14 @@ class TrustedClone:
         Return how many patches were forgotten. A patch that is still in use is created again when
         it is needed.
         """
-        output = await self._run("for-each-ref", "--format=%(objectname)", "refs/moothall/patches/")
+        output = await self._run_git(
+            "for-each-ref", "--format=%(objectname)", "refs/moothall/patches/"
+        )
         forgotten = [sha for sha in output.decode().split() if sha not in kept_shas]
         if forgotten:
             commands = "".join(f"delete refs/moothall/patches/{sha} {sha}\n" for sha in forgotten)
-            await self._run("update-ref", "--stdin", stdin=commands.encode())
-        await self._run("prune", "--expire=1.day.ago")
+            await self._run_git("update-ref", "--stdin", stdin=commands.encode())
+        await self._run_git("prune", "--expire=1.day.ago")
         return len(forgotten)
 
     async def files(self, sha: str) -> tuple[str, ...]:
@@ -503,7 +505,7 @@ class TrustedClone:
             paths = [folder / str(number) for number in range(len(contents))]
             await asyncio.to_thread(_write_all, paths, contents)
             listing = "".join(f"{path}\n" for path in paths).encode()
-            output = await self._run(
+            output = await self._run_git(
                 "hash-object", "-w", "--no-filters", "--stdin-paths", stdin=listing
             )
         return output.decode().split()
@@ -514,12 +516,12 @@ class TrustedClone:
         """
         index_info = "".join(f"0 {'0' * 40}\t{path}\0" for path in paths)
         async with self._index(sha) as env:
-            await self._run(
+            await self._run_git(
                 "update-index", "--remove", "-z", "--index-info", stdin=index_info.encode(), env=env
             )
-            tree = (await self._run("write-tree", env=env)).strip().decode()
+            tree = (await self._run_git("write-tree", env=env)).strip().decode()
         date = await self._commit_date(sha)
-        output = await self._run(
+        output = await self._run_git(
             "commit-tree",
             tree,
             "-m",
@@ -527,7 +529,7 @@ class TrustedClone:
             env={**_IDENTITY, "GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date},
         )
         commit_sha = output.strip().decode()
-        await self._run("update-ref", f"refs/moothall/bases/{commit_sha}", commit_sha)
+        await self._run_git("update-ref", f"refs/moothall/bases/{commit_sha}", commit_sha)
         return commit_sha
 
     async def find_base(self, commit_sha: str, base_sha: str) -> str:
@@ -587,13 +589,13 @@ class TrustedClone:
         # come first.
         filters = ("--diff-filter=D", "--diff-filter=d") if replaces else ("",)
         return "".join(
-            [await diff_between(self._run, *shas, diff_filter) for diff_filter in filters]
+            [await diff_between(self._run_git, *shas, diff_filter) for diff_filter in filters]
         )
 
     async def history(self, sha: str, limit: int) -> list[Commit]:
         """Return at most `limit` commits from `sha` back along first parents, newest first."""
         fields = "%H%x00%an%x00%cI%x00%s"
-        out = await self._run(
+        out = await self._run_git(
             "log",
             "-z",
             "--first-parent",
@@ -613,8 +615,8 @@ class TrustedClone:
         env: Mapping[str, str],
         merged: Sequence[str] = (),
     ) -> Patch:
-        tree = (await self._run("write-tree", env=env)).strip().decode()
-        parent_tree = await self._run("rev-parse", f"{_check_sha(parent)}^{{tree}}")
+        tree = (await self._run_git("write-tree", env=env)).strip().decode()
+        parent_tree = await self._run_git("rev-parse", f"{_check_sha(parent)}^{{tree}}")
         if tree != parent_tree.strip().decode():
             return await self._record(base_sha, tree, (parent, *merged), message)
         if parent == base_sha:
@@ -628,7 +630,7 @@ class TrustedClone:
         text = message.replace("\0", "").strip()[:_MESSAGE_CHARS] or "Change made in a workspace"
         dates = {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
         parent_arguments = [argument for parent in parents for argument in ("-p", parent)]
-        out = await self._run(
+        out = await self._run_git(
             "commit-tree",
             tree,
             *parent_arguments,
@@ -640,7 +642,7 @@ class TrustedClone:
         return await self._store_patch(base_sha, out.strip().decode())
 
     async def _commit_date(self, sha: str) -> str:
-        output = await self._run(
+        output = await self._run_git(
             "log", "-1", "--format=%ct +0000", "--no-show-signature", _check_sha(sha)
         )
         return output.strip().decode()
@@ -680,7 +682,7 @@ class TrustedClone:
             raise PatchRefused(
                 f"the patch has {size} bytes; at most {patch_rules.MAX_PATCH_BYTES} are allowed."
             )
-        await self._run("update-ref", f"refs/moothall/patches/{commit_sha}", commit_sha)
+        await self._run_git("update-ref", f"refs/moothall/patches/{commit_sha}", commit_sha)
         return Patch(
             base_sha,
             commit_sha,
@@ -712,10 +714,10 @@ class TrustedClone:
         await self.entries(sha)
         with scratch() as folder:
             env = {"GIT_INDEX_FILE": str(folder / "index")}
-            await self._run("read-tree", _check_sha(sha), env=env)
+            await self._run_git("read-tree", _check_sha(sha), env=env)
             yield env
 
-    async def _run(
+    async def _run_git(
         self, *args: str, stdin: bytes = b"", env: Mapping[str, str] | None = None
     ) -> bytes:
         return await self._git.run(*args, cwd=self.path, stdin=stdin, env=env)

@@ -122,10 +122,10 @@ class SandboxLog:
             self._stop()
             return False
         self._tail = (self._tail + output)[-TAIL_BYTES:]
-        self._write(output)
+        self._write_limited(output)
         return True
 
-    def _write(self, output: bytes) -> None:
+    def _write_limited(self, output: bytes) -> None:
         if not self._file or not self._bytes_left:
             return
         output = output[: self._bytes_left]

@@ -56,7 +56,7 @@ class Relay:
         """Run the program until one side ends. Return why it ended by itself, or ''."""
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         try:
-            child = self._child = self._start()
+            child = self._child = self._start_program()
         except OSError as error:
             return f"{self._order['argv'][0]} cannot be run: {error.strerror}"
         threading.Thread(target=self._read_output, args=(child,), daemon=True).start()
@@ -80,7 +80,7 @@ class Relay:
         self._events.put({"request": number, "method": method, "path": path, "body": body})
         return reply.get()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start_program(self) -> subprocess.Popen[bytes]:
         port = str(self._server.server_address[1])
         argv = [word.replace(_PORT, port) for word in self._order["argv"]]
         variables = {
@@ -126,7 +126,7 @@ class Relay:
                 if "reply" in message:
                     self._replies.pop(message["reply"]).put(message)
                 elif "line" in message:
-                    self._write(child, message["line"])
+                    self._write_line(child, message["line"])
                 elif "close" in message:
                     self._close_input(child)
                 else:
@@ -143,7 +143,7 @@ class Relay:
                 chars, ended = chars + len(batch[-1]), str(event.get("ended", ""))
         return batch, ended
 
-    def _write(self, child: subprocess.Popen[bytes], line: str) -> None:
+    def _write_line(self, child: subprocess.Popen[bytes], line: str) -> None:
         assert child.stdin  # noqa: S101 - a pipe, see `_start`
         with contextlib.suppress(OSError):  # the end is noticed when reading
             child.stdin.write(f"{line}\n".encode("utf-8", "replace"))

@@ -117,14 +117,14 @@ class Output:
         self.total += len(data)
         self._lines += data.count(b"\n")
         if self.total > HEAD_BYTES + TAIL_BYTES:
-            self._store(data)
+            self._store_data(data)
         remaining = max(0, HEAD_BYTES - len(self._head))
         self._head += data[:remaining]
         self._tail += data[remaining:]
         if len(self._tail) > 2 * TAIL_BYTES:
             del self._tail[:-TAIL_BYTES]
 
-    def _store(self, data: bytes) -> None:
+    def _store_data(self, data: bytes) -> None:
         if self._has_failed:
             return
         try:

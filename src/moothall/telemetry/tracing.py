@@ -313,7 +313,7 @@ def _format(level: str, event: str, values: Mapping[str, Any], *, colours: bool)
 
     exception = values.get("exception", "")
     pairs = [
-        f"{style('36', name)}={style('35', _show(value))}"
+        f"{style('36', name)}={style('35', _format_value(value))}"
         for name, value in sorted(values.items())
         if name not in {"timestamp", "exception"}
     ]
@@ -322,7 +322,7 @@ def _format(level: str, event: str, values: Mapping[str, Any], *, colours: bool)
     return f"{line}\n{exception}" if exception else line
 
 
-def _show(value: object) -> str:
+def _format_value(value: object) -> str:
     return value if isinstance(value, str) and not _NEEDS_QUOTES & set(value) else repr(value)
 
 
@@ -334,7 +334,7 @@ class Logger:
     def __init__(self, module: str) -> None:
         self._module = module
 
-    def _write(self, level: str, event: str, values: Mapping[str, Any]) -> None:
+    def _write_entry(self, level: str, event: str, values: Mapping[str, Any]) -> None:
         target = _task_target.get() or _target
         if _LEVELS.index(level) < _LEVELS.index(target.settings.level):
             return
@@ -351,23 +351,23 @@ class Logger:
 
     def debug(self, event: str, **values: Any) -> None:
         """Log a detail for developers."""
-        self._write("debug", event, values)
+        self._write_entry("debug", event, values)
 
     def info(self, event: str, **values: Any) -> None:
         """Log an event."""
-        self._write("info", event, values)
+        self._write_entry("info", event, values)
 
     def warning(self, event: str, **values: Any) -> None:
         """Log something that a person should look at."""
-        self._write("warning", event, values)
+        self._write_entry("warning", event, values)
 
     def error(self, event: str, **values: Any) -> None:
         """Log a failure."""
-        self._write("error", event, values)
+        self._write_entry("error", event, values)
 
     def exception(self, event: str, **values: Any) -> None:
         """Log a failure with the exception that is being handled."""
-        self._write("error", event, {**values, "exception": traceback.format_exc().rstrip()})
+        self._write_entry("error", event, {**values, "exception": traceback.format_exc().rstrip()})
 
 
 def get_logger(name: str) -> Logger:

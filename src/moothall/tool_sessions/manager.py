@@ -179,7 +179,9 @@ class ToolSessions:
             workspace = PersistentWorkspace(
                 name, self._workspaces, prepared, self._gateway.catalogue
             )
-            return await self._open(workspace, principal, pending.role, pending.persona, seconds)
+            return await self._open_session(
+                workspace, principal, pending.role, pending.persona, seconds
+            )
         finally:
             self._opening[principal.tenant] -= 1
 
@@ -225,9 +227,9 @@ class ToolSessions:
         workspace = PersistentWorkspace(
             item.workspace, self._workspaces, prepared, self._gateway.catalogue, diff
         )
-        await self._open(workspace, principal, item.role, item.persona, seconds)
+        await self._open_session(workspace, principal, item.role, item.persona, seconds)
 
-    async def _open(
+    async def _open_session(
         self,
         workspace: PersistentWorkspace,
         principal: Principal,

@@ -161,7 +161,7 @@ class Engine:
                     break
                 self._changed.clear()
                 await self._changed.wait()
-        return await self._finish()
+        return await self._finish_workflow()
 
     def _ready_steps(self) -> Iterator[_StepRun]:
         """Yield the runs that may start now. Each must be started before the next is requested."""
@@ -272,7 +272,7 @@ class Engine:
     async def _attempt(self, work: _StepRun, attempt: int) -> ToolResult:
         request_id = _request_id(self._plan, work, attempt)
         try:
-            arguments = fill_in(work.call.arguments, self._resolve)
+            arguments = fill_in(work.call.arguments, self._resolve_reference)
         except InvalidRequest as error:
             return ToolResult(request_id, work.spec.name, ToolStatus.INVALID, error=error.message)
         seconds = work.step.timeout or work.spec.timeout_seconds
@@ -291,7 +291,7 @@ class Engine:
             return ToolResult(request_id, work.spec.name, ToolStatus.ERROR, error=error.message)
         return result
 
-    def _resolve(self, reference: Reference) -> Any:
+    def _resolve_reference(self, reference: Reference) -> Any:
         result = self._record.act(reference.step).result
         return find_in({"output": {}, "status": "", "error": "", **result}, reference)
 
@@ -328,7 +328,7 @@ class Engine:
             commit=commit,
         )
 
-    async def _finish(self) -> tuple[End, str]:
+    async def _finish_workflow(self) -> tuple[End, str]:
         failed_step = self._find_failed()
         for step in self._plan.steps:
             if not self._record.act(step.id).ended:

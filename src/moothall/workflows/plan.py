@@ -79,10 +79,10 @@ def fill_in(value: Any, look_up: Callable[[Reference], Any]) -> Any:
             )
         return result
 
-    return _fill(value, counted_look_up)
+    return _fill_references(value, counted_look_up)
 
 
-def _fill(value: Any, look_up: Callable[[Reference], Any]) -> Any:
+def _fill_references(value: Any, look_up: Callable[[Reference], Any]) -> Any:
     if isinstance(value, str):
         single_reference = _REFERENCE.fullmatch(value)
         if single_reference and not single_reference[1]:
@@ -94,8 +94,8 @@ def _fill(value: Any, look_up: Callable[[Reference], Any]) -> Any:
             value,
         )
     if isinstance(value, Mapping):
-        return {key: _fill(item, look_up) for key, item in value.items()}
-    return [_fill(item, look_up) for item in value] if isinstance(value, list) else value
+        return {key: _fill_references(item, look_up) for key, item in value.items()}
+    return [_fill_references(item, look_up) for item in value] if isinstance(value, list) else value
 
 
 def find_in(result: Mapping[str, Any], reference: Reference) -> Any:

@@ -50,10 +50,10 @@ def pack(root: Path, target: IO[bytes], include: Include = include_all) -> None:
                 path = os.path.relpath(os.path.join(folder, name), root)  # noqa: PTH118 - names that are not text are preserved
                 status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
                 if include(path, status):
-                    _add(archive, path, name, descriptor, status)
+                    _add_member(archive, path, name, descriptor, status)
 
 
-def _add(
+def _add_member(
     archive: tarfile.TarFile, path: str, name: str, folder: int, status: os.stat_result
 ) -> None:
     member = tarfile.TarInfo(path)

@@ -162,13 +162,13 @@ class Environments:
                     if not await self._archives.restore(name, temporary, report_progress):
                         await remove_tree(temporary)
                         temporary.mkdir()
-                        await self._fill(base, key, temporary, clone, report_progress)
+                        await self._fill_environment(base, key, temporary, clone, report_progress)
                         await self._archives.store(name, temporary)
                 temporary.rename(final)
             finally:
                 await remove_tree(temporary)
 
-    async def _fill(
+    async def _fill_environment(
         self, base: Base, key: str, temporary: Path, clone: TrustedClone, report_progress: Progress
     ) -> None:
         toolchains = choose(base.profile.needs)

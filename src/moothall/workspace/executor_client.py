@@ -347,7 +347,7 @@ class ExecutorClient(ABC):
         # file.
         memory_kills = self._count_memory_kills() if message["op"] in _FOREIGN_CODE else None
         number, answer = self._link.send(message)
-        waiting = self._follow(number, answer, max_seconds, answer_question)
+        waiting = self._follow_request(number, answer, max_seconds, answer_question)
         try:
             if memory_kills is None:
                 result = await waiting
@@ -400,7 +400,7 @@ class ExecutorClient(ABC):
             },
         }
 
-    async def _follow(
+    async def _follow_request(
         self,
         number: int,
         answer: asyncio.Future[Answer],

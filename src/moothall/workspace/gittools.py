@@ -125,7 +125,7 @@ class _Repository:
         }
 
     async def diff(self, ref: str) -> dict[str, Any]:
-        against = await self._resolve(ref) if ref else self.state.head
+        against = await self._resolve_ref(ref) if ref else self.state.head
         snapshot = await self._snapshot()
         text = await self.clone.diff(against, snapshot.commit_sha)
         return {
@@ -209,7 +209,7 @@ class _Repository:
         return {"branch": name, "commit": self.state.head}
 
     async def checkout(self, ref: str) -> dict[str, Any]:
-        sha = await self._resolve(ref)
+        sha = await self._resolve_ref(ref)
         if sha != self.state.head:
             await self._check_out_commit(sha)
         self.state.branch = ref if ref in self.state.branches else f"at-{sha[:12]}"
@@ -316,7 +316,7 @@ class _Repository:
             for c in changes
         ]
 
-    async def _resolve(self, ref: str) -> str:
+    async def _resolve_ref(self, ref: str) -> str:
         """Return the commit that a ref names: HEAD, HEAD~n, a branch of this workspace or a commit
         of its history.
         """

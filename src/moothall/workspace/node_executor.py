@@ -144,7 +144,7 @@ class Nodes:
         return len(self._nodes)
 
     async def __aenter__(self) -> Self:
-        self.run_in_background(self._follow(), "nodes")
+        self.run_in_background(self._follow_nodes(), "nodes")
         return self
 
     async def __aexit__(self, *details: object) -> None:
@@ -165,7 +165,7 @@ class Nodes:
         if not task.cancelled() and (error := task.exception()):
             log.warning("a call to a node failed", call=task.get_name(), reason=str(error)[:500])
 
-    async def _follow(self) -> None:
+    async def _follow_nodes(self) -> None:
         while True:
             try:
                 for name, node in (await self._carrier.list_nodes()).items():
@@ -266,10 +266,10 @@ class Nodes:
 
     def close(self, node: Node, sandbox: str) -> asyncio.Task[Any]:
         """End a sandbox, and return the task of which the result is its log."""
-        return self.run_in_background(_close(node, sandbox), f"close {sandbox}")
+        return self.run_in_background(_close_sandbox(node, sandbox), f"close {sandbox}")
 
 
-async def _close(node: Node, sandbox: str) -> str:
+async def _close_sandbox(node: Node, sandbox: str) -> str:
     with contextlib.suppress(WorkspaceFailed):  # then it has ended already
         return str(await node.call("close", sandbox))
     return ""

@@ -316,9 +316,9 @@ class _Conversation:
         self._steps: asyncio.Queue[Step] = asyncio.Queue()
         self._wait_report: asyncio.TimerHandle | None = None
         self._reply: asyncio.Future[Any] | None = None
-        self._task = asyncio.create_task(self._run(work))
+        self._task = asyncio.create_task(self._run_work(work))
 
-    async def _run(self, work: Callable[[_Conversation], Coroutine[Any, Any, Any]]) -> None:
+    async def _run_work(self, work: Callable[[_Conversation], Coroutine[Any, Any, Any]]) -> None:
         try:
             with linked_clock(self):
                 step = Step(Kind.ANSWER, await work(self))
@@ -436,12 +436,14 @@ class NodeSandboxes:
         The answer is the set of folders whose archives are missing, empty if it is open.
         """
         try:
-            self._check(generation)
-            return Step(Kind.ANSWER, await self._open(order, parts))
+            self._check_generation(generation)
+            return Step(Kind.ANSWER, await self._open_sandbox(order, parts))
         except _RAISED as error:
             return Step(Kind.FAILED, type(error)(error.message))
 
-    async def _open(self, order: Order, parts: Mapping[str, Sequence[Any]]) -> frozenset[str]:
+    async def _open_sandbox(
+        self, order: Order, parts: Mapping[str, Sequence[Any]]
+    ) -> frozenset[str]:
         missing = self._folders.missing(order.folders.values()) - parts.keys()
         if missing:
             return missing
@@ -471,7 +473,7 @@ class NodeSandboxes:
     async def request(self, generation: str, request: Request) -> Step:
         """Start a request and return its first step."""
         try:
-            self._check(generation)
+            self._check_generation(generation)
             sandbox = self._sandbox(request.sandbox)
         except WorkspaceFailed as error:
             return Step(Kind.FAILED, error)
@@ -482,7 +484,7 @@ class NodeSandboxes:
     async def continue_request(self, generation: str, name: str, number: int, reply: Any) -> Step:
         """Return the next step of a request. `reply` answers its question, if it was one."""
         try:
-            self._check(generation)
+            self._check_generation(generation)
             return await self._step(self._sandbox(name), number, reply)
         except WorkspaceFailed as error:
             return Step(Kind.FAILED, error)
@@ -524,7 +526,7 @@ class NodeSandboxes:
             for name in names:
                 await self._end_sandbox(self._sandboxes.pop(name))
 
-    def _check(self, generation: str) -> None:
+    def _check_generation(self, generation: str) -> None:
         if generation != self.generation:
             raise WorkspaceFailed("the node's sandboxes were started again, and this one is gone")
         if self._refusal:

@@ -103,12 +103,12 @@ class LocalExecutor(ExecutorClient):
         Raises `SandboxUnavailable` with the reason, after removing everything.
         """
         try:
-            await self._start()
+            await self._start_sandbox()
         except BaseException:
             await self.close()
             raise
 
-    async def _start(self) -> None:
+    async def _start_sandbox(self) -> None:
         uid = sandbox_uid()
         for folder in (self.folder, self.upper, self.folder / "work"):
             folder.mkdir(mode=0o755)
@@ -335,9 +335,9 @@ class ExecutorPool:
             if group:
                 await group.__aexit__(None, None, None)
         finally:
-            await self._clear()
+            await self._remove_executors()
 
-    async def _clear(self) -> None:
+    async def _remove_executors(self) -> None:
         for executor in (
             *self._open,
             *(executor for executors in self._spares.values() for executor in executors),
@@ -501,9 +501,9 @@ class ExecutorPool:
                 self._discard(executor)
         if self._group and len(executors) < target and setup.key not in self._filling:
             self._filling.add(setup.key)
-            self._group.create_task(self._fill(setup, target), name=f"warm {setup.key}")
+            self._group.create_task(self._fill_spares(setup, target), name=f"warm {setup.key}")
 
-    async def _fill(self, setup: ExecutorSetup, target: int) -> None:
+    async def _fill_spares(self, setup: ExecutorSetup, target: int) -> None:
         try:
             while self._group and len(self._spares.get(setup.key, ())) < target:
                 executor = await self._start_executor(setup)

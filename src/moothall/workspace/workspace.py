@@ -199,7 +199,7 @@ class OverlayWorkspace:
     async def _run_code(self, call: ToolCall, seconds: float) -> dict[str, Any]:
         if call.tool == SHELL:
             return await self._run_shell(call, seconds)
-        answer = await self._run(code_tools.command(call.tool, call.arguments), seconds)
+        answer = await self._run_argv(code_tools.command(call.tool, call.arguments), seconds)
         return {**answer, "output": parse_code_output(answer)}
 
     async def _run_shell(self, call: ToolCall, seconds: float) -> dict[str, Any]:
@@ -227,12 +227,12 @@ class OverlayWorkspace:
     async def _run_wasm(self, call: ToolCall, seconds: float) -> dict[str, Any]:
         return tool_answer(
             call.tool,
-            await self._run(
+            await self._run_argv(
                 self._module_folder.command(call.tool, call.arguments, seconds), seconds
             ),
         )
 
-    async def _run(self, argv: tuple[str, ...], seconds: float) -> dict[str, Any]:
+    async def _run_argv(self, argv: tuple[str, ...], seconds: float) -> dict[str, Any]:
         return await self._executor.request(
             "run", wall_seconds=seconds, argv=argv, env=self._executor.variables()
         )

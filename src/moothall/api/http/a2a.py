@@ -174,7 +174,7 @@ class CouncilHandler(RequestHandler):
         principal = caller()
         with _translated():
             task_id = await self._submit(params, principal)
-            async with aclosing(self._follow(task_id, principal)) as updates:
+            async with aclosing(self._follow_task(task_id, principal)) as updates:
                 async for update in updates:
                     yield update
 
@@ -188,7 +188,7 @@ class CouncilHandler(RequestHandler):
             task_id = check_task_id(params.id)
             if (await self._deliberations.result(task_id, principal)).status.ended:
                 raise UnsupportedOperationError(f"{task_id} has ended; get it with GetTask")
-            async with aclosing(self._follow(task_id, principal)) as updates:
+            async with aclosing(self._follow_task(task_id, principal)) as updates:
                 async for update in updates:
                     yield update
 
@@ -266,7 +266,9 @@ class CouncilHandler(RequestHandler):
         )
         return (await self._deliberations.submit(request, principal)).own_id
 
-    async def _follow(self, task_id: TaskId, principal: Principal) -> AsyncGenerator[Any, None]:
+    async def _follow_task(
+        self, task_id: TaskId, principal: Principal
+    ) -> AsyncGenerator[Any, None]:
         """Yield a task, its status at each new step, its artifact and its last status."""
         yield _task(await self._deliberations.result(task_id, principal), with_artifacts=False)
         progress, last = Progress(), ""

@@ -479,13 +479,13 @@ class WorkQueue:
             try:
                 waiting = await self.waiting()
                 for role, tenants in waiting.items():
-                    moved_count += await self._fill(role, tenants)
+                    moved_count += await self._fill_queue(role, tenants)
             except (*_ERRORS, BusUnavailable) as error:
                 log.info("waiting work was not moved; will retry", reason=str(error))
             if not moved_count:
                 await asyncio.sleep(_BUSY_SECONDS if waiting else _IDLE_SECONDS)
 
-    async def _fill(self, role: str, tenants: Counter[str]) -> int:
+    async def _fill_queue(self, role: str, tenants: Counter[str]) -> int:
         """Fill the queue of a role, and return how many deliberations were moved."""
         moved_count = 0
         for _ in range(await self._count_free(role)):
@@ -493,7 +493,7 @@ class WorkQueue:
                 break
             tenants[tenant] -= 1
             try:
-                await self._move(role, tenant)
+                await self._move_oldest(role, tenant)
             except MoothallError as error:
                 tenants[tenant] = 0  # other tenants continue
                 if (role, tenant) not in self._failing:
@@ -505,7 +505,7 @@ class WorkQueue:
             moved_count += 1
         return moved_count
 
-    async def _move(self, role: str, tenant: str) -> None:
+    async def _move_oldest(self, role: str, tenant: str) -> None:
         """Move the oldest deliberation of a tenant into the queue of its role."""
         try:
             oldest = await keep_cancellation(

@@ -217,9 +217,9 @@ class JetStreamBus:
         self, subject: str, event: Event, label: str, headers: Mapping[str, str] = NO_HEADERS
     ) -> int:
         with _publish_span(subject, event):
-            return await (await self._send(subject, event, label, headers))
+            return await (await self._send_event(subject, event, label, headers))
 
-    async def _send(
+    async def _send_event(
         self, subject: str, event: Event, label: str, headers: Mapping[str, str] = NO_HEADERS
     ) -> asyncio.Future[int]:
         for token in subject.split("."):

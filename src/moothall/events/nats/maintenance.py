@@ -194,7 +194,7 @@ class Snapshots:
         chunks: asyncio.Queue[Msg] = asyncio.Queue()
         inbox = self._client.new_inbox()
         async with subscribed(self._client, inbox, chunks.put_nowait):
-            about = await self._ask(
+            about = await self._call_api(
                 f"$JS.API.STREAM.SNAPSHOT.{stream}",
                 {"deliver_subject": inbox, "chunk_size": _CHUNK_BYTES},
             )
@@ -220,12 +220,14 @@ class Snapshots:
         asks for. Raises `ConfigurationError` if it exists already.
         """
         config = {**about["config"], "num_replicas": self._replicas}
-        answer = await self._ask(f"$JS.API.STREAM.RESTORE.{stream}", {**about, "config": config})
+        answer = await self._call_api(
+            f"$JS.API.STREAM.RESTORE.{stream}", {**about, "config": config}
+        )
         with translate_errors(f"restore {stream}"):
             for chunk in chunks:
                 await self._send_chunk(answer["deliver_subject"], chunk)
             reply = await self._send_chunk(answer["deliver_subject"], b"")
-        _check(json.loads(reply.data), f"restore {stream}")
+        _check_answer(json.loads(reply.data), f"restore {stream}")
 
     async def _send_chunk(self, subject: str, chunk: bytes) -> Msg:
         """Send a part of a snapshot, or b"" after the last one.
@@ -241,7 +243,7 @@ class Snapshots:
                     raise
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _ask(self, subject: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _call_api(self, subject: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
             answer = await self._client.request(subject, json.dumps(request).encode(), _SECONDS)
         except (nats.errors.Error, TimeoutError) as error:
@@ -249,10 +251,10 @@ class Snapshots:
                 f"the bus did not answer on {subject}: {error}. Older credentials of your own bus "
                 "lack permission for backups; issue new ones with `moothall bus keys --renew`"
             ) from error
-        return _check(json.loads(answer.data), subject)
+        return _check_answer(json.loads(answer.data), subject)
 
 
-def _check(answer: Mapping[str, Any], action: str) -> Mapping[str, Any]:
+def _check_answer(answer: Mapping[str, Any], action: str) -> Mapping[str, Any]:
     if (error := answer.get("error")) is None:
         return answer
     raise ConfigurationError(f"the bus refused {action}: {error.get('description')}")

@@ -126,7 +126,7 @@ class KvBucket:
         documents: dict[str, Mapping[str, Any]] = {}
         async with aclosing(self.stored.raw(bucket_stream(self.spec))) as records:
             async for raw in records:
-                await self._add(documents, raw)
+                await self._add_document(documents, raw)
         return documents
 
     async def follow(self) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
@@ -134,11 +134,11 @@ class KvBucket:
         async with aclosing(self.stored.read(bucket_stream(self.spec), (), 0, None)) as records:
             async for raw in records:
                 documents: dict[str, Mapping[str, Any]] = {}
-                await self._add(documents, raw)
+                await self._add_document(documents, raw)
                 for entry in documents.items():
                     yield entry
 
-    async def _add(self, documents: dict[str, Mapping[str, Any]], raw: Raw) -> None:
+    async def _add_document(self, documents: dict[str, Mapping[str, Any]], raw: Raw) -> None:
         key = raw.subject.removeprefix(bucket_prefix(self.spec))
         try:
             documents[key] = await self.packer.unpack_document(raw.data)

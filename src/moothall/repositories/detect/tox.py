@@ -64,7 +64,7 @@ def session_words(
     names = [*_names_listed(tox_section.get("envlist", "") or tox_section.get("env_list", ""))]
     envs = {
         section.removeprefix("testenv").lstrip(":"): {
-            key: _resolve(tox, env.get(key, "")) for key in keys
+            key: _resolve_references(tox, env.get(key, "")) for key in keys
         }
         for section, env in tox.items()
         if section.partition(":")[0] == "testenv"
@@ -175,13 +175,15 @@ def _expand(text: str) -> list[str]:
     return ["".join(words) for words in product(*choices[:11])]
 
 
-def _resolve(tox: Mapping[str, Mapping[str, str]], text: str, depth: int = 0) -> list[str]:
+def _resolve_references(
+    tox: Mapping[str, Mapping[str, str]], text: str, depth: int = 0
+) -> list[str]:
     """Return the lines of a value with references such as '{[base]deps}' resolved."""
     lines: list[str] = []
     for line in text.split("\n"):
         reference = re.search(r"\{\[([^\]]+)\](\w+)\}", line)
         lines += (
-            _resolve(tox, tox.get(reference[1], {}).get(reference[2], ""), depth + 1)
+            _resolve_references(tox, tox.get(reference[1], {}).get(reference[2], ""), depth + 1)
             if reference and depth < _MAX_REFERENCES
             else [line]
         )

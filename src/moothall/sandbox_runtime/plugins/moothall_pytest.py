@@ -177,7 +177,7 @@ class Reporter:
         self._details: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
 
-    def _write(self, **line: object) -> None:
+    def _write_line(self, **line: object) -> None:
         self._lines.write(**line)
 
     @pytest.hookimpl(tryfirst=True)
@@ -189,7 +189,7 @@ class Reporter:
         config.hook.pytest_deselected(items=deselected)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._write(start=nodeid)
+        self._write_line(start=nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         case = report.nodeid
@@ -212,16 +212,16 @@ class Reporter:
         )
         if result:
             extra = {"detail": detail} if detail and result != "passed" else {}
-            self._write(case=nodeid, result=result, ms=round(seconds * 1000), **extra)
+            self._write_line(case=nodeid, result=result, ms=round(seconds * 1000), **extra)
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self._write(
+            self._write_line(
                 case=report.nodeid or ".", result="errored", ms=0, detail=_clip(_text(report))
             )
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        self._write(end=int(exitstatus))
+        self._write_line(end=int(exitstatus))
 
 
 def _text(report: Any) -> str:

@@ -428,7 +428,7 @@ class HttpCaller:
         """
         url = self._destinations.check(text)
         for _ in range(_MAX_REDIRECTS + 1):
-            async with self._send(method, url, headers, body) as response:
+            async with self._send_request(method, url, headers, body) as response:
                 if response.status not in _REDIRECTS or "Location" not in response.headers:
                     return await self._read(response, method, max_bytes, truncate=truncate)
                 previous, url = url, self._next(url, response)
@@ -455,7 +455,7 @@ class HttpCaller:
             raise Refused(f"{url} redirects to {str(target)[:200]}: {error.message}") from error
 
     @asynccontextmanager
-    async def _send(
+    async def _send_request(
         self, method: str, url: URL, headers: Mapping[str, str], body: bytes
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         import aiohttp

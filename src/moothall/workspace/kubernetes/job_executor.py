@@ -118,7 +118,7 @@ class JobExecutor(ExecutorClient):
         """Create the Job, upload its files, and wait for its executor."""
         try:
             async with asyncio.timeout(_START_SECONDS):
-                await self._start()
+                await self._start_job()
         except (TimeoutError, ConnectionError, WorkspaceFailed) as error:
             reason = (
                 self._failure
@@ -135,7 +135,7 @@ class JobExecutor(ExecutorClient):
             await self.close()
             raise
 
-    async def _start(self) -> None:
+    async def _start_job(self) -> None:
         for folder in (self.folder, self.upper):
             await asyncio.to_thread(folder.mkdir, mode=0o755)
         self._trunk_task = asyncio.create_task(

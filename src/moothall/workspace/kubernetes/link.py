@@ -92,7 +92,7 @@ class Multiplexer:
         try:
             async with asyncio.TaskGroup() as self._group:
                 tasks = [
-                    self._start(task, "trunk")
+                    self._start_task(task, "trunk")
                     for task in (self._send_heartbeats(), self._watch_silence(connect_seconds))
                 ]
                 await self._close_on_failure(self._receive())
@@ -116,7 +116,7 @@ class Multiplexer:
         """Open no more streams."""
         self._group = None
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def _start_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         if self._group is None:
             work.close()
             raise ConnectionError("the pod is gone")
@@ -152,8 +152,8 @@ class Multiplexer:
         queue = self._arrived.setdefault(number, asyncio.Queue())
         self._pumps = (
             *(task for task in self._pumps if not task.done()),
-            self._start(self._pump_out(number, reader), f"trunk out {number}"),
-            self._start(self._pump_in(number, queue, writer), f"trunk in {number}"),
+            self._start_task(self._pump_out(number, reader), f"trunk out {number}"),
+            self._start_task(self._pump_in(number, queue, writer), f"trunk in {number}"),
         )
 
     async def _pump_out(self, number: int, reader: asyncio.StreamReader) -> None:
