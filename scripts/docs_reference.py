@@ -78,7 +78,7 @@ def _sections(
             inner.append((item, (*path, name, "NAME")))
     yield path, model, fields
     for section, section_path in inner:
-        if "NAME" in section_path and any(issubclass(other, section) for other in listed):
+        if "NAME" in section_path and any(issubclass(model_type, section) for model_type in listed):
             continue
         yield from _sections(section, section_path, listed)
 

@@ -71,7 +71,9 @@ def _app(http: aiohttp.ClientSession, url: str) -> object:
         proposals = dict(zip(prompts.SEATS, replies, strict=True))
         reviewed_seats = [prompts.reviewed_by(seat) for seat in prompts.SEATS]
         replies = await call_all(
-            ctx, "review", (prompts.review(proposals[other]) for other in reviewed_seats)
+            ctx,
+            "review",
+            (prompts.review(proposals[reviewed_seat]) for reviewed_seat in reviewed_seats),
         )
         reviews = dict(zip(reviewed_seats, replies, strict=True))
         revisions = [prompts.revise(proposals[seat], reviews[seat]) for seat in prompts.SEATS]

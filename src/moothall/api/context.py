@@ -123,12 +123,12 @@ class Context(pb_grpc.ContextServiceServicer):
     ) -> pb.ValidateScopeResponse:
         """Check scopes against those that a role may see in a phase."""
         role = read_role(request.role) if request.role.strip() else ""
-        allowed = scopes().allowed_scopes(role, request.phase)
+        allowed_scopes = scopes().allowed_scopes(role, request.phase)
         provided = tuple(dict.fromkeys(scope.strip().lower() for scope in request.provided_scopes))
-        extra = [scope[:80] for scope in provided if scope not in allowed]
+        extra = [scope[:80] for scope in provided if scope not in allowed_scopes]
         return pb.ValidateScopeResponse(
             allowed=not extra,
-            missing=[scope for scope in allowed if scope not in provided],
+            missing=[scope for scope in allowed_scopes if scope not in provided],
             extra=extra,
             reason=f"not for {role or 'everybody'} in "
             f"{request.phase.strip().lower() or scopes().phase}: {', '.join(extra)}"

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """How to reach the process that serves this data directory. It contains the bus credentials, so
-    the file mode is 0600. `page`: the URL of the web page for a browser on this machine, or empty.
-    `settings`: a digest of each setting that affects the work.
+    """The address of the process that serves this data directory. It contains the bus credentials,
+    so the file mode is 0600. `page`: the URL of the web page for a browser on this machine, or
+    empty. `settings`: a digest of each setting that affects the work.
     """
 
     pid: int

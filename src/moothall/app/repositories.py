@@ -52,8 +52,8 @@ def create_service(settings: Settings, prepare: Prepare, kind: type[Kind]) -> Ki
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """What the server sends to hosts on any machine: a mark on the disk of the repositories, and
-    the hosts' signing keys.
+    """The message of the server to hosts on any machine: a mark on the disk of the repositories,
+    and the hosts' signing keys.
     """
 
     mark: str

@@ -317,7 +317,7 @@ async def _try_block(settings: Settings, make: CreateExecutor | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Executors:
-    """Where the executors of workspaces run.
+    """The place where the executors of workspaces run.
 
     create: creates an executor; None: in a sandbox of this machine.
     count_machines: how many machines run executors.

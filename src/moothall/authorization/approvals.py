@@ -45,7 +45,7 @@ class ExpiredApproval(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What an approval covers."""
+    """The call that an approval covers."""
 
     tenant: str
     workspace: str
@@ -176,7 +176,7 @@ class Parked:
 
     @property
     def subject(self) -> Subject:
-        """What an approval of this request covers."""
+        """The subject of an approval of this request."""
         return Subject(
             self.tenant, self.workspace, self.request_id, self.tool, self.arguments_digest
         )

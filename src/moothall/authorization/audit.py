@@ -96,19 +96,19 @@ def _find_cut(path: Path, file: BinaryIO, key: bytes, before: datetime) -> tuple
             return _refuse(path, first)
         offset += len(line)
         line = file.readline()
-    last, cut, cut_offset = first, first, offset
+    last, cut_head, cut_offset = first, first, offset
     while line:
         record = read_record(line.removesuffix(b"\n"))
         if record is not None:  # a line torn by a crash counts as removed with the record after it
             if (record["seq"], record["prev"]) != (last.seq + 1, last.hash):
                 return _refuse(path, first)
-            cut, cut_offset = last, offset
+            cut_head, cut_offset = last, offset
             if record["time"] >= limit:
                 break
             last = Head(record["seq"], record["hash"])
         offset += len(line)
         line = file.readline()
-    return first, cut, cut_offset
+    return first, cut_head, cut_offset
 
 
 def _refuse(path: Path, first: Head) -> tuple[Head, Head, int]:
@@ -138,8 +138,8 @@ _LOCK_SECONDS, _LOCK_PAUSE_SECONDS = 1.0, 0.02
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """What is recorded at the start and the end of a call. An `approved` entry between them names
-    the operator who allowed the call: `approved_by`. `task_id` is the key of the task; in a tool
+    """A record of the start or the end of a call. An `approved` entry between them names the
+    operator who allowed the call: `approved_by`. `task_id` is the key of the task; in a tool
     session, the name of its workspace.
     """
 

@@ -45,7 +45,7 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class StreamChains:
-    """What the AUDIT stream records of chains, by tenant and writer. `heads`: hashes by seq, of
+    """The records of chains in the AUDIT stream, by tenant and writer. `heads`: hashes by seq, of
     chains on this disk. `remote`: ordered records of chains that hosts write to their own disks.
     """
 

@@ -109,7 +109,7 @@ Send = Callable[[Sequence[Mapping[str, Any]]], bool]
 
 @dataclass(slots=True)
 class _Chain:
-    """How far a chain was read: the number of its file, and the bytes that were sent."""
+    """The position of reading in a chain: the number of its file, and the bytes that were sent."""
 
     inode: int
     offset: int = 0

@@ -31,7 +31,9 @@ from moothall.tools.schemas import arguments_digest, canonical
 
 @dataclass(slots=True)
 class Meter:
-    """What one seat has used of its tool limits. Belongs to one event loop. Nothing here awaits."""
+    """The part of its tool limits that one seat has used. Belongs to one event loop. Nothing here
+    awaits.
+    """
 
     calls: int = 0
     in_flight: int = 0

@@ -151,8 +151,8 @@ _MAX_CACHED = 4096
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What a token allows. `chain` holds the ids of its ancestors and its own; revoking one of
-    them, or the workspace, ends it. `request` limits it to one request if it is not empty.
+    """The permissions of a token. `chain` holds the ids of its ancestors and its own; revoking one
+    of them, or the workspace, ends it. `request` limits it to one request if it is not empty.
     `expires` is in seconds since 1970; `ends` is the expiry of the root token.
     """
 

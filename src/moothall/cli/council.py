@@ -103,7 +103,9 @@ class SeatLines:
 
     @property
     def awaited(self) -> str:
-        """What the council and running seats wait for, in words; '' if none is running."""
+        """The activities that the council and running seats wait for, in words; '' if none is
+        running.
+        """
         names_by_activity: dict[str, list[str]] = {}
         for name, line in self._lines.items():
             if line.activity in WAITING_ACTIVITIES:

@@ -163,8 +163,8 @@ class EnvelopeCodec:
         return codec.encode(_with_time(event))
 
     def is_plain(self, written: bytes) -> bool:
-        """Whether the output of `write`, or several of them together, may be sent unchanged: it has
-        no secrets, large values or references.
+        """Return whether the output of `write`, or several of them together, may be sent unchanged:
+        it has no secrets, large values or references.
         """
         return (
             len(written) <= self.limit
@@ -282,7 +282,7 @@ async def forward(
 
 
 def _is_well_placed(event: Event, subject: str, count: int) -> bool:
-    """Whether readers find an event in such a message: see `registry.fits`.
+    """Return whether readers find an event in such a message: see `registry.fits`.
 
     An event of a story needs its own message, since watchers of stories resume after a seq.
     """

@@ -34,7 +34,7 @@ class Raw:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """What a stream holds."""
+    """The state of a stream."""
 
     messages: int
     bytes: int
@@ -203,7 +203,7 @@ class _Span:
     ended: bool = False
 
     def may_lack(self, seq: int) -> bool:
-        """Whether a record missing at `seq` may belong to the deliberation."""
+        """Return whether a record missing at `seq` may belong to the deliberation."""
         return self.first < seq and (seq < self.last or not self.ended)
 
 

@@ -50,7 +50,7 @@ class Credential:
     authorization: str
 
     def covers(self, url: URL) -> bool:
-        """Whether a request is below `url`. A path with `..` never is, in any spelling."""
+        """Return whether a request is below `url`. A path with `..` never is, in any spelling."""
         steps = url.path.replace("\\", "/").split("/")
         prefix = self.url.path.rstrip("/") + "/"
         return (
@@ -95,7 +95,7 @@ class Credentials:
         self.bundle = "\n".join((*pem, authority.public_bytes(Encoding.PEM).decode()))
 
     def has_credential_for(self, url: URL) -> bool:
-        """Whether there is a credential for a URL's host and port."""
+        """Return whether there is a credential for a URL's host and port."""
         return any(entry.url.origin() == url.origin() for entry in self._entries)
 
     def authorization(self, url: URL) -> str:

@@ -444,7 +444,7 @@ def _size(path: Path) -> int:
 
 
 def _marks_deletion(status: os.stat_result) -> bool:
-    """Whether it is what overlayfs leaves in the place of what was deleted."""
+    """Return whether it is what overlayfs leaves in the place of what was deleted."""
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
 
 
@@ -491,8 +491,8 @@ def _is_cache(folder: int) -> bool:
 
 
 def is_unchanged(base: Path, change: Change) -> bool:
-    """Whether the base's checkout has the very same file: it was only touched. No symlink of the
-    base is followed.
+    """Return whether the base's checkout has the very same file: it was only touched. No symlink of
+    the base is followed.
     """
     base_path, content = base / change.path, change.content
     if content is None:

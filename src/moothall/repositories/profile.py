@@ -269,20 +269,20 @@ class Commands(BaseModel):
     build: Annotated[tuple[_Argv, ...], Field(max_length=50)] | None = None
     hidden: Hidden = Hidden()
 
-    def over(self, other: Commands) -> Commands:
-        """Return these commands with defaults from `other`; patterns, failures and advisory checks
-        are combined.
+    def over(self, defaults: Commands) -> Commands:
+        """Return these commands with `defaults` for missing ones; patterns, failures and advisory
+        checks are combined.
         """
         return Commands(
-            setup=other.setup if self.setup is None else self.setup,
-            build=other.build if self.build is None else self.build,
-            checks=other.checks if self.checks is None else self.checks,
-            protected=(*other.protected, *self.protected),
-            known_failures=(*other.known_failures, *self.known_failures),
-            reports=other.reports if self.reports is None else self.reports,
-            advisory=(*other.advisory, *self.advisory),
-            folders={**other.folders, **self.folders},
-            hidden=Hidden(tests=(*other.hidden.tests, *self.hidden.tests)),
+            setup=defaults.setup if self.setup is None else self.setup,
+            build=defaults.build if self.build is None else self.build,
+            checks=defaults.checks if self.checks is None else self.checks,
+            protected=(*defaults.protected, *self.protected),
+            known_failures=(*defaults.known_failures, *self.known_failures),
+            reports=defaults.reports if self.reports is None else self.reports,
+            advisory=(*defaults.advisory, *self.advisory),
+            folders={**defaults.folders, **self.folders},
+            hidden=Hidden(tests=(*defaults.hidden.tests, *self.hidden.tests)),
         )
 
 

@@ -205,7 +205,7 @@ async def _save_files(workspace: Workspace, before: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReopenState:
-    """What is needed to reopen a workspace: its owner, the base, and a commit with its last saved
+    """The data for reopening a workspace: its owner, the base, and a commit with its last saved
     files.
     """
 

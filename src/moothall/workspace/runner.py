@@ -265,7 +265,7 @@ _WORKERS = 2
 
 
 def can_run_blocks(settings: RunnerSettings) -> bool:
-    """Whether blocks are enabled and Monty is installed (extras `tools` and `local`)."""
+    """Return whether blocks are enabled and Monty is installed (extras `tools` and `local`)."""
     return settings.enabled and find_spec("pydantic_monty") is not None
 
 

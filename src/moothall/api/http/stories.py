@@ -56,7 +56,7 @@ class _Move(Body):
 
 
 class _StoryDetails(Body):
-    """What the response contains in addition to GetStory."""
+    """The fields of the response that GetStory does not have."""
 
     history: tuple[_Moment, ...]
     moves: tuple[_Move, ...]

@@ -156,7 +156,7 @@ Cards = Sequence[StoryState]
 
 @dataclass(frozen=True, slots=True)
 class _Filter:
-    """What the URL narrows the board to. `show` is needs-you, archived, or empty for all."""
+    """The filter of the board in a URL. `show` is needs-you, archived, or empty for all."""
 
     show: str = ""
     query: str = ""

@@ -49,7 +49,7 @@ _MAX_PAUSE_SECONDS = 2.0  # a process may be this late without having been suspe
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """What events are given to: first `glance`, then `handle`."""
+    """The callbacks for events: first `glance`, then `handle`."""
 
     handle: Handler
     glance: Glance | None = None
@@ -245,7 +245,7 @@ class PullConsumer:
             self.baseline = (reconnects, (await self.stored.state(self.spec.stream)).last_seq)
 
     def _is_fresh(self, message: Msg, place: DeliveryPlace) -> bool:
-        """Whether the message is work that no consumer can have begun."""
+        """Return whether the message is work that no consumer can have begun."""
         reconnects, last_seq = self.baseline
         marked = message.headers is not None and message.headers.keys() >= FRESH.keys()
         return (
@@ -430,8 +430,8 @@ class WorkQueue:
                 await asyncio.sleep(_AGAIN_SECONDS)
 
     def _is_full(self, role: str, report: _QueueReport) -> bool:
-        """Whether the next deliberation must wait for a turn: others do, or the queue may be full,
-        with those sent since the bus was asked or being sent.
+        """Return whether the next deliberation must wait for a turn: others do, or the queue may be
+        full, with those sent since the bus was asked or being sent.
         """
         return report.has_waiting or self._begun[role] - report.ended >= report.free
 

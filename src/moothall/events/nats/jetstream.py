@@ -313,8 +313,8 @@ class JetStreamBus:
         return [record for record in records if isinstance(record, Recorded)]
 
     def _reads_directly(self, subjects: Sequence[str], *, few_remain: bool = False) -> bool:
-        """Whether to read directly from the stream: for subjects without patterns, or for one
-        pattern if few records remain. Not with replicas: a lagging one might answer.
+        """Return whether to read directly from the stream: for subjects without patterns, or for
+        one pattern if few records remain. Not with replicas: a lagging one might answer.
         """
         has_few_records = few_remain and len(subjects) == 1
         literal = not any("*" in subject or ">" in subject for subject in subjects)

@@ -326,11 +326,11 @@ class Disk:
     _read_offset: int = 0
 
     def has_room(self) -> bool:
-        """Whether a message of the maximum size can be written."""
+        """Return whether a message of the maximum size can be written."""
         return self._free() >= MIN_FREE_BYTES
 
     def has_failed(self) -> bool:
-        """Whether there is no space now, or a write has failed since the last call."""
+        """Return whether there is no space now, or a write has failed since the last call."""
         return self._log_reports_failure() or self._free() < MIN_FREE_BYTES // 2
 
     def _free(self) -> int:

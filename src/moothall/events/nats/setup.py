@@ -191,8 +191,8 @@ def _bucket_config(spec: BucketSpec, settings: BusSettings) -> api.StreamConfig:
 
 
 def _is_configured(current: api.Base, expected: api.Base) -> bool:
-    """Whether the current configuration has all expected values. If so, no change is requested, so
-    a user without that permission can start.
+    """Return whether the current configuration has all expected values. If so, no change is
+    requested, so a user without that permission can start.
     """
     existing = current.as_dict()
     return all(existing.get(name) == value for name, value in expected.as_dict().items())

@@ -192,8 +192,8 @@ class Stored:
                 self._delete_consumer(stream, name)
 
     async def _is_drained(self, stream: str, name: str, expected: int) -> bool:
-        """Whether all records have arrived. A record that was delivered but has not arrived is
-        still pending.
+        """Return whether all records have arrived. A record that was delivered but has not arrived
+        is still pending.
         """
         info = await keep_cancellation(self.js.consumer_info(stream, name))
         return (
